@@ -1,0 +1,58 @@
+# "make demo" and "make test" do all their own set-up: a virtual environment in .venv, and apt-get only where that
+# cannot be done without it. Needs Python 3.11 or newer; another one than python3: make PYTHON=python3.12 demo
+PYTHON ?= python3
+BIN := .venv/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+NODE := $(if $(wildcard tests/foreign/package.json),tests/foreign/node_modules/.ready)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check static conformance chaos spark bench docs clean distclean
+
+help: # print this list
+	@sed -n 's/^\([a-z]*\):[^#]*# /  make \1  /p' Makefile | expand -t 20
+setup: .venv/.dev $(NODE) # everything below once; the others call it themselves
+demo: .venv/.demo # real data through broker, consumers and Spark, with a kill -9 in the middle
+	$(BIN)/flintmq demo
+test: setup static # all checks and all tests
+	$(BIN)/pytest -n 2 --dist loadfile
+check: .venv/.dev static # what to run before every commit: style, types, layers, unit tests
+	$(BIN)/pytest -q tests/unit tests/test_tidy.py
+static: .venv/.dev # style, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+conformance: setup # the protocol, rule by rule, and other people's clients
+	$(BIN)/pytest $(wildcard tests/conformance tests/foreign)
+chaos: .venv/.dev # simulated and real crashes
+	$(BIN)/pytest tests/chaos
+spark: .venv/.dev # the Spark source and sink
+	$(BIN)/pytest -m spark
+bench: setup # speed and memory, side by side with others
+	$(BIN)/python -m benchmarks
+docs: .venv/.dev # write docs/reference and contrib from the tables in the code
+	$(BIN)/python docs/generate.py
+clean: # remove caches and build output
+	rm -rf build dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
+distclean: clean # and what setup made
+	rm -rf .venv tests/foreign/node_modules
+
+apt = { echo "==> $(1) is missing: running $(strip $(SUDO) apt-get install $(2))"; $(SUDO) apt-get -qq update && \
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install $(2); }
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "==> FlintMQ needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,Python's venv,python3-venv)
+	$(PYTHON) -m venv .venv
+.venv/.demo: pyproject.toml | $(BIN)/python
+	@echo "==> installing FlintMQ and Spark into .venv (once, about 1 GB)"
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo]' && touch $@
+.venv/.dev: pyproject.toml | .venv/.demo
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo,dev]' && touch $@
+tests/foreign/node_modules/.ready: tests/foreign/package.json
+	@command -v npm >/dev/null || [ -n "$(SUDO)" ] || $(call apt,npm (for the tests with nsqjs),nodejs npm)
+	@command -v npm >/dev/null || echo "==> no npm and not root: the tests with nsqjs will be skipped"
+	@! command -v npm >/dev/null || { cd tests/foreign && npm install --no-audit --no-fund --no-package-lock && touch node_modules/.ready; }

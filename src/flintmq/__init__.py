@@ -1,0 +1,94 @@
+"""FlintMQ: NSQ in Python. The public names; each is imported when it is first used, so that ``import flintmq`` is light.
+
+::
+
+    from flintmq import Consumer, Producer
+
+    async with Producer("127.0.0.1:4150") as producer:
+        await producer.pub("orders", b"hello")
+
+    async with Consumer("orders", "billing", nsqd_tcp_addresses="127.0.0.1:4150") as consumer:
+        async for message in consumer:
+            async with message:
+                print(message.body)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flintmq import errors
+    from flintmq.client.consumer import Consumer
+    from flintmq.client.message import Discard, Message, Requeue
+    from flintmq.client.options import ConnectionOptions
+    from flintmq.client.producer import Producer
+    from flintmq.errors import (
+        ConnectionFailed,
+        DiscoveryError,
+        FinFailed,
+        FlintError,
+        LocalProtocolError,
+        NoNsqd,
+        NsqdError,
+        OptionError,
+        ProtocolError,
+        PublishError,
+        PublishRefused,
+        PublishUnknown,
+        RemoteProtocolError,
+        ReqFailed,
+        TouchFailed,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Producer",
+    "Consumer",
+    "Message",
+    "Requeue",
+    "Discard",
+    "ConnectionOptions",
+    "errors",
+    "FlintError",
+    "ProtocolError",
+    "LocalProtocolError",
+    "RemoteProtocolError",
+    "NsqdError",
+    "FinFailed",
+    "ReqFailed",
+    "TouchFailed",
+    "PublishError",
+    "PublishRefused",
+    "PublishUnknown",
+    "ConnectionFailed",
+    "DiscoveryError",
+    "NoNsqd",
+    "OptionError",
+    "__version__",
+]
+
+_CLIENT = {
+    "Producer": "flintmq.client.producer",
+    "Consumer": "flintmq.client.consumer",
+    "Message": "flintmq.client.message",
+    "Requeue": "flintmq.client.message",
+    "Discard": "flintmq.client.message",
+    "ConnectionOptions": "flintmq.client.options",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("flintmq.errors")
+    if name not in __all__:
+        raise AttributeError(f"module 'flintmq' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_CLIENT.get(name, "flintmq.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

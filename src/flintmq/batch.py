@@ -1,0 +1,276 @@
+"""The batch: the unit that is stored, fetched by Spark and replicated. Its frames are sent to consumers as they stand.
+
+Byte picture (big-endian)::
+
+    0      4  5     6        8             12      16         24            32              40             48
+    +------+--+-----+--------+-------------+-------+----------+-------------+---------------+--------------+--
+    | FMQB |v1|flags|reserved| payload_size| count | first_id | offset_bytes| timestamp_min | timestamp_max|
+    +------+--+-----+--------+-------------+-------+----------+-------------+---------------+--------------+--
+     48              56       64      68    72
+    +---------------+--------+-------+-----+------------------------------+----------------------------------+
+    | synced_before | due_ns | epoch | crc | u32 size of each frame       | message frames, see message.py   |
+    |               |        |       |     | (absent when UNIFORM is set) |                                  |
+    +---------------+--------+-------+-----+------------------------------+----------------------------------+
+
+- ``payload_size`` counts everything after the header; ``crc`` is CRC-32 of header bytes 0..68 and the payload.
+- ``first_id`` is the internal id of the first message; the others follow without gaps.
+- ``offset_bytes`` is the virtual position of the first frame: frame bytes since the birth of the partition.
+- ``synced_before``: every sequence below it survived a power loss when this batch was written.
+- ``due_ns`` (flag DEFERRED): wall time before which no message of the batch is delivered.
+
+Rules of this file: no IO; one pass over the bodies; a batch is never turned into one object per message.
+
+Source: design/performance.md decisions 1 and 2.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from struct import Struct, pack, unpack_from
+
+from flintmq.limits import BATCH_SIZE_MAX, SEQUENCE_MAX
+from flintmq.message import FRAME_OVERHEAD_BYTES, FRAME_TYPE_MESSAGE, SIZE_FIELD_BYTES, with_attempts
+
+MAGIC = b"FMQB"
+VERSION = 1
+UNIFORM = 1
+DEFERRED = 2
+KNOWN_FLAGS = UNIFORM | DEFERRED
+
+HEADER = Struct(">4sBBHIIQQQQQQII")
+HEADER_BYTES = HEADER.size
+_CRC_POSITION = HEADER_BYTES - 4
+_CRC = Struct(">I")
+assert HEADER_BYTES == 72
+
+_FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
+_TYPE_TIMESTAMP_ATTEMPTS = Struct(">IQH")
+_LOW_DIGITS = [b"%03x" % low for low in range(4096)]
+_size_field = Struct(">I").pack
+
+
+class BatchError(ValueError):
+    """Bytes are not a batch; the text says which check failed."""
+
+
+@dataclass(slots=True, frozen=True)
+class BatchHeader:
+    """The fields of a batch header, see the picture above; sizes in bytes, times in ns."""
+
+    flags: int
+    payload_size: int
+    count: int
+    first_id: int
+    offset_bytes: int
+    timestamp_min: int
+    timestamp_max: int
+    synced_before: int
+    due_ns: int
+    epoch: int
+    crc: int
+
+    @property
+    def first_sequence(self) -> int:
+        return self.first_id & SEQUENCE_MAX
+
+    @property
+    def end_sequence(self) -> int:
+        """One past the last sequence."""
+        return (self.first_id & SEQUENCE_MAX) + self.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return HEADER_BYTES + self.payload_size
+
+
+def encode_batch(
+    first_id: int,
+    offset_bytes: int,
+    timestamp_ns: int,
+    bodies: Sequence[bytes],
+    *,
+    synced_before: int = 0,
+    due_ns: int = 0,
+    epoch: int = 0,
+) -> bytes:
+    """Build the batch that stores ``bodies`` as message frames with attempts 1 and hex ids.
+
+    Args:
+        first_id: internal id of the first message; the following get the next ones.
+        bodies: at least one; each may be any size the caller allows.
+        due_ns: wall time of earliest delivery, 0 for at once.
+    """
+    count = len(bodies)
+    size = len(bodies[0])
+    sizes = list(map(len, bodies))
+    uniform = sizes.count(size) == count
+    flags = (UNIFORM if uniform else 0) | (DEFERRED if due_ns else 0)
+    after_size = _TYPE_TIMESTAMP_ATTEMPTS.pack(FRAME_TYPE_MESSAGE, timestamp_ns, 1)
+    parts: list[bytes] = []
+    index = 0
+    while index < count:
+        # all ids of one block of 4096 share their 13 high digits, so a block needs no formatting per message
+        high, low = divmod(first_id + index, 4096)
+        run = min(count - index, 4096 - low)
+        shared = after_size + b"%013x" % high
+        if uniform:
+            block: list[bytes] = [_size_field(size + _FRAME_SIZE_ADDED) + shared] * (3 * run)
+            block[1::3] = _LOW_DIGITS[low : low + run]
+            block[2::3] = bodies[index : index + run]
+        else:
+            block = [shared] * (4 * run)
+            block[0::4] = [_size_field(n + _FRAME_SIZE_ADDED) for n in sizes[index : index + run]]
+            block[2::4] = _LOW_DIGITS[low : low + run]
+            block[3::4] = bodies[index : index + run]
+        parts = block if not parts else parts + block
+        index += run
+    if uniform:
+        payload = b"".join(parts)
+    else:
+        table = pack(f">{count}I", *[n + FRAME_OVERHEAD_BYTES for n in sizes])
+        payload = table + b"".join(parts)
+    header = HEADER.pack(
+        MAGIC,
+        VERSION,
+        flags,
+        0,
+        len(payload),
+        count,
+        first_id,
+        offset_bytes,
+        timestamp_ns,
+        timestamp_ns,
+        synced_before,
+        due_ns,
+        epoch,
+        0,
+    )[:_CRC_POSITION]
+    crc = zlib.crc32(payload, zlib.crc32(header))
+    return b"".join((header, _CRC.pack(crc), payload))
+
+
+def decode_header(data: bytes | memoryview, position: int = 0) -> BatchHeader:
+    """Read the header at ``position``.
+
+    Raises:
+        BatchError: fewer than 72 bytes, or a field that no writer of this version produces.
+    """
+    if len(data) - position < HEADER_BYTES:
+        raise BatchError(f"{len(data) - position} bytes left, a batch header has {HEADER_BYTES}")
+    magic, version, flags, reserved, payload_size, count, *rest = HEADER.unpack_from(data, position)
+    if magic != MAGIC:
+        raise BatchError(f"magic is {bytes(magic)!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise BatchError(f"batch version {version}; this release reads version {VERSION}")
+    if flags & ~KNOWN_FLAGS or reserved:
+        raise BatchError(f"unknown flags {flags:#x} or reserved field {reserved:#x}")
+    if not 0 < payload_size <= BATCH_SIZE_MAX or not 0 < count <= payload_size // FRAME_OVERHEAD_BYTES:
+        raise BatchError(f"impossible sizes: {payload_size} bytes for {count} messages")
+    return BatchHeader(flags, payload_size, count, *rest)
+
+
+def verify(data: bytes | memoryview, header: BatchHeader, position: int = 0) -> None:
+    """Check the CRC of the batch at ``position``.
+
+    Raises:
+        BatchError: the batch is cut short or its bytes changed.
+    """
+    end = position + header.size
+    if len(data) < end:
+        raise BatchError(f"cut short: {len(data) - position} of {header.size} bytes")
+    view = memoryview(data)
+    crc = zlib.crc32(view[position + HEADER_BYTES : end], zlib.crc32(view[position : position + _CRC_POSITION]))
+    if crc != header.crc:
+        raise BatchError(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
+
+
+@lru_cache(maxsize=512)
+def _uniform_positions(count: int, frame_size: int) -> range:
+    return range(0, (count + 1) * frame_size, frame_size)
+
+
+class Batch:
+    """A verified batch in memory, sliced without looking at single messages.
+
+    Attributes:
+        first: sequence of the first message.
+        end: one past the sequence of the last.
+        due_ns: wall time of earliest delivery, 0 for at once.
+        timestamp_ns: the latest timestamp of its messages.
+    """
+
+    __slots__ = ("_positions", "data", "due_ns", "end", "first", "frames_at", "header", "timestamp_ns")
+
+    def __init__(self, data: bytes | memoryview, header: BatchHeader) -> None:
+        self.data = data
+        self.header = header
+        self.first = header.first_sequence
+        self.end = header.end_sequence
+        self.due_ns = header.due_ns
+        self.timestamp_ns = header.timestamp_max
+        self.frames_at = HEADER_BYTES if header.flags & UNIFORM else HEADER_BYTES + 4 * header.count
+        self._positions: Sequence[int] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return len(self.data)
+
+    def positions(self) -> Sequence[int]:
+        """Where each frame starts, counted from ``frames_at``; one more entry for the end of the last."""
+        positions = self._positions
+        if positions is None:
+            header = self.header
+            if header.flags & UNIFORM:
+                positions = _uniform_positions(header.count, header.payload_size // header.count)
+            else:
+                sizes = unpack_from(f">{header.count}I", self.data, HEADER_BYTES)
+                positions = list(accumulate(sizes, initial=0))
+            self._positions = positions
+        return positions
+
+    def frames(self, start: int, end: int) -> bytes | memoryview:
+        """The frames of sequences ``start`` to ``end`` (exclusive) as one slice; both within the batch."""
+        at = self.frames_at
+        if start == self.first and end == self.end:
+            return self.data[at:]
+        positions = self.positions()
+        return self.data[at + positions[start - self.first] : at + positions[end - self.first]]
+
+    def redelivery(self, sequence: int, attempts: int) -> bytes:
+        """One frame with its attempts replaced."""
+        return with_attempts(self.frames(sequence, sequence + 1), attempts)
+
+    def count_within(self, start: int, bytes_max: int) -> int:
+        """How many messages from ``start`` fit into ``bytes_max``; at least one."""
+        positions = self.positions()
+        index = start - self.first
+        limit = positions[index] + bytes_max
+        if positions[-1] <= limit:
+            return self.end - start
+        low, high = index + 1, len(positions) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if positions[middle] <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return low - index
+
+
+def decode_batch(data: bytes | memoryview, position: int = 0) -> Batch:
+    """Decode and verify the batch at ``position``.
+
+    Raises:
+        BatchError: it is cut short or damaged.
+    """
+    header = decode_header(data, position)
+    verify(data, header, position)
+    if position == 0 and len(data) == header.size:
+        return Batch(data, header)
+    return Batch(data[position : position + header.size], header)

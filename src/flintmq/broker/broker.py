@@ -1,0 +1,658 @@
+"""Every topic of one nsqd, and the order in which the work of a loop turn is done.
+
+A turn::
+
+    connections parse what arrived -> publish(), subscribe(), finish ...     (marks partitions and channels)
+    write_pending()        one append per partition that was published to
+    begin_sync()/commit()  as the durability policy says, then the publishers' answers
+    pump()                 deliveries of all marked channels
+
+Beside it runs the flush: :meth:`Broker.take_flush` collects the progress of all channels as one transaction, which the
+owner runs off the loop and reports with :meth:`Broker.flush_ended`.
+
+Rules of this file: no clock, no socket; iteration only over dicts and lists; every method is called on the loop.
+
+Source: design/performance.md decision 2, design/reliability.md R1-R4.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flintmq.broker.channel import Channel, ChannelState
+from flintmq.broker.deferred import AsideStore, Changes
+from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.subscription import Subscription
+from flintmq.broker.topic import Topic
+from flintmq.errors import FlintError, StorageError
+from flintmq.limits import BATCH_COUNT_MAX
+from flintmq.names import directory_name, is_ephemeral, topic_of_directory
+from flintmq.storage import ChannelStore, Corruption, Files, MemoryLog, PartitionLog, ReadCache, channel_store
+
+TOPICS_DIRECTORY = "topics"
+_DUE_COUNT_MAX = 1000
+
+
+class TopicNotFound(FlintError):
+    """There is no such topic."""
+
+
+class ChannelNotFound(FlintError):
+    """The topic has no such channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """What the broker needs of nsqd's options; sizes in bytes, times in ns, 0 retention keeps only what channels need."""
+
+    segment_bytes: int = 100 * 1024 * 1024
+    ephemeral_depth_max: int = 10_000
+    retention_time_ns: int = 0
+    retention_bytes: int = 0
+    max_channel_consumers: int = 0
+
+
+@dataclass(slots=True)
+class DueQuery:
+    """Rows set aside that have come due, to be read after the flush."""
+
+    channel: Channel
+    cursor: int
+    after: tuple[int, int]
+    generation: int
+
+
+@dataclass(slots=True)
+class Flush:
+    """One transaction of progress, and what to do when it fails.
+
+    Attributes:
+        statements: to run in order.
+        due: queries to run after it.
+        metadata_count: how many of the broker's metadata statements it holds.
+        changes: aside changes taken, to be given back on failure.
+        floors: the floor of each partition as written.
+    """
+
+    statements: list[channel_store.Statement] = field(default_factory=list)
+    due: list[DueQuery] = field(default_factory=list)
+    metadata_count: int = 0
+    waiters: list[Callable[[BaseException | None], None]] = field(default_factory=list)
+    changes: list[tuple[Channel, Changes]] = field(default_factory=list)
+    floors: list[tuple[Partition, int]] = field(default_factory=list)
+    removals: list[str] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.statements or self.due or self.removals)
+
+
+class Broker:
+    """Owner of all topics.
+
+    Args:
+        report: told of damage that a log found and set aside.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        store: ChannelStore,
+        options: BrokerOptions,
+        random_source: random.Random,
+        report: Callable[[Corruption], None],
+    ) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.options = options
+        self._files = files
+        self._store = store
+        self._random = random_source
+        self._report = report
+        self._cache = ReadCache()
+        self._publishing: dict[Partition, None] = {}
+        self._pumping: dict[Channel, None] = {}
+        self._flushing: dict[Channel, None] = {}
+        self._armed: dict[Channel, int] = {}
+        self._deadlines: list[tuple[int, int, Channel]] = []
+        self._armed_count = 0
+        self._metadata: list[channel_store.Statement] = []
+        self._metadata_waiters: list[Callable[[BaseException | None], None]] = []
+        self._removals: list[str] = []
+        self._cursors: dict[Channel, tuple[int, Partition]] = {}
+        self._next_cursor = 1
+        self._removal_count = 0
+        self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def open(self, wall_ns: int) -> None:
+        """Restore every topic and channel of the data directory.
+
+        Raises:
+            StorageError: the data directory cannot be used.
+        """
+        files = self._files
+        stored = self._store.load()
+        cursors: dict[tuple[str, int], list[channel_store.StoredCursor]] = {}
+        for cursor in stored.cursors:
+            cursors.setdefault((cursor.topic, cursor.partition), []).append(cursor)
+            self._next_cursor = max(self._next_cursor, cursor.id + 1)
+        found: dict[str, list[int]] = {}
+        for directory in files.list(TOPICS_DIRECTORY):
+            if directory.startswith("deleted-"):
+                files.remove_directory(f"{TOPICS_DIRECTORY}/{directory}")
+                continue
+            try:
+                name = topic_of_directory(directory)
+            except ValueError:
+                continue
+            numbers = [int(part[2:]) for part in files.list(f"{TOPICS_DIRECTORY}/{directory}") if part[:2] == "p-"]
+            found[name] = sorted(numbers) or [0]
+        for name in stored.topics:
+            found.setdefault(name, [0])
+        for name, numbers in found.items():
+            self._restore_topic(name, numbers, stored, cursors, wall_ns)
+
+    def _restore_topic(
+        self,
+        name: str,
+        numbers: list[int],
+        stored: channel_store.StoredTopics,
+        cursors: dict[tuple[str, int], list[channel_store.StoredCursor]],
+        wall_ns: int,
+    ) -> None:
+        partitions = {}
+        for number in numbers:
+            mine = cursors.get((name, number), [])
+            # cursors may be ahead of a log that lost its unsynced end; ids below them must not be used again
+            ends = [cursor.row.floor + len(cursor.window) for cursor in mine]
+            backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
+            log = self._open_log(name, number, wall_ns, max([*ends, backlog_start, paused_at or 1, 1]))
+            partition = Partition(name, number, log)
+            partition.backlog_start = max(backlog_start, log.start_sequence)
+            partition.paused_at = paused_at
+            partitions[number] = partition
+        topic = Topic(name, partitions, stored.topics.get(name, False))
+        self.topics[name] = topic
+        if name not in stored.topics:
+            self._metadata.append(channel_store.put_topic(name, False))
+        for (topic_name, channel_name), paused in stored.channels.items():
+            if topic_name != name:
+                continue
+            topic.channel_names[channel_name] = paused
+            for number, partition in partitions.items():
+                cursor = next((c for c in cursors.get((name, number), []) if c.channel == channel_name), None)
+                self._add_channel(topic, partition, channel_name, cursor, paused)
+
+    def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog:
+        return PartitionLog.open(
+            self._files,
+            f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{number:04d}",
+            partition=number,
+            segment_bytes=self.options.segment_bytes,
+            cache=self._cache,
+            report=self._report,
+            next_sequence_min=next_sequence_min,
+            created_ns=wall_ns,
+        )
+
+    # -- topics and channels ---------------------------------------------------------------------------------------
+
+    def get_topic(self, name: str) -> Topic:
+        """Find a topic.
+
+        Raises:
+            TopicNotFound: there is none of that name.
+        """
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise TopicNotFound(name) from None
+
+    def topic(self, name: str, wall_ns: int, channels: Iterable[str] = ()) -> Topic:
+        """Find a topic or create it.
+
+        Args:
+            channels: channels a new topic begins with, because nsqlookupd knows them.
+
+        Raises:
+            StorageError: its log cannot be created.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        if is_ephemeral(name):
+            log: Any = MemoryLog(0, self.options.ephemeral_depth_max)
+        else:
+            try:
+                log = self._open_log(name, 0, wall_ns, 1)
+            except OSError as error:
+                raise StorageError(f"cannot create topic {name}: {error}") from error
+            self._metadata.append(channel_store.put_topic(name, False))
+        topic = self.topics[name] = Topic(name, {0: Partition(name, 0, log)})
+        self.on_topic_change(name, None, True)
+        for channel in channels:
+            self.channel(topic, channel)
+        return topic
+
+    def channel(self, topic: Topic, name: str, at: int | None = None) -> tuple[list[Channel], bool]:
+        """Find a channel in every partition or create it; the second value tells whether it is new.
+
+        A new channel of a topic without channels begins with the backlog, of others at the present end, or where ``at``
+        says (a sequence, for topics with one partition). It is durable once :meth:`when_metadata_durable` calls back.
+        """
+        if name in topic.channel_names:
+            return topic.channels(name), False
+        durable = not is_ephemeral(name) and not topic.ephemeral
+        if durable:
+            self._metadata.append(channel_store.put_channel(topic.name, name, False))
+        for partition in topic.partitions.values():
+            if at is not None:
+                floor = min(max(at, partition.log.start_sequence), partition.log.next_sequence)
+            elif not partition.channels:
+                floor = max(partition.backlog_start, partition.log.start_sequence)
+            else:
+                floor = partition.log.next_sequence if partition.paused_at is None else partition.paused_at
+            cursor = channel_store.StoredCursor(0, "", 0, "", channel_store.CursorRow(floor), b"", 0, None)
+            self._add_channel(topic, partition, name, cursor, False, new=True)
+        topic.channel_names[name] = False
+        self.on_topic_change(topic.name, name, True)
+        return topic.channels(name), True
+
+    def _add_channel(
+        self,
+        topic: Topic,
+        partition: Partition,
+        name: str,
+        cursor: channel_store.StoredCursor | None,
+        paused: bool,
+        new: bool = False,
+    ) -> Channel:
+        if cursor is None:  # its creation was durable and its cursor was not: it has not been delivered anything
+            cursor = channel_store.StoredCursor(
+                0, "", 0, "", channel_store.CursorRow(partition.log.start_sequence), b"", 0, None
+            )
+        row = cursor.row
+        ephemeral = is_ephemeral(name)
+        channel = Channel(
+            name,
+            partition.number,
+            partition.log,
+            ChannelState(row.floor, cursor.window, row.deferred, row.attempts, row.holes),
+            AsideStore(cursor.aside_count, cursor.aside_next_due_ns),
+            self._random,
+            depth_max=self.options.ephemeral_depth_max if ephemeral or topic.ephemeral else None,
+        )
+        channel.paused = paused
+        channel.limit = partition.paused_at
+        if new:
+            channel.counted_from = channel.floor
+        partition.channels[name] = channel
+        identity = cursor.id
+        if not identity:
+            identity = self._next_cursor
+            self._next_cursor += 1
+        self._cursors[channel] = identity, partition
+        self._flushing[channel] = None
+        self.mark(channel)
+        return channel
+
+    def when_metadata_durable(self, callback: Callable[[BaseException | None], None]) -> bool:
+        """Call back when all topics and channels made so far survive; False when nothing is waiting to be written."""
+        if not self._metadata:
+            return False
+        self._metadata_waiters.append(callback)
+        return True
+
+    def delete_channel(self, topic: Topic, name: str) -> list[Subscription]:
+        """Remove a channel and all it held; return its consumers, whose connections are to be closed.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel.
+        """
+        if name not in topic.channel_names:
+            raise ChannelNotFound(name)
+        subscriptions: list[Subscription] = []
+        for partition in topic.partitions.values():
+            channel = partition.channels.pop(name)
+            subscriptions += channel.subscriptions
+            self._forget(channel)
+            if not partition.channels:
+                # as in nsqd, what was handed to the deleted channel is gone; the next one starts from here
+                partition.backlog_start = partition.log.next_sequence
+                if not topic.ephemeral:
+                    self._put_partition(partition)
+        del topic.channel_names[name]
+        if not is_ephemeral(name) and not topic.ephemeral:
+            self._metadata.append(channel_store.delete_channel(topic.name, name))
+        self.on_topic_change(topic.name, name, False)
+        return subscriptions
+
+    def _forget(self, channel: Channel) -> None:
+        self._pumping.pop(channel, None)
+        self._flushing.pop(channel, None)
+        self._armed.pop(channel, None)
+        self._metadata += channel_store.delete_cursor(self._cursors.pop(channel)[0])
+
+    def delete_topic(self, name: str) -> list[Subscription]:
+        """Remove a topic, its channels and its log; return all consumers.
+
+        Raises:
+            TopicNotFound: there is none of that name.
+            StorageError: its directory cannot be renamed.
+        """
+        topic = self.get_topic(name)
+        subscriptions: list[Subscription] = []
+        for channel_name in list(topic.channel_names):
+            subscriptions += self.delete_channel(topic, channel_name)
+        for partition in topic.partitions.values():
+            self._publishing.pop(partition, None)
+            group = partition.write_pending(0) if topic.ephemeral else None
+            partition.log.close()
+            if group is not None:
+                group.end(None)
+        del self.topics[name]
+        if not topic.ephemeral:
+            self._metadata += channel_store.delete_topic(name)
+            source = f"{TOPICS_DIRECTORY}/{directory_name(name)}"
+            # renamed first, so that a crash in the middle of the removal does not bring half a topic back
+            self._removal_count += 1
+            target = f"{TOPICS_DIRECTORY}/deleted-{self._removal_count}-{directory_name(name)}"
+            try:
+                self._files.rename(source, target)
+            except OSError as error:
+                raise StorageError(f"cannot remove topic {name}: {error}") from error
+            self._removals.append(target)
+        self.on_topic_change(name, None, False)
+        return subscriptions
+
+    def pause_topic(self, topic: Topic, paused: bool) -> None:
+        """Stop or go on handing the topic's messages to its channels."""
+        if topic.paused == paused:
+            return
+        topic.paused = paused
+        for partition in topic.partitions.values():
+            partition.paused_at = partition.log.next_sequence if paused else None
+            for channel in partition.channels.values():
+                channel.limit = partition.paused_at
+                self.mark(channel)
+            if not topic.ephemeral:
+                self._put_partition(partition)
+        if not topic.ephemeral:
+            self._metadata.append(channel_store.put_topic(topic.name, paused))
+
+    def pause_channel(self, topic: Topic, name: str, paused: bool) -> None:
+        """Stop or go on delivering to a channel's consumers.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel.
+        """
+        if name not in topic.channel_names:
+            raise ChannelNotFound(name)
+        topic.channel_names[name] = paused
+        for channel in topic.channels(name):
+            channel.paused = paused
+            self.mark(channel)
+        if not is_ephemeral(name) and not topic.ephemeral:
+            self._metadata.append(channel_store.put_channel(topic.name, name, paused))
+
+    def empty_topic(self, topic: Topic) -> None:
+        """Drop what no channel has been given yet."""
+        for partition in topic.partitions.values():
+            end = partition.log.next_sequence
+            if not partition.channels:
+                partition.backlog_start = end
+            elif partition.paused_at is not None:
+                for channel in partition.channels.values():
+                    channel.add_hole(partition.paused_at, end)
+                    self.mark(channel)
+                partition.paused_at = end
+                for channel in partition.channels.values():
+                    channel.limit = end
+            if not topic.ephemeral:
+                self._put_partition(partition)
+
+    def empty_channel(self, topic: Topic, name: str) -> None:
+        """Drop everything a channel holds.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel.
+        """
+        if name not in topic.channel_names:
+            raise ChannelNotFound(name)
+        for channel in topic.channels(name):
+            channel.empty()
+            self.mark(channel)
+
+    def _put_partition(self, partition: Partition) -> None:
+        self._metadata.append(
+            channel_store.put_partition(
+                partition.topic_name, partition.number, partition.backlog_start, partition.paused_at
+            )
+        )
+
+    # -- one turn ------------------------------------------------------------------------------------------------
+
+    def publish(self, topic: Topic, bodies: Sequence[bytes], due_ns: int = 0) -> PublishGroup:
+        """Publish messages; they are written at the end of the turn.
+
+        Args:
+            due_ns: wall time before which they are not delivered, 0 for at once.
+        """
+        partition = topic.first_partition
+        self._publishing[partition] = None
+        if len(bodies) <= BATCH_COUNT_MAX:
+            return partition.publish(bodies, due_ns)
+        for start in range(0, len(bodies), BATCH_COUNT_MAX):
+            group = partition.publish(bodies[start : start + BATCH_COUNT_MAX], due_ns)
+        return group
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether :meth:`write_pending` has something to do."""
+        return bool(self._publishing)
+
+    def write_pending(self, wall_ns: int) -> list[PublishGroup]:
+        """Append what the turn published; return the groups that now wait for durability."""
+        if not self._publishing:
+            return []
+        publishing, self._publishing = self._publishing, {}
+        groups = [partition.write_pending(wall_ns) for partition in publishing]
+        return [group for group in groups if group is not None]
+
+    def commit(self, groups: Iterable[PublishGroup]) -> None:
+        """The groups are stored: answer the publishers and let consumers see the messages."""
+        for group in groups:
+            partition = group.partition
+            partition.log.commit(group.end_sequence)
+            group.end(None)
+            for channel in partition.channels.values():
+                self._pumping[channel] = None
+
+    def mark(self, channel: Channel) -> None:
+        """Look at this channel at the end of the turn."""
+        self._pumping[channel] = None
+
+    @property
+    def has_marked(self) -> bool:
+        """Whether :meth:`pump` has something to do."""
+        return bool(self._pumping)
+
+    def pump(self, now_ns: int, wall_ns: int) -> list[Channel]:
+        """Deliver from every marked channel; return them, so that their consumers' output can be written."""
+        marked, self._pumping = self._pumping, {}
+        for channel in marked:
+            channel.pump(now_ns, wall_ns)
+            deadline = channel.next_deadline_ns(now_ns, wall_ns)
+            if deadline is not None:
+                self._arm(channel, deadline)
+            if channel.dirty or channel.aside.next_due_ns is not None:
+                self._flushing[channel] = None
+        return list(marked)
+
+    def _arm(self, channel: Channel, deadline_ns: int) -> None:
+        armed = self._armed.get(channel)
+        if armed is None or deadline_ns < armed:
+            self._armed[channel] = deadline_ns
+            self._armed_count += 1
+            heapq.heappush(self._deadlines, (deadline_ns, self._armed_count, channel))
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """Monotonic time at which :meth:`expire` is to be called; None when never."""
+        heap = self._deadlines
+        while heap and self._armed.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def expire(self, now_ns: int, wall_ns: int) -> None:
+        """Handle every timeout and due message up to now; the channels concerned are marked."""
+        heap = self._deadlines
+        while heap and heap[0][0] <= now_ns:
+            deadline_ns, _, channel = heapq.heappop(heap)
+            if self._armed.get(channel) != deadline_ns:
+                continue
+            del self._armed[channel]
+            channel.expire(now_ns, wall_ns)
+            self.mark(channel)
+
+    # -- progress on disk ------------------------------------------------------------------------------------------
+
+    def has_flush(self, wall_ns: int) -> bool:
+        """Whether :meth:`take_flush` would have something to do; cheap enough for every tick."""
+        if self._metadata or self._removals:
+            return True
+        return any(c.dirty or c.aside.has_changes or c.aside.wants_due(wall_ns) for c in self._flushing)
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether somebody waits for topics or channels to become durable."""
+        return bool(self._metadata_waiters)
+
+    def take_flush(self, wall_ns: int) -> Flush:
+        """Collect all progress since the last flush; the caller runs it and then calls :meth:`flush_ended`."""
+        flush = Flush()
+        flush.statements = self._metadata
+        flush.metadata_count = len(self._metadata)
+        self._metadata = []
+        flush.waiters, self._metadata_waiters = self._metadata_waiters, []
+        flush.removals, self._removals = self._removals, []
+        partitions: dict[Partition, None] = {}
+        for channel in list(self._flushing):
+            identity, partition = self._cursors[channel]
+            durable = not channel.ephemeral and not is_ephemeral(partition.topic_name)
+            changes = channel.aside.take_changes()
+            if changes:
+                flush.changes.append((channel, changes))
+                flush.statements += _aside_statements(identity, changes)
+            if channel.dirty:
+                channel.dirty = False
+                partitions[partition] = None
+                if durable:
+                    state = channel.state()
+                    row = channel_store.CursorRow(
+                        state.floor, deferred=state.deferred, attempts=state.attempts, holes=state.holes
+                    )
+                    flush.statements.append(
+                        channel_store.put_cursor(
+                            identity, partition.topic_name, partition.number, channel.name, row, state.window
+                        )
+                    )
+            aside = channel.aside
+            if aside.wants_due(wall_ns):
+                flush.due.append(DueQuery(channel, identity, aside.loaded_through, aside.generation))
+            elif aside.next_due_ns is None:
+                del self._flushing[channel]
+        flush.floors = [(partition, partition.floor) for partition in partitions]
+        return flush
+
+    def run_flush(self, flush: Flush, wall_ns: int, sync: bool) -> list[tuple[list[Any], int | None]]:
+        """Write a flush and read what is due. The only method that blocks and is called off the loop."""
+        if flush.statements:
+            self._store.commit(flush.statements, sync)
+        for path in flush.removals:
+            self._files.remove_directory(path)
+        return [self._store.due(query.cursor, query.after, wall_ns, _DUE_COUNT_MAX) for query in flush.due]
+
+    def flush_ended(
+        self, flush: Flush, answers: list[tuple[list[Any], int | None]], error: BaseException | None, wall_ns: int
+    ) -> None:
+        """Take note of a flush: on failure everything in it is tried again with the next one."""
+        if error is not None:
+            self._metadata = flush.statements[: flush.metadata_count] + self._metadata
+            self._removals = flush.removals + self._removals
+            for channel, changes in flush.changes:
+                channel.aside.restore_changes(changes)
+            for channel in self._cursors:
+                channel.dirty = True
+                self._flushing[channel] = None
+        else:
+            for query, (rows, next_due_ns) in zip(flush.due, answers, strict=True):
+                query.channel.aside.accept_due(rows, next_due_ns, query.generation)
+                if query.channel in self._cursors:
+                    self.mark(query.channel)
+            for partition, floor in flush.floors:
+                partition.durable_floor = floor
+                self._retain(partition, wall_ns)
+        for waiter in flush.waiters:
+            waiter(error)
+
+    def _retain(self, partition: Partition, wall_ns: int) -> None:
+        """Drop segments that every channel has passed and that the topic's retention does not keep."""
+        if self.topics.get(partition.topic_name) is None:
+            return
+        options = self.options
+        log = partition.log
+        floor = min(partition.durable_floor, partition.floor)
+        if isinstance(log, MemoryLog) or not (options.retention_time_ns or options.retention_bytes):
+            log.drop_before(floor)
+            return
+        consumed = [segment for segment in log.segments() if segment.end_sequence <= floor]
+        kept_bytes = sum(segment.size_bytes for segment in consumed)
+        drop_to = 0
+        for segment in consumed:
+            too_old = options.retention_time_ns and segment.timestamp_max < wall_ns - options.retention_time_ns
+            too_many = options.retention_bytes and kept_bytes > options.retention_bytes
+            if not (too_old or too_many):
+                break
+            kept_bytes -= segment.size_bytes
+            drop_to = segment.end_sequence
+        if drop_to:
+            log.drop_before(drop_to)
+
+    def retain_all(self, wall_ns: int) -> None:
+        """Apply retention to every partition; to be called now and then, because time passes without any progress."""
+        for topic in self.topics.values():
+            for partition in topic.partitions.values():
+                self._retain(partition, wall_ns)
+
+    def logs(self) -> list[Any]:
+        """The log of every partition that has a disk."""
+        return [p.log for t in self.topics.values() if not t.ephemeral for p in t.partitions.values()]
+
+    def close(self) -> None:
+        """Close every log and the store; what is to be kept has been flushed and synced by the caller."""
+        for log in self.logs():
+            log.close()
+        self._store.close()
+
+    def describe(self) -> str:
+        """A picture of the state for humans and failing tests."""
+        return "\n".join(p.describe() for t in self.topics.values() for p in t.partitions.values())
+
+
+def _aside_statements(identity: int, changes: Changes) -> list[channel_store.Statement]:
+    statements = []
+    if changes.cleared:
+        statements.append(channel_store.clear_aside(identity))
+    if changes.put:
+        statements.append(channel_store.put_aside(identity, changes.put))
+    if changes.moved:
+        statements.append(channel_store.move_aside(identity, changes.moved))
+    if changes.removed:
+        statements.append(channel_store.delete_aside(identity, changes.removed))
+    return statements

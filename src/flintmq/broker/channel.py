@@ -1,0 +1,814 @@
+"""A channel of one partition: a cursor over the log, and one byte for each message between floor and cursor.
+
+Picture::
+
+    log       ... done | floor .................. next | not delivered yet ... | committed
+    window             [ 0 3 3 3 0 255 7 7 254 ]
+                         one byte per message: 0 done (or moved aside), 1..250 in flight at the subscription with that
+                         slot, 251 in flight at a subscription without a slot of its own, 254 deferred, 255 queued again
+
+Invariants:
+
+- I1: every sequence below ``floor`` is finished or is in ``aside``.
+- I2: ``len(window) == next - floor``; ``window`` never begins with 0.
+- I3: a message is in flight at most once: its byte names the subscription that holds it.
+- I4: ``attempts`` has an entry for a message in the window only if it was not delivered exactly once; ``held`` has the
+  messages with a deadline of their own (redelivered or touched).
+- I5: nothing at or beyond the log's committed sequence is delivered.
+
+Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times; runs of messages are handled by slices;
+only messages that were redelivered, touched or deferred cost a dictionary entry.
+
+Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flintmq.batch import Batch
+from flintmq.broker.deferred import Aside, AsideStore
+from flintmq.broker.subscription import Run, Subscription
+from flintmq.limits import CHANNEL_WINDOW_MAX, DEFER_IN_WINDOW_NS, DELIVERY_BYTES_MAX, WINDOW_DEFERRED_MAX
+from flintmq.message import internal_id, with_attempts
+from flintmq.names import is_ephemeral
+
+DONE, SLOT_MAX, SHARED, DEFERRED, QUEUED = 0, 250, 251, 254, 255
+_SHARED_MARK = bytes((SHARED,))
+_NOT_DONE = re.compile(rb"[^\x00]")
+_RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
+_ASIDE_PENDING_MAX = 20_000  # rows waiting for the database before the cursor stops at deferred messages
+
+
+class Log(Protocol):
+    """What a channel needs of a partition's log."""
+
+    start_sequence: int
+    next_sequence: int
+    committed_sequence: int
+
+    def read(self, sequence: int) -> Batch | None: ...
+
+
+@dataclass(slots=True)
+class Held:
+    """A message in flight with a deadline of its own."""
+
+    deadline_ns: int
+    delivered_ns: int
+
+
+@dataclass(slots=True)
+class ChannelState:
+    """What of a channel survives a restart.
+
+    Attributes:
+        floor: every sequence below is finished or aside.
+        window: one byte per message from floor on, 1 for done.
+        deferred: (sequence, due wall ns) of deferred messages in the window.
+        attempts: (sequence, deliveries so far) where that is not 1.
+        holes: (first, end) ranges that this channel never gets.
+    """
+
+    floor: int
+    window: bytes = b""
+    deferred: list[tuple[int, int]] = ()  # type: ignore[assignment]
+    attempts: list[tuple[int, int]] = ()  # type: ignore[assignment]
+    holes: list[tuple[int, int]] = ()  # type: ignore[assignment]
+
+
+_TO_DONE_BITS = bytes([1] + [0] * 255)
+
+
+class Channel:
+    """Owner of one channel's progress through one partition.
+
+    Args:
+        log: the partition's log.
+        state: where to go on from.
+        random_source: for sampling only.
+        depth_max: for ephemeral channels, how many undelivered messages it keeps; newer ones are dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        partition: int,
+        log: Log,
+        state: ChannelState,
+        aside: AsideStore,
+        random_source: random.Random,
+        depth_max: int | None = None,
+        window_max: int = CHANNEL_WINDOW_MAX,
+    ) -> None:
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.log = log
+        self.aside = aside
+        self.paused = False
+        self.limit: int | None = None  # a paused topic: nothing from here on is delivered
+        self.subscriptions: list[Subscription] = []
+        self.in_flight_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self.dropped_count = 0
+        self.finish_count = 0
+        self.counted_from = log.committed_sequence
+        self.dirty = True
+        self._id_base = internal_id(partition, 0)
+        self._random = random_source
+        self._depth_max = depth_max
+        self._window_max = window_max
+        self._admitted = log.committed_sequence
+        self._rotation = 0
+        self._sent_to: dict[Subscription, None] = {}
+        self._slots: list[Subscription | None] = [None] * (SLOT_MAX + 1)
+        self._shared: dict[int, Subscription] = {}
+        self._requeued: deque[int] = deque()
+        self._attempts: dict[int, int] = dict(state.attempts)
+        self._held: dict[int, Held] = {}
+        self._held_heap: list[tuple[int, int]] = []
+        self._deferred: dict[int, int] = {}
+        self._deferred_heap: list[tuple[int, int]] = []
+        self._holes: deque[tuple[int, int]] = deque(state.holes)
+        self.floor = max(state.floor, log.start_sequence)
+        self._window = bytearray()
+        self._restore(state)
+        self.next = self.floor + len(self._window)
+
+    # -- restart -------------------------------------------------------------------------------------------------
+
+    def _restore(self, state: ChannelState) -> None:
+        done = state.window[self.floor - state.floor :] if state.floor < self.floor else state.window
+        done = done[: max(0, self.log.next_sequence - self.floor)]
+        self._window = bytearray(DONE if bit else QUEUED for bit in done)
+        end = self.floor + len(self._window)
+        for sequence, due_ns in state.deferred:
+            if self.floor <= sequence < end:
+                self._window[sequence - self.floor] = DEFERRED
+                self._deferred[sequence] = due_ns
+                self._deferred_heap.append((due_ns, sequence))
+        heapq.heapify(self._deferred_heap)
+        for match in re.finditer(rb"\xff", self._window):
+            self._requeued.append(self.floor + match.start())
+        for sequence in [s for s in self._attempts if not self.floor <= s < end]:
+            del self._attempts[sequence]
+        self._strip()
+
+    def state(self) -> ChannelState:
+        """What to write down now."""
+        return ChannelState(
+            self.floor,
+            bytes(self._window.translate(_TO_DONE_BITS)),
+            list(self._deferred.items()),
+            list(self._attempts.items()),
+            list(self._holes),
+        )
+
+    # -- counts --------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        """One past the last sequence this channel may deliver now."""
+        committed = self.log.committed_sequence
+        return committed if self.limit is None else min(committed, self.limit)
+
+    @property
+    def depth(self) -> int:
+        """Messages waiting for a consumer; without those in flight and deferred."""
+        waiting = max(0, self.end - self.next)
+        for first, end in self._holes:
+            waiting -= max(0, min(end, self.end) - max(first, self.next))
+        return max(0, waiting) + len(self._requeued) + len(self.aside.ready)
+
+    @property
+    def message_count(self) -> int:
+        """Messages the channel got since the process started."""
+        return max(0, self.end - self.counted_from) - self.dropped_count
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages waiting for their due time."""
+        return len(self._deferred) + self.aside.count - len(self.aside.loaded)
+
+    # -- subscriptions -------------------------------------------------------------------------------------------
+
+    def add(self, subscription: Subscription) -> None:
+        """Attach a consumer."""
+        self.subscriptions.append(subscription)
+        for slot in range(1, SLOT_MAX + 1):
+            if self._slots[slot] is None:
+                self._slots[slot] = subscription
+                subscription.slot = slot
+                subscription.mark = bytes((slot,))
+                return
+        subscription.slot = SHARED
+        subscription.mark = _SHARED_MARK
+
+    def remove(self, subscription: Subscription) -> None:
+        """Detach a consumer; what it holds is queued again at once, attempts kept."""
+        self.subscriptions.remove(subscription)
+        for sequence in self._in_flight_of(subscription):
+            self._queue_again(subscription, sequence)
+        for aside in self.aside.loaded.values():
+            if aside.owner is subscription:
+                self._leave_flight(subscription)
+                self.aside.make_ready(aside)
+        subscription.runs.clear()
+        if subscription.slot != SHARED:
+            self._slots[subscription.slot] = None
+        subscription.slot = 0
+
+    def _in_flight_of(self, subscription: Subscription) -> list[int]:
+        mark, floor = subscription.slot, self.floor
+        if mark == SHARED:
+            return sorted(s for s, owner in self._shared.items() if owner is subscription)
+        if not subscription.in_flight_count:
+            return []
+        return [floor + match.start() for match in re.finditer(re.escape(subscription.mark), self._window)]
+
+    def _leave_flight(self, subscription: Subscription, count: int = 1) -> None:
+        subscription.in_flight_count -= count
+        self.in_flight_count -= count
+        if not subscription.in_flight_count:
+            subscription.runs.clear()
+
+    # -- finish, requeue, touch ----------------------------------------------------------------------------------
+
+    def finish(self, subscription: Subscription, ids: Sequence[int]) -> list[int]:
+        """Finish messages by internal id; return those that were not in flight here."""
+        failed: list[int] = []
+        base = self._id_base
+        for first, end in _runs(ids):
+            if not self._finish_range(subscription, first - base, end - base):
+                for internal in range(first, end):
+                    if not self._finish_one(subscription, internal - base):
+                        failed.append(internal)
+        return failed
+
+    def _finish_range(self, subscription: Subscription, first: int, end: int) -> bool:
+        index = first - self.floor
+        count = end - first
+        window = self._window
+        if index < 0 or subscription.slot == SHARED or window[index : index + count] != subscription.mark * count:
+            return False
+        if self._held:
+            _forget_range(self._held, first, end)
+        if self._attempts:
+            _forget_range(self._attempts, first, end)
+        if index == 0:
+            del window[:count]
+            self.floor = end
+            self._strip()
+        else:
+            window[index : index + count] = bytes(count)
+        self._finished(subscription, count)
+        runs, floor = subscription.runs, self.floor
+        while runs and runs[0].end <= floor:
+            runs.popleft()
+        return True
+
+    def _finished(self, subscription: Subscription, count: int) -> None:
+        self.dirty = True
+        self.finish_count += count
+        subscription.finish_count += count
+        self._leave_flight(subscription, count)
+
+    def _finish_one(self, subscription: Subscription, sequence: int) -> bool:
+        if self._owner(sequence) is subscription:
+            self._mark_done(sequence)
+            self._finished(subscription, 1)
+            return True
+        aside = self.aside.loaded.get(sequence)
+        if aside is not None and aside.owner is subscription:
+            self.aside.finish(sequence)
+            self._finished(subscription, 1)
+            return True
+        return False
+
+    def _owner(self, sequence: int) -> Subscription | None:
+        """Who holds a message of the window."""
+        index = sequence - self.floor
+        if not 0 <= index < len(self._window):
+            return None
+        state = self._window[index]
+        if state == SHARED:
+            return self._shared.get(sequence)
+        return self._slots[state] if 0 < state <= SLOT_MAX else None
+
+    def _mark_done(self, sequence: int) -> None:
+        self._attempts.pop(sequence, None)
+        self._forget_flight(sequence)
+        self._window[sequence - self.floor] = DONE
+        if sequence == self.floor:
+            self._strip()
+        self.dirty = True
+
+    def _forget_flight(self, sequence: int) -> None:
+        self._held.pop(sequence, None)
+        self._shared.pop(sequence, None)
+
+    def _strip(self) -> None:
+        """Restore I2: move the floor over what is done."""
+        window = self._window
+        if window and not window[0]:
+            match = _NOT_DONE.search(window)
+            count = match.start() if match else len(window)
+            del window[:count]
+            self.floor += count
+
+    def requeue(self, subscription: Subscription, internal: int, delay_ns: int, wall_ns: int) -> bool:
+        """Give a message back, to be delivered again after ``delay_ns``; False when it is not in flight here."""
+        sequence = internal - self._id_base
+        aside = self.aside.loaded.get(sequence)
+        if self._owner(sequence) is subscription:
+            if delay_ns > 0:
+                self._forget_flight(sequence)
+                self._attempts.setdefault(sequence, 1)
+                self._leave_flight(subscription)
+                self._defer(sequence, wall_ns + delay_ns, wall_ns)
+            else:
+                self._queue_again(subscription, sequence)
+        elif aside is not None and aside.owner is subscription:
+            self._leave_flight(subscription)
+            if delay_ns > 0:
+                aside.owner = None
+                self.aside.defer(aside, wall_ns + delay_ns)
+            else:
+                self.aside.make_ready(aside)
+        else:
+            return False
+        self.dirty = True
+        self.requeue_count += 1
+        subscription.requeue_count += 1
+        return True
+
+    def _queue_again(self, subscription: Subscription, sequence: int) -> None:
+        self._forget_flight(sequence)
+        self._leave_flight(subscription)
+        self._attempts.setdefault(sequence, 1)
+        self._window[sequence - self.floor] = QUEUED
+        self._requeued.append(sequence)
+
+    def touch(self, subscription: Subscription, internal: int, now_ns: int) -> bool:
+        """Restart a message's timeout, up to the longest allowed since its delivery; False when not in flight here."""
+        sequence = internal - self._id_base
+        wanted = now_ns + subscription.msg_timeout_ns
+        aside = self.aside.loaded.get(sequence)
+        if self._owner(sequence) is subscription:
+            held = self._held.get(sequence)
+            delivered_ns = held.delivered_ns if held else self._delivered_at(subscription, sequence, now_ns)
+            deadline = min(wanted, delivered_ns + subscription.max_msg_timeout_ns)
+            self._held[sequence] = Held(deadline, delivered_ns)
+        elif aside is not None and aside.owner is subscription:
+            deadline = min(wanted, aside.delivered_ns + subscription.max_msg_timeout_ns)
+            aside.deadline_ns = deadline
+        else:
+            return False
+        self._push_deadline(deadline, sequence)
+        return True
+
+    def _push_deadline(self, deadline_ns: int, sequence: int) -> None:
+        heap = self._held_heap
+        heapq.heappush(heap, (deadline_ns, sequence))
+        if len(heap) > 2 * (len(self._held) + len(self.aside.loaded)) + 1024:
+            # entries of finished messages stay behind; rebuild before they outnumber the living
+            heap[:] = [(held.deadline_ns, s) for s, held in self._held.items()]
+            heap += [(a.deadline_ns, s) for s, a in self.aside.loaded.items() if a.owner is not None]
+            heapq.heapify(heap)
+
+    @staticmethod
+    def _delivered_at(subscription: Subscription, sequence: int, now_ns: int) -> int:
+        for run in subscription.runs:
+            if run.first <= sequence < run.end:
+                return run.deadline_ns - subscription.msg_timeout_ns
+        return now_ns
+
+    # -- deferral ------------------------------------------------------------------------------------------------
+
+    def _defer(self, sequence: int, due_ns: int, wall_ns: int) -> None:
+        """Put a message of the window to sleep; in the window when short, in the database when long or many."""
+        if due_ns - wall_ns <= DEFER_IN_WINDOW_NS and len(self._deferred) < WINDOW_DEFERRED_MAX:
+            self._window[sequence - self.floor] = DEFERRED
+            self._deferred[sequence] = due_ns
+            heapq.heappush(self._deferred_heap, (due_ns, sequence))
+            self.dirty = True
+        else:
+            self._put_aside(sequence, due_ns)
+
+    def _put_aside(self, sequence: int, due_ns: int) -> None:
+        attempts = self._attempts.get(sequence, 1)
+        batch = self.log.read(sequence)
+        if batch is not None and batch.first <= sequence:
+            self.aside.put(sequence, due_ns, attempts, bytes(batch.frames(sequence, sequence + 1)))
+        # else: the log found the message damaged and reported it; there is nothing to keep
+        self._mark_done(sequence)
+
+    def _spill(self, now_ns: int) -> None:
+        """Make room in a full window: move what is unfinished in its older half aside, so that the floor advances."""
+        half = self._window[: len(self._window) // 2]
+        floor = self.floor
+        for match in _NOT_DONE.finditer(half):
+            sequence = floor + match.start()
+            state = half[match.start()]
+            if state == DEFERRED:
+                self._put_aside(sequence, self._deferred.pop(sequence))
+                continue
+            batch = self.log.read(sequence)
+            if batch is None or batch.first > sequence:
+                self._drop_damaged(sequence, state)
+                continue
+            aside = Aside(sequence, self._attempts.get(sequence, 1), bytes(batch.frames(sequence, sequence + 1)))
+            if state != QUEUED:
+                owner = self._owner(sequence)
+                assert owner is not None, "I3: a message in flight has an owner"
+                held = self._held.get(sequence)
+                delivered_ns = held.delivered_ns if held else self._delivered_at(owner, sequence, now_ns)
+                aside.owner, aside.delivered_ns = owner, delivered_ns
+                aside.deadline_ns = held.deadline_ns if held else delivered_ns + owner.msg_timeout_ns
+            self.aside.put_loaded(aside)
+            if aside.owner is None:
+                self.aside.make_ready(aside)
+            else:
+                self._push_deadline(aside.deadline_ns, sequence)
+            self._mark_done(sequence)
+        if self._requeued:
+            self._requeued = deque(s for s in self._requeued if s >= self.floor and self._is_queued(s))
+
+    def _drop_damaged(self, sequence: int, state: int) -> None:
+        owner = self._owner(sequence)
+        if owner is not None:
+            self._leave_flight(owner)
+        self._mark_done(sequence)
+
+    def _is_queued(self, sequence: int) -> bool:
+        index = sequence - self.floor
+        return 0 <= index < len(self._window) and self._window[index] == QUEUED
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def expire(self, now_ns: int, wall_ns: int) -> bool:
+        """Queue again what has timed out and what has come due; True when something became deliverable."""
+        before = len(self._requeued) + len(self.aside.ready)
+        for subscription in self.subscriptions:
+            runs = subscription.runs
+            while runs and runs[0].deadline_ns <= now_ns:
+                run = runs.popleft()
+                self._time_out_run(subscription, run)
+        heap = self._held_heap
+        while heap and heap[0][0] <= now_ns:
+            deadline_ns, sequence = heapq.heappop(heap)
+            self._time_out_held(deadline_ns, sequence)
+        due = self._deferred_heap
+        while due and due[0][0] <= wall_ns:
+            due_ns, sequence = heapq.heappop(due)
+            if self._deferred.get(sequence) == due_ns:
+                del self._deferred[sequence]
+                self._window[sequence - self.floor] = QUEUED
+                self._requeued.append(sequence)
+                self.dirty = True
+        return len(self._requeued) + len(self.aside.ready) > before
+
+    def _time_out_run(self, subscription: Subscription, run: Run) -> None:
+        floor, slot = self.floor, subscription.slot
+        first = max(run.first, floor)
+        part = self._window[first - floor : run.end - floor] if run.end > first else b""
+        pattern = re.escape(subscription.mark)
+        for match in re.finditer(pattern, part):
+            sequence = first + match.start()
+            if sequence in self._held or (slot == SHARED and self._shared.get(sequence) is not subscription):
+                continue
+            self._timed_out(subscription, sequence)
+
+    def _timed_out(self, subscription: Subscription, sequence: int) -> None:
+        self.timeout_count += 1
+        self.dirty = True
+        self._queue_again(subscription, sequence)
+
+    def _time_out_held(self, deadline_ns: int, sequence: int) -> None:
+        held = self._held.get(sequence)
+        if held is not None:
+            owner = self._owner(sequence)
+            if held.deadline_ns == deadline_ns and owner is not None:
+                self._timed_out(owner, sequence)
+            return
+        aside = self.aside.loaded.get(sequence)
+        if aside is not None and aside.owner is not None and aside.deadline_ns == deadline_ns:
+            self.timeout_count += 1
+            self._leave_flight(aside.owner)
+            self.aside.make_ready(aside)
+
+    def next_deadline_ns(self, now_ns: int, wall_ns: int) -> int | None:
+        """Monotonic time at which :meth:`expire` has something to do; None when never."""
+        times = [subscription.runs[0].deadline_ns for subscription in self.subscriptions if subscription.runs]
+        if self._held_heap:
+            times.append(self._held_heap[0][0])
+        if self._deferred_heap:
+            times.append(now_ns + max(0, self._deferred_heap[0][0] - wall_ns))
+        return min(times, default=None)
+
+    # -- delivery ------------------------------------------------------------------------------------------------
+
+    def pump(self, now_ns: int, wall_ns: int) -> None:
+        """Hand out as many messages as the consumers can take, into their ``out``."""
+        if self._depth_max is not None:
+            self._bound_depth()
+        if self.paused or not self.subscriptions:
+            return
+        subscriptions = self.subscriptions
+        start = self._rotation % len(subscriptions)
+        ready = [s for s in subscriptions[start:] + subscriptions[:start] if s.capacity > 0]
+        if not ready:
+            return
+        self._rotation = start + 1
+        if self._requeued or self.aside.ready:
+            self._redeliver(ready, now_ns)
+        if ready:
+            self._deliver_new(ready, now_ns, wall_ns)
+
+    def take_sent_to(self) -> dict[Subscription, None]:
+        """The consumers that :meth:`pump` gave something to write."""
+        sent_to, self._sent_to = self._sent_to, {}
+        return sent_to
+
+    def _deliver_new(self, ready: list[Subscription], now_ns: int, wall_ns: int) -> None:
+        end = self.end
+        turn = 0
+        while ready and self.next < end:
+            if len(self._window) >= self._window_max:
+                self._spill(now_ns)
+                if len(self._window) >= self._window_max:
+                    return
+            if self._holes and self._skip_hole():
+                continue
+            batch = self.log.read(self.next)
+            if batch is None:
+                return
+            if batch.first > self.next:
+                self._skip_to(min(batch.first, end))
+                continue
+            if batch.due_ns > wall_ns:
+                if not self._defer_batch(batch, wall_ns):
+                    return
+                continue
+            turn %= len(ready)
+            subscription = ready[turn]
+            stop = min(batch.end, end, self._holes[0][0]) if self._holes else min(batch.end, end)
+            count = min(stop - self.next, subscription.capacity, max(1, (end - self.next) // len(ready)))
+            if batch.size > DELIVERY_BYTES_MAX:
+                count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
+            self._send_run(subscription, batch, count, now_ns)
+            if subscription.capacity > 0:
+                turn += 1
+            else:
+                del ready[turn]
+
+    def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
+        first = self.next
+        end = first + count
+        if subscription.sample_rate:
+            self._send_sampled(subscription, batch, first, end, now_ns)
+            return
+        frames = batch.frames(first, end)
+        subscription.out.append(frames)
+        subscription.room_bytes -= len(frames)
+        self._sent_to[subscription] = None
+        self._window += subscription.mark * count
+        self.next = end
+        if subscription.slot == SHARED:
+            for sequence in range(first, end):
+                self._shared[sequence] = subscription
+        self._start_flight(subscription, first, end, now_ns)
+
+    def _start_flight(self, subscription: Subscription, first: int, end: int, now_ns: int) -> None:
+        count = end - first
+        subscription.in_flight_count += count
+        subscription.message_count += count
+        self.in_flight_count += count
+        deadline = now_ns + subscription.msg_timeout_ns
+        runs = subscription.runs
+        if runs and runs[-1].end == first and deadline - runs[-1].deadline_ns < _RUN_JOIN_NS:
+            runs[-1].end = end
+            return
+        runs.append(Run(deadline, first, end))
+        if len(runs) > 2 * subscription.in_flight_count + 64:
+            self._forget_finished_runs(subscription)
+
+    def _forget_finished_runs(self, subscription: Subscription) -> None:
+        floor, mark = self.floor, subscription.mark
+        subscription.runs = deque(
+            run
+            for run in subscription.runs
+            if mark in self._window[max(0, run.first - floor) : max(0, run.end - floor)]
+        )
+
+    def _send_sampled(self, subscription: Subscription, batch: Batch, first: int, end: int, now_ns: int) -> None:
+        for sequence in range(first, end):
+            self.next = sequence + 1
+            if self._random.randrange(100) >= subscription.sample_rate:
+                self._window.append(DONE)
+                self._strip()
+                self.dirty = True
+                continue
+            frames = batch.frames(sequence, sequence + 1)
+            subscription.out.append(frames)
+            subscription.room_bytes -= len(frames)
+            self._sent_to[subscription] = None
+            self._window += subscription.mark
+            if subscription.slot == SHARED:
+                self._shared[sequence] = subscription
+            self._start_flight(subscription, sequence, sequence + 1, now_ns)
+
+    def _redeliver(self, ready: list[Subscription], now_ns: int) -> None:
+        turn = 0
+        while ready and (self._requeued or self.aside.ready):
+            turn %= len(ready)
+            subscription = ready[turn]
+            if self._requeued:
+                self._redeliver_window(subscription, self._requeued.popleft(), now_ns)
+            else:
+                self._redeliver_aside(subscription, self.aside.ready.popleft(), now_ns)
+            if subscription.capacity > 0:
+                turn += 1
+            else:
+                del ready[turn]
+
+    def _redeliver_window(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
+        if not self._is_queued(sequence):
+            return
+        batch = self.log.read(sequence)
+        if batch is None or batch.first > sequence:
+            self._mark_done(sequence)  # damaged on disk; the log has reported and set it aside
+            return
+        attempts = self._attempts.get(sequence, 1) + 1
+        self._attempts[sequence] = attempts
+        self._window[sequence - self.floor] = subscription.slot
+        if subscription.slot == SHARED:
+            self._shared[sequence] = subscription
+        deadline = now_ns + subscription.msg_timeout_ns
+        self._held[sequence] = Held(deadline, now_ns)
+        self._push_deadline(deadline, sequence)
+        self._send_one(subscription, batch.redelivery(sequence, attempts))
+
+    def _redeliver_aside(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
+        aside = self.aside.loaded.get(sequence)
+        if aside is None or aside.owner is not None:
+            return
+        aside.attempts += 1
+        aside.owner = subscription
+        aside.delivered_ns = now_ns
+        aside.deadline_ns = now_ns + subscription.msg_timeout_ns
+        self._push_deadline(aside.deadline_ns, sequence)
+        self._send_one(subscription, with_attempts(aside.frame, aside.attempts))
+
+    def _send_one(self, subscription: Subscription, frame: bytes) -> None:
+        subscription.out.append(frame)
+        subscription.room_bytes -= len(frame)
+        self._sent_to[subscription] = None
+        subscription.in_flight_count += 1
+        subscription.message_count += 1
+        self.in_flight_count += 1
+
+    def _defer_batch(self, batch: Batch, wall_ns: int) -> bool:
+        """Move the cursor over messages that are not due; False when the database has to catch up first."""
+        for sequence in range(self.next, min(batch.end, self.end)):
+            if self.aside.pending_rows >= _ASIDE_PENDING_MAX:
+                return False
+            self._attempts[sequence] = 0
+            self._window.append(QUEUED)
+            self.next = sequence + 1
+            self._defer(sequence, batch.due_ns, wall_ns)
+        return True
+
+    def _skip_to(self, sequence: int) -> None:
+        """Move the cursor over sequences that do not exist or are not for this channel."""
+        if self._window:
+            self._window += bytes(sequence - self.next)
+        else:
+            self.floor = sequence
+        self.next = sequence
+        self.dirty = True
+
+    def _skip_hole(self) -> bool:
+        first, end = self._holes[0]
+        if first > self.next:
+            return False
+        self._holes.popleft()
+        if end > self.next:
+            self._skip_to(min(end, self.log.next_sequence))
+        return True
+
+    def _bound_depth(self) -> None:
+        """Ephemeral: what arrives while ``depth_max`` messages wait is dropped, as nsqd's memory queue does."""
+        assert self._depth_max is not None
+        committed = self.log.committed_sequence
+        if committed <= self._admitted:
+            return
+        waiting = max(0, self._admitted - self.next) - sum(end - max(first, self.next) for first, end in self._holes)
+        room = max(0, self._depth_max - waiting)
+        keep = min(committed, max(self._admitted, self.next) + room)
+        if keep < committed:
+            self.add_hole(keep, committed)
+            self.dropped_count += committed - keep
+        self._admitted = committed
+
+    # -- administration ------------------------------------------------------------------------------------------
+
+    def add_hole(self, first: int, end: int) -> None:
+        """Leave sequences ``first`` to ``end`` out of this channel; they lie beyond the cursor."""
+        first = max(first, self.next)
+        if first < end:
+            if self._holes and self._holes[-1][1] == first:
+                self._holes[-1] = (self._holes[-1][0], end)
+            else:
+                self._holes.append((first, end))
+            self.dirty = True
+
+    def empty(self) -> None:
+        """Drop everything: waiting, in flight and deferred."""
+        for subscription in self.subscriptions:
+            subscription.in_flight_count = 0
+            subscription.runs.clear()
+        self.in_flight_count = 0
+        for mapping in (self._shared, self._attempts, self._held, self._deferred):
+            mapping.clear()
+        self._held_heap.clear()
+        self._deferred_heap.clear()
+        self._requeued.clear()
+        self._holes.clear()
+        self.aside.clear()
+        self._window.clear()
+        self.next = self.floor = max(self.end, self.next)
+        self._admitted = max(self._admitted, self.next)
+        self.dirty = True
+
+    def confirm(self, sequence: int) -> None:
+        """Finish everything below ``sequence`` that is not in flight (CURSOR); the cursor never goes back."""
+        sequence = min(sequence, self.end)
+        for current in range(self.floor, min(sequence, self.next)):
+            index = current - self.floor
+            if index >= 0 and self._window[index] in (QUEUED, DEFERRED):
+                self._deferred.pop(current, None)
+                self._mark_done(current)
+        if sequence > self.next:
+            self._skip_to(sequence)
+        self.dirty = True
+
+    def describe(self) -> str:
+        """A picture of the state for humans and failing tests."""
+        counts = {
+            "in_flight": self.in_flight_count,
+            "requeued": len(self._requeued),
+            "deferred": len(self._deferred),
+            "aside": self.aside.count,
+            "held": len(self._held),
+            "attempts": len(self._attempts),
+        }
+        shown = " ".join(f"{name}={count}" for name, count in counts.items() if count)
+        window = bytes(self._window[:32]).hex(" ")
+        more = "..." if len(self._window) > 32 else ""
+        return (
+            f"channel {self.name} floor={self.floor} next={self.next} end={self.end} window[{len(self._window)}]="
+            f"[{window}{more}] {shown}"
+        )
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Split ids into ranges of consecutive ones; the usual case, one run in order, costs two comparisons."""
+    count = len(ids)
+    first = ids[0]
+    if count == 1:
+        yield first, first + 1
+        return
+    expected = tuple(range(first, first + count))
+    if ids == expected:
+        yield first, first + count
+        return
+    ordered = sorted(ids)
+    first = ordered[0]
+    if ordered[-1] - first == count - 1 and ordered == list(range(first, first + count)):
+        yield first, first + count
+        return
+    end = first
+    for internal in ordered:
+        if internal != end:
+            if end > first:
+                yield first, end
+            first = internal
+        end = internal + 1
+    yield first, end
+
+
+def _forget_range(mapping: dict[int, Any], first: int, end: int) -> None:
+    if len(mapping) < end - first:
+        for sequence in [s for s in mapping if first <= s < end]:
+            del mapping[sequence]
+    else:
+        for sequence in range(first, end):
+            mapping.pop(sequence, None)

@@ -1,0 +1,142 @@
+"""A partition: one log, its channels, and the publishes of the present loop turn.
+
+Rules of this file: publishes are gathered and written once a turn; every publish belongs to a :class:`PublishGroup`,
+which its connections wait for and which ends exactly once, stored or failed.
+
+Source: design/performance.md decision 2 (group commit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from flintmq.broker.channel import Channel
+from flintmq.errors import StorageError
+
+_MERGE_COUNT_MAX = 64  # publishes of fewer messages than this share a batch with their neighbours
+
+
+class Waiter(Protocol):
+    """Who is told that a publish has ended."""
+
+    def publish_ended(self) -> None: ...
+
+
+class PublishGroup:
+    """The publishes of one turn to one partition.
+
+    Attributes:
+        ended: True once stored as the durability policy says, or failed.
+        error: why it failed, None when stored.
+        end_sequence: one past the last message of the group.
+        waiters: connections with a publish in the group.
+    """
+
+    __slots__ = ("end_sequence", "ended", "error", "partition", "waiters")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.ended = False
+        self.error: StorageError | None = None
+        self.end_sequence = 0
+        self.waiters: list[Waiter] = []
+
+    def end(self, error: StorageError | None) -> None:
+        """Tell every waiter; later calls do nothing."""
+        if self.ended:
+            return
+        self.ended = True
+        self.error = error
+        for waiter in self.waiters:
+            waiter.publish_ended()
+
+
+class Partition:
+    """Owner of one partition's log and channels.
+
+    Attributes:
+        backlog_start: where the first channel begins: what was published while there was no channel.
+        paused_at: while the topic is paused, nothing from this sequence on is handed to channels.
+    """
+
+    __slots__ = ("_group", "_pending", "backlog_start", "bytes_count", "channels", "counted_from", "durable_floor",
+                 "log", "number", "paused_at", "topic_name")  # fmt: skip
+
+    def __init__(self, topic_name: str, number: int, log: Any) -> None:
+        self.topic_name = topic_name
+        self.number = number
+        self.log = log
+        self.channels: dict[str, Channel] = {}
+        self.backlog_start = log.start_sequence
+        self.paused_at: int | None = None
+        self.counted_from = log.next_sequence
+        self.bytes_count = 0
+        self.durable_floor = log.start_sequence
+        self._pending: list[tuple[int, Sequence[bytes]]] = []
+        self._group: PublishGroup | None = None
+
+    def publish(self, bodies: Sequence[bytes], due_ns: int) -> PublishGroup:
+        """Take messages for the end of the turn; the answer ends when they are stored."""
+        pending = self._pending
+        if pending and pending[-1][0] == due_ns and len(bodies) < _MERGE_COUNT_MAX and type(pending[-1][1]) is list:
+            pending[-1][1].extend(bodies)
+        elif len(bodies) < _MERGE_COUNT_MAX:
+            pending.append((due_ns, list(bodies)))
+        else:
+            pending.append((due_ns, tuple(bodies)))
+        group = self._group
+        if group is None:
+            group = self._group = PublishGroup(self)
+        return group
+
+    def write_pending(self, wall_ns: int) -> PublishGroup | None:
+        """Append what the turn gathered; a failure ends the group at once.
+
+        Returns:
+            The group, written and not ended; None when there is none or it failed.
+        """
+        group, self._group = self._group, None
+        pending, self._pending = self._pending, []
+        if group is None:
+            return None
+        try:
+            for due_ns, bodies in pending:
+                self.log.append(bodies, wall_ns, due_ns)
+                self.bytes_count += sum(map(len, bodies))
+        except StorageError as error:
+            # what was appended before the failure stays invisible: it is committed only with a later group
+            group.end(error)
+            return None
+        group.end_sequence = self.log.next_sequence
+        return group
+
+    @property
+    def message_count(self) -> int:
+        """Messages published since the process started."""
+        count: int = self.log.next_sequence - self.counted_from
+        return count
+
+    @property
+    def depth(self) -> int:
+        """Messages no channel has been given yet: the topic's own depth."""
+        committed: int = self.log.committed_sequence
+        if not self.channels:
+            return max(0, committed - self.backlog_start)
+        return max(0, committed - self.paused_at) if self.paused_at is not None else 0
+
+    @property
+    def floor(self) -> int:
+        """The sequence below which no channel needs the log any more."""
+        if not self.channels:
+            return self.backlog_start
+        return min(channel.floor for channel in self.channels.values())
+
+    def describe(self) -> str:
+        """A picture of the state for humans and failing tests."""
+        lines = [
+            f"partition {self.topic_name}/{self.number} backlog_start={self.backlog_start} paused_at={self.paused_at}",
+            f"  {self.log.describe()}",
+        ]
+        lines += [f"  {channel.describe()}" for channel in self.channels.values()]
+        return "\n".join(lines)

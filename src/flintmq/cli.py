@@ -1,0 +1,143 @@
+"""The command line: ``flintmq <command>``, and NSQ's own command names as scripts of their own.
+
+The rules of this file: it parses, prints and picks an exit code, nothing else. Commands are imported when they are
+called, so that ``nsqd`` starts without loading Spark and ``--help`` answers at once. Exit code 1 = the user can do
+something about it, and one line on stderr says what; a traceback is always a bug.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flintmq import __version__
+from flintmq.errors import FlintError, OptionError
+from flintmq.options import Options, help_text, nearest, resolve, show_config
+
+Table = TypeVar("Table", bound=Options)
+
+
+def nsqd(arguments: Sequence[str] | None = None) -> int:
+    """Run nsqd until it is told to stop; return its exit code."""
+    from flintmq.nsqd.options import NsqdOptions
+
+    def serve(options: NsqdOptions) -> int:
+        from flintmq.nsqd.server import run
+
+        return run(options)
+
+    return _daemon(NsqdOptions, serve, _arguments(arguments))
+
+
+def nsqlookupd(arguments: Sequence[str] | None = None) -> int:
+    """Run nsqlookupd until it is told to stop; return its exit code."""
+    from flintmq.nsqlookupd.options import NsqlookupdOptions
+
+    def serve(options: NsqlookupdOptions) -> int:
+        from flintmq.nsqlookupd.server import run
+
+        return run(options)
+
+    return _daemon(NsqlookupdOptions, serve, _arguments(arguments))
+
+
+def up(arguments: Sequence[str]) -> int:
+    """Run nsqd and nsqlookupd in one process, for use by hand."""
+    from flintmq.up import run
+
+    return run(list(arguments))
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Run the demonstration."""
+    from flintmq.demo import run
+
+    return run(list(arguments))
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after ``flintmq``."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+COMMANDS = {
+    "nsqd": Command("receive, store and deliver messages", nsqd),
+    "nsqlookupd": Command("tell clients which nsqd has which topic", nsqlookupd),
+    "up": Command("nsqd and nsqlookupd in one process, for use by hand", up),
+    "demo": Command("real data through the broker, consumers and Spark", demo),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``flintmq <command> ...``; return the exit code."""
+    words = _arguments(arguments)
+    name = words[0] if words else "--help"
+    command = COMMANDS.get(name)
+    if command is not None:
+        return _guarded(f"flintmq {name}", "", lambda: command.run(words[1:]))
+    if name.lstrip("-") in ("help", "h"):
+        sys.stdout.write(usage())
+        return 0
+    if name.lstrip("-") == "version":
+        print(version_line("flintmq"))
+        return 0
+    near = nearest(name, COMMANDS)
+    hint = f"did you mean {near}?" if near else "flintmq --help lists all"
+    print(f"flintmq: unknown command {name}; {hint}", file=sys.stderr)
+    return 1
+
+
+def usage() -> str:
+    """Return what ``flintmq --help`` prints."""
+    width = max(map(len, COMMANDS))
+    commands = "".join(f"  {name:<{width}}  {command.summary}\n" for name, command in COMMANDS.items())
+    return (
+        "Usage: flintmq <command> [flags]\n\nNSQ in Python.\n\nCommands:\n"
+        f"{commands}\nflintmq <command> --help explains a command; flintmq --version prints the version.\n"
+    )
+
+
+def version_line(program: str) -> str:
+    """Return what ``--version`` prints, in NSQ's form: ``nsqd v0.1.0 (built w/python3.11.7)``."""
+    return f"{program} v{__version__} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
+
+
+def _daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequence[str]) -> int:
+    failed = f"FATAL: failed to instantiate {table.program} - "  # NSQ's words, which scripts look for
+    return _guarded(table.program, failed, lambda: _run_daemon(table, serve, arguments))
+
+
+def _run_daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequence[str]) -> int:
+    resolved = resolve(table, arguments, os.environ)
+    for note in resolved.notes:
+        print(f"{table.program}: {note}", file=sys.stderr)
+    if resolved.action == "help":
+        sys.stdout.write(help_text(table))
+    elif resolved.action == "version":
+        print(version_line(table.program))
+    elif resolved.action == "show-config":
+        sys.stdout.write(show_config(resolved))
+    else:
+        return serve(resolved.options)
+    return 0
+
+
+def _guarded(program: str, failed: str, run: Callable[[], int]) -> int:
+    """Turn what the user can mend into one line on stderr and exit code 1."""
+    try:
+        return run()
+    except OptionError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    except FlintError as error:
+        print(f"{program}: {failed}{error}", file=sys.stderr)
+    return 1
+
+
+def _arguments(arguments: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if arguments is None else arguments)

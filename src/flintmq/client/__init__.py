@@ -1,0 +1,14 @@
+"""The asyncio client: producer, consumer, and the policies they follow.
+
+Layers inside, upper to lower: ``producer | consumer`` > ``connection | discovery`` > ``handlers`` > ``message`` >
+``rdy | backoff | options``. The policies (``rdy``, ``backoff``) read no clock and draw no random number: values come in.
+"""
+
+from __future__ import annotations
+
+from flintmq.client.consumer import Consumer
+from flintmq.client.message import Discard, Message, Requeue
+from flintmq.client.options import ConnectionOptions
+from flintmq.client.producer import Producer
+
+__all__ = ["ConnectionOptions", "Consumer", "Discard", "Message", "Producer", "Requeue"]

@@ -1,0 +1,404 @@
+"""One TCP connection to nsqd: the wire core with a transport around it.
+
+Rules of this file:
+
+- What is sent in one loop turn is one write; FINs are gathered as ids and become bytes as one run.
+- Every command that nsqd answers ends in exactly one call of its ``answered`` callback: with the answer, with nsqd's
+  error, or with :class:`AnswerLost` the moment the connection is lost.
+- A connection is lost once, whatever the cause; :attr:`Connection.lost` says why. Nothing is written after that, but
+  answers of the application are still counted, because its messages count against ``max_in_flight``.
+- Nothing from nsqd for two heartbeat intervals: the connection is lost (reference/nsq.md 1.8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, cast
+
+from flintmq import __version__
+from flintmq.client.backoff import ReconnectDelay
+from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address
+from flintmq.env import Env
+from flintmq.errors import ConnectionFailed, FlintError, NsqdError, ProtocolError, TouchFailed
+from flintmq.wire.client import (
+    BROKEN,
+    Broken,
+    ClientConnection,
+    Features,
+    Heartbeat,
+    MessageFailed,
+    Messages,
+    Record,
+    Refused,
+    Reply,
+    parse_features,
+)
+from flintmq.wire.codes import CODES
+
+log = logging.getLogger("flintmq.client")
+
+HEARTBEATS_MISSED_MAX = 2
+
+
+class AnswerLost(ConnectionFailed):
+    """The connection was lost before nsqd answered.
+
+    Attributes:
+        maybe_executed: False when nsqd certainly did not execute the command.
+    """
+
+    def __init__(self, address: str, reason: str, maybe_executed: bool) -> None:
+        super().__init__(address, reason)
+        self.maybe_executed = maybe_executed
+
+
+Answered = Callable[[bytes | FlintError], None]
+"""Called once with nsqd's answer, a :class:`NsqdError`, or :class:`AnswerLost`."""
+
+
+class ConnectionOwner(Protocol):
+    """Who is told what happens on a connection."""
+
+    def on_messages(self, connection: Connection, records: list[Record]) -> None: ...
+    def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None: ...
+    def on_settled(self, connection: Connection, finished: int, requeued: int) -> None:
+        """``finished`` and ``requeued`` messages were answered; called before the answers are written."""
+
+    def on_lost(self, connection: Connection, error: FlintError) -> None: ...
+
+
+def refusal(code: str, detail: str, address: str) -> NsqdError:
+    """The exception for an error frame."""
+    row = CODES.get(code)
+    return NsqdError(code, detail, address, retryable=row is not None and row.action != "give_up")
+
+
+class Connection(asyncio.Protocol):
+    """A connection after its handshake. Make it with :meth:`open`; it belongs to the loop it was made in.
+
+    Attributes:
+        address: ``host:port``.
+        features: what nsqd granted.
+        lost: done when the connection is lost; its result says why.
+        is_write_paused: nsqd takes bytes more slowly than they are sent.
+    """
+
+    def __init__(
+        self, address: str, owner: ConnectionOwner, options: ConnectionOptions, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.address = address
+        self.features = Features()
+        self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
+        self.max_msg_timeout_s = self.features.max_msg_timeout / MS_PER_S
+        self.lost: asyncio.Future[FlintError] = loop.create_future()
+        self.is_lost = False
+        self.is_write_paused = False
+        self._owner = owner
+        self._options = options
+        self._loop = loop
+        self._wire = ClientConnection(options.frame_size_max)
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._finished: list[bytes] = []
+        self._requeued_count = 0
+        self._touched: dict[bytes, Callable[[TouchFailed], None]] = {}
+        self._is_flush_due = False
+        self._heard_at = loop.time()
+        self._silence_s = HEARTBEATS_MISSED_MAX * seconds(options.heartbeat_interval, "heartbeat_interval")
+        self._silence_timer: asyncio.TimerHandle | None = None
+
+    def describe(self) -> str:
+        """Say in one line where the connection stands."""
+        return f"{self.address} {self._wire.describe()} lost={self.is_lost}"
+
+    # --- life ---
+
+    @classmethod
+    async def open(cls, address: str, owner: ConnectionOwner, options: ConnectionOptions, env: Env) -> Connection:
+        """Connect and identify.
+
+        Raises:
+            ConnectionFailed: nsqd cannot be reached, or does not answer in time.
+            NsqdError: nsqd refuses what was asked for.
+            RemoteProtocolError: it is not an nsqd.
+        """
+        loop = asyncio.get_running_loop()
+        host, port = split_address(address)
+        timeout_s = seconds(options.connect_timeout, "connect_timeout")
+        connection = cls(address, owner, options, loop)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(lambda: connection, host, port)
+                await connection._identify(env)
+        except TimeoutError as error:
+            connection._lose(ConnectionFailed(address, f"no answer within {timeout_s:g} s"))
+            raise ConnectionFailed(address, str(error) or f"no answer within {timeout_s:g} s") from error
+        except OSError as error:
+            raise ConnectionFailed(address, str(error)) from error
+        except BaseException as error:
+            connection._lose(error if isinstance(error, FlintError) else ConnectionFailed(address, "given up"))
+            raise
+        return connection
+
+    async def _identify(self, env: Env) -> None:
+        request = self._options.identify_request(env.hostname, __version__)
+        self._out.append(self._wire.open())
+        answer = await self._call(lambda token: self._wire.identify(request, token))
+        self.features = parse_features(answer)
+        self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
+        self.max_msg_timeout_s = self.features.max_msg_timeout / MS_PER_S
+        if self.features.auth_required:
+            raise NsqdError("E_AUTH_FIRST", "this nsqd wants a secret (AUTH) and the client has none", self.address)
+
+    async def subscribe(self, topic: str, channel: str) -> None:
+        """Subscribe to a channel; nothing is delivered before :meth:`rdy`.
+
+        Raises:
+            ConnectionFailed: the connection was lost, or nsqd does not answer in time.
+            NsqdError: nsqd refuses.
+        """
+        timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call(lambda token: self._wire.sub(topic, channel, token))
+        except TimeoutError as error:
+            failure = ConnectionFailed(self.address, f"SUB was not answered within {timeout_s:g} s")
+            self._lose(failure)
+            raise failure from error
+
+    async def end_subscription(self) -> None:
+        """Ask for no more messages and wait until nsqd has executed everything that was sent.
+
+        Raises:
+            ConnectionFailed: the connection was lost.
+            NsqdError: nsqd refuses.
+        """
+        await self._call(self._wire.cls)
+
+    def close(self) -> None:
+        """Send what is gathered and close."""
+        self.flush()
+        if self._transport is not None and not self.is_lost:
+            self._transport.close()
+            self._lose(ConnectionFailed(self.address, "closed by this client"))
+
+    def abort(self, reason: str) -> None:
+        """Give the connection up at once."""
+        self._lose(ConnectionFailed(self.address, reason))
+
+    def _lose(self, error: FlintError) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.abort()
+        self._out.clear()
+        self._touched.clear()
+        for command in self._wire.close():
+            answered = cast(Answered, command.token)
+            answered(AnswerLost(self.address, str(error), command.maybe_executed))
+        self.lost.set_result(error)
+        self._owner.on_lost(self, error)
+
+    # --- commands ---
+
+    async def _call(self, build: Callable[[Answered], bytes]) -> bytes:
+        """Send a command and wait for its answer."""
+        if self.is_lost:
+            raise ConnectionFailed(self.address, "the connection is closed")
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._out.append(build(partial(_resolve, future)))
+        self.flush()
+        return await future
+
+    def publish(self, topic: str, bodies: Sequence[bytes], answered: Answered) -> None:
+        """Send one message as PUB, several as MPUB. The connection must not be lost.
+
+        Raises:
+            LocalProtocolError: the topic's name or a body is not acceptable; nothing was sent.
+        """
+        if len(bodies) == 1:
+            self._out.append(self._wire.pub(topic, bodies[0], answered))
+        else:
+            self._out.append(self._wire.mpub(topic, bodies, answered))
+        self._flush_soon()
+
+    def publish_deferred(self, topic: str, defer_ms: int, body: bytes, answered: Answered) -> None:
+        """Send a DPUB. The connection must not be lost.
+
+        Raises:
+            LocalProtocolError: as :meth:`publish`.
+        """
+        self._out.append(self._wire.dpub(topic, defer_ms, body, answered))
+        self._flush_soon()
+
+    def rdy(self, count: int) -> None:
+        """Set how many messages may be in flight."""
+        if self._wire.state != BROKEN:
+            self._out.append(self._wire.rdy(count))
+            self._flush_soon()
+
+    def finish(self, message_id: bytes) -> None:
+        """Finish a message."""
+        self._finished.append(message_id)
+        if not self._is_flush_due:
+            self._flush_soon()
+
+    def finish_all(self, message_ids: list[bytes]) -> None:
+        """Finish several messages."""
+        self._finished += message_ids
+        if not self._is_flush_due:
+            self._flush_soon()
+
+    def requeue(self, message_id: bytes, delay_ms: int) -> None:
+        """Give a message back, to be delivered again after ``delay_ms``."""
+        self._requeued_count += 1
+        if self._wire.state != BROKEN:
+            self._out.append(self._wire.requeue(message_id, delay_ms))
+        self._flush_soon()
+
+    def touch(self, message_id: bytes, failed: Callable[[TouchFailed], None]) -> None:
+        """Restart a message's timeout; ``failed`` is called when it was too late."""
+        if self._wire.state != BROKEN:
+            self._touched[message_id] = failed
+            self._out.append(self._wire.touch(message_id))
+            self._flush_soon()
+
+    def forget_touched(self, message_id: bytes) -> None:
+        """Forget the ``failed`` callback of a message that is being answered."""
+        self._touched.pop(message_id, None)
+
+    @property
+    def unsent_count(self) -> int:
+        """Answers of the application that the owner has not been told of yet."""
+        return len(self._finished) + self._requeued_count
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what was gathered. FINs come last, a TOUCH may precede them; then RDY, which finds them executed."""
+        self._is_flush_due = False
+        finished, self._finished = self._finished, []
+        requeued, self._requeued_count = self._requeued_count, 0
+        can_write = self._wire.state != BROKEN and self._transport is not None
+        if finished and can_write:
+            self._out.append(self._wire.finish(finished))
+        if finished or requeued:
+            self._owner.on_settled(self, len(finished), requeued)
+        if self._out:
+            if can_write:
+                assert self._transport is not None
+                self._transport.write(b"".join(self._out))
+            self._out.clear()
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self.is_lost:  # given up while it was being made
+            self._transport.abort()
+            return
+        self._heard_at = self._loop.time()
+        self._watch_silence()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(ConnectionFailed(self.address, str(error) if error else "closed by nsqd"))
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_lost:
+            return
+        self._heard_at = self._loop.time()
+        for event in self._wire.receive(data):
+            if isinstance(event, Messages):
+                self._owner.on_messages(self, event.records)
+            elif isinstance(event, Reply):
+                cast(Answered, event.token)(event.data)
+            else:
+                self._handle(event)
+        if self._finished or self._out:
+            self.flush()
+
+    def _handle(self, event: Heartbeat | MessageFailed | Refused | Broken) -> None:
+        if isinstance(event, Heartbeat):
+            self._out.append(self._wire.nop())
+        elif isinstance(event, MessageFailed):
+            self._message_failed(event)
+        elif isinstance(event, Broken):
+            self._lose(event.error)
+        else:
+            error = refusal(event.code, event.detail, self.address)
+            if event.token is not None:
+                cast(Answered, event.token)(error)
+            if event.is_fatal:
+                self._lose(error)
+
+    def _message_failed(self, failure: MessageFailed) -> None:
+        if failure.command == "TOUCH":
+            failed = self._touched.pop(failure.message_id, None)
+            if failed is not None:
+                failed(TouchFailed(failure.code, failure.detail, self.address))
+        self._owner.on_message_failed(self, failure)
+
+    def _watch_silence(self) -> None:
+        if self.is_lost:
+            return
+        silent_until = self._heard_at + self._silence_s
+        if self._loop.time() >= silent_until:
+            self.abort(f"nothing was received for {self._silence_s:g} s")
+        else:
+            self._silence_timer = self._loop.call_at(silent_until, self._watch_silence)
+
+
+def _resolve(future: asyncio.Future[bytes], outcome: bytes | FlintError) -> None:
+    if future.done():  # whoever asked has gone
+        return
+    if isinstance(outcome, bytes):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
+
+async def keep_connected(
+    address: str,
+    connect: Callable[[str], Awaitable[Connection]],
+    is_wanted: Callable[[str], bool],
+    tried: Callable[[str, FlintError | None], None],
+    env: Env,
+) -> None:
+    """Connect to ``address`` again and again while it is wanted; the first attempt after a loss comes within 1 s.
+
+    Args:
+        connect: makes a usable connection.
+        tried: told of every attempt: None when it succeeded, otherwise why it failed.
+    """
+    loop = asyncio.get_running_loop()
+    delay = ReconnectDelay()
+    while is_wanted(address):
+        lived_s = 0.0
+        try:
+            connection = await connect(address)
+        except (ConnectionFailed, NsqdError, ProtocolError) as error:
+            tried(address, error)
+        else:
+            tried(address, None)
+            connected_at = loop.time()
+            error_lost = await asyncio.shield(connection.lost)
+            lived_s = loop.time() - connected_at
+            if is_wanted(address):
+                log.warning("lost nsqd %s: %s", address, error_lost)
+        if is_wanted(address):
+            await asyncio.sleep(delay.next_s(env.random.random(), lived_s))

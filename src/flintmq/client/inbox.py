@@ -1,0 +1,106 @@
+"""Messages that came and were not handed out yet.
+
+Rules of this file:
+
+- What is queued is what came: one :class:`Delivery` per read. A :class:`Message` is made when it is handed out.
+- Several takers share one inbox, message by message, so that a slow one holds back nothing but its own.
+- Taking never waits; who finds nothing waits in :meth:`Inbox.wait` and is woken in the order of waiting.
+- How much can be queued is bounded by RDY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from flintmq.client.message import Delivery, Link, Message
+from flintmq.wire.client import Record
+
+
+class Inbox:
+    """The queue between the connections of a consumer and whoever takes its messages.
+
+    Args:
+        make: what is handed out: :class:`Message`, or the variant for threads.
+        attempts_max: a message with more attempts goes to ``give_up`` instead.
+
+    Attributes:
+        count: messages queued.
+        is_ended: nothing more will come.
+    """
+
+    __slots__ = (
+        "count", "is_ended", "_make", "_attempts_max", "_give_up", "_deliveries", "_delivery", "_records", "_waiters",
+    )  # fmt: skip
+
+    def __init__(
+        self, make: Callable[[Delivery, Record], Message], attempts_max: int, give_up: Callable[[Message], None]
+    ) -> None:
+        self.count = 0
+        self.is_ended = False
+        self._make = make
+        self._attempts_max = attempts_max
+        self._give_up = give_up
+        self._deliveries: deque[Delivery] = deque()
+        self._delivery: Delivery | None = None
+        self._records: Iterator[Record] = iter(())
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def put(self, delivery: Delivery) -> None:
+        """Queue what came in one read."""
+        self._deliveries.append(delivery)
+        self.count += len(delivery.records)
+        if self._waiters:
+            self._wake(len(delivery.records))
+
+    def take(self) -> Message | None:
+        """Hand out the oldest message, or None if there is none."""
+        while True:
+            for record in self._records:
+                self.count -= 1
+                assert self._delivery is not None
+                message = self._make(self._delivery, record)
+                if record[1] <= self._attempts_max:
+                    return message
+                self._give_up(message)
+            if not self._deliveries:
+                return None
+            self._delivery = self._deliveries.popleft()
+            self._records = iter(self._delivery.records)
+
+    def remove(self, link: Link | None = None) -> list[Delivery]:
+        """Take out what came over ``link``, or everything, without handing it out."""
+        if self._delivery is not None and (rest := list(self._records)):
+            current = self._delivery
+            self._deliveries.appendleft(Delivery(current.link, current.owner, current.received_at, rest))
+        self._delivery, self._records = None, iter(())
+        removed = [delivery for delivery in self._deliveries if link is None or delivery.link is link]
+        self._deliveries = deque(delivery for delivery in self._deliveries if delivery not in removed)
+        self.count = sum(len(delivery.records) for delivery in self._deliveries)
+        return removed
+
+    def end(self) -> None:
+        """Say that nothing more will come and wake everybody."""
+        self.is_ended = True
+        self._wake(len(self._waiters))
+
+    async def wait(self) -> None:
+        """Wait until there may be something to take, or the inbox has ended."""
+        if self.count or self.is_ended:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and self.count:
+                self._wake(1)  # it was our turn: pass it on
+            raise
+
+    def _wake(self, count: int) -> None:
+        while count and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1

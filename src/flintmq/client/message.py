@@ -1,0 +1,258 @@
+"""A received message, and what can be done with it.
+
+Rules of this file:
+
+- ``finish``, ``requeue`` and ``touch`` are plain calls: nothing is waited for. What they ask for is gathered and sent as
+  one write per connection when the loop turn ends.
+- They belong to the thread of the event loop. A handler that runs in a thread of its own is handed a
+  :class:`ThreadMessage`, whose calls travel to the loop.
+- A message is answered once; a second answer is the application's mistake and raises.
+- An answer for a message that is not ours any more (its connection broke, its time is over) is not an error: nsqd gives
+  the message to somebody else. :attr:`Message.is_lost` tells.
+
+Source: seed 002 "Message Handling", reference/nsq.md 1.10.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from flintmq.client.options import MS_PER_S, Seconds, seconds
+from flintmq.errors import LocalProtocolError, TouchFailed
+from flintmq.wire.client import Record
+
+log = logging.getLogger("flintmq.client")
+
+OPEN, FINISHED, REQUEUED = 0, 1, 2
+
+
+class Requeue(Exception):
+    """Raise it in a handler to give the message back without a backoff.
+
+    Args:
+        delay: until it is delivered again, seconds or a timedelta; None: in proportion to its attempts.
+    """
+
+    def __init__(self, delay: Seconds | None = None) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+
+class Discard(Exception):
+    """Raise it in a handler to finish a message that cannot be processed.
+
+    Args:
+        reason: goes to the log.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Link(Protocol):
+    """What a message needs of the connection it came over."""
+
+    address: str
+    is_lost: bool
+    msg_timeout_s: float
+    max_msg_timeout_s: float
+
+    def finish(self, message_id: bytes) -> None: ...
+    def finish_all(self, message_ids: list[bytes]) -> None: ...
+    def requeue(self, message_id: bytes, delay_ms: int) -> None: ...
+    def touch(self, message_id: bytes, failed: Callable[[TouchFailed], None]) -> None: ...
+    def forget_touched(self, message_id: bytes) -> None: ...
+
+
+class Owner(Protocol):
+    """What a message needs of its consumer."""
+
+    def time(self) -> float: ...
+    def requeue_delay_s(self, attempts: int) -> float: ...
+    def message_failed(self) -> None: ...
+    def call_in_loop(self, function: Callable[[], object]) -> None: ...
+
+
+class Delivery:
+    """What the messages of one read have in common."""
+
+    __slots__ = ("link", "owner", "received_at", "records")
+
+    def __init__(self, link: Link, owner: Owner, received_at: float, records: Sequence[Record]) -> None:
+        self.link = link
+        self.owner = owner
+        self.received_at = received_at
+        self.records = records
+
+
+class Message:
+    """One message.
+
+    ``async with message:`` finishes it at the end of the block. An exception in the block is logged, requeues the
+    message and makes the consumer back off; it does not leave the block, so that one bad message does not end the loop
+    over all of them. :class:`Requeue` and :class:`Discard` do what they say. What is not an Exception (a cancelled
+    task, Ctrl-C) requeues the message at once and goes on its way.
+
+    Attributes:
+        id: 16 bytes.
+        body: what was published.
+        attempts: 1 for the first delivery.
+        timestamp_ns: when nsqd accepted it, nanoseconds since the Unix epoch.
+    """
+
+    __slots__ = ("timestamp_ns", "attempts", "id", "body", "_delivery", "_answer", "_touched_at")
+
+    def __init__(self, delivery: Delivery, record: Record) -> None:
+        self.timestamp_ns, self.attempts, self.id, self.body = record
+        self._delivery = delivery
+        self._answer = OPEN
+        self._touched_at: float | None = None
+
+    def __repr__(self) -> str:
+        state = ("open", "finished", "requeued")[self._answer]
+        return f"<Message {self.id!r} attempts={self.attempts} {len(self.body)} bytes from {self.nsqd}, {state}>"
+
+    @property
+    def nsqd(self) -> str:
+        """``host:port`` of the nsqd it came from."""
+        return self._delivery.link.address
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it was finished or requeued."""
+        return self._answer != OPEN
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nsqd gives it, or gave it, to somebody else: the connection broke, or its time is over."""
+        return self._delivery.link.is_lost or self.time_left <= 0.0
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until nsqd takes the message back; negative when it did. :meth:`touch` gives more."""
+        delivery = self._delivery
+        link = delivery.link
+        if self._touched_at is None:
+            deadline = delivery.received_at + link.msg_timeout_s
+        else:
+            deadline = min(self._touched_at + link.msg_timeout_s, delivery.received_at + link.max_msg_timeout_s)
+        return deadline - delivery.owner.time()
+
+    def finish(self) -> None:
+        """Tell nsqd that the message is done.
+
+        Raises:
+            LocalProtocolError: it was answered before.
+        """
+        if self._answer:
+            raise self._answered("FIN")
+        self._answer = FINISHED
+        if self._touched_at is not None:
+            self._delivery.link.forget_touched(self.id)
+        self._delivery.link.finish(self.id)
+
+    def requeue(self, delay: Seconds | None = None, *, backoff: bool = False) -> None:
+        """Give the message back.
+
+        Args:
+            delay: until it is delivered again; None: in proportion to its attempts (``requeue_delay`` of the consumer).
+            backoff: count it as a failure, so that the consumer slows down.
+
+        Raises:
+            LocalProtocolError: it was answered before.
+            OptionError: the delay is not a duration.
+        """
+        if self._answer:
+            raise self._answered("REQ")
+        owner = self._delivery.owner
+        delay_s = owner.requeue_delay_s(self.attempts) if delay is None else seconds(delay, "delay")
+        self._answer = REQUEUED
+        if self._touched_at is not None:
+            self._delivery.link.forget_touched(self.id)
+        self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
+        if backoff:
+            owner.message_failed()
+
+    def touch(self) -> None:
+        """Ask for another message timeout from now on, up to nsqd's ``max_msg_timeout`` since the delivery.
+
+        Raises:
+            LocalProtocolError: it was answered before.
+        """
+        if self._answer:
+            raise self._answered("TOUCH")
+        self._touched_at = self._delivery.owner.time()
+        self._delivery.link.touch(self.id, self._touch_failed)
+
+    def settle(self, error: BaseException | None) -> None:
+        """Answer the message by how its handler ended, unless the handler answered it itself.
+
+        To be called in the loop's thread, also for a :class:`ThreadMessage`.
+        """
+        if isinstance(error, Discard):
+            log.info("message %r of %s discarded: %s", self.id, self.nsqd, error.reason)
+        elif isinstance(error, Exception) and not isinstance(error, Requeue):
+            self._settle_failed(error)
+        if self._answer:
+            return
+        if error is None or isinstance(error, Discard):
+            Message.finish(self)
+        elif isinstance(error, Requeue):
+            Message.requeue(self, error.delay)
+        else:
+            Message.requeue(self, 0)
+
+    def _settle_failed(self, error: Exception) -> None:
+        log.warning("message %r of %s failed, attempts %d", self.id, self.nsqd, self.attempts, exc_info=error)
+        if self._answer:
+            self._delivery.owner.message_failed()
+        else:
+            Message.requeue(self, backoff=True)
+
+    def mark_finished(self) -> bool:
+        """Note that the caller sends the FIN itself; False if the message was answered before."""
+        if self._answer:
+            return False
+        self._answer = FINISHED
+        if self._touched_at is not None:
+            self._delivery.link.forget_touched(self.id)
+        return True
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self.settle(error)
+        return isinstance(error, Exception)
+
+    def _touch_failed(self, error: TouchFailed) -> None:
+        log.warning("message %r is not ours any more: %s", self.id, error)
+        self._touched_at = self._delivery.received_at - self._delivery.link.msg_timeout_s  # time_left <= 0: is_lost
+
+    def _answered(self, command: str) -> LocalProtocolError:
+        done = "finished" if self._answer == FINISHED else "requeued"
+        return LocalProtocolError("E_INVALID", f"cannot {command} message {self.id!r}: it is {done} already")
+
+
+class ThreadMessage(Message):
+    """A message in the hands of a handler that runs in a thread: its answers travel to the event loop."""
+
+    __slots__ = ()
+
+    def finish(self) -> None:
+        self._delivery.owner.call_in_loop(super().finish)
+
+    def requeue(self, delay: Seconds | None = None, *, backoff: bool = False) -> None:
+        if delay is not None:
+            seconds(delay, "delay")
+        again = super().requeue
+        self._delivery.owner.call_in_loop(lambda: again(delay, backoff=backoff))
+
+    def touch(self) -> None:
+        self._delivery.owner.call_in_loop(super().touch)

@@ -1,0 +1,204 @@
+"""What a user can set on a connection, and how durations and addresses are written.
+
+Rules of this file: durations are seconds or a timedelta on the outside, seconds (float) inside, milliseconds only on
+the wire; a value out of range is an :class:`OptionError` that names the option, the value and what is allowed.
+Ranges that nsqd also checks (reference/nsq.md 1.5) are nsqd's defaults: an operator can only move them on nsqd.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import cache
+from typing import TypeAlias
+
+from flintmq.env import Env
+from flintmq.errors import OptionError
+from flintmq.wire.client import FRAME_SIZE_MAX_DEFAULT
+from flintmq.wire.identify import IdentifyRequest
+
+Seconds: TypeAlias = float | timedelta
+"""A duration: seconds, or a :class:`datetime.timedelta`."""
+
+NSQD_TCP_PORT = 4150
+NSQLOOKUPD_HTTP_PORT = 4161
+NSQLOOKUPD_COUNT_MAX = 64
+MS_PER_S = 1000
+DAY_S = 86400.0
+
+SOURCE = "argument"
+
+
+def seconds(value: Seconds, option: str, minimum: float = 0.0, maximum: float = DAY_S) -> float:
+    """Read a duration.
+
+    Raises:
+        OptionError: not a duration, or outside ``minimum`` to ``maximum`` seconds.
+    """
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    allowed = f"seconds or a timedelta from {minimum:g} to {maximum:g} s"
+    if isinstance(number, bool) or not isinstance(number, int | float) or not minimum <= number <= maximum:
+        raise OptionError(option, value, allowed, SOURCE)
+    return float(number)
+
+
+def milliseconds(value: Seconds, option: str, minimum: float = 0.0, maximum: float = DAY_S) -> int:
+    """Read a duration as the whole milliseconds that the wire carries, rounded up.
+
+    Raises:
+        OptionError: as :func:`seconds`.
+    """
+    exact = seconds(value, option, minimum, maximum) * MS_PER_S
+    whole = round(exact)
+    # 0.0001 s must not become "at once", and 0.3 s must not become 301 ms because of binary fractions.
+    return whole if abs(exact - whole) < 1e-6 or whole > exact else whole + 1
+
+
+def whole(value: int, option: str, minimum: int, maximum: int) -> int:
+    """Read a count or a size.
+
+    Raises:
+        OptionError: not a whole number from ``minimum`` to ``maximum``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise OptionError(option, value, f"a whole number from {minimum} to {maximum}", SOURCE)
+    return value
+
+
+def listed(value: str | Iterable[str], option: str) -> tuple[str, ...]:
+    """Read one address or several, without repetitions and in the order given.
+
+    Raises:
+        OptionError: something else than text was given.
+    """
+    items = [value] if isinstance(value, str) else list(value)
+    for item in items:
+        if not isinstance(item, str) or not item.strip():
+            raise OptionError(option, item, "an address, or a list of addresses", SOURCE)
+    return tuple(dict.fromkeys(item.strip() for item in items))
+
+
+def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str, int]:
+    """Split ``host:port``, ``[v6]:port`` or ``host`` (port 4150).
+
+    Raises:
+        OptionError: no host, or a port that is none.
+    """
+    host, colon, port_text = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        host, port_text = address, str(NSQD_TCP_PORT)
+    elif ":" in host and not host.startswith("["):
+        raise OptionError(option, address, "an IPv6 address with a port is written [::1]:4150", SOURCE)
+    host = host.removeprefix("[").removesuffix("]")
+    port = int(port_text) if port_text.isascii() and port_text.isdigit() else 0
+    if not host or "/" in host or not 0 < port < 65536:
+        raise OptionError(option, address, "host:port, such as 127.0.0.1:4150", SOURCE)
+    return host, port
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of :func:`split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def tcp_addresses(value: str | Iterable[str], option: str = "nsqd_tcp_addresses") -> tuple[str, ...]:
+    """Read the addresses of one or more nsqd.
+
+    Raises:
+        OptionError: one of them is not ``host:port``.
+    """
+    return tuple(dict.fromkeys(join_address(*split_address(item, option)) for item in listed(value, option)))
+
+
+def http_addresses(value: str | Iterable[str], option: str = "nsqlookupd_http_addresses") -> tuple[str, ...]:
+    """Read the addresses of one or more nsqlookupd: ``http://host:4161`` or ``host:4161``.
+
+    Raises:
+        OptionError: not an HTTP address, or too many of them.
+    """
+    found: dict[str, None] = {}
+    for item in listed(value, option):
+        url = item if "://" in item else f"http://{item}"
+        scheme, _, rest = url.partition("://")
+        if scheme not in ("http", "https") or not rest.strip("/"):
+            raise OptionError(option, item, "http://host:port, such as http://127.0.0.1:4161", SOURCE)
+        found[url.rstrip("/").removesuffix("/lookup")] = None
+    if len(found) > NSQLOOKUPD_COUNT_MAX:
+        raise OptionError(option, len(found), f"at most {NSQLOOKUPD_COUNT_MAX} addresses", SOURCE)
+    return tuple(found)
+
+
+@cache
+def _hostname() -> str:
+    return socket.gethostname()  # noqa: TID251 - the edge where no Env was handed in
+
+
+def system_env() -> Env:
+    """The real world, for a client that was not handed another one."""
+    return Env(hostname=_hostname())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to talk to nsqd. Durations are seconds or a timedelta.
+
+    Attributes:
+        client_id: name of this client in statistics; the host's name when empty.
+        user_agent: library and version in statistics.
+        heartbeat_interval: how often nsqd asks for a sign of life, 1 s to 60 s; twice that without any byte from nsqd
+            and the connection is given up.
+        msg_timeout: how long a handler may take before nsqd gives the message to somebody else; nsqd's default if None.
+        sample_rate: deliver only this percentage of the messages, 1 to 99; nsqd drops the others for good. 0: all.
+        output_buffer_size: bytes nsqd gathers before it writes, 64 to 65536; nsqd's default if 0.
+        output_buffer_timeout: how long nsqd may hold back messages to fill its buffer, 25 ms or more; 25 ms because
+            nsqd's own 250 ms makes quiet topics slow. 0: nsqd's default.
+        connect_timeout: until nsqd answered the first commands.
+        frame_size_max: largest message accepted, in bytes with 30 of header.
+    """
+
+    client_id: str = ""
+    user_agent: str = ""
+    heartbeat_interval: Seconds = 30.0
+    msg_timeout: Seconds | None = None
+    sample_rate: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: Seconds = 0.025
+    connect_timeout: Seconds = 5.0
+    frame_size_max: int = FRAME_SIZE_MAX_DEFAULT
+
+    def __post_init__(self) -> None:
+        milliseconds(self.heartbeat_interval, "heartbeat_interval", 1, 60)
+        if self.msg_timeout is not None:
+            milliseconds(self.msg_timeout, "msg_timeout", 1)
+        whole(self.sample_rate, "sample_rate", 0, 99)
+        if self.output_buffer_size:
+            whole(self.output_buffer_size, "output_buffer_size", 64, 65536)
+        if self.output_buffer_timeout:
+            milliseconds(self.output_buffer_timeout, "output_buffer_timeout", 0.025, 30)
+        seconds(self.connect_timeout, "connect_timeout", 0.001, 3600)
+        whole(self.frame_size_max, "frame_size_max", 1024, 2**31 - 1)
+        for name in ("client_id", "user_agent"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(name, getattr(self, name), "text", SOURCE)
+
+    def with_overrides(self, **overrides: object) -> ConnectionOptions:
+        """A copy in which every override that is not None replaces the option of its name."""
+        values: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        return ConnectionOptions(**values)  # type: ignore[arg-type]
+
+    def identify_request(self, hostname: str, version: str) -> IdentifyRequest:
+        """What the client says about itself."""
+        return IdentifyRequest(
+            client_id=self.client_id or hostname.partition(".")[0],
+            hostname=hostname,
+            user_agent=self.user_agent or f"flintmq/{version}",
+            feature_negotiation=True,
+            heartbeat_interval=milliseconds(self.heartbeat_interval, "heartbeat_interval"),
+            output_buffer_size=self.output_buffer_size,
+            output_buffer_timeout=milliseconds(self.output_buffer_timeout, "output_buffer_timeout"),
+            sample_rate=self.sample_rate,
+            msg_timeout=0 if self.msg_timeout is None else milliseconds(self.msg_timeout, "msg_timeout"),
+        )

@@ -1,0 +1,236 @@
+"""Every exception FlintMQ raises on purpose.
+
+The rules of this file: an exception carries fields, and its text is built from them (what, where, the limit, what to do).
+Assertions are for our own mistakes, exceptions for the world's. Nothing here imports anything of the package.
+
+::
+
+    FlintError
+    ├── ProtocolError(code, detail, fatal)
+    │   ├── LocalProtocolError        we asked for something illegal; nothing was sent
+    │   └── RemoteProtocolError       the peer did; a server answers the code and closes if it is fatal
+    ├── NsqdError(code, detail, nsqd, retryable)      nsqd answered an error frame
+    │   ├── FinFailed  ReqFailed  TouchFailed         not fatal: the message is no longer ours
+    │   └── PublishError
+    │       └── PublishRefused  PublishUnknown        definitely not stored / may be stored
+    ├── ConnectionFailed(address, reason)
+    ├── DiscoveryError(detail)
+    │   └── NoNsqd(topic)
+    ├── StorageError
+    │   ├── CorruptRecord(path, position, reason)
+    │   ├── DiskFull(path, free_bytes, needed_bytes)
+    │   ├── WriteFailed(path, reason)                 the partition is read-only from here on
+    │   └── DataPathLocked(path, reason)
+    ├── OptionError(option, value, allowed, source)
+    └── Exiting                                       the daemon drains and takes no new work
+
+Source: design/codebase.md "Errors and options"; the split local/remote is h11's.
+"""
+
+from __future__ import annotations
+
+
+class FlintError(Exception):
+    """Parent of everything this package raises on purpose."""
+
+
+class ProtocolError(FlintError):
+    """The NSQ protocol was broken by one side.
+
+    Args:
+        code: the first token on the wire, such as ``E_INVALID``.
+        detail: the rest of the error frame; may be empty.
+        fatal: whether a server closes the connection after it answered (reference/nsq.md 1.3).
+    """
+
+    def __init__(self, code: str, detail: str = "", fatal: bool = True) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+        self.fatal = fatal
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.detail}" if self.detail else self.code
+
+
+class LocalProtocolError(ProtocolError):
+    """This side asked for something the protocol forbids; nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something the protocol forbids."""
+
+
+class NsqdError(FlintError):
+    """nsqd answered with an error frame.
+
+    Args:
+        code: first token of the frame, such as ``E_BAD_TOPIC``.
+        detail: the rest of the frame.
+        nsqd: ``host:port`` of the nsqd that answered.
+        retryable: whether the same request can succeed later or elsewhere (seed 000, retry table).
+    """
+
+    def __init__(self, code: str, detail: str = "", nsqd: str = "", retryable: bool = False) -> None:
+        super().__init__(code, detail, nsqd)
+        self.code = code
+        self.detail = detail
+        self.nsqd = nsqd
+        self.retryable = retryable
+
+    def __str__(self) -> str:
+        text = f"{self.code} {self.detail}".strip()
+        return f"{text} (nsqd {self.nsqd})" if self.nsqd else text
+
+
+class FinFailed(NsqdError):
+    """FIN came too late: the message timed out or belongs to another consumer now."""
+
+
+class ReqFailed(NsqdError):
+    """REQ came too late: the message timed out or belongs to another consumer now."""
+
+
+class TouchFailed(NsqdError):
+    """TOUCH came too late: the message timed out or belongs to another consumer now."""
+
+
+class PublishError(NsqdError):
+    """A publish did not end with ``OK``."""
+
+
+class PublishRefused(PublishError):
+    """The message is definitely not stored."""
+
+
+class PublishUnknown(PublishError):
+    """The connection broke or the deadline passed after the message was sent: it may be stored."""
+
+
+class ConnectionFailed(FlintError):
+    """A connection could not be made, or broke.
+
+    Args:
+        address: ``host:port`` or the path of a unix socket.
+        reason: what the operating system or the peer said.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address = address
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"connection to {self.address} failed: {self.reason}"
+
+
+class DiscoveryError(FlintError):
+    """No nsqlookupd gave a usable answer."""
+
+
+class NoNsqd(DiscoveryError):
+    """There is no nsqd to publish to or to consume from."""
+
+    def __init__(self, topic: str, detail: str) -> None:
+        super().__init__(topic, detail)
+        self.topic = topic
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"no nsqd for topic {self.topic!r}: {self.detail}"
+
+
+class StorageError(FlintError):
+    """The data directory cannot be used as asked."""
+
+
+class CorruptRecord(StorageError):
+    """Bytes of a data file are not what was written.
+
+    Args:
+        path: the file.
+        position: byte position of the bad batch in that file.
+        reason: which check failed.
+    """
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(path, position, reason)
+        self.path = path
+        self.position = position
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path} at byte {self.position}: {self.reason}"
+
+
+class DiskFull(StorageError):
+    """There is no room to accept a publish; consuming goes on."""
+
+    def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
+        super().__init__(path, free_bytes, needed_bytes)
+        self.path = path
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"disk full: {self.path} has {self.free_bytes} bytes free and {self.needed_bytes} are kept in reserve; "
+            "free space and publishing goes on by itself"
+        )
+
+
+class WriteFailed(StorageError):
+    """A write or sync of a data file failed; the partition takes no more publishes until nsqd is restarted."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"write to {self.path} failed: {self.reason}"
+
+
+class DataPathLocked(StorageError):
+    """Another process uses the data directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"failed to lock data-path: cannot flock directory {self.path} - {self.reason} "
+            "(possibly in use by another instance of nsqd)"
+        )
+
+
+class OptionError(FlintError):
+    """A flag, configuration key or environment variable cannot be used.
+
+    Args:
+        option: its name as the user wrote it.
+        value: the value given, or None when the name itself is unknown.
+        allowed: what would have been accepted, in words.
+        source: where it was given: ``flag``, ``environment`` or the path of the file.
+    """
+
+    def __init__(self, option: str, value: object, allowed: str, source: str = "flag") -> None:
+        super().__init__(option, value, allowed, source)
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+        self.source = source
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.source}: unknown option {self.option}; {self.allowed}"
+        return f"{self.source}: {self.option}={self.value!r} is not allowed; {self.allowed}"
+
+
+class Exiting(FlintError):
+    """The daemon is shutting down and takes no new work."""
+
+    def __str__(self) -> str:
+        return "exiting"

@@ -1,0 +1,53 @@
+"""Every bound and default that is not an option, with its unit in the name and the relations between them asserted.
+
+What a user can set lives in the ``options.py`` of each daemon; what is here holds for all of them.
+"""
+
+from __future__ import annotations
+
+# names and identifiers (reference/nsq.md 1.4, reference/youzan.md 1.3)
+NAME_SIZE_MAX = 64
+MESSAGE_ID_SIZE = 16
+SEQUENCE_BITS = 50
+SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
+PARTITION_COUNT_MAX = 1024
+ATTEMPTS_MAX = 65535
+
+# wire (reference/nsq.md 1.1)
+COMMAND_LINE_SIZE_MAX = 16 * 1024
+MAGIC_DEADLINE_S = 5.0
+FIRST_COMMAND_DEADLINE_S = 30.0
+WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
+WRITE_BUFFER_MAX_BYTES = 16 * 1024 * 1024
+
+# delivery
+DELIVERY_BYTES_MAX = 256 * 1024  # one slice handed to a connection
+CHANNEL_WINDOW_MAX = 1_000_000  # messages between the confirmed floor and the delivery cursor
+WINDOW_DEFERRED_MAX = 4096  # deferred messages a channel keeps in its window before it moves them to disk
+DEFER_IN_WINDOW_NS = 60 * 1_000_000_000  # longer delays go to disk at once
+CURSOR_FLUSH_S = 0.1  # how often progress of channels is written: what a kill -9 may repeat
+
+# log (design/performance.md decision 5, design/reliability.md R8)
+TAIL_CACHE_BYTES = 1024 * 1024
+READ_AHEAD_BYTES = 256 * 1024
+READ_CACHE_BYTES = 8 * 1024 * 1024
+INDEX_INTERVAL_BYTES = 4096
+FETCH_BYTES_MAX = 4 * 1024 * 1024  # one answer of FETCH
+BATCH_SIZE_MAX = 64 * 1024 * 1024
+BATCH_COUNT_MAX = 65536
+DISK_RESERVE_BYTES = 64 * 1024 * 1024
+SPACE_SAMPLE_BYTES = 256 * 1024  # appended by one log between two looks at the free space
+TAIL_CACHES_BYTES = 16 * 1024 * 1024  # tail caches of all logs together
+INDEX_ENTRIES_MAX = 4096  # per segment; the interval doubles when a segment would need more
+SEALED_FILES_OPEN_MAX = 64  # handles of sealed segments kept open by all logs together
+SYNC_SEGMENTS_MAX = 16  # sealed segments of one log synced at once
+SCAN_WINDOW_BYTES = 4 * 1024 * 1024  # read at once by recovery
+PAGE_BYTES = 4096  # an unreadable sector costs one page
+RESYNC_CRC_BYTES_MAX = 512 * 1024 * 1024  # hashed for doubtful candidates in one search behind damage
+CHECKPOINT_BYTES = 16 * 1024 * 1024  # synced by one log between two checkpoints: what recovery walks at most, about
+
+assert CHANNEL_WINDOW_MAX > WINDOW_DEFERRED_MAX
+assert WRITE_BUFFER_MAX_BYTES > WRITE_BUFFER_HIGH_BYTES > DELIVERY_BYTES_MAX
+assert READ_CACHE_BYTES > READ_AHEAD_BYTES
+assert TAIL_CACHES_BYTES > TAIL_CACHE_BYTES
+assert DISK_RESERVE_BYTES > SPACE_SAMPLE_BYTES

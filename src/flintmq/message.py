@@ -1,0 +1,60 @@
+"""The V2 message frame: what a consumer receives, and exactly what the log stores.
+
+Byte picture (big-endian)::
+
+    0        4        8                16        18               34
+    +--------+--------+----------------+---------+----------------+------
+    | size   | type=2 | timestamp_ns   | attempts| message id     | body
+    +--------+--------+----------------+---------+----------------+------
+    size counts everything after itself: 30 + len(body)
+
+The message id of a plain topic is the internal id as 16 lower-case hex characters, because some clients treat it as
+text; internal id = ``partition << 50 | sequence``.
+
+Source: reference/nsq.md 1.2, design/cluster.md "Decisions that go with it".
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from flintmq.limits import ATTEMPTS_MAX, MESSAGE_ID_SIZE, SEQUENCE_BITS, SEQUENCE_MAX
+
+FRAME_HEADER = Struct(">II")
+MESSAGE_HEADER = Struct(">IIQH16s")
+ATTEMPTS = Struct(">H")
+FRAME_TYPE_MESSAGE = 2
+FRAME_OVERHEAD_BYTES = MESSAGE_HEADER.size  # what a stored frame adds to its body
+SIZE_FIELD_BYTES = 4
+ATTEMPTS_POSITION = 16
+ID_POSITION = 18
+
+assert FRAME_OVERHEAD_BYTES == 34
+assert ID_POSITION + MESSAGE_ID_SIZE == FRAME_OVERHEAD_BYTES
+
+
+def internal_id(partition: int, sequence: int) -> int:
+    """Combine a partition number and the sequence of a message in it."""
+    return partition << SEQUENCE_BITS | sequence
+
+
+def sequence_of(internal: int) -> int:
+    """The message sequence (the offset Spark sees) in an internal id."""
+    return internal & SEQUENCE_MAX
+
+
+def partition_of(internal: int) -> int:
+    """The partition number in an internal id."""
+    return internal >> SEQUENCE_BITS
+
+
+def hex_id(internal: int) -> bytes:
+    """The 16 bytes that stand for an internal id on the wire of a plain topic."""
+    return b"%016x" % internal
+
+
+def with_attempts(frame: bytes | memoryview, attempts: int) -> bytes:
+    """Copy one message frame with its attempts replaced; they stay at 65535 once reached."""
+    copy = bytearray(frame)
+    ATTEMPTS.pack_into(copy, ATTEMPTS_POSITION, min(attempts, ATTEMPTS_MAX))
+    return bytes(copy)

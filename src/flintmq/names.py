@@ -1,0 +1,43 @@
+"""Names of topics and channels, and their spelling on disk.
+
+Source: reference/nsq.md 1.4 (names), design/reliability.md section 6 (topic name on disk).
+"""
+
+from __future__ import annotations
+
+import re
+
+from flintmq.limits import NAME_SIZE_MAX
+
+EPHEMERAL_SUFFIX = "#ephemeral"
+_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
+_PLAIN_ON_DISK = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether ``name`` may name a topic or a channel: 1 to 64 bytes of ``[.a-zA-Z0-9_-]``, optional ``#ephemeral``."""
+    return 0 < len(name) <= NAME_SIZE_MAX and _NAME.match(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    """Whether the topic or channel is not kept on disk and goes with its last client."""
+    return name.endswith(EPHEMERAL_SUFFIX)
+
+
+def directory_name(topic: str) -> str:
+    """The topic's directory: injective also on file systems that fold case, and never ``.`` or ``..``."""
+    return "t-" + "".join(c if c in _PLAIN_ON_DISK else f"%{ord(c):02x}" for c in topic)
+
+
+def topic_of_directory(directory: str) -> str:
+    """The inverse of :func:`directory_name`.
+
+    Raises:
+        ValueError: the directory was not named by :func:`directory_name`.
+    """
+    if not directory.startswith("t-"):
+        raise ValueError(f"{directory!r} is not a topic directory")
+    name = re.sub(r"%([0-9a-f]{2})", lambda m: chr(int(m.group(1), 16)), directory[2:])
+    if directory_name(name) != directory or not is_valid_name(name):
+        raise ValueError(f"{directory!r} is not a topic directory")
+    return name

@@ -1,0 +1,1 @@
+"""asyncio adapters: sockets, HTTP and logging around the sans-IO layers."""

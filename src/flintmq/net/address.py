@@ -1,0 +1,96 @@
+"""Addresses to listen on, as flags spell them, and how they are shown to people and peers.
+
+The spelling is Go's: ``host:port``, ``:port`` for all interfaces, ``[v6]:port``; anything that is not ``host:port`` is
+the path of a unix socket. Source: reference/nsq.md 1.1, 2.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any
+
+from flintmq.errors import FlintError, OptionError
+
+PORT_MAX = 65535
+ALL_INTERFACES = "0.0.0.0"
+
+
+class ListenFailed(FlintError):
+    """A daemon could not listen on the address it was told to.
+
+    Args:
+        address: as given in the option.
+        reason: what the operating system said.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address = address
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"listen ({self.address}) failed - {self.reason}"
+
+
+def split_address(text: str) -> tuple[str, int] | None:
+    """Split ``host:port``; None when ``text`` is not of that form, hence the path of a unix socket."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit():
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host or "/" in host:
+        return None
+    return host, int(port)
+
+
+def tcp_address(option: str, text: str) -> tuple[str, int]:
+    """Read the address of a TCP listener.
+
+    Raises:
+        OptionError: not ``host:port``, or a port above 65535.
+    """
+    address = split_address(text)
+    if address is None or address[1] > PORT_MAX:
+        raise OptionError(option, text, f"give host:port with a port of 0 (any free one) to {PORT_MAX}")
+    return address
+
+
+async def bind_host(host: str, port: int) -> str:
+    """Choose the one address to listen on, so that port 0 means one port and a listener has one name.
+
+    A name may stand for several addresses; the first IPv4 one is taken, as Go does.
+    """
+    if not host:
+        return ALL_INTERFACES
+    try:
+        ipaddress.ip_address(host)
+        return host
+    except ValueError:
+        pass
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ipv4 = [info for info in found if info[0] == socket.AF_INET]
+    return str((ipv4 or found)[0][4][0])
+
+
+def listening_address(server: asyncio.AbstractServer, host: str, port: int) -> tuple[str, int]:
+    """The real host and port of a listener; what was asked for where the loop has no sockets (simulations)."""
+    sockets = getattr(server, "sockets", ())
+    if not sockets:
+        return host, port
+    name = sockets[0].getsockname()
+    return str(name[0]), int(name[1])
+
+
+def format_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def format_peer(peername: Any) -> str:
+    """The peer of a connection as ``ip:port``; ``@`` for a unix socket, which has no name."""
+    if isinstance(peername, tuple) and len(peername) >= 2:
+        return format_address(str(peername[0]), int(peername[1]))
+    return "@"

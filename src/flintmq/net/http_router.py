@@ -1,0 +1,191 @@
+"""Which handler answers which method and path.
+
+Rules of this file: the hot path is one dictionary look-up by the bytes of method and path; everything else (patterns,
+escapes in the path, redirects, 404, 405, OPTIONS) is decided in :meth:`Router.resolve_slowly` and is a route as well,
+so that the connection knows no special cases. Source: reference/nsq.md 2.0 (httprouter's behaviour).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from flintmq.net.http_messages import (
+    BAD_ESCAPE,
+    JSON_TYPE,
+    NO_PARAMETERS,
+    NSQ_TYPE,
+    PendingResponse,
+    Request,
+    Response,
+    error_response,
+    plain_response,
+    redirect_response,
+)
+
+BODY_LIMIT_BYTES = 64 * 1024
+"""What routes without a use for a body read and drop."""
+
+Handler = Callable[[Request], Response | PendingResponse | Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How requests of one method and path are answered.
+
+    Attributes:
+        handler: a plain function, or a coroutine function where it has to wait.
+        body_limit_bytes: a longer body is answered with ``too_big`` before it is read, and the connection closed.
+        plain: errors are sent as bare text, not as JSON.
+        is_logged: one INFO line per request; off for routes that carry the load.
+    """
+
+    handler: Handler
+    body_limit_bytes: int
+    too_big: Response
+    plain: bool
+    is_logged: bool
+
+
+_BODY_TOO_BIG = error_response(413, "BODY_TOO_BIG")
+
+
+def always(response: Response, *, too_big: Response = _BODY_TOO_BIG, is_logged: bool = True) -> Route:
+    """A route with one constant answer."""
+    return Route(lambda _request: response, BODY_LIMIT_BYTES, too_big, False, is_logged)
+
+
+NOT_FOUND_RESPONSE = error_response(404, "NOT_FOUND")
+NOT_FOUND = always(NOT_FOUND_RESPONSE)
+BAD_PATH = always(plain_response("400 Bad Request", 400))
+
+
+class Router:
+    """The routes of one daemon. Build it completely before the server starts."""
+
+    def __init__(self) -> None:
+        self.exact: dict[tuple[bytes, bytes], Route] = {}
+        self._routes: dict[tuple[str, ...], dict[str, Route]] = {}
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        body_limit_bytes: int = BODY_LIMIT_BYTES,
+        too_big: str = "BODY_TOO_BIG",
+        plain: bool = False,
+        is_logged: bool = True,
+    ) -> None:
+        """Answer ``method path`` with ``handler``.
+
+        Args:
+            path: lower case; a segment ``{name}`` takes any non-empty text without a slash.
+            too_big: the text of the 413 for a body of more than ``body_limit_bytes``.
+            plain: errors of this route are bare text.
+            is_logged: write one INFO line per request.
+        """
+        route = Route(handler, body_limit_bytes, error_response(413, too_big, plain), plain, is_logged)
+        methods = self._routes.setdefault(_segments(path), {})
+        assert method not in methods, f"{method} {path} is routed twice"
+        methods[method] = route
+        if "{" not in path:
+            self.exact[method.encode(), path.encode()] = route
+
+    def resolve_slowly(self, method: str, path: bytes, query: bytes) -> tuple[Route, Mapping[str, str]]:
+        """Find what answers a request that is not in :attr:`exact`."""
+        text = path.decode("latin-1")
+        if method == "OPTIONS" and text == "*":
+            return _allow(200, self._methods_of(self._routes)), NO_PARAMETERS
+        if BAD_ESCAPE.search(text):
+            return BAD_PATH, NO_PARAMETERS
+        text = unquote(text, errors="replace")
+        segments = _segments(text)
+        found = self._match(method, segments)
+        if found is not None:
+            return found
+        return self._redirect(method, text, query) or self._refuse(method, segments), NO_PARAMETERS
+
+    def _match(self, method: str, segments: tuple[str, ...]) -> tuple[Route, Mapping[str, str]] | None:
+        for pattern, methods in self._routes.items():
+            if method in methods:
+                parameters = _match_pattern(pattern, segments)
+                if parameters is not None:
+                    return methods[method], parameters
+        return None
+
+    def _redirect(self, method: str, path: str, query: bytes) -> Route | None:
+        """Lead a superfluous slash or a wrong case to the registered path."""
+        cleaned = _clean(path)
+        for pattern, methods in self._routes.items():
+            if method in methods and path != "/":
+                parameters = _match_pattern(_without_slash(pattern), cleaned, fold_case=True)
+                if parameters is not None:
+                    location = "/" + "/".join(_fill(pattern, parameters))
+                    if query:
+                        location += "?" + query.decode("latin-1")
+                    return always(redirect_response(location, method))
+        return None
+
+    def _refuse(self, method: str, segments: tuple[str, ...]) -> Route:
+        allowed = self._methods_of(
+            {pattern: m for pattern, m in self._routes.items() if _match_pattern(pattern, segments) is not None}
+        )
+        if not allowed:
+            return NOT_FOUND
+        return _allow(200 if method == "OPTIONS" else 405, allowed)
+
+    @staticmethod
+    def _methods_of(routes: Mapping[tuple[str, ...], Mapping[str, Route]]) -> list[str]:
+        methods = {method for found in routes.values() for method in found}
+        return sorted(methods | {"OPTIONS"}) if methods else []
+
+
+def _allow(status: int, methods: list[str]) -> Route:
+    allow = ("Allow", ", ".join(methods))
+    if status == 200:
+        return always(Response(200, b"", (allow,)))
+    error = error_response(405, "METHOD_NOT_ALLOWED")
+    return always(Response(405, error.body, (JSON_TYPE, NSQ_TYPE, allow)))
+
+
+def _segments(path: str) -> tuple[str, ...]:
+    return tuple(path.split("/")[1:]) if path.startswith("/") else (path,)
+
+
+def _clean(path: str) -> tuple[str, ...]:
+    """The segments of a path without empty ones, ``.`` and ``..``."""
+    kept: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            del kept[-1:]
+        elif segment not in ("", "."):
+            kept.append(segment)
+    return tuple(kept)
+
+
+def _without_slash(pattern: tuple[str, ...]) -> tuple[str, ...]:
+    return pattern[:-1] if pattern[-1] == "" else pattern
+
+
+def _match_pattern(
+    pattern: tuple[str, ...], segments: tuple[str, ...], fold_case: bool = False
+) -> Mapping[str, str] | None:
+    if len(pattern) != len(segments):
+        return None
+    parameters: dict[str, str] = {}
+    for wanted, given in zip(pattern, segments, strict=True):
+        if wanted.startswith("{"):
+            if not given:
+                return None
+            parameters[wanted[1:-1]] = given
+        elif wanted != (given.lower() if fold_case else given):
+            return None
+    return parameters or NO_PARAMETERS
+
+
+def _fill(pattern: tuple[str, ...], parameters: Mapping[str, str]) -> list[str]:
+    return [quote(parameters[part[1:-1]], safe="") if part.startswith("{") else part for part in pattern]

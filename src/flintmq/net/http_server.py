@@ -1,0 +1,687 @@
+"""One small HTTP/1.1 server for all daemons.
+
+Rules of this file
+
+- The path of a plain request is short: parser callbacks, one dictionary look-up, the handler, one write for all answers
+  of one ``data_received``. No task unless the handler is a coroutine, no timer per request.
+- Answers of a connection leave in the order of its requests; requests of one connection run one after the other.
+- Everything a peer can make grow is bounded: request line, headers, body, chunk overhead, queue of pipelined requests,
+  answers it does not read, time to send a request, idle time, connections. What one ``data_received`` brought (at most
+  256 KiB) may exceed a bound, nothing after it: the parser cannot be stopped in the middle of a chunk and resumed.
+- Deadlines are counted in ticks of one timer of the server; a connection only notes the tick of its last step.
+
+Source: reference/nsq.md 2.0; limits: net/http of Go where it has one, otherwise stated at the constant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import ssl as ssl_module
+from collections import deque
+from collections.abc import Callable, Coroutine
+from email.utils import formatdate
+from typing import Any, cast
+
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from flintmq.clock import Clock, SystemClock
+from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
+from flintmq.net.address import bind_host, format_peer, listening_address
+from flintmq.net.http_messages import (
+    EMPTY,
+    NO_PARAMETERS,
+    HttpError,
+    PendingResponse,
+    Request,
+    Response,
+    error_response,
+    json_response,
+    plain_response,
+    text_response,
+)
+from flintmq.net.http_router import NOT_FOUND_RESPONSE, Handler, Route, Router, always
+from flintmq.net.linger import close_lingering
+
+__all__ = [
+    "EMPTY",
+    "Handler",
+    "HttpError",
+    "HttpServer",
+    "PendingResponse",
+    "Request",
+    "Response",
+    "Router",
+    "error_response",
+    "json_response",
+    "plain_response",
+    "text_response",
+]
+
+URL_SIZE_MAX = 8 * 1024
+HEADER_SIZE_MAX = 8 * 1024
+HEADER_COUNT_MAX = 100
+HEAD_SIZE_MAX = 64 * 1024
+CHUNK_OVERHEAD_FACTOR = 8  # "1\r\nx\r\n": a body sent in chunks of one byte costs six bytes per byte
+CHUNK_SLACK_BYTES = 512 * 1024  # more than one data_received, whose earlier requests are counted too
+QUEUE_COUNT_MAX = 16
+OUT_FLUSH_BYTES = 64 * 1024
+CONNECTIONS_MAX = 10_000
+REQUEST_DEADLINE_S = 60.0
+IDLE_DEADLINE_S = 300.0
+WRITE_DEADLINE_S = 30.0
+CLOSE_DEADLINE_S = 5.0
+TICK_S = 1.0
+
+assert HEADER_SIZE_MAX < HEAD_SIZE_MAX
+
+_INTERNAL_ERROR = error_response(500, "INTERNAL_ERROR")
+_PLAIN_INTERNAL_ERROR = error_response(500, "INTERNAL_ERROR", plain=True)
+_BAD_REQUEST = plain_response("400 Bad Request", 400)
+_NO_HOST = plain_response("400 Bad Request: missing required Host header", 400)
+_URL_TOO_LONG = plain_response(f"414 URI Too Long: more than {URL_SIZE_MAX} bytes", 414)
+_HEADER_TOO_LONG = plain_response(
+    f"431 Request Header Fields Too Large: a line of more than {HEADER_SIZE_MAX} bytes", 431
+)
+_TOO_MANY_HEADERS = plain_response(f"431 Request Header Fields Too Large: more than {HEADER_COUNT_MAX} headers", 431)
+_HEAD_TOO_LONG = plain_response(f"431 Request Header Fields Too Large: more than {HEAD_SIZE_MAX} bytes", 431)
+_TIMED_OUT = plain_response("408 Request Timeout", 408)
+_BAD_EXPECTATION = plain_response("417 Expectation Failed", 417)
+_TOO_MANY_CONNECTIONS = error_response(503, "TOO_MANY_CONNECTIONS")
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HOP_HEADERS = (b"connection", b"upgrade", b"http2-settings")
+
+_log = logging.getLogger(__name__)
+
+Before = Callable[[Request], Response | None]
+
+
+class _Refused(Exception):
+    """Stops the parser; the connection has noted what to answer."""
+
+
+class HttpServer:
+    """Listens, owns the connections and their deadlines.
+
+    Args:
+        router: the complete routes.
+        clock: for the ``Date`` header and the times in the log.
+        before: sees every request before its body is read, known path or not; a response it returns is the answer.
+        connections_max: further connections are answered 503 and closed.
+        request_deadline_s: from the first byte of a request to its last.
+        idle_deadline_s: between two requests of a connection.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        clock: Clock | None = None,
+        before: Before | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        request_deadline_s: float = REQUEST_DEADLINE_S,
+        idle_deadline_s: float = IDLE_DEADLINE_S,
+    ) -> None:
+        self.router = router
+        self.before = before
+        self.connections_max = connections_max
+        self.request_ticks = math.ceil(request_deadline_s / TICK_S)
+        self.idle_ticks = math.ceil(idle_deadline_s / TICK_S)
+        self.write_ticks = math.ceil(WRITE_DEADLINE_S / TICK_S)
+        self.tick = 0
+        self.is_closing = False
+        self.connections: dict[_Connection, None] = {}
+        self.tail = self.tail_keep_alive = self.tail_close = b""
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._all_gone: asyncio.Future[None] | None = None
+        self._refresh_date()
+
+    async def start(self, host: str, port: int, ssl: ssl_module.SSLContext | None = None) -> tuple[str, int]:
+        """Listen on a TCP address.
+
+        Returns:
+            The real host and port.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        host = await bind_host(host, port)
+        listener = await loop.create_server(lambda: self.new_connection(loop), host, port, ssl=ssl)
+        self._listening(listener, loop)
+        return listening_address(listener, host, port)
+
+    async def start_unix(self, path: str, ssl: ssl_module.SSLContext | None = None) -> None:
+        """Listen on a unix socket.
+
+        Raises:
+            OSError: the path cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        self._listening(await loop.create_unix_server(lambda: self.new_connection(loop), path, ssl=ssl), loop)
+
+    async def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> None:
+        """Stop accepting, let what is being answered end, then close every connection.
+
+        Args:
+            deadline_s: how long running handlers and unread answers are waited for; then they are cut off.
+        """
+        self.is_closing = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if self.connections or self._tasks:
+            self._all_gone = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._all_gone,), timeout=deadline_s)
+        for task in list(self._tasks):
+            task.cancel()
+        for connection in list(self.connections):
+            connection.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def describe(self) -> str:
+        """One line per connection, for ``/debug`` and failing tests."""
+        lines = [f"HttpServer tick={self.tick} connections={len(self.connections)} tasks={len(self._tasks)}"]
+        lines.extend("  " + connection.describe() for connection in self.connections)
+        return "\n".join(lines)
+
+    # --- for connections, and for whoever drives one without a socket
+
+    def new_connection(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
+        """The protocol for a connection just accepted."""
+        return _Connection(self, loop)
+
+    def on_tick(self) -> None:
+        """Check all deadlines; called every ``TICK_S`` seconds."""
+        self.tick += 1
+        self._refresh_date()
+        for connection in list(self.connections):
+            connection.check_deadlines()
+
+    def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+        """Run a coroutine handler; the task is held here so that it is neither lost nor left behind."""
+        task = loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget_task)
+
+    def forget(self, connection: _Connection) -> None:
+        """A connection is gone."""
+        self.connections.pop(connection, None)
+        self._notice_all_gone()
+
+    # --- inside
+
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._notice_all_gone()
+
+    def _notice_all_gone(self) -> None:
+        if not self.connections and not self._tasks and self._all_gone is not None and not self._all_gone.done():
+            self._all_gone.set_result(None)
+
+    def _listening(self, listener: asyncio.AbstractServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._listeners.append(listener)
+        if self._timer is None:
+            self._timer = loop.call_later(TICK_S, self._tick_again, loop)
+
+    def _tick_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(TICK_S, self._tick_again, loop)
+        self.on_tick()
+
+    def _refresh_date(self) -> None:
+        date = b"Date: " + formatdate(self.clock.wall_ns() // 1_000_000_000, usegmt=True).encode() + b"\r\n"
+        self.tail = date + b"\r\n"
+        self.tail_keep_alive = date + b"Connection: keep-alive\r\n\r\n"
+        self.tail_close = date + b"Connection: close\r\n\r\n"
+
+
+class _Connection(asyncio.Protocol):
+    """One HTTP connection: parses requests, runs their handlers in order, writes the answers.
+
+    ``_request`` is being received, ``_queue`` was received and waits, ``_running`` has a handler that is not done.
+    """
+
+    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._exact = server.router.exact
+        self._transport: asyncio.Transport | None = None
+        self._remote_address = "@"
+        self._parser: Any = HttpRequestParser(self)
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_count = 0
+        self._head_bytes = 0
+        self._request: Request | None = None
+        self._pieces: list[bytes] = []
+        self._body_bytes = 0
+        self._is_chunked = False
+        self._chunked_bytes_left = 0
+        self._is_receiving = True  # a fresh connection owes us a request
+        self._is_upgrading = False
+        self._expects_continue = False
+        self._refusal: Response | None = None
+        self._is_input_done = False
+        self._queue: deque[Request] = deque()
+        self._running: Request | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_closing = False
+        self._is_read_paused = False
+        self._is_write_paused = False
+        self._since_tick = server.tick
+        self._stalled_tick = 0
+        self._linger: asyncio.TimerHandle | None = None
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._remote_address = format_peer(transport.get_extra_info("peername"))
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
+        server = self._server
+        is_full = len(server.connections) >= server.connections_max
+        server.connections[self] = None
+        if is_full:
+            self._refuse_now(_TOO_MANY_CONNECTIONS)
+        elif server.is_closing:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_input_done:
+            return
+        self._head_bytes += len(data)
+        try:
+            try:
+                self._parser.feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                self._feed_upgrades(data[upgrade.args[0] :])
+        except HttpParserError as error:
+            self._parsing_stopped(error)
+        else:
+            self._check_bounds(len(data))
+        self._flush()
+
+    def eof_received(self) -> bool:
+        self._is_input_done = True
+        if self._running is None and not self._queue:
+            return False
+        # Half-closed after its requests: answer them, then close. TLS cannot stay half-open.
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        self._stalled_tick = self._server.tick
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._advance()
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        self._is_input_done = True
+        self._is_closing = True
+        self._transport = None
+        self._parser = None  # it holds our bound methods: a cycle
+        self._queue.clear()
+        self._out.clear()
+        self._server.forget(self)
+
+    # --- parser callbacks
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_receiving:
+            self._is_receiving = True
+            self._since_tick = self._server.tick
+        self._url = self._url + url if self._url else url
+        if len(self._url) > URL_SIZE_MAX:
+            self._refuse(_URL_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        if self._header_count > HEADER_COUNT_MAX:
+            self._refuse(_TOO_MANY_HEADERS)
+        if len(name) + len(value) > HEADER_SIZE_MAX:
+            self._refuse(_HEADER_TOO_LONG)
+        if self._request is None:  # else: the trailer of a chunked body, which nobody asked for
+            self._headers.setdefault(name.lower(), value)
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        method = self._parser.get_method()
+        headers = self._headers
+        path, _, query = self._url.partition(b"?")
+        route = self._exact.get((method, path))
+        parameters = NO_PARAMETERS
+        if route is None:
+            if not path.startswith(b"/"):
+                path = _path_of_absolute(path)
+            route, parameters = self._server.router.resolve_slowly(method.decode(), path, query)
+        request = Request(method, path, query, headers, self._remote_address, route, parameters)
+        self._request = request
+        if (b"upgrade" in headers or method == b"CONNECT") and self._decline_upgrade(method):
+            return
+        if self._server.before is not None:
+            self._ask_before(request, self._server.before)
+        length = headers.get(b"content-length")
+        if length is not None:
+            if int(length) > request.route.body_limit_bytes:
+                self._refuse(request.route.too_big)
+        elif b"transfer-encoding" in headers:
+            self._is_chunked = True
+            self._chunked_bytes_left = CHUNK_OVERHEAD_FACTOR * request.route.body_limit_bytes + CHUNK_SLACK_BYTES
+        if b"host" not in headers and self._parser.get_http_version() == "1.1":
+            self._refuse(_NO_HOST)
+        if b"expect" in headers:
+            self._expect(headers[b"expect"])
+
+    def on_body(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        if self._is_chunked:
+            self._body_bytes += len(piece)
+            route: Route = cast(Request, self._request).route
+            if self._body_bytes > route.body_limit_bytes:
+                self._refuse(route.too_big)
+
+    def on_message_complete(self) -> None:
+        if self._is_upgrading:
+            return
+        request = cast(Request, self._request)
+        pieces = self._pieces
+        if pieces:
+            request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        request.keep_alive = self._parser.should_keep_alive()
+        self._forget_request()
+        self._is_receiving = False
+        self._since_tick = self._server.tick
+        if self._is_closing:
+            return
+        if self._running is None and not self._queue and not self._is_write_paused:
+            self._handle(request)
+        else:
+            self._queue.append(request)
+
+    # --- receiving
+
+    def _forget_request(self) -> None:
+        self._request = None
+        self._url = b""
+        self._headers = {}
+        self._header_count = 0
+        self._head_bytes = 0
+        self._pieces = []
+        self._body_bytes = 0
+        self._is_chunked = False
+        self._expects_continue = False
+
+    def _ask_before(self, request: Request, before: Before) -> None:
+        try:
+            response = before(request)
+        except Exception as error:  # noqa: BLE001 - _response_to logs it
+            response = self._response_to(request, error)
+        if response is not None:
+            request.route = always(response, too_big=response)
+
+    def _expect(self, expectation: bytes) -> None:
+        if expectation.lower() != b"100-continue":
+            self._refuse(_BAD_EXPECTATION)
+        self._expects_continue = True
+        self._continue_if_idle()
+
+    def _continue_if_idle(self) -> None:
+        """Invite the body, but not before the answers to earlier requests."""
+        if self._expects_continue and self._running is None and not self._queue and not self._is_closing:
+            self._expects_continue = False
+            self._out.append(_CONTINUE)
+
+    def _decline_upgrade(self, method: bytes) -> bool:
+        """Whether the parser now takes what follows the head for another protocol's bytes."""
+        if method == b"CONNECT":
+            self._refuse(NOT_FOUND_RESPONSE)
+        # Java's HTTP client offers h2c with every request; the offer is declined by answering in HTTP/1.1.
+        self._is_upgrading = self._parser.should_upgrade()
+        return self._is_upgrading
+
+    def _feed_upgrades(self, rest: bytes) -> None:
+        """Go on after a declined upgrade: a fresh parser gets the head without the offer, then what follows it."""
+        while True:
+            request = cast(Request, self._request)
+            head = [b"%b %b HTTP/1.1" % (self._parser.get_method(), self._url)]
+            head.extend(b"%b: %b" % item for item in request.headers.items() if item[0] not in _HOP_HEADERS)
+            if b"close" in request.headers.get(b"connection", b"").lower():
+                head.append(b"connection: close")
+            self._forget_request()
+            self._is_upgrading = False
+            self._parser = HttpRequestParser(self)
+            try:
+                self._parser.feed_data(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+                return
+            except HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] - len(b"\r\n".join(head)) - 4 :]
+
+    def _check_bounds(self, size_bytes: int) -> None:
+        if self._request is None:
+            if self._head_bytes > HEAD_SIZE_MAX:
+                self._refuse_now(_HEAD_TOO_LONG)
+        elif self._is_chunked:
+            self._chunked_bytes_left -= size_bytes
+            if self._chunked_bytes_left < 0:
+                self._refuse_now(self._request.route.too_big)
+        if len(self._queue) > QUEUE_COUNT_MAX:
+            self._update_reading()
+
+    # --- refusing
+
+    def _refuse(self, response: Response) -> None:
+        """Inside a parser callback: stop parsing, answer in turn, close."""
+        self._refusal = response
+        raise _Refused
+
+    def _parsing_stopped(self, error: HttpParserError) -> None:
+        if self._is_input_done or self._is_closing:
+            return  # bytes after a request that asked to close
+        response = self._refusal
+        if response is None and isinstance(error, HttpParserCallbackError):
+            _log.error("HTTP %s: internal error while parsing", self._remote_address, exc_info=error)
+            response = _INTERNAL_ERROR
+        if response is None:
+            _log.debug("HTTP %s: %s", self._remote_address, error)
+            response = _BAD_REQUEST
+        self._refuse_now(response)
+
+    def _refuse_now(self, response: Response) -> None:
+        """Read no more; answer ``response`` after what came before, then close."""
+        self._is_input_done = True
+        self._refusal = response
+        request = self._request or Request(b"-", self._url or b"-", b"", {}, self._remote_address)
+        is_logged = self._request is not None
+        request.route = always(response, is_logged=is_logged)
+        request.keep_alive = False
+        self._forget_request()
+        if self._running is None and not self._queue and not self._is_write_paused:
+            self._handle(request)
+            self._flush()
+        else:
+            self._queue.append(request)
+
+    # --- answering
+
+    def _handle(self, request: Request) -> None:
+        route: Route = request.route
+        if route.is_logged:
+            request.received_at_ns = self._server.clock.monotonic_ns()
+        try:
+            result = route.handler(request)
+        except Exception as error:  # noqa: BLE001 - _response_to logs it
+            self._respond(request, self._response_to(request, error))
+            return
+        if type(result) is Response:
+            self._respond(request, result)
+        elif isinstance(result, PendingResponse) and result.outcome is not None:
+            self._respond(request, self._response_to(request, result.outcome))
+        elif isinstance(result, PendingResponse):
+            self._running = request
+            result.attach(self._settle)
+        elif inspect.iscoroutine(result):
+            self._running = request
+            self._server.spawn(self._wait(result), self._loop)
+        else:
+            self._respond(request, self._response_to(request, result))
+
+    async def _wait(self, answer: Coroutine[Any, Any, Response]) -> None:
+        try:
+            outcome: object = await answer
+        except Exception as error:  # noqa: BLE001 - _response_to logs it
+            outcome = error
+        self._settle(outcome)
+
+    def _settle(self, outcome: object) -> None:
+        """The running handler is done."""
+        request = cast(Request, self._running)
+        self._running = None
+        response = self._response_to(request, outcome)
+        self._since_tick = self._server.tick
+        if self._transport is not None:
+            self._respond(request, response)
+            self._advance()
+            self._flush()
+
+    def _response_to(self, request: Request, outcome: object) -> Response:
+        """The answer to what a handler returned or raised."""
+        plain = request.route.plain
+        if isinstance(outcome, Response):
+            return outcome
+        if isinstance(outcome, HttpError):
+            return error_response(outcome.status, outcome.message, plain)
+        if isinstance(outcome, BaseException):
+            _log.error("HTTP handler of %s %s failed", request.method, request.target, exc_info=outcome)
+        else:
+            _log.error("HTTP handler of %s %s returned %r", request.method, request.target, outcome)
+        return _PLAIN_INTERNAL_ERROR if plain else _INTERNAL_ERROR
+
+    def _respond(self, request: Request, response: Response) -> None:
+        server = self._server
+        is_last = not request.keep_alive or server.is_closing
+        if is_last:
+            tail = server.tail_close
+            self._is_closing = True
+            self._queue.clear()
+        elif b"connection" in request.headers:
+            tail = server.tail_keep_alive  # HTTP/1.0 clients must be told
+        else:
+            tail = server.tail
+        answer = response.head + tail + response.body
+        if request.method_bytes == b"HEAD":
+            answer = response.head + tail
+        self._out.append(answer)
+        self._out_bytes += len(answer)
+        if request.route.is_logged and _log.isEnabledFor(logging.INFO):
+            elapsed_ms = (server.clock.monotonic_ns() - request.received_at_ns) / 1e6
+            args = (response.status, request.method, request.target, request.remote_address, elapsed_ms)
+            _log.info("%d %s %s (%s) %.3fms", *args)
+        if self._out_bytes > OUT_FLUSH_BYTES:
+            self._flush()
+
+    def _advance(self) -> None:
+        """Run what was received while a handler ran or the peer did not read."""
+        while self._queue and self._running is None and not self._is_write_paused and not self._is_closing:
+            self._handle(self._queue.popleft())
+        if self._is_input_done and self._running is None and not self._queue:
+            self._is_closing = True
+        self._continue_if_idle()
+        self._update_reading()
+
+    def _flush(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        out = self._out
+        if out:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            self._out = []
+            self._out_bytes = 0
+            transport.write(data)
+        if self._is_closing and self._linger is None and not transport.is_closing():
+            self._is_input_done = True
+            if self._refusal is not None:
+                self._update_reading()
+                self._linger = close_lingering(transport, self._loop)
+            else:
+                transport.close()
+
+    def _update_reading(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        # A refused peer is read on, and ignored: it may send all of its request before it reads the answer.
+        wants_pause = self._refusal is None and (self._is_write_paused or len(self._queue) > QUEUE_COUNT_MAX)
+        if wants_pause and not self._is_read_paused:
+            self._is_read_paused = True
+            transport.pause_reading()
+        elif self._is_read_paused and not wants_pause:
+            self._is_read_paused = False
+            transport.resume_reading()
+
+    # --- for the server
+
+    def check_deadlines(self) -> None:
+        """Called once per tick."""
+        server = self._server
+        if self._transport is None:
+            return
+        waited_ticks = server.tick - self._since_tick
+        if self._is_write_paused or self._transport.is_closing():
+            if server.tick - max(self._stalled_tick, self._since_tick) > server.write_ticks:
+                _log.info("HTTP %s: does not read its answers, closing", self._remote_address)
+                self._transport.abort()
+        elif self._running is not None or self._queue or self._is_closing:
+            return  # handlers have their own deadlines, a lingering close has its timer
+        elif self._is_receiving and self._url:
+            if waited_ticks > server.request_ticks:
+                self._refuse_now(_TIMED_OUT)
+        elif waited_ticks > (server.request_ticks if self._is_receiving else server.idle_ticks):
+            self._since_tick = server.tick
+            self._transport.close()
+
+    def close_if_idle(self) -> None:
+        """At shutdown: close unless a request is being received or answered."""
+        if self._running is None and not self._queue and not self._url and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def describe(self) -> str:
+        running = f" running={self._running!r}" if self._running is not None else ""
+        flags = [
+            name
+            for name, is_set in (
+                ("receiving", self._is_receiving),
+                ("input-done", self._is_input_done),
+                ("write-paused", self._is_write_paused),
+                ("closing", self._is_closing),
+            )
+            if is_set
+        ]
+        return f"{self._remote_address} queue={len(self._queue)} since={self._since_tick}{running} {' '.join(flags)}"
+
+
+def _path_of_absolute(url: bytes) -> bytes:
+    """The path of ``http://host/path``; other forms (``*``, an authority) as they are."""
+    _, scheme_end, rest = url.partition(b"://")
+    if not scheme_end:
+        return url
+    _, slash, path = rest.partition(b"/")
+    return slash + path or b"/"

@@ -1,0 +1,28 @@
+"""Closing a connection so that the peer still reads our last bytes.
+
+Closing a socket with unread input makes the kernel send a reset, and a reset discards what the peer has not read yet:
+an error answer to a request that was refused half-way would be lost. So: send our end of stream, throw away what still
+comes in, and close when the peer does or when a bound has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+LINGER_S = 1.0
+
+
+def close_lingering(transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
+    """Send the end of stream now and abort after a bound; the caller's protocol must drop what it still receives.
+
+    Returns:
+        The timer, to be cancelled in ``connection_lost``; None when the transport cannot half-close (TLS) and was
+        closed at once.
+    """
+    if transport.is_closing():
+        return None
+    if not transport.can_write_eof():
+        transport.close()
+        return None
+    transport.write_eof()
+    return loop.call_later(LINGER_S, transport.abort)

@@ -1,0 +1,296 @@
+"""Drives the broker on the event loop: the end of each turn, the syncs, the timeouts, the flush of progress.
+
+A turn ends once, however many connections had something to say: then what was published is written, the answers and
+deliveries that became possible are put out, and every connection is written to at most once.
+
+Durability policies (``--durability``):
+
+- ``fsync``: the publishers of a turn wait until their batch survived ``fdatasync``; while one sync runs, the next turns
+  gather.
+- ``os``: they wait until the kernel has it.
+- ``interval``: as ``os``; a sync follows every ``--sync-every`` messages or ``--sync-timeout``.
+
+Source: design/performance.md decisions 2 and 6, design/reliability.md R1 and R7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from flintmq.broker.broker import Broker
+from flintmq.broker.partition import PublishGroup
+from flintmq.env import Env
+from flintmq.errors import WriteFailed
+from flintmq.limits import CURSOR_FLUSH_S
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0  # after a flush failed
+_RETAIN_S = 30.0  # retention by time, when nothing else happens
+_DEADLINE_SLACK_S = 0.005  # timers are not set finer than this
+
+
+class Output(Protocol):
+    """A connection with something to write."""
+
+    def flush(self) -> None: ...
+
+
+class Ended:
+    """Something a connection waits for before it answers; ends once, with or without an error."""
+
+    __slots__ = ("ended", "error", "waiters")
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.error: BaseException | None = None
+        self.waiters: list[Any] = []
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell every waiter; later calls do nothing."""
+        if self.ended:
+            return
+        self.ended = True
+        self.error = error
+        for waiter in self.waiters:
+            waiter.publish_ended()
+
+
+class Engine:
+    """Owner of the broker's timing. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        env: Env,
+        broker: Broker,
+        *,
+        durability: str,
+        sync_every: int,
+        sync_timeout_ns: int,
+    ) -> None:
+        self.env = env
+        self.broker = broker
+        self.loop = asyncio.get_running_loop()
+        self.durability = durability
+        self.health: str | None = None
+        self._sync_every = sync_every
+        self._sync_timeout_s = sync_timeout_ns / 1e9
+        self._scheduled = False
+        self._outputs: dict[Output, None] = {}
+        self._unsynced: list[PublishGroup] = []
+        self._sync_task: asyncio.Task[None] | None = None
+        self._messages_unsynced = 0
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._deadline_at = 0.0
+        self._flush_wanted = asyncio.Event()
+        self._flush_task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """End this turn when the loop has called everything that is ready now."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._end_turn)
+
+    def wants_output(self, output: Output) -> None:
+        """Write to this connection at the end of the turn."""
+        self._outputs[output] = None
+        self.schedule()
+
+    def _end_turn(self) -> None:
+        self._scheduled = False
+        broker = self.broker
+        wall_ns = self.env.clock.wall_ns()
+        if broker.has_pending:
+            self._store(broker.write_pending(wall_ns))
+        if broker.has_marked:
+            self._pump(wall_ns)
+        if broker.has_metadata:
+            self._flush_wanted.set()
+        outputs, self._outputs = self._outputs, {}
+        for output in outputs:
+            output.flush()
+
+    def _pump(self, wall_ns: int) -> None:
+        broker = self.broker
+        for channel in broker.pump(self.env.clock.monotonic_ns(), wall_ns):
+            sent_to = channel.take_sent_to()
+            for subscription in sent_to:
+                self._outputs[subscription.owner] = None  # type: ignore[index]
+        self._arm_deadline()
+
+    def _arm_deadline(self) -> None:
+        deadline_ns = self.broker.next_deadline_ns
+        if deadline_ns is None:
+            return
+        delay_s = max(_DEADLINE_SLACK_S, (deadline_ns - self.env.clock.monotonic_ns()) / 1e9)
+        at = self.loop.time() + delay_s
+        if self._deadline_timer is not None:
+            if self._deadline_at <= at:
+                return
+            self._deadline_timer.cancel()
+        self._deadline_at = at
+        self._deadline_timer = self.loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        self._deadline_timer = None
+        clock = self.env.clock
+        self.broker.expire(clock.monotonic_ns(), clock.wall_ns())
+        self._pump(clock.wall_ns())
+        self.schedule()
+
+    # -- durability ------------------------------------------------------------------------------------------------
+
+    def _store(self, groups: list[PublishGroup]) -> None:
+        if not groups:
+            return
+        if self.durability == "fsync":
+            self._unsynced += groups
+            self._start_sync()
+            return
+        if self.durability == "interval":
+            self._messages_unsynced += sum(g.end_sequence - g.partition.log.committed_sequence for g in groups)
+            if self._messages_unsynced >= self._sync_every:
+                self._start_sync()
+            elif self._sync_timer is None:
+                self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
+        self.broker.commit(groups)
+
+    def _start_sync(self) -> None:
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        if self._sync_task is None:
+            self._sync_task = self.loop.create_task(self._sync())
+            self._sync_task.add_done_callback(self._sync_done)
+
+    def _sync_done(self, task: asyncio.Task[None]) -> None:
+        self._sync_task = None
+        if not task.cancelled() and task.exception() is not None:
+            log.error("sync ended unexpectedly: %r", task.exception(), exc_info=task.exception())
+        if self._unsynced and not self._closing:
+            self._start_sync()
+
+    async def _sync(self) -> None:
+        """Sync until nothing waits; each round covers everything written before it began."""
+        while True:
+            groups, self._unsynced = self._unsynced, []
+            self._messages_unsynced = 0
+            if self.durability == "fsync":
+                logs = list({group.partition.log: None for group in groups})
+            else:
+                logs = self.broker.logs()
+            await self._sync_logs(logs)
+            stored = []
+            for group in groups:
+                failed = group.partition.log.failed
+                if failed:
+                    group.end(WriteFailed(group.partition.topic_name, failed))
+                else:
+                    stored.append(group)
+            self.broker.commit(stored)
+            self.schedule()
+            if not self._unsynced:
+                return
+
+    async def _sync_logs(self, logs: list[Any]) -> None:
+        pairs = [(each, ticket) for each in logs if (ticket := each.begin_sync()) is not None]
+        if not pairs:
+            return
+        errors = await self.env.run_blocking(_run_tickets, [ticket for _, ticket in pairs])
+        for (each, ticket), error in zip(pairs, errors, strict=True):
+            each.finish_sync(ticket, error)
+            if error is not None:
+                self.health = f"sync of {each.directory} failed: {error}"
+                log.error("%s; the partition takes no more messages until nsqd is restarted", self.health)
+
+    # -- progress --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin writing progress now and then."""
+        self._flush_task = self.loop.create_task(self._flush_forever())
+
+    async def _flush_forever(self) -> None:
+        retained_at = self.loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(CURSOR_FLUSH_S):
+                    await self._flush_wanted.wait()
+            except TimeoutError:
+                pass
+            self._flush_wanted.clear()
+            wall_ns = self.env.clock.wall_ns()
+            if self.loop.time() - retained_at > _RETAIN_S:
+                retained_at = self.loop.time()
+                self.broker.retain_all(wall_ns)
+            if self.broker.has_flush(wall_ns) or self.broker.has_metadata:
+                try:
+                    await self.flush_progress(sync=self.durability == "fsync")
+                except Exception as error:
+                    self.health = f"writing progress failed: {error}"
+                    log.error("%s; trying again in %.0f s", self.health, _RETRY_S)
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    if self.health and self.health.startswith("writing progress"):
+                        self.health = None
+
+    async def flush_progress(self, sync: bool) -> None:
+        """Write the progress of all channels as one transaction.
+
+        Raises:
+            Exception: what the disk or the database said; nothing is lost, the next flush has it all again.
+        """
+        broker = self.broker
+        wall_ns = self.env.clock.wall_ns()
+        flush = broker.take_flush(wall_ns)
+        error: BaseException | None = None
+        answers: list[Any] = []
+        try:
+            answers = await self.env.run_blocking(broker.run_flush, flush, wall_ns, sync)
+        except Exception as failure:
+            error = failure
+        broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())
+        self.schedule()
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Write and sync everything; connections are gone already.
+
+        Raises:
+            Exception: what the disk said; the data directory is as after a kill.
+        """
+        self._closing = True
+        if self._flush_task is not None:
+            self._flush_task.cancel()
+            await asyncio.wait([self._flush_task])
+        if self._scheduled or self.broker.has_pending:
+            self._end_turn()
+        if self._sync_task is not None:
+            await asyncio.wait([self._sync_task])
+        for timer in (self._sync_timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        await self._sync_logs(self.broker.logs())
+        if self._unsynced:
+            await self._sync()
+        await self.flush_progress(sync=True)
+        self.broker.close()
+
+
+def _run_tickets(tickets: list[Any]) -> list[BaseException | None]:
+    """Sync several logs, in a worker thread; one that fails does not keep the others from being synced."""
+    errors: list[BaseException | None] = []
+    for ticket in tickets:
+        try:
+            ticket.run()
+        except Exception as error:
+            errors.append(error)
+        else:
+            errors.append(None)
+    return errors

@@ -1,0 +1,253 @@
+"""nsqd's HTTP API.
+
+Rules of this file: parameters come only from the query string; the order of the checks is nsqd's, because clients know
+which error comes first; publishing answers when the message is stored, without a task per request.
+
+Source: reference/nsq.md 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flintmq.broker.broker import ChannelNotFound, TopicNotFound
+from flintmq.broker.topic import Topic
+from flintmq.errors import FlintError
+from flintmq.names import is_valid_name
+from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response, json_response, text_response
+from flintmq.net.http_router import Router
+from flintmq.nsqd import stats
+from flintmq.wire.server import RefusedBody, parse_mpub_body
+
+if TYPE_CHECKING:
+    from flintmq.nsqd.server import Nsqd
+
+_OK = text_response("OK")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class _Answer:
+    """Answers one request when what it waits for has ended."""
+
+    __slots__ = ("_ok", "_source", "pending")
+
+    def __init__(self, source: Any, ok: Response) -> None:
+        self.pending = PendingResponse()
+        self._source = source
+        self._ok = ok
+        source.waiters.append(self)
+        if source.ended:
+            self.publish_ended()
+
+    def publish_ended(self) -> None:
+        if self._source.error is None:
+            self.pending.complete(self._ok)
+        else:
+            # nsqd answers EXITING for any failure of a put; the reason is in /ping and the log
+            self.pending.fail(HttpError(503, "EXITING"))
+
+
+class HttpApi:
+    """The routes of one nsqd."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self._nsqd = nsqd
+        self._broker = nsqd.engine.broker
+
+    def router(self) -> Router:
+        """Every route, complete."""
+        router = Router()
+        options = self._nsqd.options
+        router.add("GET", "/ping", self._ping, plain=True, is_logged=False)
+        router.add("GET", "/info", self._info)
+        router.add("GET", "/stats", self._stats)
+        publish = {"is_logged": False}
+        router.add("POST", "/pub", self._pub, body_limit_bytes=options.max_msg_size, too_big="MSG_TOO_BIG", **publish)
+        router.add(
+            "POST", "/mpub", self._mpub, body_limit_bytes=options.max_body_size, too_big="BODY_TOO_BIG", **publish
+        )
+        for path, handler in (
+            ("/topic/create", self._topic_create),
+            ("/topic/delete", self._topic_delete),
+            ("/topic/empty", self._topic_empty),
+            ("/topic/pause", self._topic_pause),
+            ("/topic/unpause", self._topic_unpause),
+            ("/channel/create", self._channel_create),
+            ("/channel/delete", self._channel_delete),
+            ("/channel/empty", self._channel_empty),
+            ("/channel/pause", self._channel_pause),
+            ("/channel/unpause", self._channel_unpause),
+        ):
+            router.add("POST", path, handler)
+        return router
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def _ping(self, request: Request) -> Response:
+        health = self._nsqd.health()
+        if health != "OK":
+            raise HttpError(500, health)
+        return _OK
+
+    def _info(self, request: Request) -> Response:
+        return json_response(self._nsqd.info())
+
+    def _stats(self, request: Request) -> Response:
+        query = request.query
+        nsqd = self._nsqd
+        include_clients = _BOOLEANS.get(query.get("include_clients", "true"), True)
+        figures = stats.memory() if _BOOLEANS.get(query.get("include_mem", "true"), True) else None
+        rows = stats.collect(
+            self._broker.topics, nsqd.sessions, query.get("topic", ""), query.get("channel", ""), include_clients
+        )
+        if query.get("format") != "json":
+            text = stats.as_text(
+                nsqd.version_line, rows, nsqd.health(), nsqd.start_ns, nsqd.env.clock.wall_ns(), figures
+            )
+            return text_response(text)
+        answer: dict[str, Any] = {
+            "version": nsqd.version,
+            "health": nsqd.health(),
+            "start_time": nsqd.start_ns // 1_000_000_000,
+            "durability": nsqd.options.durability,
+            "topics": rows["topics"],
+        }
+        if figures is not None:
+            answer["memory"] = figures
+        answer["producers"] = rows["producers"]
+        return json_response(answer)
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def _publish_topic(self, request: Request) -> str:
+        name = request.query.get("topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        return name
+
+    def _publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int = 0) -> PendingResponse:
+        try:
+            group = self._nsqd.publish(topic, bodies, defer_ms)
+        except FlintError:
+            raise HttpError(503, "EXITING") from None
+        self._nsqd.engine.schedule()
+        return _Answer(group, _OK).pending
+
+    def _pub(self, request: Request) -> PendingResponse:
+        body = request.body
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        topic = self._publish_topic(request)
+        defer_ms = 0
+        text = request.query.get("defer")
+        if text is not None:
+            limit = self._nsqd.wire_limits.max_req_timeout_ms
+            if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= limit):
+                raise HttpError(400, "INVALID_DEFER")
+            defer_ms = int(text)
+        return self._publish(topic, (body,), defer_ms)
+
+    def _mpub(self, request: Request) -> PendingResponse | Response:
+        topic = self._publish_topic(request)
+        binary = request.query.get("binary")
+        if binary is not None and _BOOLEANS.get(binary, True):
+            try:
+                bodies = parse_mpub_body(request.body, self._nsqd.wire_limits)
+            except RefusedBody as refused:
+                raise HttpError(413, refused.args[0].removeprefix("E_")) from None
+        else:
+            bodies = [line for line in request.body.split(b"\n") if line]
+            if any(len(body) > self._nsqd.options.max_msg_size for body in bodies):
+                raise HttpError(413, "MSG_TOO_BIG")
+        if not bodies:
+            return _OK
+        return self._publish(topic, bodies)
+
+    # -- topics and channels -----------------------------------------------------------------------------------------
+
+    def _topic_name(self, request: Request) -> str:
+        name = request.query.get("topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        return name
+
+    def _valid_topic_name(self, request: Request, invalid: str = "INVALID_TOPIC") -> str:
+        name = self._topic_name(request)
+        if not is_valid_name(name):
+            raise HttpError(400, invalid)
+        return name
+
+    def _found_topic(self, name: str) -> Topic:
+        try:
+            return self._broker.get_topic(name)
+        except TopicNotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+    def _durably(self) -> Response | PendingResponse:
+        """Answer when the change survives."""
+        self._nsqd.engine.schedule()
+        source = self._nsqd.metadata_durable()
+        return EMPTY if source is None else _Answer(source, EMPTY).pending
+
+    def _topic_create(self, request: Request) -> Response | PendingResponse:
+        name = self._valid_topic_name(request)
+        try:
+            self._nsqd.create_topic(name)
+        except FlintError:
+            raise HttpError(500, "INTERNAL_ERROR") from None
+        return self._durably()
+
+    def _topic_delete(self, request: Request) -> Response | PendingResponse:
+        name = self._topic_name(request)
+        self._found_topic(name)
+        self._nsqd.delete_topic(name)
+        return self._durably()
+
+    def _topic_empty(self, request: Request) -> Response | PendingResponse:
+        self._broker.empty_topic(self._found_topic(self._valid_topic_name(request)))
+        return self._durably()
+
+    def _topic_pause(self, request: Request) -> Response | PendingResponse:
+        self._broker.pause_topic(self._found_topic(self._topic_name(request)), True)
+        return self._durably()
+
+    def _topic_unpause(self, request: Request) -> Response | PendingResponse:
+        self._broker.pause_topic(self._found_topic(self._topic_name(request)), False)
+        return self._durably()
+
+    def _channel_names(self, request: Request) -> tuple[Topic, str]:
+        topic = self._valid_topic_name(request, "INVALID_ARG_TOPIC")
+        channel = request.query.get("channel")
+        if channel is None:
+            raise HttpError(400, "MISSING_ARG_CHANNEL")
+        if not is_valid_name(channel):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        return self._found_topic(topic), channel
+
+    def _channel_create(self, request: Request) -> Response | PendingResponse:
+        topic, channel = self._channel_names(request)
+        self._broker.channel(topic, channel)
+        return self._durably()
+
+    def _change_channel(self, request: Request, change: Callable[[Topic, str], object]) -> Response | PendingResponse:
+        topic, channel = self._channel_names(request)
+        try:
+            change(topic, channel)
+        except ChannelNotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+        return self._durably()
+
+    def _channel_delete(self, request: Request) -> Response | PendingResponse:
+        return self._change_channel(request, self._nsqd.delete_channel)
+
+    def _channel_empty(self, request: Request) -> Response | PendingResponse:
+        return self._change_channel(request, self._broker.empty_channel)
+
+    def _channel_pause(self, request: Request) -> Response | PendingResponse:
+        return self._change_channel(request, lambda t, c: self._broker.pause_channel(t, c, True))
+
+    def _channel_unpause(self, request: Request) -> Response | PendingResponse:
+        return self._change_channel(request, lambda t, c: self._broker.pause_channel(t, c, False))

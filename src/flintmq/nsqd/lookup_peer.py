@@ -1,0 +1,182 @@
+"""nsqd's connections to its nsqlookupds: each told of every topic and channel, and pinged.
+
+Each nsqlookupd has a task of its own, so a slow one delays nobody. After a connection breaks it is tried again within
+a second, and everything is registered anew.
+
+Source: reference/nsq.md 2.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from flintmq.env import Env
+from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.net.address import split_address
+from flintmq.wire.lookup import (
+    PING,
+    LookupClientConnection,
+    LookupdInfo,
+    PeerInfo,
+    decode_lookupd_info,
+    encode_identify,
+    encode_register,
+    encode_unregister,
+    error_of,
+)
+
+log = logging.getLogger(__name__)
+
+_MAGIC_V1 = b"  V1"
+_CONNECT_DEADLINE_S = 1.0
+_ANSWER_DEADLINE_S = 1.0
+_PING_INTERVAL_S = 15.0
+_RETRY_MIN_S, _RETRY_MAX_S = 0.5, 1.0
+_CHANGES_MAX = 100_000  # then everything is registered anew instead
+
+Registration = tuple[str, str]  # topic and channel; an empty channel is the topic itself
+
+
+class _Connection(asyncio.Protocol):
+    """Answers of one nsqlookupd, in order, as futures."""
+
+    def __init__(self) -> None:
+        self._parser = LookupClientConnection()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.receive_data(data)
+            while (response := self._parser.next_response()) is not None:
+                if self._waiting:
+                    future = self._waiting.popleft()
+                    if not future.done():
+                        future.set_result(response)
+        except RemoteProtocolError as error:
+            self._fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionResetError("connection lost") if exc is None else exc)
+
+    def _fail(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+        self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    async def ask(self, data: bytes, answers: int) -> list[bytes]:
+        """Send commands and wait for all of their answers.
+
+        Raises:
+            OSError, TimeoutError, RemoteProtocolError: the connection is of no more use.
+        """
+        if self._transport is None:
+            raise ConnectionResetError("connection lost")
+        futures = [self._loop.create_future() for _ in range(answers)]
+        self._waiting.extend(futures)
+        self._transport.write(data)
+        async with asyncio.timeout(_ANSWER_DEADLINE_S + answers / 1000):
+            return await asyncio.gather(*futures)
+
+
+class LookupPeer:
+    """Keeps one nsqlookupd informed.
+
+    Attributes:
+        address: as configured.
+        info: what it said of itself, None while not connected.
+    """
+
+    def __init__(
+        self, address: str, env: Env, me: Callable[[], PeerInfo], registrations: Callable[[], Iterable[Registration]]
+    ) -> None:
+        self.address = address
+        self.info: LookupdInfo | None = None
+        self._env = env
+        self._me = me
+        self._registrations = registrations
+        self._changes: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._reset = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def register(self, registration: Registration, exists: bool) -> None:
+        """Tell it of a topic or channel that was created or deleted."""
+        if len(self._changes) >= _CHANGES_MAX:
+            self._changes.clear()
+            self._reset = True
+        encode = encode_register if exists else encode_unregister
+        self._changes.append(encode(*registration))
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Stop; nsqlookupd forgets this nsqd when the connection closes."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        was_connected = True
+        while True:
+            try:
+                await self._serve()
+            except (OSError, TimeoutError, FlintError) as error:
+                if was_connected:
+                    log.warning("nsqlookupd %s: %s; trying again until it answers", self.address, error or "no answer")
+            was_connected = self.info is not None
+            self.info = None
+            await asyncio.sleep(self._env.random.uniform(_RETRY_MIN_S, _RETRY_MAX_S))
+
+    async def _serve(self) -> None:
+        """One connection, from its first byte until it breaks."""
+        address = split_address(self.address)
+        if address is None:
+            raise FlintError(f"{self.address} is not host:port")
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(_CONNECT_DEADLINE_S):
+            _, connection = await loop.create_connection(_Connection, *address)
+        try:
+            answer = await connection.ask(_MAGIC_V1 + encode_identify(self._me()), 1)
+            self.info = decode_lookupd_info(answer[0])
+            self._reset = False
+            self._changes.clear()
+            await self._send(connection, [encode_register(*each) for each in self._registrations()])
+            log.info("nsqlookupd %s: connected, version %s", self.address, self.info.version or "unknown")
+            while not self._reset:
+                await self._wait()
+                changes, self._changes = list(self._changes), deque()
+                await self._send(connection, changes or [PING])
+        finally:
+            connection.close()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        if self._changes:
+            return
+        try:
+            async with asyncio.timeout(_PING_INTERVAL_S):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _send(self, connection: _Connection, commands: list[bytes]) -> None:
+        for start in range(0, len(commands), 500):
+            part = commands[start : start + 500]
+            for answer in await connection.ask(b"".join(part), len(part)):
+                error = error_of(answer)
+                if error is not None:
+                    raise error

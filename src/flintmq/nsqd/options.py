@@ -1,0 +1,366 @@
+"""The options of nsqd: every flag of NSQ 1.3 under its own name and default, and ours.
+
+Rows marked ``implemented=False`` are known, documented and refused until their feature exists.
+Source: reference/nsq.md 4.3.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flintmq.errors import OptionError
+from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.options import (
+    HOUR,
+    MILLISECOND,
+    MINUTE,
+    SECOND,
+    Address,
+    Choice,
+    Duration,
+    Integer,
+    Items,
+    Number,
+    Options,
+    Switch,
+    Text,
+    option,
+)
+
+NODE_ID_COUNT = 1024
+MAX_MSG_SIZE_MAX = BATCH_SIZE_MAX - 1024  # one message with its headers must fit one batch of the log
+INT32_MAX = (1 << 31) - 1  # sizes and counts are int32 on the wire
+
+_LOGGING = "Logging"
+_ADDRESSES = "Addresses"
+_STORAGE = "Storage"
+_MESSAGES = "Messages"
+_CLIENTS = "Clients"
+_SCAN = "Queue scan"
+_STATSD = "statsd"
+_LATENCY = "End-to-end latency"
+_AUTH = "Authorisation"
+_TOPOLOGY = "Topology"
+_TLS = "TLS"
+_COMPRESSION = "Compression"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsqdOptions(Options):
+    """What an nsqd can be told; each attribute is the flag of the same name."""
+
+    program: ClassVar[str] = "nsqd"
+    summary: ClassVar[str] = "nsqd receives messages, stores them and delivers them to consumers."
+
+    log_level: str = option(
+        Choice(("debug", "info", "warn", "error", "fatal")), "info", "how much to log on stderr", group=_LOGGING
+    )
+    log_prefix: str = option(Text(), "[nsqd] ", "what every log line starts with", group=_LOGGING)
+    verbose: bool = option(Switch(), False, "has no effect, use --log-level", group=_LOGGING, deprecated=True)
+    worker_id: bool = option(Switch(), False, "has no effect, use --node-id", group=_LOGGING, deprecated=True)
+
+    tcp_address: str = option(Address(), "0.0.0.0:4150", "where to listen for TCP clients", group=_ADDRESSES)
+    http_address: str = option(
+        Address(may_be_empty=True), "0.0.0.0:4151", 'where to listen for HTTP clients, "" for nowhere', group=_ADDRESSES
+    )
+    https_address: str = option(
+        Address(may_be_empty=True),
+        "0.0.0.0:4152",
+        "where to listen for HTTPS clients; nothing listens there without --tls-cert and --tls-key",
+        group=_ADDRESSES,
+    )
+    broadcast_address: str = option(
+        Text("HOST"),
+        "",
+        "the host that nsqlookupd tells clients to connect to",
+        group=_ADDRESSES,
+        default_text="the name of this host",
+    )
+    broadcast_tcp_port: int = option(
+        Integer(0, 65535, "port"),
+        0,
+        "the TCP port that nsqlookupd tells clients, 0 for the one that is listened on",
+        group=_ADDRESSES,
+    )
+    broadcast_http_port: int = option(
+        Integer(0, 65535, "port"),
+        0,
+        "the HTTP port that nsqlookupd tells clients, 0 for the one that is listened on",
+        group=_ADDRESSES,
+    )
+    lookupd_tcp_address: tuple[str, ...] = option(
+        Items(Address(to_connect=True)),
+        (),
+        "a nsqlookupd to register with",
+        group=_ADDRESSES,
+        key="nsqlookupd_tcp_addresses",
+        default_text="none",
+    )
+    node_id: int | None = option(
+        Integer(0, NODE_ID_COUNT - 1, refusal="--node-id must be [0,1024)"),
+        None,
+        "number of this node; accepted for NSQ's sake, message ids do not depend on it",
+        group=_ADDRESSES,
+        key="id",
+        default_text="a hash of the name of this host",
+    )
+    max_connections: int = option(
+        Integer(0),
+        0,
+        "most client connections at a time, 0 for as many as the limit of open files allows",
+        group=_ADDRESSES,
+        origin="flintmq",
+    )
+
+    data_path: str = option(
+        Text("DIRECTORY"),
+        "",
+        "directory of the message log; it must exist",
+        group=_STORAGE,
+        default_text="the current directory",
+    )
+    durability: str = option(
+        Choice(("fsync", "os", "interval")),
+        "fsync",
+        "what a message survives once its publisher has read OK: fsync - a power loss; os - the end of this process, "
+        "however it ends; interval - as os, and a power loss after --sync-every messages or --sync-timeout",
+        group=_STORAGE,
+        origin="flintmq",
+    )
+    sync_every: int = option(
+        Integer(1, unit="messages"), 2500, "with --durability=interval: messages between two syncs", group=_STORAGE
+    )
+    sync_timeout_ns: int = option(
+        Duration(MILLISECOND), 2 * SECOND, "with --durability=interval: longest time between two syncs", group=_STORAGE
+    )
+    max_bytes_per_file: int = option(
+        Integer(1, unit="bytes"),
+        104857600,
+        "size at which a file of the log is closed and the next begun",
+        group=_STORAGE,
+    )
+    mem_queue_size: int = option(
+        Integer(0, unit="messages"),
+        10000,
+        "most messages an #ephemeral topic or channel holds; all others are on disk",
+        group=_STORAGE,
+    )
+    retention_time_ns: int = option(
+        Duration(),
+        0,
+        "how long messages are kept after every channel has finished them, 0 for no longer than that",
+        group=_STORAGE,
+        origin="flintmq",
+    )
+    retention_bytes: int = option(
+        Integer(0, unit="bytes"),
+        0,
+        "most bytes per partition of messages that every channel has finished, 0 for no limit but --retention-time",
+        group=_STORAGE,
+        origin="flintmq",
+    )
+
+    msg_timeout_ns: int = option(
+        Duration(MILLISECOND),
+        MINUTE,
+        "how long a consumer has to finish a message before others get it",
+        group=_MESSAGES,
+    )
+    max_msg_timeout_ns: int = option(
+        Duration(MILLISECOND), 15 * MINUTE, "longest time a consumer can ask for and TOUCH up to", group=_MESSAGES
+    )
+    max_msg_size: int = option(
+        Integer(1, MAX_MSG_SIZE_MAX, "bytes"), 1048576, "size of the largest message", group=_MESSAGES
+    )
+    max_body_size: int = option(
+        Integer(1, INT32_MAX, "bytes"), 5242880, "size of the largest command body, such as MPUB's", group=_MESSAGES
+    )
+    max_req_timeout_ns: int = option(Duration(), HOUR, "longest delay of REQ and DPUB", group=_MESSAGES)
+
+    max_heartbeat_interval_ns: int = option(
+        Duration(SECOND), MINUTE, "longest time between heartbeats that a client can ask for", group=_CLIENTS
+    )
+    max_rdy_count: int = option(Integer(1, INT32_MAX), 2500, "highest RDY count", group=_CLIENTS)
+    max_output_buffer_size: int = option(
+        Integer(64, INT32_MAX, "bytes"), 65536, "largest output buffer that a client can ask for", group=_CLIENTS
+    )
+    max_output_buffer_timeout_ns: int = option(
+        Duration(),
+        30 * SECOND,
+        "longest flush interval that a client can ask for; messages are flushed at once whatever it asks for",
+        group=_CLIENTS,
+    )
+    min_output_buffer_timeout_ns: int = option(
+        Duration(), 25 * MILLISECOND, "shortest flush interval that a client can ask for", group=_CLIENTS
+    )
+    output_buffer_timeout_ns: int = option(
+        Duration(), 250 * MILLISECOND, "flush interval of clients that ask for none", group=_CLIENTS
+    )
+    max_channel_consumers: int = option(Integer(0), 0, "most consumers of one channel, 0 for no limit", group=_CLIENTS)
+
+    queue_scan_worker_pool_max: int = option(
+        Integer(1), 4, "has no effect: timeouts are kept in order, nothing is scanned", group=_SCAN
+    )
+    queue_scan_selection_count: int = option(
+        Integer(1), 20, "has no effect: timeouts are kept in order, nothing is scanned", group=_SCAN
+    )
+
+    statsd_address: str = option(
+        Address(may_be_empty=True),
+        "",
+        "statsd daemon to send counters to over UDP",
+        group=_STATSD,
+        default_text="none",
+        implemented=False,
+        ignored_in_file=True,
+    )
+    statsd_interval_ns: int = option(
+        Duration(MILLISECOND),
+        MINUTE,
+        "time between two reports",
+        group=_STATSD,
+        implemented=False,
+        ignored_in_file=True,
+    )
+    statsd_mem_stats: bool = option(
+        Switch(),
+        True,
+        "report memory and garbage collection too",
+        group=_STATSD,
+        implemented=False,
+        ignored_in_file=True,
+    )
+    statsd_prefix: str = option(
+        Text(), "nsq.%s", "prefix of keys, %s is the host", group=_STATSD, implemented=False, ignored_in_file=True
+    )
+    statsd_udp_packet_size: int = option(
+        Integer(1, 65507, "bytes"),
+        508,
+        "size of the largest datagram",
+        group=_STATSD,
+        implemented=False,
+        ignored_in_file=True,
+    )
+    statsd_exclude_ephemeral: bool = option(
+        Switch(),
+        False,
+        "leave out #ephemeral topics and channels",
+        group=_STATSD,
+        implemented=False,
+        ignored_in_file=True,
+    )
+
+    e2e_processing_latency_percentile: tuple[float, ...] = option(
+        Items(Number(0, 1, "invalid E2E processing latency percentile")),
+        (),
+        "a percentile of the time from publishing to FIN to keep, such as 0.99",
+        group=_LATENCY,
+        key="e2e_processing_latency_percentiles",
+        default_text="none",
+        implemented=False,
+        ignored_in_file=True,
+    )
+    e2e_processing_latency_window_time_ns: int = option(
+        Duration(SECOND),
+        10 * MINUTE,
+        "how far back percentiles look",
+        group=_LATENCY,
+        implemented=False,
+        ignored_in_file=True,
+    )
+
+    auth_http_address: tuple[str, ...] = option(
+        Items(Text("HOST:PORT")),
+        (),
+        "an HTTP server that says what a client may do",
+        group=_AUTH,
+        key="auth_http_addresses",
+        default_text="none",
+        implemented=False,
+    )
+    auth_http_request_method: str = option(
+        Choice(("get", "post"), refusal="--auth-http-request-method must be post or get"),
+        "get",
+        "how that server is asked",
+        group=_AUTH,
+        implemented=False,
+    )
+    http_client_connect_timeout_ns: int = option(
+        Duration(MILLISECOND), 2 * SECOND, "longest wait for a connection to it", group=_AUTH, implemented=False
+    )
+    http_client_request_timeout_ns: int = option(
+        Duration(MILLISECOND), 5 * SECOND, "longest wait for its answer", group=_AUTH, implemented=False
+    )
+
+    topology_region: str = option(Text(), "", "region of this node", group=_TOPOLOGY, implemented=False)
+    topology_zone: str = option(Text(), "", "zone of this node", group=_TOPOLOGY, implemented=False)
+    enable_experiment: tuple[str, ...] = option(
+        Items(Choice(("topology-aware-consumption",))),
+        (),
+        "an experimental feature to turn on",
+        group=_TOPOLOGY,
+        default_text="none",
+        implemented=False,
+    )
+
+    tls_cert: str = option(Text("FILE"), "", "certificate of this server", group=_TLS, implemented=False)
+    tls_key: str = option(Text("FILE"), "", "private key of that certificate", group=_TLS, implemented=False)
+    tls_client_auth_policy: str = option(
+        Choice(("", "require", "require-verify")),
+        "",
+        "require - clients need a certificate; require-verify - one signed by --tls-root-ca-file",
+        group=_TLS,
+        implemented=False,
+    )
+    tls_root_ca_file: str = option(
+        Text("FILE"), "", "certificate authorities of clients", group=_TLS, implemented=False
+    )
+    tls_required: str = option(
+        Choice(
+            ("false", "true", "tcp-https"),
+            {"f": "false", "0": "false", "t": "true", "1": "true"},
+            bare_word="true",
+        ),
+        "false",
+        "whether clients must use TLS: true - on every port; tcp-https - on all but the HTTP port",
+        group=_TLS,
+        implemented=False,
+    )
+    tls_min_version: str = option(
+        Choice(("tls1.0", "tls1.1", "tls1.2", "tls1.3"), {"": "tls1.0"}),
+        "tls1.0",
+        "oldest version of TLS that is accepted",
+        group=_TLS,
+        implemented=False,
+    )
+
+    deflate: bool = option(
+        Switch(), True, "let clients ask for deflate", group=_COMPRESSION, implemented=False, accepted=(False,)
+    )
+    max_deflate_level: int = option(
+        Integer(1, 9, refusal="--max-deflate-level must be [1,9]"),
+        6,
+        "highest deflate level a client can ask for",
+        group=_COMPRESSION,
+        implemented=False,
+    )
+    snappy: bool = option(
+        Switch(), True, "let clients ask for snappy", group=_COMPRESSION, implemented=False, accepted=(False,)
+    )
+
+    def check_together(self) -> None:
+        if self.tls_required != "false" and not (self.tls_cert and self.tls_key):
+            allowed = "cannot require TLS client connections without TLS key and cert"
+            raise OptionError("tls_required", self.tls_required, allowed, "argument")
+        if self.min_output_buffer_timeout_ns > self.max_output_buffer_timeout_ns:
+            allowed = "it must not be more than max_output_buffer_timeout"
+            raise OptionError("min_output_buffer_timeout_ns", self.min_output_buffer_timeout_ns, allowed, "argument")
+
+
+def node_id_of(hostname: str) -> int:
+    """Return the node id that NSQ derives from a host name: 0 to 1023."""
+    digest = hashlib.md5(hostname.encode(), usedforsecurity=False).digest()
+    return binascii.crc32(digest) % NODE_ID_COUNT

@@ -1,0 +1,585 @@
+"""One client connection of nsqd: commands in, broker calls, frames out.
+
+Rules of this file:
+
+- Responses leave in the order of their commands. A publish is answered when it is stored, so answers that have to wait
+  stand in ``_slots``, and whatever is answered later stands behind them; message frames do not wait.
+- Nothing is written before the end of the turn; then everything is one write.
+- A fatal error is the last frame: what was parsed after it is dropped and the connection closes once it is sent.
+- Reading stops while the peer does not read its answers, except for consumers, whose FINs have to come through; their
+  buffer is bounded by closing the connection.
+
+Source: reference/nsq.md 1.3-1.9, design/reliability.md R12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from flintmq.broker.broker import TopicNotFound
+from flintmq.broker.channel import Channel
+from flintmq.broker.subscription import Subscription
+from flintmq.broker.topic import Topic
+from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.limits import (
+    FETCH_BYTES_MAX,
+    FIRST_COMMAND_DEADLINE_S,
+    MAGIC_DEADLINE_S,
+    WRITE_BUFFER_HIGH_BYTES,
+    WRITE_BUFFER_MAX_BYTES,
+)
+from flintmq.message import hex_id
+from flintmq.net.address import format_peer
+from flintmq.net.linger import close_lingering
+from flintmq.nsqd.engine import Ended
+from flintmq.wire import server as wire
+from flintmq.wire.codes import is_fatal
+from flintmq.wire.frames import (
+    CLOSE_WAIT_FRAME,
+    HEARTBEAT_FRAME,
+    OK_FRAME,
+    UINT32,
+    error_frame,
+    response_frame,
+)
+from flintmq.wire.identify import IdentifyRequest, Negotiated, negotiate, parse_request
+
+if TYPE_CHECKING:
+    from flintmq.nsqd.server import Nsqd
+
+log = logging.getLogger(__name__)
+
+_STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
+_NOT_IN_FLIGHT = "failed ID not in flight"
+_HEX = frozenset(b"0123456789abcdef")
+
+
+class _Slot:
+    """An answer that waits for something to end.
+
+    Attributes:
+        source: what is waited for; has ``ended`` and ``error``.
+        replies: how many OKs it stands for.
+        code: the error code when it fails.
+        prefix: begins the error's description.
+        on_stored: called when it ended well.
+    """
+
+    __slots__ = ("code", "on_stored", "prefix", "replies", "source")
+
+    def __init__(self, source: Any, code: str, prefix: str, on_stored: Callable[[], None] | None = None) -> None:
+        self.source = source
+        self.replies = 1
+        self.code = code
+        self.prefix = prefix
+        self.on_stored = on_stored
+
+
+class Session(asyncio.Protocol):
+    """A client of nsqd."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self.nsqd = nsqd
+        self.engine = nsqd.engine
+        self.loop = nsqd.engine.loop
+        self.parser = wire.ServerConnection(nsqd.wire_limits)
+        self.out: list[bytes | memoryview] = []
+        self.subscription: Subscription | None = None
+        self.channel: Channel | None = None
+        self.topic: Topic | None = None
+        self.negotiated: Negotiated | None = None
+        self.connected_ns = nsqd.env.clock.wall_ns()
+        self.peer = "@"
+        self.pub_counts: dict[str, int] = {}
+        self._transport: asyncio.Transport | None = None
+        self._slots: deque[_Slot | bytes] = deque()
+        self._waiting: deque[wire.Event] = deque()
+        self._slot_bytes = 0
+        self._is_finished = False
+        self._is_write_paused = False
+        self._write_paused_at = 0.0
+        self._received_at = self.loop.time()
+        self._heartbeat_s = nsqd.features.heartbeat_interval_ms / 1000
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._start_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+
+    # -- transport -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
+        self.peer = format_peer(transport.get_extra_info("peername"))
+        if not self.nsqd.admit(self):
+            transport.abort()
+            return
+        self._start_timer = self.loop.call_later(MAGIC_DEADLINE_S, self._check_magic)
+        self._arm_heartbeat()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_finished = True
+        for timer in (self._heartbeat_timer, self._start_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        if self.subscription is not None and self.channel is not None:
+            self.nsqd.unsubscribe(self)
+        self.nsqd.forget(self)
+        self._transport = None
+        self._slots.clear()
+        self._waiting.clear()
+        self.out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_finished:
+            return
+        self._received_at = self.loop.time()
+        events = self.parser.receive_data(data)
+        if self._waiting:
+            self._waiting.extend(events)
+        elif events:
+            self._execute(events)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        self._write_paused_at = self.loop.time()
+        if self.subscription is not None:
+            self.subscription.room_bytes = 0
+        elif self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        transport = self._transport
+        if transport is None or self._is_finished:
+            return
+        if self.subscription is not None:
+            self._update_room()
+        self._go_on()
+
+    def flush(self) -> None:
+        """Write what has gathered; called by the engine at the end of a turn."""
+        if self._slots:
+            self._flush_slots()
+        out = self.out
+        transport = self._transport
+        if not out or transport is None:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        transport.write(data)
+        if self.subscription is not None:
+            if transport.get_write_buffer_size() > WRITE_BUFFER_MAX_BYTES:
+                log.warning("client %s does not read: closing", self.peer)
+                transport.abort()
+            else:
+                self._update_room()
+
+    def _update_room(self) -> None:
+        subscription, transport = self.subscription, self._transport
+        assert subscription is not None and transport is not None
+        had_room = subscription.room_bytes > 0
+        buffered = transport.get_write_buffer_size()
+        subscription.room_bytes = 0 if self._is_write_paused else WRITE_BUFFER_HIGH_BYTES - buffered
+        if not had_room and subscription.room_bytes > 0 and self.channel is not None:
+            self.engine.broker.mark(self.channel)
+            self.engine.schedule()
+
+    # -- deadlines -------------------------------------------------------------------------------------------------
+
+    def _check_magic(self) -> None:
+        self._start_timer = None
+        if not self.parser.magic_received:
+            log.info("client %s sent no protocol magic in %.0f s: closing", self.peer, MAGIC_DEADLINE_S)
+            self.abort()
+        else:
+            rest = FIRST_COMMAND_DEADLINE_S - MAGIC_DEADLINE_S
+            self._start_timer = self.loop.call_later(rest, self._check_first_command)
+
+    def _check_first_command(self) -> None:
+        self._start_timer = None
+        if self.negotiated is None and self.subscription is None and not self.pub_counts and self.parser.held_bytes:
+            log.info("client %s has not finished its first command: closing", self.peer)
+            self.abort()
+
+    def _arm_heartbeat(self) -> None:
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
+            self._heartbeat_timer = None
+        if self._heartbeat_s > 0:
+            self._heartbeat_timer = self.loop.call_later(self._heartbeat_s, self._heartbeat)
+
+    def _heartbeat(self) -> None:
+        self._heartbeat_timer = None
+        if self._is_finished or self._transport is None:
+            return
+        now = self.loop.time()
+        if now - self._received_at >= 2 * self._heartbeat_s:
+            log.info("client %s was silent for two heartbeats: closing", self.peer)
+            self.abort()
+            return
+        if self._is_write_paused and now - self._write_paused_at >= self._heartbeat_s:
+            log.info("client %s has not read for a heartbeat: closing", self.peer)
+            self.abort()
+            return
+        if self.parser.magic_received:
+            self.out.append(HEARTBEAT_FRAME)
+            self.engine.wants_output(self)
+        self._arm_heartbeat()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_finished = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close when what has gathered is written."""
+        self.flush()
+        self._finish()
+
+    def _finish(self) -> None:
+        """No more input; close when the peer has read the last frame."""
+        self._is_finished = True
+        if self._transport is not None and self._linger_timer is None:
+            self._linger_timer = close_lingering(self._transport, self.loop)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _reply(self, frame: bytes) -> None:
+        if self._slots:
+            self._slots.append(frame)
+            self._slot_bytes += len(frame)
+        else:
+            self.out.append(frame)
+        self.engine.wants_output(self)
+
+    def _fail(self, code: str, detail: str) -> None:
+        """Answer with an error; a fatal one ends the connection behind all answers that still wait."""
+        if is_fatal(code):
+            log.info("client %s: %s %s", self.peer, code, detail)
+            self._is_finished = True
+        self._reply(error_frame(code, detail))
+
+    def publish_ended(self) -> None:
+        """Something this connection waits for has ended."""
+        if self._transport is not None:
+            self.engine.wants_output(self)
+
+    def _flush_slots(self) -> None:
+        slots = self._slots
+        while slots:
+            slot = slots[0]
+            if isinstance(slot, bytes):
+                self.out.append(slot)
+                self._slot_bytes -= len(slot)
+            elif not slot.source.ended:
+                break
+            elif slot.source.error is None:
+                self.out.append(OK_FRAME if slot.replies == 1 else OK_FRAME * slot.replies)
+                if slot.on_stored is not None:
+                    slot.on_stored()
+            else:
+                self.out.append(error_frame(slot.code, f"{slot.prefix} {slot.source.error}"))
+                slots.clear()
+                self._is_finished = True
+                break
+            slots.popleft()
+        if self._waiting and not self._must_wait():
+            self.loop.call_soon(self._go_on)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def _execute(self, events: list[wire.Event]) -> None:
+        for index, event in enumerate(events):
+            _HANDLERS[type(event)](self, event)
+            if self._is_finished:
+                break
+            if self._must_wait() and index + 1 < len(events):
+                self._waiting.extend(events[index + 1 :])
+                self._transport.pause_reading()  # type: ignore[union-attr]
+                break
+        if self._is_finished:
+            self.engine.wants_output(self)
+            self.loop.call_soon(self._finish_when_answered)
+
+    def _must_wait(self) -> bool:
+        """Whether answers have to leave before more commands are executed."""
+        return self._slot_bytes > FETCH_BYTES_MAX or (self._is_write_paused and self.subscription is None)
+
+    def _go_on(self) -> None:
+        """Execute the commands that had to wait."""
+        transport = self._transport
+        if transport is None or self._is_finished or self._must_wait():
+            return
+        transport.resume_reading()
+        events, self._waiting = list(self._waiting), deque()
+        self._execute(events)
+
+    def _finish_when_answered(self) -> None:
+        """Close after the last frame; again later while answers before it still wait for the disk."""
+        if self._transport is None:
+            return
+        self.flush()
+        if self._slots:
+            self.loop.call_later(0.01, self._finish_when_answered)
+        else:
+            self._finish()
+
+    def _violation(self, event: wire.Violation) -> None:
+        if not event.code:
+            log.info("client %s: %s", self.peer, event.detail)
+            self.abort()
+            return
+        self._fail(event.code, event.detail)
+
+    def _identify(self, event: wire.Identify) -> None:
+        try:
+            negotiated = negotiate(parse_request(event.body), self.nsqd.features)
+        except RemoteProtocolError as error:
+            self._fail(error.code, error.detail)
+            return
+        self.negotiated = negotiated
+        self._heartbeat_s = negotiated.heartbeat_interval_ms / 1000
+        self._arm_heartbeat()
+        self._reply(OK_FRAME if negotiated.response is None else response_frame(negotiated.response))
+        self._resume_parser()
+
+    def _resume_parser(self) -> None:
+        events = self.parser.resume()
+        if events:
+            self._execute(events)
+
+    def _auth(self, event: wire.Auth) -> None:
+        self._fail("E_AUTH_DISABLED", "AUTH disabled")
+
+    def _subscribe(self, event: wire.Subscribe) -> None:
+        if self._heartbeat_s <= 0:
+            self._fail("E_INVALID", "cannot SUB with heartbeats disabled")
+            return
+        try:
+            source = self.nsqd.subscribe(self, event.topic, event.channel)
+        except FlintError as error:
+            self._fail("E_SUB_FAILED", f"SUB failed {error}")
+            return
+        slot = _Slot(source, "E_SUB_FAILED", "SUB failed", self._open_subscription)
+        self._slots.append(slot)
+        self.engine.wants_output(self)
+
+    def _open_subscription(self) -> None:
+        if self.subscription is not None and self.channel is not None and self.parser.state == wire.SUBSCRIBED:
+            self.subscription.is_open = True
+            self.engine.broker.mark(self.channel)
+            self.engine.schedule()
+
+    def _publish(self, event: wire.Publish) -> None:
+        command = event.command
+        try:
+            group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms)
+        except FlintError as error:
+            self._fail(f"E_{command}_FAILED", f"{command} failed {error}")
+            return
+        counts = self.pub_counts
+        counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
+        last = self._slots[-1] if self._slots else None
+        if isinstance(last, _Slot) and last.source is group and last.prefix == f"{command} failed":
+            last.replies += event.replies
+        else:
+            slot = _Slot(group, f"E_{command}_FAILED", f"{command} failed")
+            slot.replies = event.replies
+            self._slots.append(slot)
+            group.waiters.append(self)
+        self.engine.schedule()
+
+    def _ready(self, event: wire.Ready) -> None:
+        assert self.subscription is not None and self.channel is not None
+        self.subscription.rdy_count = event.count
+        self.engine.broker.mark(self.channel)
+        self.engine.schedule()
+
+    def _finish_run(self, event: wire.FinishRun) -> None:
+        assert self.subscription is not None and self.channel is not None
+        for internal in self.channel.finish(self.subscription, event.ids):
+            self._not_in_flight("FIN", hex_id(internal))
+        self.engine.broker.mark(self.channel)
+        self.engine.schedule()
+
+    def _finish_odd(self, event: wire.Finish) -> None:
+        self._not_in_flight("FIN", event.message_id)
+
+    def _not_in_flight(self, command: str, message_id: bytes) -> None:
+        shown = message_id.decode("utf-8", "surrogateescape")
+        self._fail(f"E_{command}_FAILED", f"{command} {shown} {_NOT_IN_FLIGHT}")
+
+    def _requeue(self, event: wire.Requeue) -> None:
+        assert self.subscription is not None and self.channel is not None
+        internal = _internal(event.message_id)
+        delay_ns = min(event.timeout_ms, self.nsqd.wire_limits.max_req_timeout_ms) * 1_000_000
+        wall_ns = self.nsqd.env.clock.wall_ns()
+        if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, wall_ns):
+            self._not_in_flight("REQ", event.message_id)
+            return
+        self.engine.broker.mark(self.channel)
+        self.engine.schedule()
+
+    def _touch(self, event: wire.Touch) -> None:
+        assert self.subscription is not None and self.channel is not None
+        internal = _internal(event.message_id)
+        now_ns = self.nsqd.env.clock.monotonic_ns()
+        if internal is None or not self.channel.touch(self.subscription, internal, now_ns):
+            self._not_in_flight("TOUCH", event.message_id)
+            return
+        self.engine.broker.mark(self.channel)
+        self.engine.schedule()
+
+    def _close(self, event: wire.Close) -> None:
+        assert self.subscription is not None
+        self.subscription.is_open = False
+        self.subscription.rdy_count = 0
+        self._reply(CLOSE_WAIT_FRAME)
+
+    def _nop(self, event: wire.Nop) -> None:
+        """A NOP only shows that the client lives, which data_received has noted."""
+
+    def _offsets(self, event: wire.Offsets) -> None:
+        try:
+            topic = self.nsqd.engine.broker.get_topic(event.topic)
+        except TopicNotFound:
+            self._fail("E_TOPIC_NOT_EXIST", f"OFFSETS topic {event.topic} is not on this nsqd")
+            return
+        rows = []
+        for partition in topic.partitions.values():
+            start_ns, end_ns = _timestamps(partition.log)
+            row = {
+                "partition": partition.number,
+                "log_id": f"{partition.log.log_id:016x}",
+                "epoch": 0,
+                "start": partition.log.start_sequence,
+                "end": partition.log.committed_sequence,
+                "start_timestamp": start_ns,
+                "end_timestamp": end_ns,
+                "size_bytes": partition.log.size_bytes,
+            }
+            if event.timestamp_ns is not None:
+                row["at"] = min(partition.log.sequence_at(event.timestamp_ns), partition.log.committed_sequence)
+            rows.append(row)
+        self._reply(response_frame(msgspec.json.encode({"topic": event.topic, "partitions": rows})))
+
+    def _fetch(self, event: wire.Fetch) -> None:
+        topic = self.engine.broker.topics.get(event.topic)
+        partition = topic.partitions.get(event.partition) if topic is not None else None
+        if partition is None:
+            self._fail("E_TOPIC_NOT_EXIST", f"FETCH {event.topic} partition {event.partition} is not on this nsqd")
+            return
+        if event.epoch != 0:
+            self._fail("E_STALE_EPOCH", f"FETCH epoch {event.epoch}, the log is at 0")
+            return
+        start, end = partition.log.start_sequence, partition.log.committed_sequence
+        if not start <= event.start <= end or event.end < event.start:
+            self._fail("E_OFFSET_OUT_OF_RANGE", f"start={start} end={end}")
+            return
+        bytes_max = min(event.bytes_max, FETCH_BYTES_MAX)
+        data, following = partition.log.fetch(event.start, min(event.end, end), bytes_max)
+        self._reply(b"".join((UINT32.pack(len(data) + 12), b"\0\0\0\0", following.to_bytes(8, "big"), data)))
+        self.flush()  # written at once, so that the transport says when enough has gathered
+
+    def _cursor(self, event: wire.Cursor) -> None:
+        topic = self.engine.broker.topics.get(event.topic)
+        if topic is None or event.partition not in topic.partitions:
+            self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")
+            return
+        source, channel = self.nsqd.place_cursor(topic, event)
+        slot = _Slot(source, "E_SUB_FAILED", "CURSOR failed")
+        slot.replies = 0
+        self._slots.append(slot)
+        self._reply(response_frame(msgspec.json.encode({"sequence": channel.floor})))
+
+    # -- statistics ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """This client's row of /stats."""
+        request = self.negotiated.request if self.negotiated is not None else _UNIDENTIFIED
+        host = self.peer.rpartition(":")[0]
+        subscription = self.subscription
+        row: dict[str, Any] = {
+            "client_id": request.client_id if self.negotiated is not None else host,
+            "hostname": request.hostname if self.negotiated is not None else host,
+            "version": "V2",
+            "remote_address": self.peer,
+            "state": _STATE_NUMBERS[self.parser.state],
+            "ready_count": subscription.rdy_count if subscription else 0,
+            "in_flight_count": subscription.in_flight_count if subscription else 0,
+            "message_count": subscription.message_count if subscription else 0,
+            "finish_count": subscription.finish_count if subscription else 0,
+            "requeue_count": subscription.requeue_count if subscription else 0,
+            "connect_ts": self.connected_ns // 1_000_000_000,
+            "sample_rate": self.negotiated.sample_rate if self.negotiated is not None else 0,
+            "deflate": False,
+            "snappy": False,
+            "user_agent": request.user_agent,
+            "topology_zone": request.topology_zone,
+            "topology_region": request.topology_region,
+        }
+        if self.pub_counts:
+            row["pub_counts"] = [{"topic": t, "count": n} for t, n in sorted(self.pub_counts.items())]
+        row |= {
+            "tls": False,
+            "tls_cipher_suite": "",
+            "tls_version": "",
+            "tls_negotiated_protocol": "",
+            "tls_negotiated_protocol_is_mutual": False,
+        }
+        return row
+
+    def describe(self) -> str:
+        """One line for humans."""
+        return (
+            f"session {self.peer} state={self.parser.state} slots={len(self._slots)} waiting={len(self._waiting)} "
+            f"held_bytes={self.parser.held_bytes} {self.subscription.describe() if self.subscription else ''}"
+        )
+
+
+_UNIDENTIFIED = IdentifyRequest()
+
+
+def _timestamps(log: Any) -> tuple[int, int]:
+    """Timestamps of a log's first and last message in ns, zeros when it is empty."""
+    first = log.read(log.start_sequence)
+    last = log.read(log.committed_sequence - 1)
+    if first is None or last is None or first.first >= log.committed_sequence:
+        return 0, 0
+    return first.header.timestamp_min, last.timestamp_ns
+
+
+def _internal(message_id: bytes) -> int | None:
+    """The internal id in 16 hex digits; None when they are something else."""
+    return int(message_id, 16) if _HEX.issuperset(message_id) else None
+
+
+_HANDLERS: dict[type, Callable[[Session, Any], None]] = {
+    wire.Violation: Session._violation,
+    wire.Identify: Session._identify,
+    wire.Auth: Session._auth,
+    wire.Subscribe: Session._subscribe,
+    wire.Publish: Session._publish,
+    wire.Ready: Session._ready,
+    wire.FinishRun: Session._finish_run,
+    wire.Finish: Session._finish_odd,
+    wire.Requeue: Session._requeue,
+    wire.Touch: Session._touch,
+    wire.Close: Session._close,
+    wire.Nop: Session._nop,
+    wire.Offsets: Session._offsets,
+    wire.Fetch: Session._fetch,
+    wire.Cursor: Session._cursor,
+}
+
+__all__ = ["Ended", "Session"]

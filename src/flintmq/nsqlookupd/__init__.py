@@ -1,0 +1,1 @@
+"""The daemon nsqlookupd: tells clients which nsqd has which topic."""

@@ -1,0 +1,260 @@
+"""nsqlookupd's side of one nsqd connection: commands become calls of the registration database, answers go back.
+
+Rules of this file: a session owns its node; the node and its registrations go when the connection goes, for whatever
+reason. All answers to one ``data_received`` are one write. Bounds: 5 s for the magic, a silent connection is cut, a
+peer that does not read is not read from. Source: reference/nsq.md 2.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from flintmq.clock import Clock
+from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooManyRegistrations
+from flintmq.errors import RemoteProtocolError
+from flintmq.limits import MAGIC_DEADLINE_S
+from flintmq.net.address import format_peer
+from flintmq.net.linger import close_lingering
+from flintmq.wire.lookup import (
+    OK_RESPONSE,
+    Event,
+    Identify,
+    LookupdInfo,
+    LookupServerConnection,
+    PeerInfo,
+    Register,
+    Unregister,
+    encode_error,
+    encode_lookupd_info,
+)
+
+CONNECTIONS_MAX = 10_000
+IDLE_DEADLINE_MIN_S = 60.0  # four of nsqd's pings, however short the inactive timeout is
+OUT_BUFFER_HIGH_BYTES = 64 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Sessions:
+    """What the sessions of one nsqlookupd share, and the list of them.
+
+    Args:
+        info: gives the answer to IDENTIFY.
+        idle_deadline_s: a connection without a complete command for so long is cut.
+    """
+
+    def __init__(
+        self,
+        database: RegistrationDatabase,
+        clock: Clock,
+        info: Callable[[], LookupdInfo],
+        idle_deadline_s: float,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        self.database = database
+        self.clock = clock
+        self.info = info
+        self.idle_deadline_s = max(idle_deadline_s, IDLE_DEADLINE_MIN_S)
+        self.connections_max = connections_max
+        self._open: dict[LookupSession, None] = {}
+        self._node_ids: dict[str, None] = {}
+        self._collision_count = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def new(self, loop: asyncio.AbstractEventLoop) -> LookupSession:
+        """The protocol for a connection just accepted."""
+        return LookupSession(self, loop)
+
+    def add(self, session: LookupSession) -> bool:
+        """Note an open session; False when there are too many."""
+        if len(self._open) >= self.connections_max:
+            return False
+        self._open[session] = None
+        return True
+
+    def discard(self, session: LookupSession, node_id: str) -> None:
+        """Forget a closed session and drop its node.
+
+        Args:
+            node_id: empty when the peer never identified itself.
+        """
+        self._open.pop(session, None)
+        if node_id:
+            removed = self.database.remove_node(node_id)
+            self._node_ids.pop(node_id, None)
+            _log.info("CLIENT(%s): closing, %d registrations removed", node_id, len(removed))
+
+    def new_node_id(self, remote_address: str) -> str:
+        """The node's id: its remote address, as upstream.
+
+        An address can come back before the loss of its last connection was noticed, and unix sockets have none.
+        """
+        node_id = remote_address
+        while node_id in self._node_ids:
+            self._collision_count += 1
+            node_id = f"{remote_address}#{self._collision_count}"
+        self._node_ids[node_id] = None
+        return node_id
+
+    def close_all(self) -> None:
+        """Close every connection."""
+        for session in list(self._open):
+            session.close()
+
+    def describe(self) -> str:
+        """One line per session, for failing tests."""
+        return "\n".join([f"Sessions open={len(self._open)}", *(f"  {session.describe()}" for session in self._open)])
+
+
+class LookupSession(asyncio.Protocol):
+    """One connection of an nsqd."""
+
+    def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop) -> None:
+        self._sessions = sessions
+        self._loop = loop
+        self._wire = LookupServerConnection()
+        self._transport: asyncio.Transport | None = None
+        self._remote_address = "@"
+        self._node_id = ""
+        self._active_at = loop.time()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._remote_address = format_peer(transport.get_extra_info("peername"))
+        self._transport.set_write_buffer_limits(high=OUT_BUFFER_HIGH_BYTES)
+        if not self._sessions.add(self):
+            _log.warning("CLIENT(%s): refused, %d connections are open", self._remote_address, len(self._sessions))
+            self._is_closing = True
+            self._transport.abort()
+            return
+        _log.debug("CLIENT(%s): connected", self._remote_address)
+        self._deadline = self._loop.call_later(MAGIC_DEADLINE_S, self._check_deadline)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        self._wire.receive_data(data)
+        out: list[bytes] = []
+        try:
+            while (event := self._wire.next_event()) is not None:
+                out.append(self._answer(event))
+        except RemoteProtocolError as error:
+            self._refuse(error, out)
+            return
+        if out:
+            self._active_at = self._loop.time()
+            self._write(out)
+
+    def eof_received(self) -> bool:
+        try:
+            self._wire.receive_eof()
+        except RemoteProtocolError as error:
+            self._refuse(error, [])
+        return False
+
+    def pause_writing(self) -> None:
+        if self._transport is not None and not self._is_closing:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None and not self._is_closing:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_closing = True
+        self._transport = None
+        for timer in (self._deadline, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self._sessions.discard(self, self._node_id)
+
+    # --- commands
+
+    def _answer(self, event: Event) -> bytes:
+        if isinstance(event, Identify):
+            self._identify(event.peer)
+            return encode_lookupd_info(self._sessions.info())
+        if isinstance(event, Register):
+            return self._register(event)
+        if isinstance(event, Unregister):
+            self._unregister(event)
+        elif self._node_id:
+            silent_ns = self._sessions.database.touch(self._node_id, self._sessions.clock.monotonic_ns())
+            _log.debug("CLIENT(%s): pinged (last ping %.3fs)", self._node_id, silent_ns / 1e9)
+        return OK_RESPONSE
+
+    def _identify(self, peer: PeerInfo) -> None:
+        self._node_id = self._sessions.new_node_id(self._remote_address)
+        node = NsqdNode(
+            node_id=self._node_id,
+            remote_address=self._remote_address,
+            hostname=peer.hostname,
+            broadcast_address=peer.broadcast_address,
+            tcp_port=peer.tcp_port,
+            http_port=peer.http_port,
+            version=peer.version,
+            topology_zone=peer.topology_zone,
+            topology_region=peer.topology_region,
+            distributed_id=peer.distributed_id,
+            last_update_ns=self._sessions.clock.monotonic_ns(),
+        )
+        self._sessions.database.add_node(node)
+        facts = (self._node_id, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version)
+        _log.info("CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s", *facts)
+
+    def _register(self, event: Register) -> bytes:
+        try:
+            is_new = self._sessions.database.register(self._node_id, event.topic, event.channel, event.partition)
+        except TooManyRegistrations as error:
+            # Not fatal: nsqd would come back and register all again, for ever.
+            _log.error("CLIENT(%s): REGISTER %s %s refused: %s", self._node_id, event.topic, event.channel, error)
+            return encode_error(RemoteProtocolError("E_INVALID", f"REGISTER failed {error}", fatal=False))
+        if is_new:
+            _log.info("DB: client(%s) REGISTER topic:%s channel:%s", self._node_id, event.topic, event.channel)
+        return OK_RESPONSE
+
+    def _unregister(self, event: Unregister) -> None:
+        gone = self._sessions.database.unregister(self._node_id, event.topic, event.channel, event.partition)
+        for topic, channel in gone:
+            _log.info("DB: client(%s) UNREGISTER topic:%s channel:%s", self._node_id, topic, channel)
+
+    # --- closing
+
+    def _refuse(self, error: RemoteProtocolError, answers: list[bytes]) -> None:
+        _log.error("[%s] - %s", self._remote_address, error)
+        self._write([*answers, encode_error(error)])
+        self._is_closing = True
+        if self._transport is not None:
+            self._linger = close_lingering(self._transport, self._loop)
+
+    def _write(self, answers: list[bytes]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(answers))
+
+    def _check_deadline(self) -> None:
+        limit_s = self._sessions.idle_deadline_s if self._wire.has_magic else MAGIC_DEADLINE_S
+        left_s = self._active_at + limit_s - self._loop.time()
+        if left_s > 0:
+            self._deadline = self._loop.call_later(left_s, self._check_deadline)
+        elif self._transport is not None:
+            _log.info("CLIENT(%s): no command for %gs, closing", self._remote_address, limit_s)
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection; what was answered is still sent."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def describe(self) -> str:
+        return f"{self._node_id or self._remote_address} {self._wire.describe()}"

@@ -1,0 +1,41 @@
+"""Option tables and everything derived from them: flags, environment, TOML files, documentation.
+
+A program describes its options once, as a frozen dataclass of :func:`option` rows (see :mod:`flintmq.options.table`);
+:func:`resolve` reads a command line over it.
+"""
+
+from __future__ import annotations
+
+from flintmq.options.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration_ns
+from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Number, Switch, Text
+from flintmq.options.render import example_file, help_text, reference_page, show_config
+from flintmq.options.resolve import Resolved, nearest, resolve
+from flintmq.options.table import Options, Row, option, rows
+
+__all__ = [
+    "Address",
+    "Choice",
+    "Duration",
+    "HOUR",
+    "Integer",
+    "Items",
+    "MILLISECOND",
+    "MINUTE",
+    "Number",
+    "Options",
+    "Resolved",
+    "Row",
+    "SECOND",
+    "Switch",
+    "Text",
+    "example_file",
+    "format_duration",
+    "help_text",
+    "nearest",
+    "option",
+    "parse_duration_ns",
+    "reference_page",
+    "resolve",
+    "rows",
+    "show_config",
+]

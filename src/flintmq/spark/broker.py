@@ -1,0 +1,316 @@
+"""A small blocking client of nsqd's TCP port: offsets, fetch, cursor, MPUB.
+
+::
+
+    OFFSETS <topic>[ <timestamp_ns>]\\n                      -> JSON: the partitions of a topic and their ranges
+    FETCH <topic> <partition>\\n                             -> u64 next_sequence + stored batches (flintmq/batch.py)
+      + u64 start, u64 end, u32 max_bytes, u32 epoch
+    CURSOR <topic> <channel> <partition> <sequence>\\n       -> JSON {"sequence": confirmed floor}
+    MPUB <topic>\\n + u32 body_size + u32 count + count x (u32 size + body) -> OK
+
+    every answer: u32 size | u32 type (0 response, 1 error, 2 message) | data
+
+The rules of this file: no asyncio, as Spark's Python workers are processes that do one thing at a time; every wait
+ends; a connection that failed in any way is closed and never used again; answers come in the order of requests, so
+requests may be sent ahead.
+
+Source: reference/nsq.md 1.1; the extended commands are documented with the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from struct import Struct
+from typing import Any
+
+from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError
+from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.message import FRAME_HEADER
+from flintmq.spark.options import split_address
+
+USER_AGENT = "flintmq-spark"
+FRAME_TYPE_RESPONSE = 0
+FRAME_TYPE_ERROR = 1
+HEARTBEAT = b"_heartbeat_"
+ANSWER_SIZE_MAX = 16 << 20  # of everything but FETCH
+IDLE_CONNECTIONS_MAX = 4  # kept per nsqd and process
+PAD_BYTES = 32  # readable bytes after the batches of a FetchAnswer
+
+# errors after which the same request may succeed; all others are final
+RETRYABLE_CODES = frozenset({"E_STALE_EPOCH", "E_OFFSET_OUT_OF_RANGE", "E_PUB_FAILED", "E_MPUB_FAILED", "E_EXITING"})
+TOPIC_NOT_EXIST = "E_TOPIC_NOT_EXIST"
+
+_FETCH = Struct(">QQII")
+_NEXT_SEQUENCE = Struct(">Q")
+_U32 = Struct(">I")
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("flintmq")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """What nsqd says about one partition log; ``end`` is exclusive and durable.
+
+    ``at`` is the first sequence stored at or after the timestamp asked for, ``end`` when there is none, and None when
+    no timestamp was asked for.
+    """
+
+    partition: int
+    log_id: str
+    epoch: int
+    start: int
+    end: int
+    size_bytes: int
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswer:
+    """Whole batches, and the sequence to go on with; both views are valid until the connection receives again.
+
+    ``padded`` is ``batches`` followed by at least ``PAD_BYTES`` bytes of any content.
+    """
+
+    next_sequence: int
+    batches: memoryview
+    padded: memoryview
+
+
+class NsqdConnection:
+    """One connection to one nsqd.
+
+    Every method raises ``ConnectionFailed`` when the connection breaks or a wait is too long, ``NsqdError`` when nsqd
+    answers an error, ``RemoteProtocolError`` when it answers nonsense.
+    """
+
+    def __init__(self, address: str, connect_timeout_s: float, timeout_s: float) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._header = memoryview(bytearray(FRAME_HEADER.size))
+        self._buffer = memoryview(bytearray(1 << 12))
+        try:
+            self._socket = socket.create_connection(split_address(address), connect_timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(address, str(error)) from error
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._identify()
+        except BaseException:
+            self.close()
+            raise
+
+    def _identify(self) -> None:
+        identity = {
+            "client_id": f"{USER_AGENT}-{os.getpid()}",
+            "hostname": socket.gethostname(),
+            "user_agent": f"{USER_AGENT}/{_version()}",
+            "feature_negotiation": True,
+            "heartbeat_interval": -1,  # a connection may lie idle between two micro-batches for any time
+        }
+        body = json.dumps(identity).encode()
+        self.send(b"  V2IDENTIFY\n" + _U32.pack(len(body)) + body)
+        self.receive()
+
+    def close(self) -> None:
+        """Close the connection; harmless when it is closed."""
+        self._socket.close()
+
+    def is_usable(self) -> bool:
+        """Whether an idle connection still stands: nothing has arrived on it, not even its end."""
+        poll = select.poll()  # select() refuses descriptors above 1023
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def receive(self, size_max: int = ANSWER_SIZE_MAX) -> memoryview:
+        """Wait for the answer to the oldest request that has none; the view is valid until the next call.
+
+        Args:
+            size_max: a longer answer is a broken one.
+        """
+        while True:
+            self._receive_into(self._header)
+            size, frame_type = FRAME_HEADER.unpack(self._header)
+            size -= FRAME_HEADER.size - _U32.size
+            if not 0 <= size <= size_max:
+                raise self._broken(f"a frame of {size} bytes; at most {size_max} were due")
+            if len(self._buffer) < size + PAD_BYTES:
+                self._buffer = memoryview(bytearray(size + PAD_BYTES))
+            data = self._buffer[:size]
+            self._receive_into(data)
+            if frame_type == FRAME_TYPE_ERROR:
+                raise self._error(bytes(data))
+            if frame_type != FRAME_TYPE_RESPONSE:
+                raise self._broken(f"a frame of type {frame_type} where a response was due")
+            if data != HEARTBEAT:
+                return data
+            self.send(b"NOP\n")
+
+    def offsets(self, topics: Sequence[str], timestamp_ns: int | None = None) -> list[list[PartitionLog]]:
+        """Ask for the partition logs of several topics at once.
+
+        Args:
+            timestamp_ns: fill in ``at`` for this time.
+
+        Returns:
+            One list per topic, empty for a topic this nsqd does not have.
+        """
+        after = "" if timestamp_ns is None else f" {timestamp_ns}"
+        found: list[list[PartitionLog]] = []
+        for first in range(0, len(topics), 64):  # so many requests ahead that neither side's buffers fill
+            ahead = topics[first : first + 64]
+            self.send("".join(f"OFFSETS {topic}{after}\n" for topic in ahead).encode())
+            found += [self._receive_offsets() for _ in ahead]
+        return found
+
+    def _receive_offsets(self) -> list[PartitionLog]:
+        try:
+            answer = self._json()
+        except NsqdError as error:
+            if error.code == TOPIC_NOT_EXIST:
+                return []
+            raise
+        try:
+            return [
+                PartitionLog(
+                    int(entry["partition"]),
+                    str(entry["log_id"]),
+                    int(entry["epoch"]),
+                    int(entry["start"]),
+                    int(entry["end"]),
+                    int(entry["size_bytes"]),
+                    None if entry.get("at") is None else int(entry["at"]),
+                )
+                for entry in answer["partitions"]
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._broken(f"partitions without the field {error}") from error
+
+    def cursor(self, topic: str, channel: str, partition: int, sequence: int) -> int:
+        """Create a channel at ``sequence`` (-1 latest, -2 earliest), or confirm everything below it if it exists.
+
+        Returns:
+            The sequence below which the channel has confirmed everything.
+        """
+        self.send(f"CURSOR {topic} {channel} {partition} {sequence}\n".encode())
+        try:
+            return int(self._json()["sequence"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._broken("a cursor without a sequence") from error
+
+    def send_fetch(self, topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int) -> None:
+        """Ask for the batches that overlap ``start`` to ``end`` (exclusive)."""
+        self.send(f"FETCH {topic} {partition}\n".encode() + _FETCH.pack(start, end, bytes_max, epoch))
+
+    def receive_fetch(self, bytes_max: int) -> FetchAnswer:
+        """Wait for the batches asked for; one of any size comes even when it is longer than ``bytes_max``."""
+        answer = self.receive(_NEXT_SEQUENCE.size + bytes_max + BATCH_SIZE_MAX)
+        if len(answer) < _NEXT_SEQUENCE.size:
+            raise self._broken(f"{len(answer)} bytes where batches were due")
+        (next_sequence,) = _NEXT_SEQUENCE.unpack_from(answer)
+        padded = self._buffer[_NEXT_SEQUENCE.size :]
+        return FetchAnswer(next_sequence, answer[_NEXT_SEQUENCE.size :], padded)
+
+    def _json(self) -> Any:
+        answer = bytes(self.receive())
+        try:
+            return json.loads(answer)
+        except ValueError as error:
+            raise self._broken(f"{answer[:80]!r} where JSON was due") from error
+
+    def _error(self, text: bytes) -> NsqdError:
+        code, _, detail = text.decode("utf-8", "replace").partition(" ")
+        if code == "E_INVALID" and "command" in detail:
+            detail += " - this nsqd cannot be read by offset; only FlintMQ's nsqd can"
+        return NsqdError(code, detail, self.address, code in RETRYABLE_CODES)
+
+    def _receive_into(self, view: memoryview) -> None:
+        while len(view):
+            try:
+                count = self._socket.recv_into(view)
+            except OSError as error:
+                raise self._failed(error) from error
+            if not count:
+                raise self._failed(OSError("closed by nsqd"))
+            view = view[count:]
+
+    def _failed(self, error: OSError) -> ConnectionFailed:
+        self.close()
+        reason = f"no answer within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        return ConnectionFailed(self.address, reason)
+
+    def _broken(self, detail: str) -> RemoteProtocolError:
+        self.close()
+        return RemoteProtocolError("E_INVALID", f"nsqd {self.address} sent {detail}")
+
+
+class ConnectionPool:
+    """Idle connections of this process, by address.
+
+    Spark uses its Python workers again, so a connection outlives the task and the micro-batch. A connection is taken by
+    one user at a time. After a fork the child starts with none.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[NsqdConnection]] = {}
+        self._process_id = os.getpid()
+
+    @contextmanager
+    def lend(self, address: str, connect_timeout_s: float, timeout_s: float) -> Iterator[NsqdConnection]:
+        """Lend an idle connection, or a new one, for a ``with`` block.
+
+        It is kept afterwards if the block ended well, with no answer due; it is closed if an exception ended it, be it
+        only that Spark stopped reading early.
+
+        Raises:
+            ConnectionFailed: it cannot be made.
+        """
+        connection = self._take(address, connect_timeout_s, timeout_s)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._give(connection)
+
+    def _take(self, address: str, connect_timeout_s: float, timeout_s: float) -> NsqdConnection:
+        if self._process_id != os.getpid():
+            self._idle, self._process_id = {}, os.getpid()
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if connection.is_usable():
+                return connection
+            connection.close()
+        return NsqdConnection(address, connect_timeout_s, timeout_s)
+
+    def _give(self, connection: NsqdConnection) -> None:
+        idle = self._idle.setdefault(connection.address, [])
+        if len(idle) < IDLE_CONNECTIONS_MAX:
+            idle.append(connection)
+        else:
+            connection.close()
+
+
+POOL = ConnectionPool()

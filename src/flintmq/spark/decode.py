@@ -1,0 +1,282 @@
+"""From stored batches to Arrow record batches, without a Python step per message.
+
+A fetch answer holds whole batches (``flintmq/batch.py``), verified here by their CRC. Per batch there is a little
+Python; per message there is only numpy: where each frame starts is computed for all messages of the answer, and every
+column is gathered from these positions.
+
+::
+
+    answer   | header | frame | frame | ... | header | sizes | frame | frame | ...
+    positions           ^p0     ^p1                            ^p2     ^p3
+
+The rules of this file: a column nobody asked for is not built; nothing returned refers to the answer's memory, so its
+buffer is used again for the next one.
+
+Source: design/spark.md 3 (binary_view over the raw buffer), design/performance.md decision 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flintmq.batch import HEADER, HEADER_BYTES, KNOWN_FLAGS, MAGIC, UNIFORM, VERSION, BatchError, decode_header, verify
+from flintmq.limits import SEQUENCE_MAX
+from flintmq.message import ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES, ID_POSITION
+from flintmq.spark.broker import PAD_BYTES
+from flintmq.spark.schema import arrow_schema
+
+TIMESTAMP_POSITION = 8
+VIEW_INLINE_MAX = 12  # a binary_view of up to 12 bytes holds the bytes themselves
+
+assert PAD_BYTES >= VIEW_INLINE_MAX  # short bodies at the very end are gathered 12 bytes at a time
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Messages:
+    """Where the messages of one answer are: one entry per message, positions counted from the start of the answer.
+
+    ``gaps`` are the sequences in the range asked for that the answer proves absent.
+    """
+
+    positions: Int64s
+    body_sizes: Int64s
+    sequences: Int64s
+    internal_ids: Int64s
+    gaps: list[tuple[int, int]]
+
+
+class _Run(NamedTuple):
+    """One batch, trimmed to the range asked for; ``stride`` is 0 where frames differ in size."""
+
+    message_count: int
+    base: int
+    stride: int
+    first_sequence: int
+    first_id: int
+
+
+def locate(answer: memoryview, start: int, end: int, next_sequence: int) -> Messages:
+    """Verify the batches in ``answer`` and find the messages ``start`` to ``end`` (exclusive).
+
+    Args:
+        answer: whole batches in order of sequence.
+        next_sequence: where nsqd says to go on; all before it that no batch holds is gone.
+
+    Raises:
+        BatchError: a batch is damaged, or the batches are not in order.
+    """
+    runs: list[_Run] = []
+    sizes_of: dict[int, Int64s] = {}
+    gaps: list[tuple[int, int]] = []
+    expected = start
+    position = 0
+    while position < len(answer):
+        run, position_after = _read_run(answer, position)
+        run_end = run.first_sequence + run.message_count
+        if run_end <= expected:
+            if runs:
+                raise BatchError(f"batch of sequences up to {run_end} follows one that ends at {expected}")
+            position = position_after
+            continue
+        if run.first_sequence >= end:
+            break
+        if run.first_sequence > expected:
+            gaps.append((expected, run.first_sequence))
+            expected = run.first_sequence
+        sizes = None if run.stride else _read_sizes(answer, run, position_after)
+        if run.first_sequence < expected or run_end > end:
+            run, sizes = _trim(run, sizes, expected, min(end, run_end))
+        if sizes is not None:
+            sizes_of[len(runs)] = sizes
+        runs.append(run)
+        expected = run.first_sequence + run.message_count
+        position = position_after
+    reached = min(end, next_sequence)
+    if reached > expected:
+        gaps.append((expected, reached))
+    return _expand(runs, sizes_of, gaps)
+
+
+def _read_run(answer: memoryview, position: int) -> tuple[_Run, int]:
+    """Verify one batch; returns it and where the next one begins.
+
+    This is the only Python that runs per batch, and a batch may hold a single message: so the header is taken apart
+    here, and :func:`decode_header`, which says what is wrong, is asked only when something is.
+    """
+    if len(answer) - position < HEADER_BYTES:
+        raise BatchError(f"{len(answer) - position} bytes left, a batch header has {HEADER_BYTES}")
+    fields = HEADER.unpack_from(answer, position)
+    magic, version, flags, reserved, payload_size, count, first_id = fields[:7]
+    payload = position + HEADER_BYTES
+    after = payload + payload_size
+    if (
+        magic != MAGIC
+        or version != VERSION
+        or flags & ~KNOWN_FLAGS
+        or reserved
+        or not 0 < count * FRAME_OVERHEAD_BYTES <= payload_size <= len(answer) - payload
+    ):
+        verify(answer, decode_header(answer, position), position)
+        raise BatchError("a header that cannot be")
+    if crc32(answer[payload:after], crc32(answer[position : payload - 4])) != fields[-1]:
+        raise BatchError(f"the CRC of the batch of message {first_id & SEQUENCE_MAX} does not fit its bytes")
+    if not flags & UNIFORM:
+        return _Run(count, payload + 4 * count, 0, first_id & SEQUENCE_MAX, first_id), after
+    stride = payload_size // count
+    if stride * count != payload_size:
+        raise BatchError(f"{payload_size} bytes cannot be {count} frames of one size")
+    return _Run(count, payload, stride, first_id & SEQUENCE_MAX, first_id), after
+
+
+def _read_sizes(answer: memoryview, run: _Run, after: int) -> Int64s:
+    """The table of frame sizes that stands before the frames of a batch."""
+    sizes = np.frombuffer(answer, ">u4", run.message_count, run.base - 4 * run.message_count).astype(np.int64)
+    if int(sizes.sum()) != after - run.base or int(sizes.min()) < FRAME_OVERHEAD_BYTES:
+        raise BatchError("the table of sizes does not fit the frames")
+    return sizes
+
+
+def _trim(run: _Run, sizes: Int64s | None, start: int, end: int) -> tuple[_Run, Int64s | None]:
+    """Keep the messages ``start`` to ``end`` (exclusive) of a batch."""
+    skip = max(0, start - run.first_sequence)
+    count = end - run.first_sequence - skip
+    base = run.base + (skip * run.stride if sizes is None else int(sizes[:skip].sum()))
+    kept = None if sizes is None else sizes[skip : skip + count]
+    return _Run(count, base, run.stride, run.first_sequence + skip, run.first_id + skip), kept
+
+
+def _expand(runs: Sequence[_Run], sizes_of: Mapping[int, Int64s], gaps: list[tuple[int, int]]) -> Messages:
+    """From one entry per batch to one per message."""
+    counts, bases, strides, sequences, ids = np.array(runs, dtype=np.int64).reshape(len(runs), 5).T
+    row_starts = np.cumsum(counts) - counts
+    index_in_run = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(row_starts, counts)
+    sizes = np.repeat(strides, counts)
+    positions = np.repeat(bases, counts) + index_in_run * sizes
+    for index, own in sizes_of.items():
+        rows = slice(int(row_starts[index]), int(row_starts[index]) + len(own))
+        sizes[rows] = own
+        positions[rows] += np.cumsum(own) - own
+    return Messages(
+        positions,
+        sizes - FRAME_OVERHEAD_BYTES,
+        np.repeat(sequences, counts) + index_in_run,
+        np.repeat(ids, counts) + index_in_run,
+        gaps,
+    )
+
+
+class Decoder:
+    """Builds the record batches of one partition.
+
+    Args:
+        columns: which columns, in which order.
+        rows_max: most rows of a record batch.
+    """
+
+    def __init__(self, columns: Sequence[str], topic: str, nsqd: str, partition: int, rows_max: int) -> None:
+        self._schema = arrow_schema(columns)
+        self._rows_max = rows_max
+        self._constants = {"topic": topic.encode(), "nsqd": nsqd.encode()}
+        self._partition = partition
+        self._repeated: dict[str, pa.Array] = {}
+        build: dict[str, Callable[[memoryview, Messages, slice], pa.Array]] = {
+            "topic": lambda _answer, _messages, rows: self._repeat("topic", rows.stop - rows.start),
+            "partition": lambda _answer, _messages, rows: self._repeat("partition", rows.stop - rows.start),
+            "offset": lambda _answer, messages, rows: _int64_array(messages.sequences[rows]),
+            "timestamp": lambda answer, messages, rows: _timestamps(answer, messages.positions[rows]),
+            "attempts": lambda answer, messages, rows: _attempts(answer, messages.positions[rows]),
+            "id": lambda answer, messages, rows: _ids(answer, messages.positions[rows]),
+            "internal_id": lambda _answer, messages, rows: _int64_array(messages.internal_ids[rows]),
+            "trace_id": lambda _answer, _messages, rows: self._repeat("trace_id", rows.stop - rows.start),
+            "body": lambda answer, messages, rows: _bodies(answer, messages.positions[rows], messages.body_sizes[rows]),
+            "nsqd": lambda _answer, _messages, rows: self._repeat("nsqd", rows.stop - rows.start),
+        }
+        self._build = [build[name] for name in columns]
+
+    def record_batches(self, answer: memoryview, messages: Messages) -> Iterator[pa.RecordBatch]:
+        """Build record batches of about equal length from the messages of one answer.
+
+        Args:
+            answer: what ``messages`` was located in, followed by at least ``PAD_BYTES`` of any content.
+        """
+        total = len(messages.positions)
+        if not total:
+            return
+        step = math.ceil(total / math.ceil(total / self._rows_max))
+        for row in range(0, total, step):
+            rows = slice(row, min(total, row + step))
+            arrays = [build(answer, messages, rows) for build in self._build]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _repeat(self, column: str, count: int) -> pa.Array:
+        """A column that says the same in every row; kept, as all record batches of a range have about one length."""
+        kept = self._repeated.get(column)
+        if kept is None or len(kept) < count:
+            if column in self._constants:
+                text = self._constants[column]
+                offsets = np.arange(count + 1, dtype=np.int32) * len(text)
+                kept = pa.Array.from_buffers(
+                    pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)]
+                )
+            elif column == "partition":
+                kept = pa.Array.from_buffers(
+                    pa.int32(), count, [None, pa.py_buffer(np.full(count, self._partition, np.int32))]
+                )
+            else:  # trace_id: a plain topic carries none, which NSQ writes as 0
+                kept = _int64_array(np.zeros(count, np.int64))
+            self._repeated[column] = kept
+        return kept.slice(0, count)
+
+
+def _unaligned(answer: memoryview, dtype: str) -> npt.NDArray[Any]:
+    """A view that has one item starting at every byte, so that items are gathered from any position."""
+    item = np.dtype(dtype)
+    return np.ndarray((len(answer) - item.itemsize + 1,), item, answer, strides=(1,))
+
+
+def _int64_array(values: Int64s) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _timestamps(answer: memoryview, positions: Int64s) -> pa.Array:
+    stored_ns = _unaligned(answer, ">u8")[positions + TIMESTAMP_POSITION].astype(np.int64)
+    return pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(positions), [None, pa.py_buffer(stored_ns // 1000)])
+
+
+def _attempts(answer: memoryview, positions: Int64s) -> pa.Array:
+    attempts = _unaligned(answer, ">u2")[positions + ATTEMPTS_POSITION].astype(np.int32)
+    return pa.Array.from_buffers(pa.int32(), len(positions), [None, pa.py_buffer(attempts)])
+
+
+def _ids(answer: memoryview, positions: Int64s) -> pa.Array:
+    ids = _unaligned(answer, "V16")[positions + ID_POSITION]
+    offsets = np.arange(len(positions) + 1, dtype=np.int32) * 16
+    return pa.Array.from_buffers(pa.binary(), len(positions), [None, pa.py_buffer(offsets), pa.py_buffer(ids)])
+
+
+def _bodies(answer: memoryview, positions: Int64s, sizes: Int64s) -> pa.Array:
+    """Copy the bodies into one binary array: describe each as a view of the answer and let Arrow gather them."""
+    starts = positions + FRAME_OVERHEAD_BYTES
+    views = np.empty((len(positions), 4), np.int32)
+    views[:, 0] = sizes
+    views[:, 1] = _unaligned(answer, "<i4")[starts]
+    views[:, 2] = 0
+    views[:, 3] = starts
+    inline = np.flatnonzero(sizes <= VIEW_INLINE_MAX)
+    if len(inline):
+        short = _unaligned(answer, "V12")[starts[inline]].view(np.uint8).reshape(-1, VIEW_INLINE_MAX)
+        views.view(np.uint8)[inline, 4:] = short
+    described = pa.Array.from_buffers(
+        pa.binary_view(), len(positions), [None, pa.py_buffer(views), pa.py_buffer(answer)]
+    )
+    return described.cast(pa.binary())

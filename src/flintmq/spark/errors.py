@@ -1,0 +1,52 @@
+"""The failures only Spark jobs know.
+
+The rules of this file: as in :mod:`flintmq.errors`: an exception carries fields and builds its text from them.
+"""
+
+from __future__ import annotations
+
+from flintmq.errors import FlintError
+
+
+class SetupError(FlintError):
+    """This machine lacks something Spark needs.
+
+    Args:
+        missing: what is missing or too old.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, missing: str, remedy: str) -> None:
+        super().__init__(missing, remedy)
+        self.missing = missing
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.missing}; {self.remedy}"
+
+
+class DataLost(FlintError):
+    """Messages that the query has to read are no longer there.
+
+    Args:
+        topic: the topic.
+        label: ``<nsqd>/<partition>`` as in offsets JSON.
+        start: first lost sequence.
+        end: one past the last lost sequence, None when nobody can tell.
+        reason: what happened to them.
+    """
+
+    def __init__(self, topic: str, label: str, start: int, end: int | None, reason: str) -> None:
+        super().__init__(topic, label, start, end, reason)
+        self.topic = topic
+        self.label = label
+        self.start = start
+        self.end = end
+        self.reason = reason
+
+    def __str__(self) -> str:
+        messages = f"from {self.start}" if self.end is None else f"{self.start} to {self.end} (exclusive)"
+        return (
+            f"topic {self.topic!r}, {self.label}: messages {messages} are lost: {self.reason}. "
+            "Set failOnDataLoss=false to go on with what is there"
+        )

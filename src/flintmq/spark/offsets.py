@@ -1,0 +1,138 @@
+"""Positions in partition logs, and their JSON: what Spark keeps in a checkpoint and users give as startingOffsets.
+
+::
+
+    {"_log":   {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
+     "flights": {"127.0.0.1:4150/0": 336777}}
+
+The rules of this file:
+
+- ends are exclusive: the number is the sequence of the next message to read;
+- keys are sorted at every level, because Spark compares offsets as text and runs a micro-batch when they differ;
+- ``_log`` names the incarnation of each log: a topic that was deleted and created again counts from 1 once more, and
+  without it messages would be skipped in silence;
+- a partition that only the end of a micro-batch names contributes no messages to it: the number there is where its
+  reading starts. So what a micro-batch reads follows from its two offsets alone, however often it is repeated.
+
+Source: design/spark.md 0 and 10.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flintmq.errors import OptionError
+
+LOG_KEY = "_log"
+FIRST_SEQUENCE = 1  # of a new log; a user's 0 means the same
+LATEST_SEQUENCE = -1
+EARLIEST_SEQUENCE = -2
+
+
+class PartitionKey(NamedTuple):
+    """One partition log; ``nsqd`` is its address as configured or as nsqlookupd gives it."""
+
+    topic: str
+    nsqd: str
+    partition: int
+
+    @property
+    def label(self) -> str:
+        """``<nsqd>/<partition>``, the inner key of offsets JSON."""
+        return f"{self.nsqd}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next message to read, and the identity of the log in which that number means something."""
+
+    sequence: int
+    log_id: str
+
+
+Offsets = dict[PartitionKey, Position]
+
+
+def to_json(offsets: Mapping[PartitionKey, Position]) -> dict[str, Any]:
+    """The offsets as a dictionary whose keys are sorted at every level."""
+    result: dict[str, dict[str, Any]] = {}
+    logs: dict[str, dict[str, str]] = {}
+    for key in sorted(offsets, key=lambda key: (key.topic, key.label)):
+        result.setdefault(key.topic, {})[key.label] = offsets[key].sequence
+        logs.setdefault(key.topic, {})[key.label] = offsets[key].log_id
+    result[LOG_KEY] = logs
+    return dict(sorted(result.items()))
+
+
+def _split_label(label: str) -> tuple[str, int]:
+    nsqd, slash, partition = label.rpartition("/")
+    if not slash or not partition.isdecimal():
+        raise ValueError(f"{label!r} is not <nsqd>/<partition>")
+    return nsqd, int(partition)
+
+
+def from_json(value: Mapping[str, Any]) -> Offsets:
+    """The inverse of :func:`to_json`.
+
+    Raises:
+        ValueError: Spark handed over something this source did not write.
+    """
+    offsets: Offsets = {}
+    logs = value.get(LOG_KEY, {})
+    for topic, labels in value.items():
+        if topic == LOG_KEY:
+            continue
+        for label, sequence in labels.items():
+            nsqd, partition = _split_label(label)
+            offsets[PartitionKey(topic, nsqd, partition)] = Position(int(sequence), str(logs[topic][label]))
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOffsets:
+    """Positions a user wrote: ``{"topic": {"<nsqd>/<partition>" or "<partition>": sequence, -1 or -2}}``.
+
+    ``<partition>`` alone means that partition on every nsqd. Offsets copied from a checkpoint may be pasted as they
+    are; their ``_log`` is then checked.
+    """
+
+    sequences: Mapping[str, Mapping[str, int]]
+    logs: Mapping[str, Mapping[str, str]]
+
+    def sequence(self, key: PartitionKey) -> int | None:
+        """The number for a partition, None when the user named none."""
+        labels = self.sequences.get(key.topic, {})
+        return labels.get(key.label, labels.get(str(key.partition)))
+
+    def log_id(self, key: PartitionKey) -> str | None:
+        """The identity of the log the number belongs to, None when the user gave none."""
+        return self.logs.get(key.topic, {}).get(key.label)
+
+
+def parse_given(option: str, text: str) -> GivenOffsets:
+    """Read the JSON of ``startingOffsets`` or ``endingOffsets``.
+
+    Raises:
+        OptionError: it has another form.
+    """
+    form = 'JSON such as {"topic": {"host:4150/0": 23}}, with -1 for latest and -2 for earliest'
+    error = OptionError(option, text, form, "option of format nsq")
+    value = json.loads(text)
+    logs = value.pop(LOG_KEY, {})
+    if not isinstance(logs, dict):
+        raise error
+    for labels in value.values():
+        if not isinstance(labels, dict):
+            raise error
+        for label, sequence in labels.items():
+            if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < EARLIEST_SEQUENCE:
+                raise error
+            if not label.isdecimal():
+                try:
+                    _split_label(label)
+                except ValueError:
+                    raise error from None
+    return GivenOffsets(value, logs)

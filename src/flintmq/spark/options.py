@@ -1,0 +1,413 @@
+"""Options of ``format("nsq")``: one row per option, from which parsing, checks and the tables of docs/spark.md follow.
+
+The rules of this file: the field name in snake case is the option name in camel case; Spark hands options over as text
+in any case; a name nobody knows is an error that says the nearest one. Names are Kafka's where the meaning is equal.
+
+Source: design/spark.md section 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self, TypeVar
+
+from flintmq.errors import OptionError
+from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.names import is_valid_name
+from flintmq.spark.schema import COLUMNS
+
+# what Spark itself leaves among the options of a source or sink
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "numpartitions"})
+_SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
+_DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+EARLIEST = "earliest"
+LATEST = "latest"
+CURSOR = "cursor"
+
+T = TypeVar("T")
+Parse = Callable[[str], Any]
+
+
+def _option(default: T, parse: Parse, allowed: str, text: str, shown: str | None = None) -> T:
+    metadata = {"parse": parse, "allowed": allowed, "help": text, "shown": shown}
+    field: T = dataclasses.field(default=default, metadata=metadata)
+    return field
+
+
+def _whole(low: int, high: int | None = None) -> Parse:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low or (high is not None and value > high):
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _size(low: int, high: int) -> Parse:
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+        if match is None or match[2] not in _SIZE_UNITS:
+            raise ValueError(text)
+        value = int(match[1]) * _SIZE_UNITS[match[2]]
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _duration_s(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _DURATION_UNITS:
+        raise ValueError(text)
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False}[text.strip().lower()]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    # "_log" is where offsets JSON keeps the identity of each log
+    if not names or any(not is_valid_name(name) or name == "_log" for name in names):
+        raise ValueError(text)
+    return tuple(sorted(set(names)))
+
+
+def _name(text: str) -> str:
+    if not is_valid_name(text):
+        raise ValueError(text)
+    return text
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = _names(text)
+    for address in addresses:
+        split_address(address)
+    if not addresses:
+        raise ValueError(text)
+    return tuple(sorted(set(addresses)))
+
+
+def _pattern(text: str) -> str:
+    re.compile(text)
+    return text
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = _names(text.lower())
+    if not names or len(set(names)) != len(names) or any(name not in COLUMNS for name in names):
+        raise ValueError(text)
+    return names
+
+
+def _positions(*words: str) -> Parse:
+    def parse(text: str) -> str:
+        if text.strip().lower() in words:
+            return text.strip().lower()
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _timestamp_ns(text: str) -> int:
+    if re.fullmatch(r"\d+", text.strip()):
+        return int(text) * 1_000_000
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    nanoseconds = (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000 + since_epoch.microseconds * 1000
+    if nanoseconds < 0:
+        raise ValueError(text)
+    return nanoseconds
+
+
+def _oversize(text: str) -> str:
+    if text.strip().lower() not in ("fail", "drop"):
+        raise ValueError(text)
+    return text.strip().lower()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``host:port``, with brackets around an IPv6 host.
+
+    Raises:
+        ValueError: there is no port, or it is not a number from 1 to 65535.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(address)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def camel(field_name: str) -> str:
+    """The option name of a field: ``max_messages_per_task`` is ``maxMessagesPerTask``."""
+    first, *rest = field_name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+_ADDRESSES = "host:port, several separated by commas"
+_DURATION = "a duration such as 500ms, 30s, 15m"
+_BYTES_64M = f"a size such as 4MiB, from 64KiB to {BATCH_SIZE_MAX >> 20}MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    @classmethod
+    def rows(cls) -> list[tuple[str, str, str, str]]:
+        """Name, default, allowed values and meaning of every option, for the documentation."""
+        rows = []
+        for field in dataclasses.fields(cls):
+            shown = field.metadata["shown"]
+            default = str(field.default).lower() if shown is None else shown
+            rows.append((camel(field.name), default, field.metadata["allowed"], field.metadata["help"]))
+        return rows
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, str]) -> Self:
+        """Read the options of one source or sink.
+
+        Raises:
+            OptionError: a name is unknown, or a value is not allowed.
+        """
+        known = {camel(field.name).lower(): field for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in raw.items():
+            field = known.get(name.lower())
+            if field is None:
+                if name.lower() in _SPARKS_OWN:
+                    continue
+                near = difflib.get_close_matches(name.lower(), known, 1)
+                hint = f"did you mean {camel(known[near[0]].name)}?" if near else "see docs/spark.md for the list"
+                raise OptionError(name, None, hint, "option of format nsq")
+            try:
+                values[field.name] = field.metadata["parse"](text)
+            except (ValueError, KeyError, re.error):
+                allowed = field.metadata["allowed"]
+                raise OptionError(camel(field.name), text, allowed, "option of format nsq") from None
+        options = cls(**values)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+
+def _refuse(option: str, value: object, allowed: str) -> OptionError:
+    return OptionError(option, value, allowed, "option of format nsq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(_Options):
+    """What ``spark.read`` and ``spark.readStream`` accept; durations in seconds, sizes in bytes, times in ns."""
+
+    nsqd: tuple[str, ...] = _option((), _addresses, _ADDRESSES, "nsqd TCP addresses to read from", "")
+    lookupd: tuple[str, ...] = _option(
+        (), _addresses, _ADDRESSES, "nsqlookupd HTTP addresses that know the nsqds; instead of `nsqd`", ""
+    )
+    topic: str = _option("", _name, "a topic name", "topic to read", "")
+    topics: tuple[str, ...] = _option(
+        (), _topics, "topic names separated by commas (not _log)", "several topics; instead of `topic`", ""
+    )
+    topic_pattern: str = _option(
+        "", _pattern, "a regular expression", "all topics that match it wholly; needs `lookupd`; instead of `topic`", ""
+    )
+    channel: str = _option(
+        "",
+        _name,
+        "a channel name",
+        "channel of this query alone: holds retention, makes the lag visible, makes `latest` safe",
+        "",
+    )
+    starting_offsets: str = _option(
+        EARLIEST,
+        _positions(EARLIEST, LATEST, CURSOR),
+        "earliest, latest, cursor, or JSON such as "
+        '{"topic": {"host:4150/0": 23}} with -1 for latest and -2 for earliest',
+        "where a new query (or a batch read) starts; `cursor` is where `channel` stands",
+    )
+    starting_timestamp: int | None = _option(
+        None,
+        _timestamp_ns,
+        "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
+        "start at the first message stored at or after this time; overrides `startingOffsets`",
+        "",
+    )
+    ending_offsets: str = _option(
+        LATEST,
+        _positions(LATEST),
+        'latest, or JSON such as {"topic": {"host:4150/0": 1000}} with -1 for latest; ends are exclusive',
+        "where a batch read ends",
+    )
+    ending_timestamp: int | None = _option(
+        None,
+        _timestamp_ns,
+        "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
+        "a batch read ends before the first message stored at or after this time; overrides `endingOffsets`",
+        "",
+    )
+    max_messages_per_trigger: int = _option(
+        2_000_000, _whole(0), "a whole number, 0 for no limit", "most messages of one micro-batch"
+    )
+    max_bytes_per_trigger: int = _option(
+        0,
+        _size(0, 1 << 50),
+        "a size such as 512MiB, 0 for no limit",
+        "most bytes of one micro-batch, estimated from the mean size of the messages of each partition",
+    )
+    min_messages_per_trigger: int = _option(
+        0, _whole(0), "a whole number", "wait until so many messages are there, at most `maxTriggerDelay`"
+    )
+    max_trigger_delay: float = _option(
+        900.0, _duration_s, _DURATION, "how long `minMessagesPerTrigger` may hold a micro-batch back", "15m"
+    )
+    min_partitions: int = _option(
+        1, _whole(1, 10_000), "1 to 10000", "least number of Spark tasks, as far as there are messages"
+    )
+    max_messages_per_task: int = _option(
+        500_000, _whole(1), "a whole number from 1", "a longer range is split into several Spark tasks"
+    )
+    fail_on_data_loss: bool = _option(
+        True, _flag, "true or false", "fail when messages that are due are gone; false: warn and go on"
+    )
+    allow_unsafe_latest: bool = _option(
+        False,
+        _flag,
+        "true or false",
+        "accept startingOffsets=latest without `channel`: a crash in the first micro-batch loses messages",
+    )
+    columns: tuple[str, ...] = _option(
+        COLUMNS, _columns, "distinct column names separated by commas", "read only these columns, in this order", "all"
+    )
+    pushdown: bool = _option(
+        False,
+        _flag,
+        "true or false",
+        "batch reads: use filters on topic, nsqd, partition, offset and timestamp to fetch less",
+    )
+    fetch_max_bytes: int = _option(
+        4 << 20, _size(1 << 16, BATCH_SIZE_MAX), _BYTES_64M, "bytes asked from nsqd at a time", "4MiB"
+    )
+    batch_rows: int = _option(10_000, _whole(1, 1_000_000), "1 to 1000000", "rows of an Arrow batch")
+    connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
+    fetch_timeout: float = _option(30.0, _duration_s, _DURATION, "how long nsqd may take to answer", "30s")
+    retries: int = _option(
+        10, _whole(0, 1000), "0 to 1000", "attempts after a failure, 0.1 s to 5 s apart (10 are about 25 s)"
+    )
+    nsqd_down_timeout: float = _option(
+        300.0,
+        _duration_s,
+        _DURATION,
+        "how long a stream waits for an nsqd that is away, reading from the others, before it fails; "
+        "with failOnDataLoss=false it waits for ever",
+        "5m",
+    )
+    lookupd_poll_interval: float = _option(10.0, _duration_s, _DURATION, "how often nsqlookupd is asked", "10s")
+
+    def _check(self) -> None:
+        if bool(self.nsqd) == bool(self.lookupd):
+            raise _refuse("nsqd", ",".join(self.nsqd), "give either nsqd or lookupd")
+        if sum((bool(self.topic), bool(self.topics), bool(self.topic_pattern))) != 1:
+            raise _refuse("topic", self.topic, "give exactly one of topic, topics, topicPattern")
+        if self.topic == "_log":
+            raise _refuse("topic", self.topic, "offsets JSON keeps this name for itself")
+        if self.topic_pattern and not self.lookupd:
+            raise _refuse("topicPattern", self.topic_pattern, "it needs lookupd, which knows the topics")
+        if self.starting_offsets == CURSOR and not self.channel:
+            raise _refuse("startingOffsets", CURSOR, "it needs channel, whose position it is")
+
+    def check_batch(self) -> None:
+        """Refuse what makes no sense in ``spark.read``.
+
+        Raises:
+            OptionError: which option, and what to give instead.
+        """
+        if self.starting_timestamp is None and self.starting_offsets == LATEST:
+            raise _refuse("startingOffsets", LATEST, "a batch read from the latest message reads nothing")
+
+    def check_stream(self) -> None:
+        """Refuse what would lose messages in ``spark.readStream``.
+
+        Raises:
+            OptionError: which option, and what to give instead.
+        """
+        if self.ending_offsets != LATEST or self.ending_timestamp is not None:
+            raise _refuse("endingOffsets", self.ending_offsets, "a stream has no end; use spark.read")
+        # Spark forgets where a new query started until its first micro-batch is committed, so after a crash it asks
+        # again, and "latest" has moved on; only a position that nsqd keeps makes it safe
+        if not self.channel and not self.allow_unsafe_latest and self._starts_at_latest():
+            raise _refuse(
+                "startingOffsets",
+                self.starting_offsets,
+                "latest needs channel, so that nsqd remembers the start; or set allowUnsafeLatest=true",
+            )
+
+    def _starts_at_latest(self) -> bool:
+        if self.starting_timestamp is not None:
+            return False
+        if self.starting_offsets in (EARLIEST, LATEST, CURSOR):
+            return self.starting_offsets == LATEST
+        given = json.loads(self.starting_offsets)
+        return any(-1 in labels.values() for labels in given.values() if isinstance(labels, dict))
+
+    @property
+    def named_topics(self) -> tuple[str, ...]:
+        """The topics given by name; empty with ``topicPattern``."""
+        return (self.topic,) if self.topic else self.topics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions(_Options):
+    """What ``df.write`` and ``df.writeStream`` accept; durations in seconds, sizes in bytes."""
+
+    nsqd: tuple[str, ...] = _option(
+        (), _addresses, _ADDRESSES, "nsqd TCP addresses to publish to; tasks are spread over them", ""
+    )
+    lookupd: tuple[str, ...] = _option(
+        (), _addresses, _ADDRESSES, "nsqlookupd HTTP addresses that know the nsqds; instead of `nsqd`", ""
+    )
+    topic: str = _option("", _name, "a topic name", "topic for all rows; without it the column `topic` decides", "")
+    batch_messages: int = _option(1000, _whole(1, 65_536), "1 to 65536", "most messages of one MPUB")
+    batch_bytes: int = _option(
+        1 << 20,
+        _size(1, 1 << 30),
+        "a size such as 1MiB",
+        "most bytes of one MPUB, if no message is longer",
+        "1MiB",
+    )
+    max_in_flight: int = _option(8, _whole(1, 1000), "1 to 1000", "MPUBs sent and not yet answered, per task")
+    oversize: str = _option(
+        "fail", _oversize, "fail or drop", "what to do with a body longer than `maxMessageSize`; drops are counted"
+    )
+    max_message_size: int = _option(1 << 20, _size(1, 1 << 30), "a size such as 1MiB", "nsqd's --max-msg-size", "1MiB")
+    max_body_size: int = _option(
+        5 << 20, _size(64, 1 << 30), "a size such as 5MiB", "nsqd's --max-body-size, a bound on one MPUB", "5MiB"
+    )
+    connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
+    pub_timeout: float = _option(30.0, _duration_s, _DURATION, "how long nsqd may take to answer", "30s")
+    retries: int = _option(
+        10, _whole(0, 1000), "0 to 1000", "attempts after a failure, 0.1 s to 5 s apart (10 are about 25 s)"
+    )
+
+    def _check(self) -> None:
+        if bool(self.nsqd) == bool(self.lookupd):
+            raise _refuse("nsqd", ",".join(self.nsqd), "give either nsqd or lookupd")
+        if self.batch_bytes > self.max_body_size:
+            raise _refuse("batchBytes", self.batch_bytes, f"at most maxBodySize={self.max_body_size}")

@@ -1,0 +1,74 @@
+"""The rows of ``format("nsq")``, in Spark's types and in Arrow's.
+
+The rules of this file: both forms come from one table; importing it needs neither pyspark nor pyarrow.
+
+Source: design/spark.md section 10. ``partition`` is an int, not a smallint: Iceberg has none. Arrow types must be the
+very ones Spark derives from its own (``timestamp[us, UTC]``, ``binary``), or it refuses the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flintmq.errors import OptionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+TYPES = {
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "attempts": "int",
+    "id": "binary",
+    "internal_id": "bigint",
+    "trace_id": "bigint",
+    "body": "binary",
+    "nsqd": "string",
+}
+COLUMNS = tuple(TYPES)
+
+
+def spark_schema(columns: Sequence[str]) -> StructType:
+    """The schema Spark sees."""
+    from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+    types = {
+        "string": StringType,
+        "int": IntegerType,
+        "bigint": LongType,
+        "timestamp": TimestampType,
+        "binary": BinaryType,
+    }
+    return StructType([StructField(name, types[TYPES[name]]()) for name in columns])
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """The schema of the record batches."""
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "binary": pa.binary(),
+    }
+    return pa.schema([(name, types[TYPES[name]]) for name in columns])
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """The columns a user asked for with ``.schema(...)``: any selection of ours, with our types.
+
+    Raises:
+        OptionError: a column we do not have, or with another type.
+    """
+    for field in schema.fields:
+        if TYPES.get(field.name) != field.dataType.simpleString():
+            given = f"{field.name} {field.dataType.simpleString()}"
+            have = ", ".join(f"{name} {type_}" for name, type_ in TYPES.items())
+            raise OptionError("schema", given, f"choose from: {have}", "schema of format nsq")
+    return tuple(field.name for field in schema.fields)

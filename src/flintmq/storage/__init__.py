@@ -1,0 +1,22 @@
+"""Synchronous, append-only storage: the log of each topic partition and the state of its channels."""
+
+from flintmq.storage.cache import ReadCache
+from flintmq.storage.channel_store import ChannelStore
+from flintmq.storage.files import Database, File, Files, OsFiles
+from flintmq.storage.memory_log import MemoryLog
+from flintmq.storage.partition_log import PartitionLog, SegmentInfo, SyncTicket
+from flintmq.storage.segment import Corruption
+
+__all__ = [
+    "ChannelStore",
+    "Corruption",
+    "Database",
+    "File",
+    "Files",
+    "MemoryLog",
+    "OsFiles",
+    "PartitionLog",
+    "ReadCache",
+    "SegmentInfo",
+    "SyncTicket",
+]

@@ -1,0 +1,243 @@
+"""The database of a data directory: topics, channels, how far each channel is, and the messages set aside.
+
+Tables::
+
+    topic(name, paused)
+    partition(topic, partition, backlog_start, paused_at)
+    channel(topic, name, paused)
+    cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
+    aside(cursor, sequence, due_ns, attempts, frame)       frame: the message frame as first delivered
+
+Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore` is
+used by one thread at a time. Cursor and aside rows of one flush are one transaction, because a message leaves the cursor
+exactly when it enters ``aside``.
+
+Source: design/reliability.md R3 and R4.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from flintmq.errors import StorageError
+from flintmq.storage.files import Database, Files
+
+SCHEMA_VERSION = 1
+DATABASE_NAME = "channels.db"
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS topic(name TEXT PRIMARY KEY, paused INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS partition(topic TEXT, partition INTEGER, backlog_start INTEGER NOT NULL,"
+    " paused_at INTEGER, PRIMARY KEY(topic, partition)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS channel(topic TEXT, name TEXT, paused INTEGER NOT NULL,"
+    " PRIMARY KEY(topic, name)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS cursor(id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL,"
+    " channel TEXT NOT NULL, state BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS aside(cursor INTEGER, sequence INTEGER, due_ns INTEGER NOT NULL,"
+    " attempts INTEGER NOT NULL, frame BLOB NOT NULL, PRIMARY KEY(cursor, sequence)) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS aside_due ON aside(cursor, due_ns, sequence)",
+)
+
+_PUT_CURSOR = "INSERT OR REPLACE INTO cursor(id, topic, partition, channel, state) VALUES(?, ?, ?, ?, ?)"
+_PUT_ASIDE = "INSERT OR REPLACE INTO aside(cursor, sequence, due_ns, attempts, frame) VALUES(?, ?, ?, ?, ?)"
+_MOVE_ASIDE = "UPDATE aside SET due_ns = ?, attempts = ? WHERE cursor = ? AND sequence = ?"
+_DELETE_ASIDE = "DELETE FROM aside WHERE cursor = ? AND sequence = ?"
+
+Statement = tuple[str, Sequence[Sequence[Any]]]
+
+
+class CursorRow(msgspec.Struct, array_like=True):
+    """The stored form of a channel's progress; ``done`` is a deflated string of one byte per message."""
+
+    floor: int
+    done: bytes = b""
+    deferred: list[tuple[int, int]] = []
+    attempts: list[tuple[int, int]] = []
+    holes: list[tuple[int, int]] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(CursorRow).decode
+
+
+@dataclass(slots=True)
+class StoredCursor:
+    """One channel of one partition as found at start.
+
+    Attributes:
+        aside_count: messages set aside.
+        aside_next_due_ns: the earliest of their due times, None without any.
+    """
+
+    id: int
+    topic: str
+    partition: int
+    channel: str
+    row: CursorRow
+    window: bytes
+    aside_count: int
+    aside_next_due_ns: int | None
+
+
+@dataclass(slots=True)
+class StoredTopics:
+    """Everything found at start."""
+
+    topics: dict[str, bool] = field(default_factory=dict)
+    partitions: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
+    channels: dict[tuple[str, str], bool] = field(default_factory=dict)
+    cursors: list[StoredCursor] = field(default_factory=list)
+
+
+class ChannelStore:
+    """The database of one data directory.
+
+    Raises:
+        StorageError: it cannot be opened, or was written by a newer release.
+    """
+
+    def __init__(self, files: Files) -> None:
+        try:
+            self._database: Database = files.open_database(DATABASE_NAME)
+            version = self._database.query("PRAGMA user_version")[0][0]
+            if version not in (0, SCHEMA_VERSION):
+                raise StorageError(
+                    f"{DATABASE_NAME} has schema version {version}; this release knows {SCHEMA_VERSION}: "
+                    "start the release that wrote it, or one that is newer"
+                )
+            statements: list[Statement] = [(sql, ((),)) for sql in _SCHEMA]
+            if version == 0:
+                self._database.commit(statements, True)
+                self._database.commit([(f"PRAGMA user_version = {SCHEMA_VERSION}", ((),))], True)
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StorageError(
+                f"cannot open {DATABASE_NAME}: {error}; restore it from a copy or move it away"
+            ) from error
+
+    def load(self) -> StoredTopics:
+        """Read everything but the frames set aside."""
+        query = self._database.query
+        # what ephemeral channels had set aside went with the process
+        self._database.commit([("DELETE FROM aside WHERE cursor NOT IN (SELECT id FROM cursor)", ((),))], False)
+        stored = StoredTopics()
+        stored.topics = {name: bool(paused) for name, paused in query("SELECT name, paused FROM topic")}
+        stored.partitions = {
+            (topic, partition): (backlog_start, paused_at)
+            for topic, partition, backlog_start, paused_at in query(
+                "SELECT topic, partition, backlog_start, paused_at FROM partition"
+            )
+        }
+        stored.channels = {
+            (topic, name): bool(paused) for topic, name, paused in query("SELECT topic, name, paused FROM channel")
+        }
+        aside = {
+            cursor: (count, due)
+            for cursor, count, due in query("SELECT cursor, COUNT(*), MIN(due_ns) FROM aside GROUP BY cursor")
+        }
+        for identity, topic, partition, channel, blob in query(
+            "SELECT id, topic, partition, channel, state FROM cursor ORDER BY id"
+        ):
+            row = _decode(blob)
+            count, due = aside.get(identity, (0, None))
+            window = zlib.decompress(row.done) if row.done else b""
+            stored.cursors.append(StoredCursor(identity, topic, partition, channel, row, window, count, due))
+        return stored
+
+    def commit(self, statements: Iterable[Statement], sync: bool) -> None:
+        """Run one transaction; see :meth:`flintmq.storage.files.Database.commit`."""
+        self._database.commit(statements, sync)
+
+    def due(
+        self, cursor: int, after: tuple[int, int], wall_ns: int, count_max: int
+    ) -> tuple[list[tuple[int, int, int, bytes]], int | None]:
+        """Rows of one cursor that are due and come after ``(due_ns, sequence)``, and the due time of the one after them."""
+        query = self._database.query
+        rows = query(
+            "SELECT sequence, due_ns, attempts, frame FROM aside WHERE cursor = ? AND due_ns <= ?"
+            " AND (due_ns, sequence) > (?, ?) ORDER BY due_ns, sequence LIMIT ?",
+            (cursor, wall_ns, *after, count_max),
+        )
+        last = (rows[-1][1], rows[-1][0]) if rows else after
+        following = query(
+            "SELECT due_ns FROM aside WHERE cursor = ? AND (due_ns, sequence) > (?, ?)"
+            " ORDER BY due_ns, sequence LIMIT 1",
+            (cursor, *last),
+        )
+        return [(s, d, a, f) for s, d, a, f in rows], following[0][0] if following else None
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+
+def put_topic(name: str, paused: bool) -> Statement:
+    """Create a topic or change its pause."""
+    return "INSERT OR REPLACE INTO topic(name, paused) VALUES(?, ?)", ((name, int(paused)),)
+
+
+def put_partition(topic: str, partition: int, backlog_start: int, paused_at: int | None) -> Statement:
+    """Remember where a partition's backlog for a first channel begins, and where a paused topic stopped."""
+    return (
+        "INSERT OR REPLACE INTO partition(topic, partition, backlog_start, paused_at) VALUES(?, ?, ?, ?)",
+        ((topic, partition, backlog_start, paused_at),),
+    )
+
+
+def put_channel(topic: str, name: str, paused: bool) -> Statement:
+    """Create a channel or change its pause."""
+    return "INSERT OR REPLACE INTO channel(topic, name, paused) VALUES(?, ?, ?)", ((topic, name, int(paused)),)
+
+
+def put_cursor(identity: int, topic: str, partition: int, channel: str, row: CursorRow, window: bytes) -> Statement:
+    """Write a channel's progress; ``window`` is one byte per message from the floor on, 1 for done."""
+    row.done = zlib.compress(window, 1) if window else b""
+    return _PUT_CURSOR, ((identity, topic, partition, channel, _encode(row)),)
+
+
+def put_aside(identity: int, rows: dict[int, tuple[int, int, bytes]]) -> Statement:
+    """Set messages aside: sequence -> (due_ns, attempts, frame)."""
+    return _PUT_ASIDE, [(identity, sequence, *row) for sequence, row in rows.items()]
+
+
+def move_aside(identity: int, rows: dict[int, tuple[int, int]]) -> Statement:
+    """Give messages set aside a new due time: sequence -> (due_ns, attempts)."""
+    return _MOVE_ASIDE, [(due_ns, attempts, identity, sequence) for sequence, (due_ns, attempts) in rows.items()]
+
+
+def delete_aside(identity: int, sequences: Iterable[int]) -> Statement:
+    """Forget messages that were set aside."""
+    return _DELETE_ASIDE, [(identity, sequence) for sequence in sequences]
+
+
+def delete_cursor(identity: int) -> list[Statement]:
+    """Remove a cursor and everything set aside for it."""
+    return [
+        ("DELETE FROM aside WHERE cursor = ?", ((identity,),)),
+        ("DELETE FROM cursor WHERE id = ?", ((identity,),)),
+    ]
+
+
+def clear_aside(identity: int) -> Statement:
+    """Forget everything set aside for a cursor."""
+    return "DELETE FROM aside WHERE cursor = ?", ((identity,),)
+
+
+def delete_channel(topic: str, name: str) -> Statement:
+    """Remove a channel's row."""
+    return "DELETE FROM channel WHERE topic = ? AND name = ?", ((topic, name),)
+
+
+def delete_topic(name: str) -> list[Statement]:
+    """Remove a topic's own rows; its channels and cursors are removed one by one."""
+    return [
+        ("DELETE FROM topic WHERE name = ?", ((name,),)),
+        ("DELETE FROM partition WHERE topic = ?", ((name,),)),
+        ("DELETE FROM channel WHERE topic = ?", ((name,),)),
+    ]

@@ -1,0 +1,300 @@
+"""The one door to the operating system's files. Faults are injected here; nothing else opens a data file.
+
+Rules of this file:
+
+- Paths are relative to the data directory, ``/``-separated, and may not leave it.
+- Every method is synchronous. Those that wait for the device (:meth:`File.sync`, :meth:`Files.sync_directory`,
+  :meth:`Database.commit`) are called from a worker thread by the daemons; the rest return as fast as the page cache.
+- A write that fails with an error is never retried on the same handle (fsyncgate, ``design/reliability.md`` R7).
+
+:class:`OsFiles` is the real one; the simulation has its own that loses what was not synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from flintmq.errors import DataPathLocked, StorageError
+
+
+class File(Protocol):
+    """One open data file."""
+
+    path: str
+
+    def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of ``data`` at byte ``position``, to the kernel.
+
+        Raises:
+            OSError: nothing is known about which bytes arrived.
+        """
+        ...
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return up to ``size`` bytes from ``position``; shorter only at the end of the file."""
+        ...
+
+    def size(self) -> int:
+        """Length of the file in bytes."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written so far survives a power loss (fdatasync). Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Release the handle; never syncs."""
+        ...
+
+
+class Database(Protocol):
+    """A transactional table store (SQLite); one user at a time."""
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a SELECT and return all of its rows."""
+        ...
+
+    def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
+        """Run ``(sql, rows)`` pairs in order as one transaction, each sql once per row.
+
+        Args:
+            sync: when true, return only when the transaction survives a power loss; otherwise it survives the death
+                of this process.
+
+        Raises:
+            OSError, sqlite3.Error: nothing of the transaction was applied.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """The data directory."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        """Open for reading and writing; with ``create`` the file is made if it does not exist.
+
+        Raises:
+            FileNotFoundError: it does not exist and ``create`` is false.
+        """
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Sorted names in a directory; empty when there is no such directory."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its parents, durably."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename atomically, replacing ``target``."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; no error when it does not exist."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory and everything in it; no error when it does not exist."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make creations, renames and removals in a directory survive a power loss. Blocks."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes an unprivileged writer can still use on the file system of the data directory."""
+        ...
+
+    def open_database(self, path: str) -> Database:
+        """Open or create a database file."""
+        ...
+
+    def close(self) -> None:
+        """Release the lock on the data directory."""
+        ...
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        written = os.pwrite(self._fd, data, position)
+        if written == len(data):
+            return
+        view = memoryview(data)
+        while written < len(view):
+            count = os.pwrite(self._fd, view[written:], position + written)
+            if count == 0:
+                raise OSError(errno.EIO, "write made no progress", self.path)
+            written += count
+
+    def read_at(self, position: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        missing = size - len(data)
+        while missing:
+            data = os.pread(self._fd, missing, position + size - missing)
+            if not data:
+                break
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class SqliteDatabase:
+    """SQLite in WAL mode: a commit without ``sync`` survives the process, with it a power loss too."""
+
+    def __init__(self, path: str) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._sync = True
+        self._connection.execute("PRAGMA synchronous=FULL")
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql, parameters).fetchall()
+
+    def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
+        connection = self._connection
+        if sync != self._sync:
+            connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+            self._sync = sync
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for sql, rows in statements:
+                connection.executemany(sql, rows)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class OsFiles:
+    """The data directory on the operating system, locked against a second nsqd while this object lives.
+
+    The lock is ``flock`` on the directory itself, as nsqd's: the kernel drops it when the process dies, however it dies.
+
+    Raises:
+        StorageError: the directory does not exist or is not a directory.
+        DataPathLocked: another process holds it.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        try:
+            self._directory_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise StorageError(f"data-path {self.root}: {error.strerror}; create the directory first") from error
+        try:
+            fcntl.flock(self._directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._directory_fd)
+            raise DataPathLocked(self.root, error.strerror or str(error)) from error
+
+    def _absolute(self, path: str) -> str:
+        parts = path.split("/")
+        if path.startswith("/") or ".." in parts:
+            raise StorageError(f"path {path!r} leaves the data directory {self.root}")
+        return os.path.join(self.root, *parts)
+
+    def open(self, path: str, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        absolute = self._absolute(path)
+        return OsFile(absolute, os.open(absolute, flags, 0o600))
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._absolute(path)))
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, path: str) -> None:
+        parent = ""
+        for part in path.split("/"):
+            child = f"{parent}/{part}" if parent else part
+            try:
+                os.mkdir(self._absolute(child), 0o700)
+            except FileExistsError:
+                pass
+            else:
+                self.sync_directory(parent)
+            parent = child
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(self._absolute(source), self._absolute(target))
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(self._absolute(path))
+        except FileNotFoundError:
+            pass
+
+    def remove_directory(self, path: str) -> None:
+        absolute = self._absolute(path)
+        try:
+            names = os.listdir(absolute)
+        except FileNotFoundError:
+            return
+        for name in names:
+            child = os.path.join(absolute, name)
+            if os.path.isdir(child) and not os.path.islink(child):
+                self.remove_directory(f"{path}/{name}")
+            else:
+                os.unlink(child)
+        os.rmdir(absolute)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(self._absolute(path) if path else self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self) -> int:
+        info = os.statvfs(self._directory_fd)
+        return info.f_bavail * info.f_frsize
+
+    def open_database(self, path: str) -> SqliteDatabase:
+        return SqliteDatabase(self._absolute(path))
+
+    def close(self) -> None:
+        if self._directory_fd >= 0:
+            os.close(self._directory_fd)
+            self._directory_fd = -1

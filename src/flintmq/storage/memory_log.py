@@ -1,0 +1,108 @@
+"""The log of an ephemeral topic: the same reads and appends as a partition log, in memory and bounded.
+
+As in nsqd, an ephemeral topic keeps at most ``count_max`` messages; what is published beyond them is dropped although
+the publisher gets its ``OK``. Nothing survives the process.
+
+Source: reference/nsq.md 1.4 "Ephemeral".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from flintmq.batch import Batch, decode_batch, encode_batch
+from flintmq.message import internal_id
+
+
+class MemoryLog:
+    """Log of one partition of an ephemeral topic; attributes as :class:`flintmq.storage.PartitionLog`."""
+
+    log_id = 0
+    failed: str | None = None
+    synced_sequence = 0
+
+    def __init__(self, partition: int, count_max: int) -> None:
+        self.partition = partition
+        self.start_sequence = 1
+        self.next_sequence = 1
+        self.committed_sequence = 1
+        self.end_offset_bytes = 0
+        self.size_bytes = 0
+        self.dropped_count = 0
+        self._count_max = max(1, count_max)
+        self._batches: list[Batch] = []
+        self._firsts: list[int] = []
+
+    def append(self, bodies: Sequence[bytes], timestamp_ns: int, due_ns: int = 0) -> int:
+        """Keep as many of ``bodies`` as there is room for; return the first sequence."""
+        first = self.next_sequence
+        room = self._count_max - (first - self.start_sequence)
+        kept = bodies if len(bodies) <= room else bodies[: max(0, room)]
+        self.dropped_count += len(bodies) - len(kept)
+        if kept:
+            data = encode_batch(
+                internal_id(self.partition, first), self.end_offset_bytes, timestamp_ns, kept, due_ns=due_ns
+            )
+            self._batches.append(decode_batch(data))
+            self._firsts.append(first)
+            self.next_sequence += len(kept)
+            self.end_offset_bytes += len(data)
+            self.size_bytes += len(data)
+        return first
+
+    def commit(self, sequence: int) -> None:
+        self.committed_sequence = max(self.committed_sequence, sequence)
+
+    def begin_sync(self) -> None:
+        """There is nothing to sync."""
+        return None
+
+    def read(self, sequence: int) -> Batch | None:
+        """The batch that holds ``sequence``, or the next one."""
+        index = max(0, bisect_right(self._firsts, sequence) - 1)
+        while index < len(self._batches):
+            if self._batches[index].end > sequence:
+                return self._batches[index]
+            index += 1
+        return None
+
+    def fetch(self, start: int, end: int, bytes_max: int) -> tuple[bytes, int]:
+        """Whole batches that overlap ``start`` to ``end``, and the next sequence to ask for."""
+        parts: list[bytes | memoryview] = []
+        size = 0
+        while start < end and (batch := self.read(start)) is not None and batch.first < end:
+            if parts and size + batch.size > bytes_max:
+                break
+            parts.append(batch.data)
+            size += batch.size
+            start = batch.end
+        return b"".join(parts), start
+
+    def sequence_at(self, timestamp_ns: int) -> int:
+        """First sequence with a timestamp at or after ``timestamp_ns``."""
+        for batch in self._batches:
+            if batch.timestamp_ns >= timestamp_ns:
+                return batch.first
+        return self.next_sequence
+
+    def drop_before(self, sequence: int) -> int:
+        """Forget whole batches below ``sequence``; return the bytes freed."""
+        count = 0
+        freed = 0
+        while count < len(self._batches) and self._batches[count].end <= sequence:
+            freed += self._batches[count].size
+            self.start_sequence = self._batches[count].end
+            count += 1
+        del self._batches[:count], self._firsts[:count]
+        self.size_bytes -= freed
+        return freed
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def delete(self) -> None:
+        """Nothing is on disk."""
+
+    def describe(self) -> str:
+        return f"memory log {self.start_sequence}..{self.next_sequence} batches={len(self._batches)}"

@@ -1,0 +1,651 @@
+"""The log of one topic partition: append, read, fetch, sync, retention.
+
+A directory holds ``log.meta``, segments ``<first sequence>.log`` with their ``.index``, and ``.bad`` files with damaged
+bytes that were set aside. The last segment is the active one; it is sealed when it is full, and not changed after that.
+
+Invariants: I1 ``start_sequence``, ``synced_sequence`` and ``committed_sequence`` are at most ``next_sequence``; I2 the
+tail cache holds every batch from ``_tail_first`` to ``next_sequence``; I3 after a write or sync went wrong nothing is
+appended (``failed``); I4 at most one sync is under way; I5 what a :class:`SyncTicket` covers is fixed when it is begun.
+
+Rules of this file: everything runs on the event loop's thread, except :meth:`SyncTicket.run`; no object per message;
+memory does not grow with the backlog (see cache.py).
+
+Source: design/performance.md decisions 1, 2, 5; design/reliability.md R1, R2, R5-R10.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+from flintmq.batch import Batch, decode_batch, decode_header, encode_batch
+from flintmq.errors import DiskFull, WriteFailed
+from flintmq.limits import (
+    BATCH_COUNT_MAX,
+    CHECKPOINT_BYTES,
+    DISK_RESERVE_BYTES,
+    READ_AHEAD_BYTES,
+    SEQUENCE_MAX,
+    SPACE_SAMPLE_BYTES,
+    SYNC_SEGMENTS_MAX,
+    TAIL_CACHE_BYTES,
+)
+from flintmq.storage.cache import ReadCache
+from flintmq.storage.files import File, Files
+from flintmq.storage.index import Entry
+from flintmq.storage.recovery import recover
+from flintmq.storage.segment import Corruption, Found, Home, Segment
+
+__all__ = ["Corruption", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket"]
+
+_BATCH_OVERHEAD_BYTES = 700  # memory of a Batch and its header beside its bytes
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_TIMESTAMP = Struct(">Q")
+_TIMESTAMP_POSITION = 8  # in a message frame
+
+
+@dataclass(slots=True, frozen=True)
+class SegmentInfo:
+    """What retention needs to know of a segment.
+
+    Attributes:
+        first_sequence, end_sequence: the sequences it holds; the end is exclusive.
+        size_bytes: on disk, without index.
+        timestamp_max: latest timestamp of its messages in ns, 0 when empty.
+        is_sealed: whether it can be dropped.
+    """
+
+    first_sequence: int
+    end_sequence: int
+    size_bytes: int
+    timestamp_max: int
+    is_sealed: bool
+
+
+class SyncTicket:
+    """One group sync: what to sync was fixed when it was begun.
+
+    Attributes:
+        end_sequence: every sequence below it is durable once :meth:`run` returned.
+    """
+
+    __slots__ = ("_directory", "_files", "_segments", "end_sequence")
+
+    def __init__(
+        self, segments: list[tuple[Segment, File, int]], files: Files | None, directory: str, end: int
+    ) -> None:
+        self._segments = segments
+        self._files = files
+        self._directory = directory
+        self.end_sequence = end
+
+    def run(self) -> None:
+        """Sync the files and, when entries changed, the directory. Blocks; for a worker thread.
+
+        Raises:
+            OSError: nothing is known about what is durable.
+        """
+        for _segment, file, _size in self._segments:
+            file.sync()
+        if self._files is not None:
+            self._files.sync_directory(self._directory)
+
+    @property
+    def has_directory(self) -> bool:
+        return self._files is not None
+
+    @property
+    def segments(self) -> list[tuple[Segment, File, int]]:
+        """What :meth:`run` syncs: each with its handle and its size when the ticket was begun."""
+        return self._segments
+
+
+class _Chunk:
+    """Batches decoded by one read ahead; every batch stored between ``first`` and ``end`` is in it."""
+
+    __slots__ = ("batches", "end", "ends", "first")
+
+    def __init__(self, first: int, batches: list[Batch]) -> None:
+        self.first = first
+        self.batches = batches
+        self.ends = [batch.end for batch in batches]
+        self.end = self.ends[-1]
+
+
+class PartitionLog:
+    """The single owner of one partition's directory.
+
+    Attributes:
+        log_id: identity of this log: the ``created_ns`` of its first opening.
+        start_sequence: first sequence still stored; ``next_sequence`` when there is none.
+        next_sequence: one past the last appended.
+        committed_sequence: what delivers must stop here.
+        synced_sequence: everything below survives a power loss.
+        end_offset_bytes: virtual position after the last frame: frame bytes since the log was born.
+        size_bytes: of all segments on disk.
+        failed: why nothing can be appended any more; None when all is well.
+    """
+
+    def __init__(self, home: Home, segments: list[Segment], failed: str | None, segment_bytes: int) -> None:
+        self._home = home
+        self._files = home.files
+        self._cache = home.cache
+        self._id_base = home.id_base
+        self._segment_bytes = segment_bytes
+        self._segments = segments
+        self._firsts = [segment.first for segment in segments]
+        self._active = segments[-1]
+        active = self._active
+        self.partition = home.partition
+        self.directory = home.directory
+        self.log_id = home.log_id
+        self.failed = failed
+        self.next_sequence = active.end
+        self.committed_sequence = active.end
+        self.synced_sequence = active.synced_before
+        self.end_offset_bytes = active.end_offset_bytes
+        self.size_bytes = sum(segment.size for segment in segments)
+        self._space_credit = 0
+        self._unsynced: list[Segment] = []  # sealed, not yet synced
+        self._is_directory_dirty = False
+        self._ticket: SyncTicket | None = None
+        self._has_sync_failed = failed is not None
+        self._is_closed = False
+        self._checkpoint_position = active.size
+        self._tail: list[Batch] = []
+        self._tail_ends: list[int] = []
+        self._tail_first = active.end
+        self._tail_bytes = 0
+        self._chunk_firsts: list[int] = []
+        self._chunks: dict[int, _Chunk] = {}
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        directory: str,
+        *,
+        partition: int,
+        segment_bytes: int,
+        cache: ReadCache,
+        report: Callable[[Corruption], None],
+        created_ns: int,
+        next_sequence_min: int = 1,
+    ) -> PartitionLog:
+        """Open and recover a log, or create it. Blocks, also for syncs.
+
+        Args:
+            directory: relative to the data directory; created when missing.
+            segment_bytes: a segment is sealed before it grows beyond this; a larger batch gets a segment of its own.
+            report: told of everything damaged, cut or missing, now and later.
+            created_ns: wall time; becomes the identity of a new log.
+            next_sequence_min: the next append gets at least this sequence; a gap is reported.
+
+        Raises:
+            StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
+        """
+        if not 0 < next_sequence_min <= SEQUENCE_MAX:
+            raise ValueError(f"next_sequence_min is {next_sequence_min}; sequences go from 1 to {SEQUENCE_MAX}")
+        home = Home(files, directory, partition, cache, report)
+        recovered = recover(home, created_ns, next_sequence_min)
+        return cls(home, recovered.segments, recovered.failed, segment_bytes)
+
+    @property
+    def start_sequence(self) -> int:
+        """First sequence still stored; ``next_sequence`` when there is none."""
+        return self._firsts[0]
+
+    # appending
+
+    def append(self, bodies: Sequence[bytes], timestamp_ns: int, due_ns: int = 0) -> int:
+        """Write one batch to the kernel; the sequence of its first message.
+
+        Raises:
+            DiskFull: nothing was stored; it works again as soon as there is space.
+            WriteFailed: nothing was stored, and the log takes no more appends.
+            ValueError: no body, more than ``BATCH_COUNT_MAX``, or more bytes than ``BATCH_SIZE_MAX``.
+        """
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        first = self.next_sequence
+        count = len(bodies)
+        if not 0 < count <= BATCH_COUNT_MAX:
+            raise ValueError(f"a batch holds 1 to {BATCH_COUNT_MAX} messages, not {count}")
+        data = encode_batch(
+            self._id_base | first,
+            self.end_offset_bytes,
+            timestamp_ns,
+            bodies,
+            synced_before=self.synced_sequence,
+            due_ns=due_ns,
+        )
+        header = decode_header(data)
+        batch = Batch(data, header)
+        size = len(data)
+        if self._space_credit < size:
+            self._sample_space(size)
+        active = self._active
+        if active.size + size > self._segment_bytes and not active.is_empty:
+            active = self._roll()
+        position = active.size
+        file, index = active.live_file, active.live_index
+        assert file is not None and index is not None, "the active segment is open and its index in memory"
+        try:
+            file.write_at(position, data)
+        except OSError as error:
+            raise self._write_failed(active, error) from error
+        self._space_credit -= size
+        if position >= index.next_position:
+            index.add(Entry(first, position, self.end_offset_bytes), active.timestamp_max)
+        if timestamp_ns > active.timestamp_max:
+            active.timestamp_max = timestamp_ns
+        self.next_sequence = active.end = first + count
+        active.size = position + size
+        self.size_bytes += size
+        self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - batch.frames_at
+        self._keep_in_tail(batch, size + _BATCH_OVERHEAD_BYTES)
+        return first
+
+    def _sample_space(self, size: int) -> None:
+        free = self._files.free_bytes()
+        if free - size < DISK_RESERVE_BYTES:
+            raise DiskFull(self._active.path, free, DISK_RESERVE_BYTES)
+        # Other logs write to the same disk: look again after a little, not after all of what is free now.
+        self._space_credit = size + min(SPACE_SAMPLE_BYTES, free - size - DISK_RESERVE_BYTES)
+
+    def _write_failed(self, segment: Segment, error: OSError) -> DiskFull | WriteFailed:
+        if error.errno in _OUT_OF_SPACE:
+            try:
+                # Unlike other errors this one says that earlier bytes are fine; cut what arrived and stay usable.
+                segment.file().truncate(segment.size)
+            except OSError as cut_error:
+                return self._fail(segment.path, f"{error}; and cannot cut it: {cut_error}")
+            self._space_credit = 0
+            return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES)
+        return self._fail(segment.path, str(error))
+
+    def _fail(self, path: str, reason: str) -> WriteFailed:
+        self.failed = reason
+        return WriteFailed(path, reason)
+
+    def roll(self) -> None:
+        """Seal the active segment, so that retention can drop it; nothing happens when it is empty.
+
+        Raises:
+            DiskFull: it stays active.
+            WriteFailed: the log takes no more appends.
+        """
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        if not self._active.is_empty:
+            self._roll()
+
+    def _roll(self) -> Segment:
+        sealed = self._active
+        segment = Segment(self._home, self.next_sequence)
+        self._is_directory_dirty = True
+        try:
+            segment.create(self.next_sequence, self.end_offset_bytes, self.synced_sequence)
+        except OSError as error:
+            raise self._creation_failed(segment, error) from error
+        index = sealed.live_index
+        assert index is not None, "the active segment's index is in memory"
+        sealed.write_index(index, self.synced_sequence)
+        sealed.live_index = None
+        if not self._is_being_synced(sealed):
+            sealed.release_file()
+        self._cache.put((self._home, sealed.first), index, index.size_bytes)
+        self._unsynced.append(sealed)
+        self._segments.append(segment)
+        self._firsts.append(segment.first)
+        self._active = segment
+        self._checkpoint_position = segment.size
+        self.size_bytes += segment.size
+        return segment
+
+    def _creation_failed(self, segment: Segment, error: OSError) -> DiskFull | WriteFailed:
+        try:
+            segment.remove()
+        except OSError as remove_error:
+            return self._fail(segment.path, f"{error}; and cannot remove it: {remove_error}")
+        if error.errno in _OUT_OF_SPACE:
+            return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES)
+        return self._fail(segment.path, str(error))
+
+    def commit(self, sequence: int) -> None:
+        """Let everything below ``sequence`` be delivered; never goes back."""
+        if sequence > self.committed_sequence:
+            self.committed_sequence = min(sequence, self.next_sequence)
+
+    # syncing
+
+    def begin_sync(self) -> SyncTicket | None:
+        """What must be synced for everything appended so far to be durable.
+
+        None when there is nothing to sync, and when syncing has failed before: durable is only what is below
+        ``synced_sequence``. A log with very many unsynced segments needs several tickets, see ``end_sequence``. The
+        caller runs the ticket in a worker thread, then calls :meth:`finish_sync`; one at a time (I4).
+        """
+        assert self._ticket is None, "a sync is under way"
+        if self._has_sync_failed or self._is_closed:
+            return None
+        segments = self._unsynced[:SYNC_SEGMENTS_MAX]
+        end = segments[-1].end if segments else self.synced_sequence
+        if len(segments) < SYNC_SEGMENTS_MAX:
+            end = self.next_sequence
+            if self.synced_sequence < end and not self._active.is_empty:
+                segments.append(self._active)
+        if not segments and not self._is_directory_dirty:
+            return None
+        try:
+            parts = [(segment, segment.hold_file(), segment.size) for segment in segments]
+        except OSError as error:
+            self._has_sync_failed = True
+            self.failed = self.failed or f"cannot open a segment to sync it: {error}"
+            return None
+        files = self._files if self._is_directory_dirty else None
+        self._is_directory_dirty = False
+        self._ticket = SyncTicket(parts, files, self.directory, end)
+        return self._ticket
+
+    def finish_sync(self, ticket: SyncTicket, error: BaseException | None) -> None:
+        """Record what a ticket's :meth:`SyncTicket.run` did; an error makes the log read-only.
+
+        A sync is not tried again after an error: the kernel may have dropped the pages and report success (R7).
+        """
+        assert ticket is self._ticket, "finish the sync that was begun"
+        self._ticket = None
+        if error is not None:
+            self._has_sync_failed = True
+            self.failed = self.failed or f"sync failed: {error}"
+        else:
+            self.synced_sequence = max(self.synced_sequence, ticket.end_sequence)
+        for segment, _file, size in ticket.segments:
+            if segment in self._unsynced and segment.size == size and error is None:
+                self._unsynced.remove(segment)
+            if segment is not self._active:
+                segment.release_file()
+        self._checkpoint()
+        if self._is_closed:
+            self._close_files()
+
+    def _checkpoint(self) -> None:
+        active = self._active
+        if self.failed is not None or self.synced_sequence < self.next_sequence:
+            return
+        if active.size - self._checkpoint_position >= CHECKPOINT_BYTES:
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        index = self._active.live_index
+        if index:
+            self._active.write_index(index, self.synced_sequence)
+            self._checkpoint_position = self._active.size
+
+    # reading
+
+    def read(self, sequence: int) -> Batch | None:
+        """The batch that contains ``sequence``, or the next one when it is not stored; None at ``next_sequence``.
+
+        Damaged batches are reported, set aside and skipped.
+
+        Raises:
+            StorageError: a file cannot be opened for a reason that says nothing about its content.
+        """
+        if sequence >= self._tail_first:
+            ends = self._tail_ends
+            index = bisect_right(ends, sequence)
+            return self._tail[index] if index < len(ends) else None
+        chunk = self._chunk(sequence)
+        if chunk is None:
+            return self._tail[0] if self._tail else None
+        return chunk.batches[bisect_right(chunk.ends, sequence)]
+
+    def _keep_in_tail(self, batch: Batch, size: int) -> None:
+        self._tail.append(batch)
+        self._tail_ends.append(batch.end)
+        self._tail_bytes += size
+        if self._tail_bytes > TAIL_CACHE_BYTES:
+            size -= self._trim_tail()
+        self._cache.tail_changed(self, size)
+
+    def _trim_tail(self) -> int:
+        """Forget the oldest batches, an eighth of the bound at once so that it is rare; how many bytes that freed."""
+        tail = self._tail
+        wanted = self._tail_bytes - TAIL_CACHE_BYTES * 7 // 8
+        freed = count = 0
+        while freed < wanted and count < len(tail) - 1:
+            freed += tail[count].size + _BATCH_OVERHEAD_BYTES
+            count += 1
+        if count:
+            self._tail_first = self._tail_ends[count - 1]
+            del tail[:count]
+            del self._tail_ends[:count]
+            self._tail_bytes -= freed
+        return freed
+
+    def drop_tail(self) -> None:
+        """Forget the batches kept in memory; for the shared bound of :class:`ReadCache`."""
+        self._tail.clear()
+        self._tail_ends.clear()
+        self._tail_first = self.next_sequence
+        self._tail_bytes = 0
+
+    def _chunk(self, sequence: int) -> _Chunk | None:
+        firsts = self._chunk_firsts
+        number = bisect_right(firsts, sequence)
+        if number:
+            chunk = self._chunks[firsts[number - 1]]
+            if sequence < chunk.end:
+                self._cache.get((self._home, "chunk", chunk.first))
+                return chunk
+        following = self._chunks[firsts[number]] if number < len(firsts) else None
+        stop = self._tail_first if following is None else min(self._tail_first, following.first)
+        batches = self._read_ahead(sequence, stop)
+        if not batches:
+            return following
+        first = min(sequence, batches[0].first)
+        chunk = _Chunk(first, batches)
+        size = sum(batch.size for batch in batches) + len(batches) * _BATCH_OVERHEAD_BYTES
+        self._cache.put((self._home, "chunk", first), chunk, size, lambda: self._forget_chunk(first))
+        insort(firsts, first)
+        self._chunks[first] = chunk
+        return chunk
+
+    def _forget_chunk(self, first: int) -> None:
+        del self._chunks[first]
+        del self._chunk_firsts[bisect_left(self._chunk_firsts, first)]
+
+    def _read_ahead(self, sequence: int, stop: int) -> list[Batch]:
+        found = self._next_run(sequence, READ_AHEAD_BYTES, stop)
+        if found is None:
+            return []
+        data, run, _position = found
+        skipped = bisect_right(run.first_ids, self._id_base | sequence)
+        positions = [*run.positions[max(skipped - 1, 0) :], run.position]
+        batches = []
+        for number in range(len(positions) - 1):
+            batch_data = data[positions[number] : positions[number + 1]]
+            batches.append(Batch(batch_data, decode_header(batch_data)))
+        return batches
+
+    def _next_run(self, sequence: int, size: int, stop: int) -> Found | None:
+        """The next good batches at or after ``sequence``, in any segment; none that starts at or beyond ``stop``."""
+        number = max(bisect_right(self._firsts, sequence) - 1, 0)
+        while number < len(self._segments) and self._firsts[number] < stop:
+            segment = self._segments[number]
+            wanted = max(sequence, segment.first)
+            if wanted < segment.end:
+                found = segment.next_run(wanted, size, min(stop, segment.end))
+                if found is not None:
+                    return found
+            number += 1
+        return None
+
+    def fetch(self, start: int, end: int, bytes_max: int) -> tuple[bytes, int]:
+        """Batches as they are stored that overlap ``start`` to ``end``, and the sequence to ask for next.
+
+        Whole verified batches, at most about ``bytes_max``, at least one; only committed ones. Empty bytes with a next
+        sequence beyond ``start`` mean that nothing is stored between the two.
+
+        Raises:
+            StorageError: see :meth:`read`.
+        """
+        end = min(end, self.committed_sequence)
+        if start >= end:
+            return b"", start
+        if start >= self._tail_first:
+            return self._fetch_tail(start, end, bytes_max)
+        found = self._next_run(start, bytes_max, end)
+        if found is None:
+            return b"", end
+        data, run, _position = found
+        ids, positions = run.first_ids, [*run.positions, run.position]
+        first = max(bisect_right(ids, self._id_base | start) - 1, 0)
+        last = bisect_right(positions, positions[first] + bytes_max) - 1
+        last = min(max(last, first + 1), len(ids))
+        next_id = ids[last] if last < len(ids) else run.next_id
+        if next_id > self._id_base | self.committed_sequence:
+            last -= 1
+            next_id = ids[last]
+        return data[positions[first] : positions[last]], max(start, next_id & SEQUENCE_MAX)
+
+    def _fetch_tail(self, start: int, end: int, bytes_max: int) -> tuple[bytes, int]:
+        number = bisect_right(self._tail_ends, start)
+        parts: list[bytes | memoryview] = []
+        size = 0
+        while number < len(self._tail):
+            batch = self._tail[number]
+            if batch.first >= end or batch.end > self.committed_sequence or (parts and size + batch.size > bytes_max):
+                break
+            parts.append(batch.data)
+            size += batch.size
+            start = batch.end
+            number += 1
+        return b"".join(parts), start
+
+    def sequence_at(self, timestamp_ns: int) -> int:
+        """The first sequence with a timestamp of at least ``timestamp_ns``; ``next_sequence`` when there is none."""
+        for segment in self._segments:
+            if segment.timestamp_max < timestamp_ns or segment.is_empty:
+                continue
+            for data, run, _position in segment.runs_from(
+                segment.index().before_timestamp(timestamp_ns), READ_AHEAD_BYTES
+            ):
+                for number, latest in enumerate(run.timestamps):
+                    if latest >= timestamp_ns:
+                        return _first_at(decode_batch(data, run.positions[number]), timestamp_ns)
+        return self.next_sequence
+
+    def sequence_at_offset(self, offset_bytes: int) -> int:
+        """The sequence of the message whose frame contains a virtual offset, or the first one behind it."""
+        for segment in self._segments:
+            if segment.end_offset_bytes <= offset_bytes or segment.is_empty:
+                continue
+            for data, run, _position in segment.runs_from(
+                segment.index().before_offset(offset_bytes), READ_AHEAD_BYTES
+            ):
+                for position in run.positions:
+                    batch = decode_batch(data, position)
+                    into = offset_bytes - batch.header.offset_bytes
+                    if into < batch.positions()[-1]:
+                        return batch.first + max(bisect_right(batch.positions(), into) - 1, 0)
+        return self.next_sequence
+
+    # retention
+
+    def segments(self) -> list[SegmentInfo]:
+        """All segments, oldest first; the last one is active."""
+        return [
+            SegmentInfo(segment.first, segment.end, segment.size, segment.timestamp_max, segment is not self._active)
+            for segment in self._segments
+        ]
+
+    def drop_before(self, sequence: int) -> int:
+        """Delete sealed segments that lie entirely below ``sequence``; the bytes that freed.
+
+        The deletion is durable after the next sync; until then a power loss may bring segments back.
+
+        Raises:
+            WriteFailed: a file cannot be deleted; appends go on.
+        """
+        freed = 0
+        while len(self._segments) > 1 and self._segments[0].end <= sequence:
+            segment = self._segments[0]
+            if self._is_being_synced(segment):
+                break
+            self._is_directory_dirty = True
+            self._forget_chunks_before(segment.end)
+            try:
+                segment.remove()
+            except OSError as error:
+                raise WriteFailed(segment.path, f"cannot delete it: {error}") from error
+            if segment in self._unsynced:
+                self._unsynced.remove(segment)
+            del self._segments[0], self._firsts[0]
+            freed += segment.size
+            self.size_bytes -= segment.size
+        return freed
+
+    def _is_being_synced(self, segment: Segment) -> bool:
+        return self._ticket is not None and any(part[0] is segment for part in self._ticket.segments)
+
+    def _forget_chunks_before(self, sequence: int) -> None:
+        for first in self._chunk_firsts[: bisect_left(self._chunk_firsts, sequence)]:
+            self._cache.discard((self._home, "chunk", first))
+
+    # the end
+
+    def close(self) -> None:
+        """Release the files without syncing; a sync under way keeps its handles until it is finished."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.failed is None and self.synced_sequence == self.next_sequence:
+            self._write_checkpoint()
+        for first in [*self._chunk_firsts]:
+            self._cache.discard((self._home, "chunk", first))
+        self._cache.tail_dropped(self)
+        self.drop_tail()
+        if self._ticket is None:
+            self._close_files()
+        if self.failed is None:
+            self.failed = "the log is closed"
+
+    def _close_files(self) -> None:
+        for segment in self._segments:
+            segment.close()
+
+    def delete(self) -> None:
+        """Close the log and remove its directory.
+
+        Raises:
+            OSError: some of it may be left.
+        """
+        self.close()
+        self._files.remove_directory(self.directory)
+
+    def describe(self) -> str:
+        """One line for people."""
+        state = f"failed: {self.failed}" if self.failed else "ok"
+        return (
+            f"PartitionLog({self.directory}, partition {self.partition}, log {self.log_id}, "
+            f"sequences {self.start_sequence}..{self.next_sequence} synced {self.synced_sequence} "
+            f"committed {self.committed_sequence}, {len(self._segments)} segments, {self.size_bytes} bytes, "
+            f"tail {len(self._tail)} batches, {len(self._chunks)} chunks, {state})"
+        )
+
+
+def _first_at(batch: Batch, timestamp_ns: int) -> int:
+    header = batch.header
+    if header.timestamp_min >= timestamp_ns:
+        return batch.first
+    positions = batch.positions()
+    for number in range(header.count):
+        (timestamp,) = _TIMESTAMP.unpack_from(batch.data, batch.frames_at + positions[number] + _TIMESTAMP_POSITION)
+        if timestamp >= timestamp_ns:
+            return batch.first + number
+    return batch.end

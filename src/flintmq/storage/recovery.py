@@ -1,0 +1,491 @@
+"""Opening a partition log: which segments there are, what they hold, where it ends.
+
+What is done, in this order:
+
+1. the identity: ``log.meta``, else any segment header, else the caller's;
+2. sealed segments are believed by the header of their index when the file has the size it names, else walked;
+3. the last segment is walked from its checkpoint, or from its start, and its torn tail cut;
+4. those of the last sealed segments that were not known to be durable are walked after all;
+5. missing sequences are told;
+6. what may be only in the page cache is synced, so that everything recovered can be called committed.
+
+A *checkpoint* is the index file of the active segment; it is believed only when everything it covers was durable when
+it was written. Rules of this file: bytes that are damaged, unreadable or missing never prevent opening, they are
+reported; a file that cannot be opened for another reason (rights, handles) does. Only the torn tail is cut.
+
+Byte picture of ``log.meta`` (big-endian)::
+
+    0      4        6         8          12      20    24
+    +------+--------+---------+----------+-------+-----+
+    | FMQM | version| reserved| partition| log_id| crc |
+    +------+--------+---------+----------+-------+-----+
+
+Source: design/reliability.md R5, R6, R7, R9.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from struct import Struct
+from zlib import crc32
+
+from flintmq.batch import HEADER_BYTES
+from flintmq.errors import DiskFull, StorageError, WriteFailed
+from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES
+from flintmq.storage.index import IndexSummary, SparseIndex
+from flintmq.storage.scan import why_not
+from flintmq.storage.segment import (
+    BAD_SUFFIX,
+    INDEX_SUFFIX,
+    SEGMENT_HEADER_BYTES,
+    Corruption,
+    Home,
+    Segment,
+    SegmentHeader,
+    Walker,
+    decode_segment_header,
+)
+
+META_NAME = "log.meta"
+_META_MAGIC = b"FMQM"
+_META_VERSION = 1
+_META = Struct(">4sHHIQ")
+_CRC = Struct(">I")
+_SEGMENT_NAME = re.compile(r"([0-9]{20})\.log")
+_OWNED_NAME = re.compile(r"([0-9]{20})(?:\.index|\.log\.[0-9]+\.bad)")
+_DOUBTFUL_SEGMENTS_MAX = 2  # sealed, but perhaps not synced at a power loss; with --durability=fsync there are no more
+_TAIL_PIECE_BYTES = 1024 * 1024
+assert _META.size + _CRC.size == 24
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What opening found.
+
+    Attributes:
+        segments: at least one; the last is the active one.
+        failed: why the log takes no appends; None when it does.
+    """
+
+    segments: list[Segment]
+    failed: str | None
+
+
+def recover(home: Home, created_ns: int, next_sequence_min: int) -> Recovered:
+    """Open the log in ``home.directory``, or create it.
+
+    Args:
+        created_ns: identity of the log if it is a new one.
+        next_sequence_min: the next append gets at least this sequence.
+
+    Raises:
+        StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
+    """
+    opening = _Opening(home)
+    opening.identify(created_ns)
+    opening.open_segments()
+    opening.verify_doubtful()
+    opening.tell_gaps()
+    opening.continue_at(next_sequence_min)
+    opening.sweep()
+    opening.sync()
+    return Recovered(opening.segments, opening.failed)
+
+
+def storage_error(path: str, error: OSError, free_bytes: int) -> StorageError:
+    """What a failed write or creation means to a publisher."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(path, free_bytes, DISK_RESERVE_BYTES)
+    return WriteFailed(path, error.strerror or str(error))
+
+
+class _Opening:
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.files = home.files
+        self.segments: list[Segment] = []
+        self.failed: str | None = None
+        self.files.make_directory(home.directory)
+        names = self.files.list(home.directory)
+        self._firsts = [int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name))]
+        self._owned = [name for name in names if _OWNED_NAME.fullmatch(name)]
+        self._bad_paths: dict[int, list[str]] = {}
+        for name in self._owned:
+            if name.endswith(BAD_SUFFIX):
+                self._bad_paths.setdefault(_first_in(name), []).append(f"{home.directory}/{name}")
+        self._directory_changed = False
+        self._is_clean = False
+        self._walked: dict[int, Segment] = {}
+        self._is_checkpoint_due = False
+
+    # 1 identity
+
+    def identify(self, created_ns: int) -> None:
+        home = self.home
+        path = f"{home.directory}/{META_NAME}"
+        meta = self._read_meta(path)
+        if meta is not None:
+            partition, home.log_id = meta
+            if partition != home.partition:
+                raise StorageError(f"{path} belongs to partition {partition}, not {home.partition}; move the directory")
+            return
+        headers = (self._header(Segment(home, first)) for first in self._firsts)
+        known = next((header for header in headers if header is not None), None)
+        home.log_id = created_ns if known is None else known.log_id
+        try:
+            self._write_meta(path)
+        except OSError as error:
+            if known is None:
+                raise storage_error(path, error, self.files.free_bytes()) from error
+            self.failed = str(WriteFailed(path, str(error)))
+        if known is not None:
+            reason = "missing or damaged; written again from a segment header"
+            self.home.report(Corruption(path, 0, 0, reason, 0, 0, "header"))
+
+    def _read_meta(self, path: str) -> tuple[int, int] | None:
+        try:
+            file = self.files.open(path)
+        except FileNotFoundError:
+            return None
+        try:
+            data = file.read_at(0, _META.size + _CRC.size)
+        except OSError:
+            return None  # as good as damaged: the segment headers say the same
+        finally:
+            file.close()
+        if len(data) < _META.size + _CRC.size or _CRC.unpack_from(data, _META.size)[0] != crc32(data[: _META.size]):
+            return None
+        magic, version, reserved, partition, log_id = _META.unpack_from(data)
+        if magic != _META_MAGIC or version != _META_VERSION or reserved:
+            return None
+        return partition, log_id
+
+    def _write_meta(self, path: str) -> None:
+        self._directory_changed = True
+        data = _META.pack(_META_MAGIC, _META_VERSION, 0, self.home.partition, self.home.log_id)
+        file = self.files.open(path, create=True)
+        try:
+            file.write_at(0, data + _CRC.pack(crc32(data)))
+            file.truncate(_META.size + _CRC.size)
+            file.sync()
+        finally:
+            file.close()
+
+    # 2, 3 segments
+
+    def open_segments(self) -> None:
+        for first, following in pairwise(self._firsts):
+            segment = self._open_sealed(first, following)
+            if segment is not None:
+                self.segments.append(segment)
+        active = self._open_last(self._firsts[-1]) if self._firsts else None
+        if active is None:
+            active = self._begin_after_last()
+        if active is not None:
+            self.segments.append(active)
+
+    def _new_segment(self, first: int) -> Segment:
+        segment = Segment(self.home, first)
+        segment.bad_paths = self._bad_paths.get(first, [])
+        return segment
+
+    def _open_sealed(self, first: int, following: int) -> Segment | None:
+        segment = self._new_segment(first)
+        file_size = self._file_size(segment)
+        if file_size is None:
+            return None
+        summary = segment.load_summary()
+        if summary is not None and summary.data_size == file_size:
+            _adopt(segment, summary)
+            return segment
+        if self._is_foreign(segment, file_size):
+            return None
+        return self._walk_sealed(segment, file_size, following, self.segments[-1] if self.segments else None)
+
+    def _walk_sealed(
+        self, segment: Segment, file_size: int, following: int, previous: Segment | None
+    ) -> Segment | None:
+        """Walk a segment that is not the last one; None when it turns out to be empty, which removes it."""
+        walker = self._walk(segment, file_size, _checkpoint(segment, file_size), previous)
+        if walker.position < file_size:
+            end = max(self._expected_end(following), segment.end)
+            walker.give_up(end)
+            segment.end = end
+        segment.size = max(file_size, SEGMENT_HEADER_BYTES)
+        if segment.is_empty:
+            segment.remove()
+            self._directory_changed = True
+            return None
+        self._seal(segment)
+        return segment
+
+    def _seal(self, segment: Segment) -> None:
+        assert segment.live_index is not None, "a walked segment has its index in memory"
+        segment.write_index(segment.live_index, segment.synced_before)
+        segment.live_index = None
+        self._walked[segment.first] = segment
+
+    def _open_last(self, first: int) -> Segment | None:
+        segment = self._new_segment(first)
+        file_size = self._file_size(segment)
+        if file_size is None or self._is_foreign(segment, file_size):
+            return None
+        segment.live_file = self.files.open(segment.path)
+        header = self._header(segment)
+        if header is not None:
+            segment.synced_before = header.synced_before
+        loaded = _checkpoint(segment, file_size)
+        if loaded is None:
+            self._forget_index(segment)
+        previous = self.segments[-1] if self.segments else None
+        walker = self._walk(segment, file_size, loaded, previous)
+        self._is_clean = loaded is not None and loaded[0].data_size == file_size
+        self._is_checkpoint_due = walker.position - (loaded[0].data_size if loaded else 0) > CHECKPOINT_BYTES
+        self._cut(segment, file_size)
+        if segment.is_empty and previous is not None and first < previous.end:
+            # the segment was begun, that failed, and the log went on in the one before it
+            segment.remove()
+            self._directory_changed = True
+            return self._reopen(self.segments.pop())
+        if header is None and self.failed is None:
+            self._write_header_again(segment, file_size)
+        return segment
+
+    def _reopen(self, segment: Segment) -> Segment:
+        segment.live_index = segment.index()
+        segment.live_file = self.files.open(segment.path)
+        self._is_clean = False
+        return segment
+
+    def _walk(
+        self,
+        segment: Segment,
+        file_size: int,
+        loaded: tuple[IndexSummary, SparseIndex] | None,
+        previous: Segment | None,
+    ) -> Walker:
+        offset_before = previous.end_offset_bytes if previous is not None else 0
+        follows = previous is not None and previous.end == segment.first
+        if loaded is not None:
+            summary, index = loaded
+            _adopt(segment, summary)
+            walker = Walker(segment, segment.size, segment.end, segment.end_offset_bytes, file_size)
+        else:
+            index = SparseIndex()
+            walker = segment.walker_at_start(file_size, offset_before if follows else None)
+        segment.live_index = index
+        segment.walk_into(index, walker)
+        segment.size = walker.position
+        segment.end = walker.next_sequence
+        segment.end_offset_bytes = offset_before if walker.offset_bytes is None else walker.offset_bytes
+        return walker
+
+    def _cut(self, segment: Segment, file_size: int) -> None:
+        size = file_size - segment.size
+        if size <= 0:
+            return
+        position = segment.size
+        data = segment.read(position, HEADER_BYTES)
+        reason = f"unfinished write cut off ({why_not(data, self.home.id_base | segment.end, self.home.id_base, size)})"
+        written = self._size_without_zeros(segment, file_size) - position
+        if written >= HEADER_BYTES:
+            reason += segment.copy_aside(position, written, sync=True)
+            self._directory_changed = True
+        try:
+            segment.file().truncate(position)
+        except OSError as error:
+            self.failed = str(WriteFailed(segment.path, f"cannot cut its torn tail: {error}"))
+        if written:
+            end = segment.end
+            report = Corruption(segment.path, position, size, reason, end, end, "torn", segment.synced_before)
+            self.home.report(report)
+
+    def _size_without_zeros(self, segment: Segment, file_size: int) -> int:
+        end = file_size
+        while end > segment.size:
+            start = max(segment.size, end - _TAIL_PIECE_BYTES)
+            written = len(segment.read(start, end - start).rstrip(b"\0"))
+            if written:
+                return start + written
+            end = start
+        return end
+
+    def _write_header_again(self, segment: Segment, file_size: int) -> None:
+        if not segment.is_empty:
+            reason = "segment header damaged; written again"
+            end = segment.first
+            self.home.report(Corruption(segment.path, 0, SEGMENT_HEADER_BYTES, reason, end, end, "header"))
+        try:
+            segment.write_header(segment.first)
+        except OSError as error:
+            self.failed = str(WriteFailed(segment.path, f"cannot write its header: {error}"))
+        self._is_clean = False
+
+    def _begin_after_last(self) -> Segment | None:
+        previous = self.segments[-1] if self.segments else None
+        first = previous.end if previous is not None else 1
+        return self._begin(first, previous.end if previous is not None else 1, previous)
+
+    def _begin(self, first: int, previous_end: int, previous: Segment | None) -> Segment | None:
+        segment = self._new_segment(first)
+        offset_bytes = previous.end_offset_bytes if previous is not None else 0
+        self._is_clean = False
+        self._directory_changed = True
+        try:
+            segment.create(previous_end, offset_bytes, previous.synced_before if previous is not None else 0)
+        except OSError as error:
+            if previous is None:
+                raise storage_error(segment.path, error, self.files.free_bytes()) from error
+            segment.close()
+            self.failed = str(WriteFailed(segment.path, str(error)))
+            return None
+        return segment
+
+    def _file_size(self, segment: Segment) -> int | None:
+        try:
+            return segment.file().size()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{segment.path}: cannot open: {error}") from error
+
+    def _header(self, segment: Segment) -> SegmentHeader | None:
+        return decode_segment_header(segment.read(0, SEGMENT_HEADER_BYTES))
+
+    def _expected_end(self, following: int) -> int:
+        header = self._header(Segment(self.home, following))
+        if header is not None and header.first == following and header.log_id == self.home.log_id:
+            return header.previous_end
+        return following
+
+    def _is_foreign(self, segment: Segment, file_size: int) -> bool:
+        header = self._header(segment)
+        home = self.home
+        if header is None or (header.partition, header.log_id, header.first) == (
+            home.partition,
+            home.log_id,
+            segment.first,
+        ):
+            return False
+        segment.close()
+        self._directory_changed = True
+        target = f"{segment.path}.0{BAD_SUFFIX}"
+        self.files.rename(segment.path, target)
+        reason = (
+            f"its header says partition {header.partition}, log {header.log_id}, sequence {header.first}: "
+            f"not a segment of this log; moved to {target}"
+        )
+        home.report(Corruption(segment.path, 0, file_size, reason, segment.first, segment.first))
+        return True
+
+    def _forget_index(self, segment: Segment) -> None:
+        """Remove an index that must not be believed: once the segment has grown over it again, it would look good."""
+        if segment.index_path.rpartition("/")[2] in self._owned:
+            self._directory_changed = True
+            try:
+                self.files.remove(segment.index_path)
+            except OSError as error:
+                self.failed = str(WriteFailed(segment.index_path, f"cannot remove it: {error}"))
+
+    # 4, 5, 6
+
+    def verify_doubtful(self) -> None:
+        """Walk those of the last sealed segments that a power loss may have caught before they were synced."""
+        durable = self.segments[-1].synced_before
+        start = max(len(self.segments) - 1 - _DOUBTFUL_SEGMENTS_MAX, 0)
+        for number in range(len(self.segments) - 2, start - 1, -1):
+            segment = self.segments[number]
+            if segment.end <= max(durable, segment.synced_before) or segment.first in self._walked:
+                continue
+            twin = self._new_segment(segment.first)
+            twin.synced_before = durable
+            previous = self.segments[number - 1] if number else None
+            walked = self._walk_sealed(twin, segment.size, self.segments[number + 1].first, previous)
+            self.segments[number : number + 1] = [] if walked is None else [walked]
+
+    def tell_gaps(self) -> None:
+        """Report sequences between two segments that neither holds, unless the gap was there from the beginning."""
+        for segment, following in pairwise(self.segments):
+            if segment.end == following.first:
+                continue
+            expected = self._expected_end(following.first)
+            if segment.end < expected:
+                self._tell_gap(segment, segment.end, expected, "the file ends early or the next one is missing")
+            elif segment.end > following.first:
+                reason = f"overlaps {following.path}; the later segment is used"
+                self.home.report(Corruption(segment.path, segment.size, 0, reason, segment.end, segment.end))
+                segment.end = following.first
+
+    def _tell_gap(self, segment: Segment, first: int, end: int, reason: str) -> None:
+        self.home.report(Corruption(segment.path, segment.size, 0, reason, first, end, "gap", segment.synced_before))
+
+    def continue_at(self, next_sequence_min: int) -> None:
+        """Leave a gap when consumers were ahead of what survived, so that no sequence is given to two messages."""
+        active = self.segments[-1]
+        if active.end >= next_sequence_min:
+            return
+        reason = "the log ends before what its consumers had reached; numbering goes on behind that"
+        self._tell_gap(active, active.end, next_sequence_min, reason)
+        segment = self._begin(next_sequence_min, active.end, active)
+        if segment is None:
+            return
+        if active.is_empty:
+            self.segments.pop()
+            active.remove()
+        else:
+            self._seal(active)
+        self.segments.append(segment)
+
+    def sweep(self) -> None:
+        """Remove what belonged to segments that are gone."""
+        firsts = {segment.first for segment in self.segments}
+        oldest = self.segments[0].first
+        for name in self._owned:
+            first = _first_in(name)
+            if first in firsts or (not name.endswith(INDEX_SUFFIX) and first >= oldest):
+                continue
+            with suppress(OSError):
+                self.files.remove(f"{self.home.directory}/{name}")
+
+    def sync(self) -> None:
+        """Make everything recovered durable, then record what was walked."""
+        active = self.segments[-1]
+        if not self._is_clean or self._directory_changed or self._walked:
+            durable = active.synced_before
+            try:
+                for segment in self.segments:
+                    if segment is active or segment.end > durable or segment.first in self._walked:
+                        segment.file().sync()
+                self.files.sync_directory(self.home.directory)
+            except OSError as error:
+                self.failed = self.failed or str(WriteFailed(self.home.directory, f"cannot sync: {error}"))
+                return
+        active.synced_before = active.end
+        for segment in self._walked.values():
+            segment.release_file()
+        if self._is_checkpoint_due and active.live_index:
+            active.write_index(active.live_index, active.end)
+
+
+def _first_in(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _adopt(segment: Segment, summary: IndexSummary) -> None:
+    segment.end = summary.end
+    segment.size = summary.data_size
+    segment.end_offset_bytes = summary.end_offset_bytes
+    segment.timestamp_max = summary.timestamp_max
+    segment.synced_before = max(segment.synced_before, summary.synced_sequence)
+
+
+def _checkpoint(segment: Segment, file_size: int) -> tuple[IndexSummary, SparseIndex] | None:
+    """The index of a segment if all it covers was durable when it was written."""
+    loaded = segment.load_index()
+    if loaded is None or loaded[0].data_size > file_size or loaded[0].synced_sequence < loaded[0].end:
+        return None
+    return loaded

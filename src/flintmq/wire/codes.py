@@ -1,0 +1,66 @@
+"""The table of error codes: who sends them, whether the connection closes, what a client does.
+
+The server raises from a row, the client maps through it; the reference page and the conformance cases are generated
+from it. Source: reference/nsq.md 1.3-1.4, reference/youzan.md 1.3 and 1.8, seed 000 (retry table).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Origin = Literal["nsq", "youzan", "flintmq"]
+Action = Literal["give_up", "retry", "refresh_then_retry", "ignore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One error code.
+
+    Attributes:
+        fatal: the server closes the connection after the error frame.
+        action: what a publisher or consumer does about it.
+        unknown_outcome: a publish answered so may have been stored.
+    """
+
+    name: str
+    fatal: bool
+    action: Action
+    origin: Origin
+    about: str
+    unknown_outcome: bool = False
+
+
+_ROWS = (
+    Code("E_INVALID", True, "refresh_then_retry", "nsq", "unknown command, wrong state or bad parameters"),
+    Code("E_BAD_PROTOCOL", True, "give_up", "nsq", "the first four bytes were not a protocol this server speaks"),
+    Code("E_BAD_BODY", True, "give_up", "nsq", "a body size or a body is not acceptable"),
+    Code("E_BAD_TOPIC", True, "give_up", "nsq", "the topic name is not valid"),
+    Code("E_BAD_CHANNEL", True, "give_up", "nsq", "the channel name is not valid"),
+    Code("E_BAD_MESSAGE", True, "give_up", "nsq", "a message is empty, too big or cut short"),
+    Code("E_PUB_FAILED", True, "refresh_then_retry", "nsq", "PUB could not be stored", True),
+    Code("E_MPUB_FAILED", True, "refresh_then_retry", "nsq", "MPUB could not be stored", True),
+    Code("E_DPUB_FAILED", True, "refresh_then_retry", "nsq", "DPUB could not be stored", True),
+    Code("E_SUB_FAILED", True, "retry", "nsq", "the subscription is refused"),
+    Code("E_FIN_FAILED", False, "ignore", "nsq", "the message is not in flight on this connection"),
+    Code("E_REQ_FAILED", False, "ignore", "nsq", "the message is not in flight on this connection"),
+    Code("E_TOUCH_FAILED", False, "ignore", "nsq", "the message is not in flight on this connection"),
+    Code("E_IDENTIFY_FAILED", True, "give_up", "nsq", "the features asked for cannot be had together, or TLS failed"),
+    Code("E_AUTH_FAILED", True, "give_up", "nsq", "the auth server refused or did not answer"),
+    Code("E_AUTH_ERROR", True, "give_up", "nsq", "an internal error while authorising"),
+    Code("E_AUTH_DISABLED", True, "give_up", "nsq", "AUTH sent to a server without auth"),
+    Code("E_AUTH_FIRST", True, "give_up", "nsq", "the server requires AUTH before this command"),
+    Code("E_UNAUTHORIZED", True, "give_up", "nsq", "not allowed on this topic or channel"),
+    Code("E_TOPIC_NOT_EXIST", False, "refresh_then_retry", "youzan", "the topic or partition is not on this node"),
+    Code("E_OFFSET_OUT_OF_RANGE", False, "give_up", "flintmq", "FETCH asked for messages that are not stored"),
+    Code("E_STALE_EPOCH", False, "refresh_then_retry", "flintmq", "FETCH names an epoch that is not the log's"),
+)
+
+CODES = {row.name: row for row in _ROWS}
+assert len(CODES) == len(_ROWS), "duplicate error code"
+
+
+def is_fatal(code: str) -> bool:
+    """Whether a server closes after this code; unknown codes count as fatal."""
+    row = CODES.get(code)
+    return row is None or row.fatal

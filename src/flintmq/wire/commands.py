@@ -1,0 +1,179 @@
+"""Commands from client to server: the table, and how each is put on the wire.
+
+Serialisers only build bytes; they check what the protocol would refuse and raise :class:`LocalProtocolError`, so that
+nothing illegal is sent. What the server parses from these bytes is in :mod:`flintmq.wire.server`.
+
+Source: reference/nsq.md 1.4, seed 004; OFFSETS, FETCH and CURSOR: docs/reference/protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Literal
+
+from flintmq.errors import LocalProtocolError
+from flintmq.limits import MESSAGE_ID_SIZE
+from flintmq.names import is_valid_name
+from flintmq.wire.frames import UINT32
+
+MAGIC_V2 = b"  V2"
+FETCH_BODY = Struct(">QQII")
+NOP = b"NOP\n"
+CLS = b"CLS\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One row of the command table.
+
+    Attributes:
+        form: the line as documented.
+        reply: what success answers with; empty for commands that are not answered.
+        states: where it is legal: any of ``init``, ``subscribed``, ``closing``.
+    """
+
+    name: str
+    form: str
+    reply: str
+    states: tuple[str, ...]
+    origin: Literal["nsq", "youzan", "flintmq"]
+    about: str
+
+
+_INIT = ("init",)
+_CONSUMING = ("subscribed", "closing")
+_ANY = ("init", "subscribed", "closing")
+_FETCH_FORM = "FETCH <topic> <partition>\\n[8 start][8 end][4 bytes_max][4 epoch]"
+_CURSOR_FORM = "CURSOR <topic> <channel> <partition> <sequence>\\n"
+_ROWS = (
+    Command("IDENTIFY", "IDENTIFY\\n[4 size][JSON]", "OK or JSON", _INIT, "nsq", "describe the client, negotiate"),
+    Command("AUTH", "AUTH\\n[4 size][secret]", "JSON", _INIT, "nsq", "authorise the connection"),
+    Command("SUB", "SUB <topic> <channel>\\n", "OK", _INIT, "nsq", "subscribe to a channel"),
+    Command("PUB", "PUB <topic>\\n[4 size][body]", "OK", _ANY, "nsq", "publish one message"),
+    Command("MPUB", "MPUB <topic>\\n[4 size][4 count]{[4 size][body]}", "OK", _ANY, "nsq", "publish several messages"),
+    Command("DPUB", "DPUB <topic> <defer_ms>\\n[4 size][body]", "OK", _ANY, "nsq", "publish for later delivery"),
+    Command("RDY", "RDY <count>\\n", "", _CONSUMING, "nsq", "how many messages may be in flight"),
+    Command("FIN", "FIN <id>\\n", "", _CONSUMING, "nsq", "finish a message"),
+    Command("REQ", "REQ <id> <timeout_ms>\\n", "", _CONSUMING, "nsq", "give a message back"),
+    Command("TOUCH", "TOUCH <id>\\n", "", _CONSUMING, "nsq", "restart a message's timeout"),
+    Command("CLS", "CLS\\n", "CLOSE_WAIT", ("subscribed",), "nsq", "ask for no more messages"),
+    Command("NOP", "NOP\\n", "", _ANY, "nsq", "answer a heartbeat"),
+    Command("OFFSETS", "OFFSETS <topic> [<timestamp_ns>]\\n", "JSON", _ANY, "flintmq", "where partitions begin and end"),
+    Command("FETCH", _FETCH_FORM, "[8 next][batches]", _ANY, "flintmq", "read stored batches"),
+    Command("CURSOR", _CURSOR_FORM, "JSON", _ANY, "flintmq", "create a channel at a position, or confirm up to it"),
+)
+COMMANDS = {row.name: row for row in _ROWS}
+
+
+def _topic(name: str) -> bytes:
+    if not is_valid_name(name):
+        raise LocalProtocolError(
+            "E_BAD_TOPIC", f"topic name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
+        )
+    return name.encode()
+
+
+def _channel(name: str) -> bytes:
+    if not is_valid_name(name):
+        raise LocalProtocolError(
+            "E_BAD_CHANNEL", f"channel name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
+        )
+    return name.encode()
+
+
+def identify(body: bytes) -> bytes:
+    """``IDENTIFY`` with a JSON body."""
+    return b"IDENTIFY\n" + UINT32.pack(len(body)) + body
+
+
+def auth(secret: bytes) -> bytes:
+    """``AUTH`` with a secret."""
+    return b"AUTH\n" + UINT32.pack(len(secret)) + secret
+
+
+def sub(topic: str, channel: str) -> bytes:
+    """``SUB``."""
+    return b"SUB %s %s\n" % (_topic(topic), _channel(channel))
+
+
+def pub(topic: str, body: bytes) -> bytes:
+    """``PUB``; the body must not be empty."""
+    if not body:
+        raise LocalProtocolError("E_BAD_MESSAGE", "PUB of an empty body; nsqd accepts 1 byte or more")
+    return b"".join((b"PUB ", _topic(topic), b"\n", UINT32.pack(len(body)), body))
+
+
+def mpub(topic: str, bodies: Sequence[bytes]) -> bytes:
+    """``MPUB``; at least one body, none empty."""
+    if not bodies or not all(bodies):
+        raise LocalProtocolError("E_BAD_MESSAGE", "MPUB needs at least one body and none may be empty")
+    size = 4 + 4 * len(bodies) + sum(map(len, bodies))
+    parts: list[bytes] = [b"MPUB ", _topic(topic), b"\n", UINT32.pack(size), UINT32.pack(len(bodies))]
+    fields: list[bytes] = [b""] * (2 * len(bodies))
+    fields[0::2] = map(UINT32.pack, map(len, bodies))
+    fields[1::2] = bodies
+    return b"".join(parts + fields)
+
+
+def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
+    """``DPUB``: deliver not before ``defer_ms`` milliseconds from now."""
+    if not body:
+        raise LocalProtocolError("E_BAD_MESSAGE", "DPUB of an empty body; nsqd accepts 1 byte or more")
+    if defer_ms < 0:
+        raise LocalProtocolError("E_INVALID", f"DPUB delay {defer_ms} ms is negative")
+    return b"".join((b"DPUB %s %d\n" % (_topic(topic), defer_ms), UINT32.pack(len(body)), body))
+
+
+def rdy(count: int) -> bytes:
+    """``RDY``."""
+    if count < 0:
+        raise LocalProtocolError("E_INVALID", f"RDY count {count} is negative")
+    return b"RDY %d\n" % count
+
+
+def _message_id(message_id: bytes) -> bytes:
+    if len(message_id) != MESSAGE_ID_SIZE:
+        raise LocalProtocolError("E_INVALID", f"message id {message_id!r} has {len(message_id)} bytes, not 16")
+    return message_id
+
+
+def fin(message_id: bytes) -> bytes:
+    """``FIN``."""
+    return b"FIN " + _message_id(message_id) + b"\n"
+
+
+def fins(message_ids: Iterable[bytes]) -> bytes:
+    """A run of ``FIN`` as one write; ids are taken as they came from the wire."""
+    joined = b"\nFIN ".join(message_ids)
+    return b"FIN " + joined + b"\n" if joined else b""
+
+
+def req(message_id: bytes, timeout_ms: int) -> bytes:
+    """``REQ``: give the message back, to be delivered again after ``timeout_ms``."""
+    if timeout_ms < 0:
+        raise LocalProtocolError("E_INVALID", f"REQ timeout {timeout_ms} ms is negative")
+    return b"REQ %s %d\n" % (_message_id(message_id), timeout_ms)
+
+
+def touch(message_id: bytes) -> bytes:
+    """``TOUCH``."""
+    return b"TOUCH " + _message_id(message_id) + b"\n"
+
+
+def offsets(topic: str, timestamp_ns: int | None = None) -> bytes:
+    """``OFFSETS``; with a timestamp the answer also says where the first message at or after it is."""
+    return (
+        b"OFFSETS %s\n" % _topic(topic) if timestamp_ns is None else b"OFFSETS %s %d\n" % (_topic(topic), timestamp_ns)
+    )
+
+
+def fetch(topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int = 0) -> bytes:
+    """``FETCH``: the stored batches that overlap sequences ``start`` to ``end`` (exclusive)."""
+    return b"FETCH %s %d\n" % (_topic(topic), partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
+
+
+def cursor(topic: str, channel: str, partition: int, sequence: int) -> bytes:
+    """``CURSOR``: create the channel at ``sequence`` (-1 latest, -2 earliest), or confirm everything below it."""
+    return b"CURSOR %s %s %d %d\n" % (_topic(topic), _channel(channel), partition, sequence)

@@ -1,0 +1,43 @@
+"""Frames from server to client.
+
+Byte picture (big-endian)::
+
+    +--------+------------+------
+    | size   | frame type | data
+    +--------+------------+------
+    size counts the frame type and the data (4 + len(data)); type 0 response, 1 error, 2 message
+
+Source: reference/nsq.md 1.2, seed 004.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from flintmq.message import FRAME_HEADER, FRAME_TYPE_MESSAGE
+
+RESPONSE = 0
+ERROR = 1
+MESSAGE = FRAME_TYPE_MESSAGE
+
+UINT32 = Struct(">I")
+INT32 = Struct(">i")
+
+
+def response_frame(data: bytes) -> bytes:
+    """Frame a response."""
+    return FRAME_HEADER.pack(len(data) + 4, RESPONSE) + data
+
+
+def error_frame(code: str, detail: str = "") -> bytes:
+    """Frame an error: the code, a space, the description; a bare code has no space."""
+    text = f"{code} {detail}" if detail else code
+    data = text.encode("utf-8", "surrogateescape")
+    return FRAME_HEADER.pack(len(data) + 4, ERROR) + data
+
+
+OK_FRAME = response_frame(b"OK")
+HEARTBEAT = b"_heartbeat_"
+HEARTBEAT_FRAME = response_frame(HEARTBEAT)
+CLOSE_WAIT = b"CLOSE_WAIT"
+CLOSE_WAIT_FRAME = response_frame(CLOSE_WAIT)

@@ -1,0 +1,206 @@
+"""IDENTIFY: the request's fields, what a server grants, and the negotiated answer.
+
+Rules of this file: ranges and defaults are those of reference/nsq.md 1.5; durations are milliseconds because that is
+what the wire carries; a field of the wrong JSON type is an error, an unknown field is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from flintmq.errors import RemoteProtocolError
+
+NSQ_VERSION = "1.3.0"
+"""The NSQ release that peers see in IDENTIFY, /info and towards nsqlookupd, because tools compare it."""
+
+
+class IdentifyRequest(msgspec.Struct, kw_only=True):
+    """What a client says about itself; every field may be absent."""
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    feature_negotiation: bool = False
+    heartbeat_interval: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    sample_rate: int = 0
+    msg_timeout: int = 0
+    topology_region: str = ""
+    topology_zone: str = ""
+
+
+class IdentifyResponse(msgspec.Struct, kw_only=True):
+    """The negotiated answer, fields in the order nsqd sends them."""
+
+    max_rdy_count: int
+    version: str
+    max_msg_timeout: int
+    msg_timeout: int
+    tls_v1: bool
+    deflate: bool
+    deflate_level: int
+    max_deflate_level: int
+    snappy: bool
+    sample_rate: int
+    auth_required: bool
+    output_buffer_size: int
+    output_buffer_timeout: int
+    topology_region: str
+    topology_zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFeatures:
+    """What a server can grant; times in milliseconds, sizes in bytes."""
+
+    version: str
+    max_rdy_count: int = 2500
+    msg_timeout_ms: int = 60_000
+    max_msg_timeout_ms: int = 900_000
+    heartbeat_interval_ms: int = 30_000
+    max_heartbeat_interval_ms: int = 60_000
+    max_output_buffer_size: int = 65536
+    output_buffer_timeout_ms: int = 250
+    min_output_buffer_timeout_ms: int = 25
+    max_output_buffer_timeout_ms: int = 30_000
+    tls: bool = False
+    deflate: bool = False
+    max_deflate_level: int = 6
+    snappy: bool = False
+    auth_required: bool = False
+    topology_region: str = ""
+    topology_zone: str = ""
+
+
+@dataclass(slots=True)
+class Negotiated:
+    """What holds for a connection after IDENTIFY; times in milliseconds, ``heartbeat_interval_ms`` 0 when disabled."""
+
+    request: IdentifyRequest
+    response: bytes | None
+    heartbeat_interval_ms: int
+    msg_timeout_ms: int
+    sample_rate: int
+    output_buffer_size: int
+    output_buffer_timeout_ms: int
+    tls: bool
+    deflate_level: int
+    snappy: bool
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether the bytes after the answer belong to another layer."""
+        return self.tls or self.snappy or self.deflate_level > 0
+
+
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_FIELDS = frozenset(IdentifyRequest.__struct_fields__)
+
+
+def parse_request(body: bytes) -> IdentifyRequest:
+    """Decode an IDENTIFY body; keys are matched whatever their case, as nsqd does, and null means absent.
+
+    Raises:
+        RemoteProtocolError: E_BAD_BODY, not a JSON object or a known field of the wrong type.
+    """
+    try:
+        fields = {}
+        for key, value in _decode(body).items():
+            name = key if key in _FIELDS else key.lower()
+            if name in _FIELDS and bytes(value) != b"null":
+                fields[name] = msgspec.json.decode(value)
+        return msgspec.convert(fields, IdentifyRequest)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+
+
+def _bad(what: str, value: int) -> RemoteProtocolError:
+    return RemoteProtocolError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
+
+
+def negotiate(request: IdentifyRequest, server: ServerFeatures) -> Negotiated:
+    """Apply the ranges of reference/nsq.md 1.5 and decide what is granted.
+
+    Raises:
+        RemoteProtocolError: E_BAD_BODY for a value out of range, E_IDENTIFY_FAILED for deflate with snappy.
+    """
+    heartbeat = request.heartbeat_interval
+    if heartbeat == 0:
+        heartbeat = server.heartbeat_interval_ms
+    elif heartbeat == -1:
+        heartbeat = 0
+    elif not 1000 <= heartbeat <= server.max_heartbeat_interval_ms:
+        raise _bad("heartbeat interval", heartbeat)
+
+    timeout = request.output_buffer_timeout
+    if timeout == 0:
+        timeout = server.output_buffer_timeout_ms
+    elif timeout == -1:
+        timeout = 0
+    elif not server.min_output_buffer_timeout_ms <= timeout <= server.max_output_buffer_timeout_ms:
+        raise _bad("output buffer timeout", timeout)
+
+    size = request.output_buffer_size
+    if size == 0:
+        size = 16384
+    elif size == -1:
+        size, timeout = 1, 0
+    elif not 64 <= size <= server.max_output_buffer_size:
+        raise _bad("output buffer size", size)
+
+    if not 0 <= request.sample_rate <= 99:
+        raise _bad("sample rate", request.sample_rate)
+
+    msg_timeout = request.msg_timeout or server.msg_timeout_ms
+    if request.msg_timeout and not 1000 <= msg_timeout <= server.max_msg_timeout_ms:
+        raise _bad("msg timeout", request.msg_timeout)
+
+    negotiates = request.feature_negotiation
+    tls = negotiates and server.tls and request.tls_v1
+    deflate = negotiates and server.deflate and request.deflate
+    snappy = negotiates and server.snappy and request.snappy
+    if deflate and snappy:
+        raise RemoteProtocolError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    wanted = request.deflate_level if request.deflate_level > 0 else 6
+    level = min(wanted, server.max_deflate_level)
+
+    response = None
+    if negotiates:
+        response = msgspec.json.encode(
+            IdentifyResponse(
+                max_rdy_count=server.max_rdy_count,
+                version=server.version,
+                max_msg_timeout=server.max_msg_timeout_ms,
+                msg_timeout=msg_timeout,
+                tls_v1=tls,
+                deflate=deflate,
+                deflate_level=level,
+                max_deflate_level=server.max_deflate_level,
+                snappy=snappy,
+                sample_rate=request.sample_rate,
+                auth_required=server.auth_required,
+                output_buffer_size=size,
+                output_buffer_timeout=timeout,
+                topology_region=server.topology_region,
+                topology_zone=server.topology_zone,
+            )
+        )
+    return Negotiated(
+        request=request,
+        response=response,
+        heartbeat_interval_ms=heartbeat,
+        msg_timeout_ms=msg_timeout,
+        sample_rate=request.sample_rate,
+        output_buffer_size=size,
+        output_buffer_timeout_ms=timeout,
+        tls=tls,
+        deflate_level=level if deflate else 0,
+        snappy=snappy,
+    )

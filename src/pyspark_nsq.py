@@ -1,0 +1,21 @@
+"""Makes ``spark.read.format("nsq")`` work without registration.
+
+Spark imports every top-level module whose name begins with ``pyspark_`` and registers its ``DefaultSource``. One such
+module that fails to import hides the data sources of all others, so this one imports nothing until it is asked.
+
+Source: design/spark.md 0, point 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from flintmq.spark.source import NsqDataSource
+    except ImportError as error:  # Spark asks with hasattr(), which passes on only an AttributeError as "no"
+        raise AttributeError(f"{__name__}.{name} is not available: {error}") from error
+    return NsqDataSource

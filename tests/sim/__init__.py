@@ -1,0 +1,1 @@
+"""Deterministic simulation of whole daemons: see README.md here."""

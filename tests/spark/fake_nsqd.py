@@ -1,0 +1,255 @@
+"""An nsqd in a thread, for what a real one does only on a bad day: cut answers, flipped bits, topics created anew.
+
+It speaks the commands the Spark source and sink use (V2, IDENTIFY, OFFSETS, FETCH, CURSOR, MPUB) on 127.0.0.1, stores
+with ``flintmq.batch`` and keeps a list of everything it was asked.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct, pack, unpack
+
+from flintmq.batch import decode_header, encode_batch
+from flintmq.message import internal_id
+
+_FETCH = Struct(">QQII")
+
+
+class FakeError(Exception):
+    """Answered as an error frame."""
+
+
+@dataclass
+class FakeLog:
+    """The log of one partition; ``batches`` are first sequence, end sequence, timestamp, bytes."""
+
+    log_id: str = "00000000000000a1"
+    partition: int = 0
+    epoch: int = 0
+    start: int = 1
+    end: int = 1
+    batches: list[tuple[int, int, int, bytes]] = field(default_factory=list)
+    channels: dict[str, int] = field(default_factory=dict)
+
+    def append(self, bodies: Sequence[bytes], timestamp_ns: int = 1_700_000_000_000_000_000) -> None:
+        data = encode_batch(internal_id(self.partition, self.end), 0, timestamp_ns, bodies)
+        self.batches.append((self.end, self.end + len(bodies), timestamp_ns, data))
+        self.end += len(bodies)
+
+    def trim(self, start: int) -> None:
+        self.start = start
+        self.batches = [batch for batch in self.batches if batch[1] > start]
+
+    def at(self, timestamp_ns: int) -> int:
+        return next((first for first, _, stored_ns, _ in self.batches if stored_ns >= timestamp_ns), self.end)
+
+    def fetch(self, start: int, end: int, bytes_max: int) -> bytes:
+        if not self.start <= start <= self.end:
+            raise FakeError(f"E_OFFSET_OUT_OF_RANGE start={self.start} end={self.end}")
+        chosen: list[bytes] = []
+        size, next_sequence = 0, start
+        for first, batch_end, _, data in self.batches:
+            if batch_end <= start:
+                continue
+            if first >= end or (chosen and size + len(data) > bytes_max):
+                break
+            chosen.append(data)
+            size += len(data)
+            next_sequence = batch_end
+        else:
+            next_sequence = max(next_sequence, min(end, self.end))
+        return pack(">Q", next_sequence) + b"".join(chosen)
+
+
+class FakeNsqd:
+    """Serves until :meth:`close`; use as a context manager."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[FakeLog]] = {}
+        self.asked: list[str] = []
+        self.published: list[tuple[str, list[bytes]]] = []
+        self.failures: dict[str, list[str]] = {}
+        self.connection_count = 0
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._accept = threading.Thread(target=self._serve, daemon=True)
+        self._accept.start()
+
+    def __enter__(self) -> FakeNsqd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def topic(self, name: str, bodies: Sequence[bytes] = (), batch: int = 1000) -> FakeLog:
+        """The log of partition 0 of a topic, created if need be, with bodies appended in batches."""
+        log = self.logs.setdefault(name, [FakeLog()])[0]
+        for first in range(0, len(bodies), batch):
+            log.append(bodies[first : first + batch])
+        return log
+
+    def fail(self, command: str, *how: str) -> None:
+        """Make the next answers to a command go wrong: ``cut``, ``close``, ``flip``, ``heartbeat`` or an error text."""
+        self.failures.setdefault(command, []).extend(how)
+
+    def count(self, command: str) -> int:
+        return sum(line.split(" ")[0] == command for line in self.asked)
+
+    def disconnect(self) -> None:
+        """Close every connection, as a restart does."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            shut(one)
+
+    def close(self) -> None:
+        """Stop listening and end every thread."""
+        shut(self._listener)
+        self._accept.join(5)
+        self.disconnect()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._sockets.append(connection)
+                self.connection_count += 1
+            thread = threading.Thread(target=self._talk, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
+            with connection, connection.makefile("rb") as incoming:
+                assert incoming.read(4) == b"  V2"
+                while line := incoming.readline():
+                    words = line.decode().split()
+                    self.asked.append(" ".join(words))
+                    self._answer(connection, words, self._payload(words[0], incoming))
+        except OSError:
+            return
+
+    def _payload(self, command: str, incoming) -> bytes:
+        if command in ("IDENTIFY", "MPUB"):
+            return incoming.read(unpack(">I", incoming.read(4))[0])
+        return incoming.read(_FETCH.size) if command == "FETCH" else b""
+
+    def _answer(self, connection: socket.socket, words: list[str], payload: bytes) -> None:
+        failure = self.failures.get(words[0], [])
+        how = failure.pop(0) if failure else ""
+        if how.startswith("E_"):
+            connection.sendall(frame(1, how.encode()))
+            return
+        if how == "close":
+            shut(connection)
+            return
+        try:
+            data = self._do(words, payload)
+        except FakeError as error:
+            connection.sendall(frame(1, str(error).encode()))
+            return
+        if data is None:
+            return
+        answer = frame(0, data)
+        if how == "flip":
+            answer = answer[:-1] + bytes((answer[-1] ^ 1,))
+        elif how == "heartbeat":
+            answer = frame(0, b"_heartbeat_") + answer
+        elif how == "cut":
+            connection.sendall(answer[: len(answer) // 2])
+            shut(connection)
+            return
+        connection.sendall(answer)
+
+    def _do(self, words: list[str], payload: bytes) -> bytes | None:
+        command, *rest = words
+        if command == "NOP":
+            return None
+        if command == "IDENTIFY":
+            return json.dumps({"version": "fake"}).encode()
+        if command == "MPUB":
+            return self._mpub(rest[0], payload)
+        logs = self.logs.get(rest[0])
+        if logs is None:
+            raise FakeError(f"E_TOPIC_NOT_EXIST {rest[0]}")
+        if command == "OFFSETS":
+            return self._offsets(rest[0], logs, int(rest[1]) if len(rest) > 1 else None)
+        if command == "FETCH":
+            start, end, bytes_max, epoch = _FETCH.unpack(payload)
+            log = logs[int(rest[1])]
+            if epoch != log.epoch:
+                raise FakeError(f"E_STALE_EPOCH {log.epoch}")
+            return log.fetch(start, end, bytes_max)
+        assert command == "CURSOR"
+        log, sequence = logs[int(rest[2])], int(rest[3])
+        wanted = {-1: log.end, -2: log.start}.get(sequence, sequence)
+        floor = log.channels.get(rest[1])
+        if floor is None or (sequence >= 0 and wanted > floor):
+            floor = log.channels[rest[1]] = wanted
+        return json.dumps({"sequence": floor}).encode()
+
+    def _offsets(self, topic: str, logs: list[FakeLog], timestamp_ns: int | None) -> bytes:
+        partitions = []
+        for log in logs:
+            entry: dict[str, object] = {
+                "partition": log.partition,
+                "log_id": log.log_id,
+                "epoch": log.epoch,
+                "start": log.start,
+                "end": log.end,
+                "start_timestamp": log.batches[0][2] if log.batches else 0,
+                "end_timestamp": log.batches[-1][2] if log.batches else 0,
+                "size_bytes": sum(len(data) for _, _, _, data in log.batches),
+            }
+            if timestamp_ns is not None:
+                entry["at"] = log.at(timestamp_ns)
+            partitions.append(entry)
+        return json.dumps({"topic": topic, "partitions": partitions}).encode()
+
+    def _mpub(self, topic: str, payload: bytes) -> bytes:
+        (count,) = unpack(">I", payload[:4])
+        bodies, position = [], 4
+        for _ in range(count):
+            (size,) = unpack(">I", payload[position : position + 4])
+            bodies.append(payload[position + 4 : position + 4 + size])
+            position += 4 + size
+        assert position == len(payload)
+        self.published.append((topic, bodies))
+        self.topic(topic).append(bodies)
+        return b"OK"
+
+
+def frame(frame_type: int, data: bytes) -> bytes:
+    return pack(">II", len(data) + 4, frame_type) + data
+
+
+def shut(one: socket.socket) -> None:
+    """Close a socket that another thread may be waiting on."""
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it was closed from the other side
+    one.close()
+
+
+def batch_count(answer: bytes) -> int:
+    """How many batches a fetch answer holds."""
+    count, position = 0, 8
+    while position < len(answer):
+        position += decode_header(answer, position).size
+        count += 1
+    return count

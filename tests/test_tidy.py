@@ -1,0 +1,256 @@
+"""Style as tests: what a reviewer would otherwise have to say again and again.
+
+Each rule is a function from a file to its violations, so that a failure lists them all with file and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import flintmq
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PYTHON_FILES = sorted(
+    [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "docs/generate.py"]
+)
+PYTHON_FILES = [path for path in PYTHON_FILES if "node_modules" not in path.parts]
+MARKDOWN_FILES = sorted(
+    path
+    for folder in ("docs", "tests", "benchmarks", "contrib", "examples", ".")
+    for path in ((ROOT / folder).rglob("*.md") if folder != "." else ROOT.glob("*.md"))
+    if "node_modules" not in path.parts
+)
+
+MODULE_CODE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 90
+MARKERS = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
+# Paths of the machine something was written on have no business in the tree.
+MACHINE_PATHS = re.compile("/" + r"(work|root|home/[a-z]+)/|/" + r"tmp/[a-z]+_[a-z]+\.")
+
+# What a module may not call, because it would see the real world behind its Env's back, and who may all the same.
+BANNED_CALLS = {
+    "open": "data files go through storage/files.py",
+    "time.time": "take a Clock",
+    "time.time_ns": "take a Clock",
+    "time.monotonic": "take a Clock, or loop.time()",
+    "time.monotonic_ns": "take a Clock, or loop.time()",
+    "time.sleep": "asyncio.sleep, or loop.call_later",
+    "random.random": "env.random",
+    "random.randint": "env.random",
+    "random.choice": "env.random",
+    "random.Random": "env.random",
+    "os.urandom": "env.random",
+    "uuid.uuid4": "env.random",
+    "eval": "nothing is worth it",
+    "exec": "nothing is worth it",
+}
+WORLDLY = (
+    "clock.py",
+    "env.py",
+    "storage/files.py",
+    "options/",
+    "cli.py",
+    "up.py",
+    "demo",
+    "tools/",
+    "spark/",
+    "testing/",
+)
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path), str(path))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def violations(paths: list[Path], rule: Callable[[Path], Iterator[str]]) -> list[str]:
+    return [f"{name(path)}: {violation}" for path in paths for violation in rule(path)]
+
+
+def missing_docstring(path: Path) -> Iterator[str]:
+    if text_of(path).strip() and not ast.get_docstring(tree_of(path)):
+        yield "no module docstring: say what lives here and the rules of this file"
+
+
+def leftover_marker(path: Path) -> Iterator[str]:
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if MARKERS.search(line):
+            yield f"{number}: {line.strip()}"
+
+
+def machine_path(path: Path) -> Iterator[str]:
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if MACHINE_PATHS.search(line):
+            yield f"{number}: {line.strip()}"
+
+
+def code_lines(path: Path) -> int:
+    """Count lines that hold code: no blank lines, no comments, no docstrings."""
+    tokens = tokenize.generate_tokens(io.StringIO(text_of(path)).readline)
+    lines: set[int] = set()
+    for token in tokens:
+        if token.type not in (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        ):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree_of(path)):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            if isinstance(body[0].value.value, str):
+                lines.difference_update(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+def too_long_module(path: Path) -> Iterator[str]:
+    count = code_lines(path)
+    if count > MODULE_CODE_LINES_MAX:
+        yield f"{count} code lines, at most {MODULE_CODE_LINES_MAX}: split it by what changes together"
+
+
+def too_long_function(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if count > FUNCTION_LINES_MAX:
+                yield f"{node.lineno}: {node.name} has {count} lines, at most {FUNCTION_LINES_MAX}"
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def banned_call(path: Path) -> Iterator[str]:
+    module = path.relative_to(ROOT / "src").as_posix().removeprefix("flintmq/")
+    if module.startswith((*WORLDLY, "pyspark_nsq.py")):
+        return
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call) and (reason := BANNED_CALLS.get(dotted(node.func))):
+            yield f"{node.lineno}: {dotted(node.func)}(): {reason}"
+
+
+def bare_or_silent_except(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                yield f"{node.lineno}: a bare except"
+            elif dotted(node.type) in ("Exception", "BaseException") and all(
+                isinstance(line, ast.Pass) for line in node.body
+            ):
+                yield f"{node.lineno}: an error of any kind is swallowed"
+
+
+def markdown_title(path: Path) -> Iterator[str]:
+    fenced = False
+    titles: list[int] = []
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        fenced ^= line.startswith(("```", "~~~"))
+        if line.startswith("# ") and not fenced:
+            titles.append(number)
+    if titles[:1] != [1]:
+        yield "the first line is not a title: # Something"
+    if len(titles) > 1:
+        yield f"line {titles[1]}: a second title; use ##"
+    if fenced:
+        yield "a ``` is never closed"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [missing_docstring, too_long_module, too_long_function, banned_call, bare_or_silent_except],
+    ids=lambda rule: rule.__name__,
+)
+def test_source(rule):
+    assert violations(SOURCES, rule) == []
+
+
+@pytest.mark.parametrize("rule", [missing_docstring, leftover_marker, machine_path], ids=lambda rule: rule.__name__)
+def test_every_python_file(rule):
+    assert violations(PYTHON_FILES, rule) == []
+
+
+@pytest.mark.parametrize("rule", [markdown_title, leftover_marker, machine_path], ids=lambda rule: rule.__name__)
+def test_markdown(rule):
+    assert violations(MARKDOWN_FILES, rule) == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE"])
+def test_a_newcomer_finds(file):
+    assert text_of(ROOT / file).strip()
+
+
+def test_there_is_something_to_check():
+    assert len(SOURCES) > 20
+    assert len(MARKDOWN_FILES) > 3
+
+
+def test_one_version():
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+    assert flintmq.__version__ == project["version"]
+    assert project["version"] in text_of(ROOT / "CHANGELOG.md")
+
+
+def test_the_makefile_is_short_and_every_target_is_declared():
+    lines = text_of(ROOT / "Makefile").splitlines()
+    assert len(lines) <= 60
+    phony = {word for line in lines if line.startswith(".PHONY:") for word in line.split()[1:]}
+    targets = {match[1] for line in lines if (match := re.match(r"([a-z]+):", line))}
+    assert targets == phony
+
+
+def test_the_rules_find_what_they_look_for(tmp_path, monkeypatch):
+    """Each rule is shown a file that breaks it, so that none can rot into always passing."""
+    bad = tmp_path / "src" / "flintmq" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    body = "\n".join(f"    x = {number}" for number in range(MODULE_CODE_LINES_MAX))
+    marker = "TO" + "DO"
+    bad.write_text(
+        f"import time\n# {marker} later\npath = '/" + f"work/x'\ndef long():\n{body}\n    time.sleep(1)\n"
+        "try:\n    pass\nexcept Exception:\n    pass\n",
+        encoding="utf-8",
+    )
+    page = tmp_path / "page.md"
+    page.write_text("text\n# One\n# Two\n```\n", encoding="utf-8")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    rules = [
+        missing_docstring,
+        leftover_marker,
+        machine_path,
+        too_long_module,
+        too_long_function,
+        banned_call,
+        bare_or_silent_except,
+    ]
+    for rule in rules:
+        assert list(rule(bad)), rule.__name__
+    assert len(list(markdown_title(page))) == 3

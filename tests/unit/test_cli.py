@@ -1,0 +1,150 @@
+"""The command line: what each command prints, where it goes, its exit code, and that it loads no more than it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from flintmq import __version__, cli
+from flintmq.errors import DataPathLocked
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqlookupd.options import NsqlookupdOptions
+
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Stands in for the modules behind the commands; the list holds what each was called with."""
+    calls: list[object] = []
+
+    def run(argument: object) -> int:
+        calls.append(argument)
+        return 7
+
+    for name in ("flintmq.nsqd.server", "flintmq.nsqlookupd.server", "flintmq.up", "flintmq.demo"):
+        module = types.ModuleType(name)
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    return calls
+
+
+def test_daemons_get_their_options_and_their_exit_code_is_returned(called):
+    assert cli.nsqd(["--tcp-address=:1"]) == 7
+    assert cli.main(["nsqd", "-tcp-address", ":2"]) == 7
+    assert cli.nsqlookupd([]) == 7
+    assert cli.main(["nsqlookupd"]) == 7
+    assert called == [
+        NsqdOptions(tcp_address=":1"),
+        NsqdOptions(tcp_address=":2"),
+        NsqlookupdOptions(),
+        NsqlookupdOptions(),
+    ]
+
+
+def test_up_and_demo_get_the_rest_of_the_words(called):
+    assert cli.main(["up", "--data-path", "x"]) == 7
+    assert cli.main(["demo"]) == 7
+    assert called == [["--data-path", "x"], []]
+
+
+def test_the_words_of_the_process_are_the_default(called, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["nsqd", "--sync-every=9"])
+    assert cli.nsqd() == 7
+    assert called == [NsqdOptions(sync_every=9)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--version"], f"flintmq v{__version__} (built w/python{PYTHON})\n"),
+        (["nsqd", "--version"], f"nsqd v{__version__} (built w/python{PYTHON})\n"),
+        (["nsqlookupd", "-version"], f"nsqlookupd v{__version__} (built w/python{PYTHON})\n"),
+    ],
+)
+def test_version(words, expected, capsys):
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_command(words, capsys):
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in cli.COMMANDS)
+
+
+def test_help_of_a_daemon(capsys):
+    assert cli.nsqd(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: nsqd [flags]\n")
+
+
+def test_show_config(capsys):
+    assert cli.nsqd(["--show-config", "--sync-every=9"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("sync_every"))
+    assert line.split() == ["sync_every", "=", "9", "#", "flag"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nsqb"], "flintmq: unknown command nsqb; did you mean nsqd?\n"),
+        (["--verison"], "flintmq: unknown command --verison; flintmq --help lists all\n"),
+        (["nsqd", "--tcp-adress=x"], "nsqd: flag: unknown option --tcp-adress; did you mean --tcp-address?\n"),
+        (["nsqd", "--sync-every=x"], "nsqd: flag: --sync-every='x' is not allowed; it must be a whole number\n"),
+    ],
+)
+def test_mistakes_are_one_line_on_stderr_and_exit_code_1(words, expected, capsys, called):
+    assert cli.main(words) == 1
+    captured = capsys.readouterr()
+    assert captured.err == expected
+    assert captured.out == ""
+    assert called == []
+
+
+def test_a_daemon_that_cannot_start_says_so_in_nsq_s_words(called, monkeypatch, capsys):
+    def refuse(_options: NsqdOptions) -> int:
+        raise DataPathLocked("/data", "Resource temporarily unavailable")
+
+    monkeypatch.setattr(sys.modules["flintmq.nsqd.server"], "run", refuse)
+    assert cli.main(["nsqd"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "nsqd: FATAL: failed to instantiate nsqd - failed to lock data-path: cannot flock directory /data - "
+    )
+
+
+def test_what_a_file_sets_in_vain_is_told(called, tmp_path, capsys):
+    path = tmp_path / "nsqd.cfg"
+    path.write_text("e2e_processing_latency_percentiles = [0.99]\n", encoding="utf-8")
+    assert cli.nsqd([f"--config={path}"]) == 7
+    assert capsys.readouterr().err == (
+        f"nsqd: {path}: e2e_processing_latency_percentiles is ignored: this version does not support it yet\n"
+    )
+
+
+def test_a_bug_keeps_its_traceback(called, monkeypatch):
+    def break_down(_options: NsqdOptions) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys.modules["flintmq.nsqd.server"], "run", break_down)
+    with pytest.raises(ZeroDivisionError):
+        cli.nsqd([])
+
+
+def test_as_a_module_it_answers_without_loading_what_it_does_not_need():
+    code = (
+        "import sys, runpy; sys.argv = ['flintmq', '--version']\n"
+        "try:\n    runpy.run_module('flintmq', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "heavy = {'aiohttp', 'asyncio', 'cramjam', 'prometheus_client', 'pyarrow', 'pyspark'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"flintmq v{__version__} (built w/python{PYTHON})\n"
