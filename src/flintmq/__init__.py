@@ -1,4 +1,4 @@
-"""FlintMQ: NSQ in Python. The public names; each is imported when it is first used, so that ``import flintmq`` is light.
+"""FlintMQ: NSQ in Python. The public names; each is imported when it is first used.
 
 ::
 

@@ -1,7 +1,7 @@
 """Every exception FlintMQ raises on purpose.
 
-The rules of this file: an exception carries fields, and its text is built from them (what, where, the limit, what to do).
-Assertions are for our own mistakes, exceptions for the world's. Nothing here imports anything of the package.
+The rules of this file: an exception carries fields, and its text is built from them (what, where, the limit, what to
+do). Assertions are for our own mistakes, exceptions for the world's. Nothing here imports anything of the package.
 
 ::
 

@@ -528,15 +528,17 @@ class Network:
     def is_cut(self, source: Node, target: Node) -> bool:
         return source is not target and (source.name, target.name) in self._cuts
 
-    def stall(self, wire: _Wire) -> None:
-        self._stalled[wire] = None
+    def note_stalled(self, wire: _Wire, is_stalled: bool) -> None:
+        """Keep the wires that wait for a cable or for a machine."""
+        if is_stalled:
+            self._stalled[wire] = None
+        else:
+            self._stalled.pop(wire, None)
 
     def retry(self) -> None:
-        """Let the wires that wait for a cable or for a machine try again."""
+        """Let the wires that wait try again."""
         for wire in list(self._stalled):
-            if not wire.is_blocked():
-                del self._stalled[wire]
-                wire.resume()
+            wire.retry()
 
     # -- names and connections
 
@@ -621,6 +623,7 @@ class _Wire:
         self._segments: deque[tuple[float, bytes | Mark]] = deque()
         self._last_arrival = 0.0
         self._is_moving = False
+        self._is_stuck = False
         self._acknowledged_bytes = 0
         self._give_up: asyncio.TimerHandle | None = None
 
@@ -646,55 +649,53 @@ class _Wire:
     def acknowledge(self, size: int) -> None:
         """The target's process has read bytes; the sender's kernel may hear of it later."""
         self._acknowledged_bytes += size
-        if self.is_blocked():
-            self._stall()
-        else:
-            self._pass_acknowledgements()
+        self._pass_acknowledgements()
+        self._note_stalled()
 
     def _pass_acknowledgements(self) -> None:
-        size, self._acknowledged_bytes = self._acknowledged_bytes, 0
-        if size:
+        if not self._network.is_cut(self._target.node, self._source.node):
+            size, self._acknowledged_bytes = self._acknowledged_bytes, 0
             self._source.acknowledged(size)
 
-    def is_blocked(self) -> bool:
-        """Whether segments, or acknowledgements on their way back, cannot get through."""
-        source, target = self._source.node, self._target.node
-        if self._segments and (self._network.is_cut(source, target) or not target.is_up):
-            return True
-        return bool(self._acknowledged_bytes) and self._network.is_cut(target, source)
+    def _is_blocked(self) -> bool:
+        return self._network.is_cut(self._source.node, self._target.node) or not self._target.node.is_up
 
-    def _stall(self) -> None:
-        if self._give_up is None:
-            self._network.stall(self)
+    def _note_stalled(self) -> None:
+        is_stalled = self._is_stuck or self._acknowledged_bytes > 0
+        if is_stalled and self._give_up is None:
             self._give_up = self._loop.call_later(self._network.give_up_s, self._fail, context=_KERNEL)
+        if not is_stalled and self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+        self._network.note_stalled(self, is_stalled)
 
     def _fail(self) -> None:
         self._segments.clear()
         self._source.fail(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
-    def resume(self) -> None:
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
+    def retry(self) -> None:
+        """Something was repaired; what waits for it goes on with the next retransmission."""
         self._pass_acknowledgements()
-        self._last_arrival = max(self._last_arrival, self._loop.time())
-        self._move(self._network.rng.uniform(0.0, 0.5))
+        if self._is_stuck and not self._is_blocked():
+            self._is_stuck = False
+            self._move(self._network.rng.uniform(0.0, 0.5))
+        self._note_stalled()
 
     def _move(self, delay_s: float = 0.0) -> None:
-        if self._segments and not self._is_moving:
+        if self._segments and not self._is_moving and not self._is_stuck:
             self._is_moving = True
             when = max(self._segments[0][0], self._loop.time() + delay_s)
             self._loop.call_at(when, self._arrive, context=_KERNEL)
 
     def _arrive(self) -> None:
         self._is_moving = False
-        if self._segments and self.is_blocked():
-            self._stall()
+        if self._is_blocked():
+            self._is_stuck = bool(self._segments)
+            self._note_stalled()
             return
         now = self._loop.time()
         while self._segments and self._segments[0][0] <= now:
-            payload = self._segments.popleft()[1]
-            self._target.arrive(payload)
+            self._target.arrive(self._segments.popleft()[1])
         self._move()
 
     def lose_power(self) -> None:

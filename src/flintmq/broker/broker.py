@@ -47,7 +47,7 @@ class ChannelNotFound(FlintError):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """What the broker needs of nsqd's options; sizes in bytes, times in ns, 0 retention keeps only what channels need."""
+    """What the broker needs of nsqd's options; sizes in bytes, times in ns; without retention channels decide alone."""
 
     segment_bytes: int = 100 * 1024 * 1024
     ephemeral_depth_max: int = 10_000
@@ -226,7 +226,7 @@ class Broker:
         if topic is not None:
             return topic
         if is_ephemeral(name):
-            log: Any = MemoryLog(0, self.options.ephemeral_depth_max)
+            log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max)
         else:
             try:
                 log = self._open_log(name, 0, wall_ns, 1)
@@ -630,9 +630,14 @@ class Broker:
             for partition in topic.partitions.values():
                 self._retain(partition, wall_ns)
 
-    def logs(self) -> list[Any]:
+    def logs(self) -> list[PartitionLog]:
         """The log of every partition that has a disk."""
-        return [p.log for t in self.topics.values() if not t.ephemeral for p in t.partitions.values()]
+        return [
+            partition.log
+            for topic in self.topics.values()
+            for partition in topic.partitions.values()
+            if isinstance(partition.log, PartitionLog)
+        ]
 
     def close(self) -> None:
         """Close every log and the store; what is to be kept has been flushed and synced by the caller."""

@@ -16,8 +16,8 @@ Invariants:
   messages with a deadline of their own (redelivered or touched).
 - I5: nothing at or beyond the log's committed sequence is delivered.
 
-Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times; runs of messages are handled by slices;
-only messages that were redelivered, touched or deferred cost a dictionary entry.
+Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times; runs of messages are handled by
+slices; only messages that were redelivered, touched or deferred cost a dictionary entry.
 
 Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
 """
@@ -49,9 +49,14 @@ _ASIDE_PENDING_MAX = 20_000  # rows waiting for the database before the cursor s
 class Log(Protocol):
     """What a channel needs of a partition's log."""
 
-    start_sequence: int
-    next_sequence: int
-    committed_sequence: int
+    @property
+    def start_sequence(self) -> int: ...
+
+    @property
+    def next_sequence(self) -> int: ...
+
+    @property
+    def committed_sequence(self) -> int: ...
 
     def read(self, sequence: int) -> Batch | None: ...
 
@@ -247,9 +252,7 @@ class Channel:
         base = self._id_base
         for first, end in _runs(ids):
             if not self._finish_range(subscription, first - base, end - base):
-                for internal in range(first, end):
-                    if not self._finish_one(subscription, internal - base):
-                        failed.append(internal)
+                failed += [n for n in range(first, end) if not self._finish_one(subscription, n - base)]
         return failed
 
     def _finish_range(self, subscription: Subscription, first: int, end: int) -> bool:

@@ -9,10 +9,11 @@ Source: design/performance.md decision 2 (group commit).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from flintmq.broker.channel import Channel
 from flintmq.errors import StorageError
+from flintmq.storage import MemoryLog, PartitionLog
 
 _MERGE_COUNT_MAX = 64  # publishes of fewer messages than this share a batch with their neighbours
 
@@ -63,7 +64,7 @@ class Partition:
     __slots__ = ("_group", "_pending", "backlog_start", "bytes_count", "channels", "counted_from", "durable_floor",
                  "log", "number", "paused_at", "topic_name")  # fmt: skip
 
-    def __init__(self, topic_name: str, number: int, log: Any) -> None:
+    def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
         self.number = number
         self.log = log

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
 from flintmq import __version__
-from flintmq.client.backoff import ReconnectDelay
 from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address
 from flintmq.env import Env
-from flintmq.errors import ConnectionFailed, FlintError, NsqdError, ProtocolError, TouchFailed
+from flintmq.errors import ConnectionFailed, FlintError, NsqdError, TouchFailed
 from flintmq.wire.client import (
     BROKEN,
     Broken,
@@ -370,35 +369,3 @@ def _resolve(future: asyncio.Future[bytes], outcome: bytes | FlintError) -> None
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
-
-
-async def keep_connected(
-    address: str,
-    connect: Callable[[str], Awaitable[Connection]],
-    is_wanted: Callable[[str], bool],
-    tried: Callable[[str, FlintError | None], None],
-    env: Env,
-) -> None:
-    """Connect to ``address`` again and again while it is wanted; the first attempt after a loss comes within 1 s.
-
-    Args:
-        connect: makes a usable connection.
-        tried: told of every attempt: None when it succeeded, otherwise why it failed.
-    """
-    loop = asyncio.get_running_loop()
-    delay = ReconnectDelay()
-    while is_wanted(address):
-        lived_s = 0.0
-        try:
-            connection = await connect(address)
-        except (ConnectionFailed, NsqdError, ProtocolError) as error:
-            tried(address, error)
-        else:
-            tried(address, None)
-            connected_at = loop.time()
-            error_lost = await asyncio.shield(connection.lost)
-            lived_s = loop.time() - connected_at
-            if is_wanted(address):
-                log.warning("lost nsqd %s: %s", address, error_lost)
-        if is_wanted(address):
-            await asyncio.sleep(delay.next_s(env.random.random(), lived_s))

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
 from flintmq.client.inbox import Inbox
 from flintmq.client.message import Delivery, Message
+from flintmq.client.options import SOURCE
 from flintmq.clock import Clock
 from flintmq.env import Env
+from flintmq.errors import OptionError
 
 AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
 Handler: TypeAlias = Callable[[Message], object]
@@ -30,6 +33,30 @@ Done = list[tuple[Message, Exception | None]]
 SLICE_S = 0.01
 SLICE_NS = 10_000_000
 THREAD_BATCH_MAX = 256
+
+
+class Mode(Enum):
+    """How a handler is run."""
+
+    PULLED = "iterated over"
+    INLINE = "called in place"
+    TASKS = "worker tasks"
+    THREADS = "worker threads"
+
+
+def mode_of(handler: Handler | None, inline: bool) -> Mode:
+    """Decide how a handler is run.
+
+    Raises:
+        OptionError: ``inline`` and ``async def`` do not go together.
+    """
+    if handler is None:
+        return Mode.PULLED
+    if not inline:
+        return Mode.TASKS if is_async(handler) else Mode.THREADS
+    if is_async(handler):
+        raise OptionError("inline", True, "a plain function as the handler; this one is async def", SOURCE)
+    return Mode.INLINE
 
 
 def is_async(handler: Handler) -> TypeGuard[AsyncHandler]:
@@ -76,6 +103,13 @@ async def iterate(inbox: Inbox) -> AsyncIterator[Message]:
         else:
             await inbox.wait()
             slice_end = time() + SLICE_S
+
+
+def worker(mode: Mode, inbox: Inbox, handler: Handler, env: Env) -> Coroutine[Any, Any, None]:
+    """The coroutine of one worker."""
+    if mode is Mode.TASKS and is_async(handler):
+        return work(inbox, handler)
+    return work_in_thread(inbox, handler, env)
 
 
 async def work(inbox: Inbox, handler: AsyncHandler) -> None:

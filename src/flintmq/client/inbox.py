@@ -94,8 +94,8 @@ class Inbox:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and self.count:
-                self._wake(1)  # it was our turn: pass it on
+            if self.count:
+                self._wake(1)  # it may have been our turn: pass it on
             raise
 
     def _wake(self, count: int) -> None:

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-- ``finish``, ``requeue`` and ``touch`` are plain calls: nothing is waited for. What they ask for is gathered and sent as
-  one write per connection when the loop turn ends.
+- ``finish``, ``requeue`` and ``touch`` are plain calls: nothing is waited for. What they ask for is gathered and sent
+  as one write per connection when the loop turn ends.
 - They belong to the thread of the event loop. A handler that runs in a thread of its own is handed a
   :class:`ThreadMessage`, whose calls travel to the loop.
 - A message is answered once; a second answer is the application's mistake and raises.

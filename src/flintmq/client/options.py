@@ -39,9 +39,13 @@ def seconds(value: Seconds, option: str, minimum: float = 0.0, maximum: float = 
     """
     number = value.total_seconds() if isinstance(value, timedelta) else value
     allowed = f"seconds or a timedelta from {minimum:g} to {maximum:g} s"
-    if isinstance(number, bool) or not isinstance(number, int | float) or not minimum <= number <= maximum:
+    if not _is_number(number) or not minimum <= number <= maximum:
         raise OptionError(option, value, allowed, SOURCE)
     return float(number)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def milliseconds(value: Seconds, option: str, minimum: float = 0.0, maximum: float = DAY_S) -> int:
@@ -62,7 +66,7 @@ def whole(value: int, option: str, minimum: int, maximum: int) -> int:
     Raises:
         OptionError: not a whole number from ``minimum`` to ``maximum``.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+    if not _is_number(value) or value != int(value) or not minimum <= value <= maximum:
         raise OptionError(option, value, f"a whole number from {minimum} to {maximum}", SOURCE)
     return value
 
@@ -73,11 +77,13 @@ def listed(value: str | Iterable[str], option: str) -> tuple[str, ...]:
     Raises:
         OptionError: something else than text was given.
     """
-    items = [value] if isinstance(value, str) else list(value)
+    items: list[object] = [value] if isinstance(value, str) else list(value)
+    found: dict[str, None] = {}
     for item in items:
         if not isinstance(item, str) or not item.strip():
             raise OptionError(option, item, "an address, or a list of addresses", SOURCE)
-    return tuple(dict.fromkeys(item.strip() for item in items))
+        found[item.strip()] = None
+    return tuple(found)
 
 
 def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str, int]:

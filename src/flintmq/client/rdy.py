@@ -120,7 +120,9 @@ class RdyPolicy:
 
     def describe(self) -> str:
         """Show every connection."""
-        head = f"max_in_flight={self.max_in_flight} limit={self.limit} orphans={self.orphan_count} short={self.is_short}"
+        head = (
+            f"max_in_flight={self.max_in_flight} limit={self.limit} orphans={self.orphan_count} short={self.is_short}"
+        )
         return "\n  ".join([head, *(share.describe() for share in self.shares)])
 
     def is_starved(self) -> bool:

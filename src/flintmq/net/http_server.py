@@ -576,7 +576,6 @@ class _Connection(asyncio.Protocol):
         if is_last:
             tail = server.tail_close
             self._is_closing = True
-            self._queue.clear()
         elif b"connection" in request.headers:
             tail = server.tail_keep_alive  # HTTP/1.0 clients must be told
         else:
@@ -615,7 +614,6 @@ class _Connection(asyncio.Protocol):
         if self._is_closing and self._linger is None and not transport.is_closing():
             self._is_input_done = True
             if self._refusal is not None:
-                self._update_reading()
                 self._linger = close_lingering(transport, self._loop)
             else:
                 transport.close()
@@ -624,8 +622,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        # A refused peer is read on, and ignored: it may send all of its request before it reads the answer.
-        wants_pause = self._refusal is None and (self._is_write_paused or len(self._queue) > QUEUE_COUNT_MAX)
+        wants_pause = self._is_write_paused or len(self._queue) > QUEUE_COUNT_MAX
         if wants_pause and not self._is_read_paused:
             self._is_read_paused = True
             transport.pause_reading()

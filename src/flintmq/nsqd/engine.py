@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from flintmq.broker.broker import Broker
 from flintmq.broker.partition import PublishGroup
 from flintmq.env import Env
-from flintmq.errors import WriteFailed
+from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
 
 log = logging.getLogger(__name__)
@@ -182,9 +182,9 @@ class Engine:
             groups, self._unsynced = self._unsynced, []
             self._messages_unsynced = 0
             if self.durability == "fsync":
-                logs = list({group.partition.log: None for group in groups})
+                logs = list[Any]({group.partition.log: None for group in groups})
             else:
-                logs = self.broker.logs()
+                logs = list[Any](self.broker.logs())
             await self._sync_logs(logs)
             stored = []
             for group in groups:
@@ -231,7 +231,7 @@ class Engine:
             if self.broker.has_flush(wall_ns) or self.broker.has_metadata:
                 try:
                     await self.flush_progress(sync=self.durability == "fsync")
-                except Exception as error:
+                except (OSError, StorageError) as error:
                     self.health = f"writing progress failed: {error}"
                     log.error("%s; trying again in %.0f s", self.health, _RETRY_S)
                     await asyncio.sleep(_RETRY_S)
@@ -243,7 +243,7 @@ class Engine:
         """Write the progress of all channels as one transaction.
 
         Raises:
-            Exception: what the disk or the database said; nothing is lost, the next flush has it all again.
+            OSError, StorageError: what the disk or the database said; the next flush has it all again.
         """
         broker = self.broker
         wall_ns = self.env.clock.wall_ns()
@@ -252,7 +252,7 @@ class Engine:
         answers: list[Any] = []
         try:
             answers = await self.env.run_blocking(broker.run_flush, flush, wall_ns, sync)
-        except Exception as failure:
+        except (OSError, StorageError) as failure:
             error = failure
         broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())
         self.schedule()
@@ -263,7 +263,7 @@ class Engine:
         """Write and sync everything; connections are gone already.
 
         Raises:
-            Exception: what the disk said; the data directory is as after a kill.
+            OSError, StorageError: what the disk said; the data directory is as after a kill.
         """
         self._closing = True
         if self._flush_task is not None:
@@ -289,7 +289,7 @@ def _run_tickets(tickets: list[Any]) -> list[BaseException | None]:
     for ticket in tickets:
         try:
             ticket.run()
-        except Exception as error:
+        except OSError as error:
             errors.append(error)
         else:
             errors.append(None)

@@ -87,11 +87,11 @@ class _Connection(asyncio.Protocol):
         """
         if self._transport is None:
             raise ConnectionResetError("connection lost")
-        futures = [self._loop.create_future() for _ in range(answers)]
+        futures: list[asyncio.Future[bytes]] = [self._loop.create_future() for _ in range(answers)]
         self._waiting.extend(futures)
         self._transport.write(data)
         async with asyncio.timeout(_ANSWER_DEADLINE_S + answers / 1000):
-            return await asyncio.gather(*futures)
+            return list(await asyncio.gather(*futures))
 
 
 class LookupPeer:
@@ -136,7 +136,8 @@ class LookupPeer:
                 await self._serve()
             except (OSError, TimeoutError, FlintError) as error:
                 if was_connected:
-                    log.warning("nsqlookupd %s: %s; trying again until it answers", self.address, error or "no answer")
+                    reason = str(error) or "no answer"
+                    log.warning("nsqlookupd %s: %s; trying again until it answers", self.address, reason)
             was_connected = self.info is not None
             self.info = None
             await asyncio.sleep(self._env.random.uniform(_RETRY_MIN_S, _RETRY_MAX_S))

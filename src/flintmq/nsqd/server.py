@@ -12,7 +12,6 @@ import logging
 import platform
 import resource
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -424,7 +423,7 @@ def run(options: NsqdOptions) -> int:
     logs.configure(options.log_prefix, options.log_level)
     try:
         files = OsFiles(options.data_path or ".")
-        env = Env(hostname=socket.gethostname())
+        env = Env(hostname=platform.node() or "localhost")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_signal(env, files, options))
     except FlintError as error:

@@ -42,7 +42,7 @@ FRAME_TYPE_ERROR = 1
 HEARTBEAT = b"_heartbeat_"
 ANSWER_SIZE_MAX = 16 << 20  # of everything but FETCH
 IDLE_CONNECTIONS_MAX = 4  # kept per nsqd and process
-PAD_BYTES = 32  # readable bytes after the batches of a FetchAnswer
+PAD_BYTES = 32  # readable bytes behind the content of a BatchBuffer
 
 # errors after which the same request may succeed; all others are final
 RETRYABLE_CODES = frozenset({"E_STALE_EPOCH", "E_OFFSET_OUT_OF_RANGE", "E_PUB_FAILED", "E_MPUB_FAILED", "E_EXITING"})
@@ -78,16 +78,40 @@ class PartitionLog:
     at: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchAnswer:
-    """Whole batches, and the sequence to go on with; both views are valid until the connection receives again.
+class BatchBuffer:
+    """Memory that several FETCH answers are received into, one behind the other, and that is used again and again.
 
-    ``padded`` is ``batches`` followed by at least ``PAD_BYTES`` bytes of any content.
+    nsqd is quickest with short answers, which fit its processor's cache; decoding is quickest with many messages.
     """
 
-    next_sequence: int
-    batches: memoryview
-    padded: memoryview
+    def __init__(self, capacity: int) -> None:
+        self._memory = memoryview(bytearray(capacity + PAD_BYTES))
+        self.size = 0
+
+    def clear(self) -> None:
+        """Forget the content."""
+        self.size = 0
+
+    def extend(self, size: int) -> memoryview:
+        """Make room for ``size`` more bytes and return it."""
+        end = self.size + size
+        if end + PAD_BYTES > len(self._memory):
+            larger = memoryview(bytearray(end + PAD_BYTES))
+            larger[: self.size] = self._memory[: self.size]
+            self._memory = larger
+        room = self._memory[self.size : end]
+        self.size = end
+        return room
+
+    @property
+    def batches(self) -> memoryview:
+        """The content."""
+        return self._memory[: self.size]
+
+    @property
+    def padded(self) -> memoryview:
+        """The content followed by at least ``PAD_BYTES`` bytes of any content."""
+        return self._memory[: self.size + PAD_BYTES]
 
 
 class NsqdConnection:
@@ -100,8 +124,6 @@ class NsqdConnection:
     def __init__(self, address: str, connect_timeout_s: float, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._header = memoryview(bytearray(FRAME_HEADER.size))
-        self._buffer = memoryview(bytearray(1 << 12))
         try:
             self._socket = socket.create_connection(split_address(address), connect_timeout_s)
         except OSError as error:
@@ -143,29 +165,29 @@ class NsqdConnection:
         except OSError as error:
             raise self._failed(error) from error
 
-    def receive(self, size_max: int = ANSWER_SIZE_MAX) -> memoryview:
-        """Wait for the answer to the oldest request that has none; the view is valid until the next call.
+    def receive(self, size_max: int = ANSWER_SIZE_MAX) -> bytes:
+        """Wait for the answer to the oldest request that has none.
 
         Args:
             size_max: a longer answer is a broken one.
         """
         while True:
-            self._receive_into(self._header)
-            size, frame_type = FRAME_HEADER.unpack(self._header)
-            size -= FRAME_HEADER.size - _U32.size
-            if not 0 <= size <= size_max:
-                raise self._broken(f"a frame of {size} bytes; at most {size_max} were due")
-            if len(self._buffer) < size + PAD_BYTES:
-                self._buffer = memoryview(bytearray(size + PAD_BYTES))
-            data = self._buffer[:size]
-            self._receive_into(data)
-            if frame_type == FRAME_TYPE_ERROR:
-                raise self._error(bytes(data))
-            if frame_type != FRAME_TYPE_RESPONSE:
-                raise self._broken(f"a frame of type {frame_type} where a response was due")
-            if data != HEARTBEAT:
-                return data
+            answer = self._receive(self._receive_head(size_max))
+            if answer != HEARTBEAT:
+                return answer
             self.send(b"NOP\n")
+
+    def _receive_head(self, size_max: int) -> int:
+        """Wait for the head of a response frame and return the size of its data; raises what an error frame says."""
+        size, frame_type = FRAME_HEADER.unpack(self._receive(FRAME_HEADER.size))
+        size -= FRAME_HEADER.size - _U32.size
+        if not 0 <= size <= size_max:
+            raise self._broken(f"a frame of {size} bytes; at most {size_max} were due")
+        if frame_type == FRAME_TYPE_ERROR:
+            raise self._error(self._receive(size))
+        if frame_type != FRAME_TYPE_RESPONSE:
+            raise self._broken(f"a frame of type {frame_type} where a response was due")
+        return int(size)
 
     def offsets(self, topics: Sequence[str], timestamp_ns: int | None = None) -> list[list[PartitionLog]]:
         """Ask for the partition logs of several topics at once.
@@ -223,17 +245,30 @@ class NsqdConnection:
         """Ask for the batches that overlap ``start`` to ``end`` (exclusive)."""
         self.send(f"FETCH {topic} {partition}\n".encode() + _FETCH.pack(start, end, bytes_max, epoch))
 
-    def receive_fetch(self, bytes_max: int) -> FetchAnswer:
-        """Wait for the batches asked for; one of any size comes even when it is longer than ``bytes_max``."""
-        answer = self.receive(_NEXT_SEQUENCE.size + bytes_max + BATCH_SIZE_MAX)
-        if len(answer) < _NEXT_SEQUENCE.size:
-            raise self._broken(f"{len(answer)} bytes where batches were due")
-        (next_sequence,) = _NEXT_SEQUENCE.unpack_from(answer)
-        padded = self._buffer[_NEXT_SEQUENCE.size :]
-        return FetchAnswer(next_sequence, answer[_NEXT_SEQUENCE.size :], padded)
+    def receive_fetch_head(self, bytes_max: int) -> tuple[int, int]:
+        """Wait for the head of a FETCH answer: the sequence to ask for next, and how many bytes of batches follow.
+
+        Args:
+            bytes_max: what was asked for; a single batch may be longer.
+        """
+        while True:
+            size = self._receive_head(_NEXT_SEQUENCE.size + bytes_max + BATCH_SIZE_MAX)
+            if size == len(HEARTBEAT):  # no answer has this size: without a batch it has 8 bytes, with one over 100
+                if self._receive(size) != HEARTBEAT:
+                    raise self._broken(f"{size} bytes where batches were due")
+                self.send(b"NOP\n")
+                continue
+            if size < _NEXT_SEQUENCE.size:
+                raise self._broken(f"{size} bytes where batches were due")
+            (next_sequence,) = _NEXT_SEQUENCE.unpack(self._receive(_NEXT_SEQUENCE.size))
+            return next_sequence, size - _NEXT_SEQUENCE.size
+
+    def receive_batches(self, size: int, buffer: BatchBuffer) -> None:
+        """Wait for the batches whose head was received, and add them to ``buffer``."""
+        self._receive_into(buffer.extend(size))
 
     def _json(self) -> Any:
-        answer = bytes(self.receive())
+        answer = self.receive()
         try:
             return json.loads(answer)
         except ValueError as error:
@@ -244,6 +279,11 @@ class NsqdConnection:
         if code == "E_INVALID" and "command" in detail:
             detail += " - this nsqd cannot be read by offset; only FlintMQ's nsqd can"
         return NsqdError(code, detail, self.address, code in RETRYABLE_CODES)
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray(size)
+        self._receive_into(memoryview(data))
+        return bytes(data)
 
     def _receive_into(self, view: memoryview) -> None:
         while len(view):

@@ -1,6 +1,7 @@
 """Reads the range of one Spark task: fetch, verify, decode, and go on after failures.
 
-One request is always ahead of the decoding: nsqd prepares and sends the next batches while this process builds columns.
+Answers are short, as nsqd is quickest with what fits its cache, and several are gathered before they are decoded. One
+request is always ahead: nsqd prepares and sends the next batches while this process receives or builds columns.
 
 The rules of this file: what was yielded is never yielded again, whatever fails; before the first fetch of a connection
 the identity of the log is checked, because numbers mean nothing in the log of a topic that was created anew.
@@ -16,12 +17,14 @@ import pyarrow as pa
 
 from flintmq.batch import BatchError
 from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError
-from flintmq.spark.broker import POOL, ConnectionPool, NsqdConnection
+from flintmq.spark.broker import POOL, BatchBuffer, ConnectionPool, NsqdConnection
 from flintmq.spark.decode import Decoder, locate
 from flintmq.spark.errors import DataLost
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.retry import Retries
+
+DECODE_BYTES_MAX = 4 << 20  # gathered at most, give or take one answer, when messages are long
 
 log = logging.getLogger("flintmq.spark")
 
@@ -47,6 +50,7 @@ class RangeReader:
         self._retries = Retries(options.retries, sleep)
         self._position = wanted.start
         self._end = wanted.end
+        self._buffer = BatchBuffer(min(DECODE_BYTES_MAX + options.fetch_max_bytes, 8 << 20))
         self._decoder = Decoder(options.columns, wanted.topic, wanted.nsqd, wanted.partition, options.batch_rows)
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
@@ -102,20 +106,38 @@ class RangeReader:
         return found.epoch
 
     def _stream(self, connection: NsqdConnection, epoch: int) -> Iterator[pa.RecordBatch]:
-        wanted, bytes_max = self._wanted, self._options.fetch_max_bytes
-        connection.send_fetch(wanted.topic, wanted.partition, self._position, self._end, bytes_max, epoch)
+        self._request(connection, self._position, epoch)
         while self._position < self._end:
-            answer = connection.receive_fetch(bytes_max)
-            if answer.next_sequence <= self._position:
-                raise RemoteProtocolError("E_INVALID", f"nsqd {wanted.nsqd} does not get beyond {self._position}")
-            messages = locate(answer.batches, self._position, self._end, answer.next_sequence)
+            reached = self._gather(connection, epoch)
+            messages = locate(self._buffer.batches, self._position, self._end, reached)
             for start, end in messages.gaps:
                 self._lose(start, end, "nsqd has set damaged parts of the log aside, its log file says which")
-            if answer.next_sequence < self._end:
-                connection.send_fetch(wanted.topic, wanted.partition, answer.next_sequence, self._end, bytes_max, epoch)
-            yield from self._decoder.record_batches(answer.padded, messages)
-            self._position = answer.next_sequence
+            yield from self._decoder.record_batches(self._buffer.padded, messages)
+            self._position = reached
             self._retries.succeeded()
+
+    def _gather(self, connection: NsqdConnection, epoch: int) -> int:
+        """Receive answers until there is enough to decode; the next request is on its way when this returns."""
+        options = self._options
+        reached = self._position
+        self._buffer.clear()
+        while (
+            reached < self._end
+            and reached - self._position < options.batch_rows
+            and self._buffer.size < DECODE_BYTES_MAX
+        ):
+            next_sequence, size = connection.receive_fetch_head(options.fetch_max_bytes)
+            if next_sequence <= reached:
+                raise RemoteProtocolError("E_INVALID", f"nsqd {self._wanted.nsqd} does not get beyond {reached}")
+            reached = next_sequence
+            if reached < self._end:
+                self._request(connection, reached, epoch)
+            connection.receive_batches(size, self._buffer)
+        return reached
+
+    def _request(self, connection: NsqdConnection, start: int, epoch: int) -> None:
+        wanted = self._wanted
+        connection.send_fetch(wanted.topic, wanted.partition, start, self._end, self._options.fetch_max_bytes, epoch)
 
     def _lose(self, start: int, end: int, reason: str) -> None:
         lost = DataLost(self._wanted.topic, self._wanted.key.label, start, end, reason)

@@ -165,7 +165,7 @@ def camel(field_name: str) -> str:
 
 _ADDRESSES = "host:port, several separated by commas"
 _DURATION = "a duration such as 500ms, 30s, 15m"
-_BYTES_64M = f"a size such as 4MiB, from 64KiB to {BATCH_SIZE_MAX >> 20}MiB"
+_FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ class SourceOptions(_Options):
         "batch reads: use filters on topic, nsqd, partition, offset and timestamp to fetch less",
     )
     fetch_max_bytes: int = _option(
-        4 << 20, _size(1 << 16, BATCH_SIZE_MAX), _BYTES_64M, "bytes asked from nsqd at a time", "4MiB"
+        256 << 10, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "256KiB"
     )
     batch_rows: int = _option(10_000, _whole(1, 1_000_000), "1 to 1000000", "rows of an Arrow batch")
     connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")

@@ -106,7 +106,7 @@ class Publisher:
 
     def _take_answer(self) -> None:
         assert self._connection is not None
-        answer = bytes(self._connection.receive())
+        answer = self._connection.receive()
         if answer != b"OK":
             raise RemoteProtocolError("E_INVALID", f"nsqd {self._address} answered MPUB with {answer[:80]!r}")
         self._pending.popleft()

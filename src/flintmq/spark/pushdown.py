@@ -55,7 +55,7 @@ def bounds_of(filters: Iterable[Filter]) -> Bounds:
     """The bounds that a conjunction of filters implies."""
     bounds = Bounds()
     for one in filters:
-        column = getattr(one, "attribute", ())
+        column: tuple[str, ...] = getattr(one, "attribute", ())
         if len(column) != 1:
             continue
         if column[0] in PartitionKey._fields:

@@ -8,9 +8,9 @@ Tables::
     cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
     aside(cursor, sequence, due_ns, attempts, frame)       frame: the message frame as first delivered
 
-Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore` is
-used by one thread at a time. Cursor and aside rows of one flush are one transaction, because a message leaves the cursor
-exactly when it enters ``aside``.
+Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore`
+is used by one thread at a time. Cursor and aside rows of one flush are one transaction, because a message leaves the
+cursor exactly when it enters ``aside``.
 
 Source: design/reliability.md R3 and R4.
 """
@@ -157,7 +157,7 @@ class ChannelStore:
     def due(
         self, cursor: int, after: tuple[int, int], wall_ns: int, count_max: int
     ) -> tuple[list[tuple[int, int, int, bytes]], int | None]:
-        """Rows of one cursor that are due and come after ``(due_ns, sequence)``, and the due time of the one after them."""
+        """Rows of one cursor that are due and come after ``(due_ns, sequence)``, and when the next one is due."""
         query = self._database.query
         rows = query(
             "SELECT sequence, due_ns, attempts, frame FROM aside WHERE cursor = ? AND due_ns <= ?"

@@ -71,7 +71,7 @@ class Database(Protocol):
                 of this process.
 
         Raises:
-            OSError, sqlite3.Error: nothing of the transaction was applied.
+            StorageError: nothing of the transaction was applied.
         """
         ...
 
@@ -179,28 +179,32 @@ class SqliteDatabase:
     """SQLite in WAL mode: a commit without ``sync`` survives the process, with it a power loss too."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._sync = True
         self._connection.execute("PRAGMA synchronous=FULL")
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, parameters).fetchall()
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise StorageError(f"{self._path}: {error}") from error
 
     def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         connection = self._connection
         if sync != self._sync:
             connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
             self._sync = sync
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute("BEGIN IMMEDIATE")
             for sql, rows in statements:
                 connection.executemany(sql, rows)
             connection.execute("COMMIT")
-        except BaseException:
+        except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise
+            raise StorageError(f"{self._path}: {error}") from error
 
     def close(self) -> None:
         self._connection.close()
@@ -209,7 +213,7 @@ class SqliteDatabase:
 class OsFiles:
     """The data directory on the operating system, locked against a second nsqd while this object lives.
 
-    The lock is ``flock`` on the directory itself, as nsqd's: the kernel drops it when the process dies, however it dies.
+    The lock is ``flock`` on the directory itself, as nsqd's: the kernel drops it when the process dies, in any way.
 
     Raises:
         StorageError: the directory does not exist or is not a directory.

@@ -56,7 +56,6 @@ class MemoryLog:
 
     def begin_sync(self) -> None:
         """There is nothing to sync."""
-        return None
 
     def read(self, sequence: int) -> Batch | None:
         """The batch that holds ``sequence``, or the next one."""

@@ -121,6 +121,7 @@ class _Opening:
         self._is_clean = False
         self._walked: dict[int, Segment] = {}
         self._is_checkpoint_due = False
+        self._durable_end = 1
 
     # 1 identity
 
@@ -183,10 +184,26 @@ class _Opening:
             if segment is not None:
                 self.segments.append(segment)
         active = self._open_last(self._firsts[-1]) if self._firsts else None
+        self._learn_from_orphans()
         if active is None:
             active = self._begin_after_last()
         if active is not None:
             self.segments.append(active)
+
+    def _learn_from_orphans(self) -> None:
+        """Tell of segments whose index is there but whose file is gone; retention deletes the index first."""
+        firsts = dict.fromkeys(self._firsts)
+        oldest, newest = min(firsts, default=0), max(firsts, default=0)
+        for name in self._owned:
+            first = _first_in(name)
+            if not name.endswith(INDEX_SUFFIX) or first in firsts or oldest < first < newest:
+                continue
+            segment = Segment(self.home, first)
+            summary = segment.load_summary()
+            if first > newest:
+                self._remember_end(segment)
+            elif summary is not None:
+                self._tell_gap(segment, first, min(summary.end, oldest), "the file is gone, its index is there")
 
     def _new_segment(self, first: int) -> Segment:
         segment = Segment(self.home, first)
@@ -217,6 +234,9 @@ class _Opening:
             segment.end = end
         segment.size = max(file_size, SEGMENT_HEADER_BYTES)
         if segment.is_empty:
+            expected = self._expected_end(following)
+            if previous is None and expected > segment.first:
+                self._tell_gap(segment, segment.first, expected, "the file is empty")
             segment.remove()
             self._directory_changed = True
             return None
@@ -238,6 +258,7 @@ class _Opening:
         header = self._header(segment)
         if header is not None:
             segment.synced_before = header.synced_before
+        self._remember_end(segment)
         loaded = _checkpoint(segment, file_size)
         if loaded is None:
             self._forget_index(segment)
@@ -255,6 +276,12 @@ class _Opening:
             self._write_header_again(segment, file_size)
         return segment
 
+    def _remember_end(self, segment: Segment) -> None:
+        """Learn from a checkpoint where the log durably ended: what is missing below that is a loss, not a torn tail."""
+        summary = segment.load_summary()
+        if summary is not None and summary.synced_sequence >= summary.end:
+            self._durable_end = max(self._durable_end, summary.end)
+
     def _reopen(self, segment: Segment) -> Segment:
         segment.live_index = segment.index()
         segment.live_file = self.files.open(segment.path)
@@ -270,15 +297,18 @@ class _Opening:
     ) -> Walker:
         offset_before = previous.end_offset_bytes if previous is not None else 0
         follows = previous is not None and previous.end == segment.first
+        walker = None
         if loaded is not None:
-            summary, index = loaded
+            summary, segment.live_index = loaded
             _adopt(segment, summary)
             walker = Walker(segment, segment.size, segment.end, segment.end_offset_bytes, file_size)
-        else:
-            index = SparseIndex()
+            segment.walk_into(segment.live_index, walker)
+        if walker is None or walker.position < file_size:
+            # Bytes nobody understands behind a checkpoint: perhaps those before it were shifted. Look at all of them.
+            segment.timestamp_max = 0
+            segment.live_index = SparseIndex()
             walker = segment.walker_at_start(file_size, offset_before if follows else None)
-        segment.live_index = index
-        segment.walk_into(index, walker)
+            segment.walk_into(segment.live_index, walker)
         segment.size = walker.position
         segment.end = walker.next_sequence
         segment.end_offset_bytes = offset_before if walker.offset_bytes is None else walker.offset_bytes
@@ -426,11 +456,12 @@ class _Opening:
     def continue_at(self, next_sequence_min: int) -> None:
         """Leave a gap when consumers were ahead of what survived, so that no sequence is given to two messages."""
         active = self.segments[-1]
-        if active.end >= next_sequence_min:
+        next_sequence = max(next_sequence_min, self._durable_end)
+        if active.end >= next_sequence:
             return
-        reason = "the log ends before what its consumers had reached; numbering goes on behind that"
-        self._tell_gap(active, active.end, next_sequence_min, reason)
-        segment = self._begin(next_sequence_min, active.end, active)
+        reason = "the log ends before what was durable or consumed already; numbering goes on behind that"
+        self._tell_gap(active, active.end, next_sequence, reason)
+        segment = self._begin(next_sequence, active.end, active)
         if segment is None:
             return
         if active.is_empty:

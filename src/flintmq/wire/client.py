@@ -336,7 +336,7 @@ def _take_messages(data: bytes, position: int, records: list[Record]) -> int:
     end = len(data)
     while position <= last:
         size, frame_type, timestamp_ns, attempts, message_id = unpack(data, position)
-        stop = position + 4 + size  # SIZE_FIELD_BYTES, as a constant of the loop
+        stop: int = position + 4 + size  # SIZE_FIELD_BYTES, as a constant of the loop
         if frame_type != 2 or stop > end or size < 30:  # MESSAGE, MESSAGE_SIZE_MIN
             break
         append((timestamp_ns, attempts, message_id, data[position + 34 : stop]))  # FRAME_OVERHEAD_BYTES

@@ -60,7 +60,7 @@ _ROWS = (
     Command("TOUCH", "TOUCH <id>\\n", "", _CONSUMING, "nsq", "restart a message's timeout"),
     Command("CLS", "CLS\\n", "CLOSE_WAIT", ("subscribed",), "nsq", "ask for no more messages"),
     Command("NOP", "NOP\\n", "", _ANY, "nsq", "answer a heartbeat"),
-    Command("OFFSETS", "OFFSETS <topic> [<timestamp_ns>]\\n", "JSON", _ANY, "flintmq", "where partitions begin and end"),
+    Command("OFFSETS", "OFFSETS <topic> [<timestamp_ns>]\\n", "JSON", _ANY, "flintmq", "where partitions begin, end"),
     Command("FETCH", _FETCH_FORM, "[8 next][batches]", _ANY, "flintmq", "read stored batches"),
     Command("CURSOR", _CURSOR_FORM, "JSON", _ANY, "flintmq", "create a channel at a position, or confirm up to it"),
 )

@@ -322,7 +322,7 @@ class ServerConnection:
         self._held_bytes = 0
         self._needed = len(MAGIC_V2)
         self._paused = False
-        self._topic = (b"", "")
+        self._topic: tuple[bytes | None, str] = (None, "")
 
     @property
     def magic_received(self) -> bool:
@@ -524,7 +524,7 @@ class ServerConnection:
         topic = self._topic_name("MPUB", parameters[1])
         if len(data) - at < 4:
             raise _Incomplete(at - start + 4)
-        size = INT32.unpack_from(data, at)[0]
+        size: int = INT32.unpack_from(data, at)[0]
         if size <= 0:
             raise _Refused("E_BAD_BODY", f"MPUB invalid body size {size}")
         if size > self.limits.max_body_size:

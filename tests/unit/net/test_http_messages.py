@@ -40,7 +40,9 @@ def test_query(raw, values):
     assert dict(parse_query(raw)) == values
 
 
-@pytest.mark.parametrize("raw", [b";", b"a;b", b"a=1;b=2", b"%", b"a=%2", b"a=%gg", b"%%20", b"a=" + b"x" * 1000 + b";"])
+@pytest.mark.parametrize(
+    "raw", [b";", b"a;b", b"a=1;b=2", b"%", b"a=%2", b"a=%gg", b"%%20", b"a=" + b"x" * 1000 + b";"]
+)
 def test_bad_query(raw):
     for _ in range(2):
         with pytest.raises(HttpError, match="400 INVALID_REQUEST"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -339,7 +340,9 @@ class TestAnswers:
         assert (answer.status, answer.headers["Location"]) == (status, location)
         assert (answer.body != b"") == (method == "GET")
 
-    @pytest.mark.parametrize(("method", "target"), [("POST", "/PING"), ("GET", "/ping/x"), ("GET", "/config/"), ("GET", "/")])
+    @pytest.mark.parametrize(
+        ("method", "target"), [("POST", "/PING"), ("GET", "/ping/x"), ("GET", "/config/"), ("GET", "/")]
+    )
     async def test_no_redirect(self, peer, method, target):
         assert peer.get(target, method=method).answer.status == 404
 
@@ -406,7 +409,7 @@ class TestConnection:
             )
             peer = Peer(HttpServer(App().router, clock=ManualClock()))
             places = sorted({cut % len(stream) for cut in cuts} | {0, len(stream)})
-            for start, end in zip(places, places[1:], strict=False):
+            for start, end in pairwise(places):
                 peer.send(stream[start:end])
             assert peer.statuses == [200, 200, 200, 200, 404, 417]
             assert [answer.body for answer in peer.answers[1:4]] == [b"one", b"two", b"three"]
@@ -755,6 +758,24 @@ class TestClose:
         await closing
         assert peer.answer.body == b"slow"
         assert peer.answer.headers["Connection"] == "close"
+
+    async def test_what_waits_behind_the_last_answer_is_dropped(self, server, peer, app):
+        peer.send(request("/pending", method="POST") + request("/echo", method="POST", body=b"x"))
+        closing = asyncio.create_task(server.close())
+        await settle()
+        app.pending[0].complete(text_response("last"))
+        await closing
+        assert peer.answer.body == b"last"
+        assert app.seen == []
+
+    async def test_what_comes_with_the_last_request_is_dropped(self, server, peer, app):
+        peer.send(b"GET /pi")
+        closing = asyncio.create_task(server.close())
+        await settle()
+        peer.send(b"ng HTTP/1.1\r\nHost: h\r\n\r\n" + request("/echo", method="POST", body=b"x"))
+        await closing
+        assert peer.answer.headers["Connection"] == "close"
+        assert app.seen == []
 
     async def test_handlers_that_do_not_end_are_cancelled(self, server, peer, app):
         peer.get("/slow")

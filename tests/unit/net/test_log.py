@@ -38,12 +38,16 @@ def test_format(lines):
     log.warning("three")
     log.error("four")
     log.critical("five")
-    stamps = [re.fullmatch(r"\[nsqd\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) (\w+): (\w+( \d)?)", line) for line in read()]
+    stamps = [
+        re.fullmatch(r"\[nsqd\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) (\w+): (\w+( \d)?)", line) for line in read()
+    ]
     assert all(stamps)
     assert [match[2] for match in stamps if match] == ["DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
 
 
-@pytest.mark.parametrize(("level", "count"), [("debug", 5), ("info", 4), ("warn", 3), ("error", 2), ("fatal", 1), ("INFO", 4)])
+@pytest.mark.parametrize(
+    ("level", "count"), [("debug", 5), ("info", 4), ("warn", 3), ("error", 2), ("fatal", 1), ("INFO", 4)]
+)
 def test_level_words(lines, level, count):
     read = lines(level)
     log = logging.getLogger("flintmq.test")
@@ -66,7 +70,9 @@ def test_other_libraries_are_heard_from_warnings_upwards(lines):
 
 def test_nobody_can_fake_a_line(lines):
     read = lines("info")
-    logging.getLogger("flintmq.test").info("topic %s", "a\n[nsqd] 2026/01/01 00:00:00.000000 FATAL: gone\r\x1b[2J\u2028x")
+    logging.getLogger("flintmq.test").info(
+        "topic %s", "a\n[nsqd] 2026/01/01 00:00:00.000000 FATAL: gone\r\x1b[2J\u2028x"
+    )
     (line,) = read()
     assert line.endswith(r"topic a\x0a[nsqd] 2026/01/01 00:00:00.000000 FATAL: gone\x0d\x1b[2J\u2028x")
 

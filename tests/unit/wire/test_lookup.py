@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -164,7 +165,9 @@ class TestServer:
             Unregister("t", "c", 12),
             Unregister("t", "", 3),
         ]
-        assert encode_register("t", partition=0) + encode_register("t", "c", 1023) == b"REGISTER t 0\nREGISTER t 1023 c\n"
+        assert (
+            encode_register("t", partition=0) + encode_register("t", "c", 1023) == b"REGISTER t 0\nREGISTER t 1023 c\n"
+        )
 
     @pytest.mark.parametrize("text", ["-1", "+1", "1024", "x", "", "1.5", "٣", "99999999999"])
     def test_bad_partitions(self, text):
@@ -256,13 +259,21 @@ class TestServer:
     def test_any_bytes_in_any_split(self, data, cuts, with_magic):
         stream = MAGIC_V1 + data if with_magic else data
         places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
-        chunks = [stream[start:end] for start, end in zip(places, places[1:], strict=False)]
+        chunks = [stream[start:end] for start, end in pairwise(places)]
         assert parse(*chunks) == parse(stream)
 
     @given(
         lines=st.lists(
             st.sampled_from(
-                [PING, b"REGISTER t\n", b"REGISTER t c\r\n", b"UNREGISTER t\n", encode_identify(PEER), b"X\n", body(b"{}")]
+                [
+                    PING,
+                    b"REGISTER t\n",
+                    b"REGISTER t c\r\n",
+                    b"UNREGISTER t\n",
+                    encode_identify(PEER),
+                    b"X\n",
+                    body(b"{}"),
+                ]
             ),
             max_size=8,
         ),

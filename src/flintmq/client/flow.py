@@ -1,0 +1,201 @@
+"""A consumer's flow control: applies the policies of :mod:`flintmq.client.rdy` and :mod:`flintmq.client.backoff`.
+
+Rules of this file: it is the only one that sends RDY and the single owner of what is in flight; it decides nothing
+itself. A connection *joins* when it is subscribed and *leaves* when it is lost; messages of a lost connection that the
+application still holds stay counted until they are answered, at most for a message timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from flintmq.client.backoff import Backoff, BackoffState, jittered_s
+from flintmq.client.connection import Connection
+from flintmq.client.rdy import RdyPolicy, Share
+from flintmq.env import Env
+
+log = logging.getLogger("flintmq.client")
+
+BACKOFF_JITTER = 0.2
+
+
+class Flow:
+    """Decides how much may come over which connection, and says so to nsqd.
+
+    Attributes:
+        is_paused: the application wants nothing for now.
+        is_stopped: nothing will be wanted any more.
+    """
+
+    def __init__(self, rdy: RdyPolicy, backoff: Backoff, env: Env) -> None:
+        self.is_paused = False
+        self.is_stopped = False
+        self._rdy = rdy
+        self._backoff = backoff
+        self._env = env
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._joined: dict[Connection, Share] = {}
+        self._orphaned: dict[Connection, Share] = {}
+        self._plan_timer: asyncio.TimerHandle | None = None
+        self._backoff_timer: asyncio.TimerHandle | None = None
+
+    def describe(self) -> str:
+        """Show backoff, levels and connections, a line each."""
+        lines = [f"backoff: {self._backoff.describe()}", self._rdy.describe()]
+        return "\n".join([*lines, *(connection.describe() for connection in self._joined)])
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin, on this loop."""
+        self._loop = loop
+
+    def stop(self) -> None:
+        """Ask for no more messages, for good."""
+        self.is_stopped = True
+        self.replan()
+
+    def close(self) -> None:
+        """Cancel all timers."""
+        for timer in (self._plan_timer, self._backoff_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # --- state ---
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """All that are subscribed now."""
+        return tuple(self._joined)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages delivered and not answered, lost connections included."""
+        return sum(share.in_flight for share in (*self._joined.values(), *self._orphaned.values()))
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some nsqd soon cannot deliver more before messages are answered."""
+        return any(share.is_starved(connection.unsent_count) for connection, share in self._joined.items())
+
+    @property
+    def backoff_state(self) -> BackoffState:
+        """Where the backoff stands."""
+        return self._backoff.state
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages in flight over all connections."""
+        return self._rdy.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        self._rdy.max_in_flight = count
+        self.replan()
+
+    def held(self, connection: Connection) -> int:
+        """How many messages of a connection the application has not answered."""
+        share = self._joined.get(connection)
+        return 0 if share is None else share.in_flight - connection.unsent_count
+
+    # --- what happens ---
+
+    def join(self, connection: Connection) -> None:
+        """Take in a connection that is subscribed."""
+        share = Share(connection.address, connection.features.max_rdy_count, connection.msg_timeout_s)
+        self._joined[connection] = share
+        self._rdy.shares.append(share)
+        self.replan()
+
+    def leave(self, connection: Connection, dropped: int) -> None:
+        """Let a lost connection go; ``dropped`` of its messages were never handed out."""
+        share = self._joined.pop(connection, None)
+        if share is None:
+            return
+        self._rdy.shares.remove(share)
+        share.settled(dropped)
+        if share.in_flight > 0:
+            self._orphaned[connection] = share
+            self._rdy.orphan_count += share.in_flight
+            assert self._loop is not None
+            # What the application forgot must not hold back the others for longer than nsqd would wait.
+            self._loop.call_later(connection.msg_timeout_s, self._forget_orphans, connection)
+        self.replan()
+
+    def received(self, connection: Connection, count: int, now: float) -> bool:
+        """Note that messages came; True when they are the first of their connection, which may then get its share."""
+        share = self._joined[connection]
+        is_first = not share.is_started
+        share.received(count, now)
+        return is_first
+
+    def settled(self, connection: Connection, finished: int, requeued: int) -> bool:
+        """Note that messages were answered and adapt levels; False when their connection was lost before."""
+        if finished:
+            self.note_success()
+        share = self._joined.get(connection)
+        if share is None:
+            self._settle_orphans(connection, finished + requeued)
+            return False
+        share.settled(finished + requeued)
+        if self._rdy.is_short:
+            self.replan()
+        if share.needs_refresh():
+            assert self._loop is not None
+            share.sent(share.rdy_count, self._loop.time())
+            connection.rdy(share.rdy_count)
+        return True
+
+    def note_success(self) -> None:
+        """Count a finished message for the backoff."""
+        if self._backoff.state is BackoffState.PROBING:
+            self._back_off(self._backoff.success())
+
+    def note_failure(self) -> None:
+        """Count a failed message for the backoff."""
+        if self._backoff.state is not BackoffState.WAITING:
+            self._back_off(self._backoff.failure())
+
+    def replan(self) -> None:
+        """Let the policy decide and send what it says."""
+        if self._loop is None:
+            return
+        self._rdy.limit = 0 if self.is_stopped or self.is_paused else self._backoff.limit
+        now = self._loop.time()
+        order = self._rdy.shares.copy()
+        self._env.random.shuffle(order)
+        if changes := self._rdy.plan(now, order):
+            connections = {id(share): connection for connection, share in self._joined.items()}
+            for share, count in changes:
+                connections[id(share)].rdy(count)
+        if self._plan_timer is not None:
+            self._plan_timer.cancel()
+        next_at = None if self.is_stopped else self._rdy.next_at(now)
+        self._plan_timer = None if next_at is None else self._loop.call_at(next_at, self.replan)
+
+    def _back_off(self, wait_s: float | None) -> None:
+        if wait_s is not None:
+            log.info("backing off for %.3g s", wait_s)
+            assert self._loop is not None
+            chance = self._env.random.random()
+            self._backoff_timer = self._loop.call_later(jittered_s(wait_s, BACKOFF_JITTER, chance), self._probe)
+        self.replan()
+
+    def _probe(self) -> None:
+        self._backoff.elapsed()
+        self.replan()
+
+    def _forget_orphans(self, connection: Connection) -> None:
+        share = self._orphaned.get(connection)
+        if share is not None:
+            self._settle_orphans(connection, share.in_flight)
+
+    def _settle_orphans(self, connection: Connection, count: int) -> None:
+        share = self._orphaned.get(connection)
+        if share is None:
+            return
+        count = min(count, share.in_flight)
+        share.settled(count)
+        self._rdy.orphan_count -= count
+        if share.in_flight == 0:
+            del self._orphaned[connection]
+        self.replan()

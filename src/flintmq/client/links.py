@@ -1,0 +1,110 @@
+"""Keeps a set of nsqd connected: one task per address, which connects again whenever its connection is lost.
+
+Rules of this file: the first attempt after a loss comes within 1 s, later ones less and less often, with jitter; an
+address that is no longer listed stays connected as long as its connection holds, and is not tried again after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from flintmq.client.backoff import ReconnectDelay
+from flintmq.client.connection import Connection
+from flintmq.env import Env
+from flintmq.errors import ConnectionFailed, FlintError, NsqdError, ProtocolError
+
+log = logging.getLogger("flintmq.client")
+
+
+class Links:
+    """The addresses that should be connected.
+
+    Args:
+        connect: makes a usable connection.
+        tried: told of every attempt: None when it succeeded, otherwise why it failed.
+        broken: told when a task ended by a mistake of ours.
+
+    Attributes:
+        listed: what is wanted now.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str], Awaitable[Connection]],
+        tried: Callable[[str, FlintError | None], None],
+        broken: Callable[[BaseException], None],
+        env: Env,
+    ) -> None:
+        self.listed: tuple[str, ...] = ()
+        self._connect = connect
+        self._tried = tried
+        self._broken = broken
+        self._env = env
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._first_tries: dict[str, asyncio.Event] = {}
+        self._is_closed = False
+
+    def keep(self, addresses: Iterable[str]) -> None:
+        """Want these addresses from now on, and no others."""
+        self.listed = tuple(dict.fromkeys(addresses))
+        for address in [address for address, task in self._tasks.items() if task.done()]:
+            del self._tasks[address]
+        for address in self.listed:
+            if address not in self._tasks and not self._is_closed:
+                self._first_tries[address] = asyncio.Event()
+                task = asyncio.get_running_loop().create_task(self._keep_connected(address))
+                task.add_done_callback(self._ended)
+                self._tasks[address] = task
+
+    async def all_tried(self) -> None:
+        """Wait until every address was tried once."""
+        await asyncio.gather(*(event.wait() for event in self._first_tries.values()))
+
+    def stop(self) -> None:
+        """Connect no more; connections that are there stay."""
+        self._is_closed = True
+        self.listed = ()
+        for task in self._tasks.values():
+            task.cancel()
+        for event in self._first_tries.values():
+            event.set()
+
+    async def close(self) -> None:
+        """Stop and wait until nothing is being connected any more."""
+        self.stop()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _is_wanted(self, address: str) -> bool:
+        return address in self.listed
+
+    async def _keep_connected(self, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        delay = ReconnectDelay()
+        try:
+            while self._is_wanted(address):
+                lived_s = 0.0
+                try:
+                    connection = await self._connect(address)
+                except (ConnectionFailed, NsqdError, ProtocolError) as error:
+                    self._note(address, error)
+                else:
+                    self._note(address, None)
+                    connected_at = loop.time()
+                    error_lost = await asyncio.shield(connection.lost)
+                    lived_s = loop.time() - connected_at
+                    if self._is_wanted(address):
+                        log.warning("lost nsqd %s: %s", address, error_lost)
+                if self._is_wanted(address):
+                    await asyncio.sleep(delay.next_s(self._env.random.random(), lived_s))
+        finally:
+            self._first_tries.pop(address).set()
+
+    def _note(self, address: str, error: FlintError | None) -> None:
+        self._first_tries[address].set()
+        self._tried(address, error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken(error)

@@ -1,0 +1,163 @@
+"""Options: what is understood, what is refused, and that the documentation lists them all."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from flintmq.errors import OptionError
+from flintmq.spark.options import SinkOptions, SourceOptions, split_address
+from flintmq.spark.schema import COLUMNS
+
+BASE = {"nsqd": "127.0.0.1:4150", "topic": "t"}
+
+
+def source(**more: str) -> SourceOptions:
+    return SourceOptions.parse({**BASE, **more})
+
+
+def test_defaults():
+    options = source()
+    assert options.nsqd == ("127.0.0.1:4150",)
+    assert options.max_messages_per_trigger == 2_000_000
+    assert options.fail_on_data_loss
+    assert options.columns == COLUMNS
+    options.check_batch()
+    options.check_stream()
+
+
+def test_values():
+    options = SourceOptions.parse(
+        {
+            "LOOKUPD": "b:4161, a:4161",
+            "topics": "y,x,x",
+            "maxbytespertrigger": "512MiB",
+            "maxTriggerDelay": "1.5m",
+            "columns": "offset, BODY",
+            "startingTimestamp": "2026-01-01T00:00:00",
+            "failOnDataLoss": "False",
+            "checkpointLocation": "anywhere",
+        }
+    )
+    assert options.lookupd == ("a:4161", "b:4161")
+    assert options.named_topics == ("x", "y")
+    assert options.max_bytes_per_trigger == 512 << 20
+    assert options.max_trigger_delay == 90.0
+    assert options.columns == ("offset", "body")
+    assert options.starting_timestamp == 1_767_225_600_000_000_000
+    assert not options.fail_on_data_loss
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize("text", ["1767225600123", "2026-01-01T00:00:00.123Z", "2026-01-01T01:00:00.123+01:00"])
+def test_timestamps(text):
+    assert source(startingTimestamp=text).starting_timestamp == 1_767_225_600_123_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nsqd", "localhost"),
+        ("nsqd", "localhost:0"),
+        ("nsqd", ","),
+        ("topic", "no spaces"),
+        ("topic", "_log"),
+        ("topics", "a,_log"),
+        ("topicPattern", "("),
+        ("channel", ""),
+        ("startingOffsets", "newest"),
+        ("startingOffsets", "[1]"),
+        ("startingOffsets", "cursor"),
+        ("startingTimestamp", "yesterday"),
+        ("startingTimestamp", "1969-12-31T23:59:59Z"),
+        ("endingOffsets", "earliest"),
+        ("maxMessagesPerTrigger", "-1"),
+        ("maxBytesPerTrigger", "1 parsec"),
+        ("maxTriggerDelay", "soon"),
+        ("minPartitions", "0"),
+        ("failOnDataLoss", "yes"),
+        ("columns", "offset,offset"),
+        ("columns", "offsets"),
+        ("fetchMaxBytes", "1"),
+        ("fetchMaxBytes", "1GiB"),
+        ("retries", "many"),
+    ],
+)
+def test_bad_values_say_which_and_what_is_allowed(name, value):
+    given = {"nsqd": "a:1"} if name.startswith("topic") else BASE
+    with pytest.raises(OptionError) as caught:
+        SourceOptions.parse({**given, name: value})
+    assert caught.value.option == ("topics" if name == "topics" else name)
+    assert caught.value.allowed
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"nsqd": "a:1"}, {"topic": "t"}, {**BASE, "lookupd": "a:1"}, {**BASE, "topics": "u"}]
+)
+def test_exactly_one_place_and_one_choice_of_topics(given):
+    with pytest.raises(OptionError, match=r"exactly one|either"):
+        SourceOptions.parse(given)
+
+
+def test_a_pattern_needs_nsqlookupd():
+    assert SourceOptions.parse({"lookupd": "a:1", "topicPattern": "fl.*"}).topic_pattern == "fl.*"
+    with pytest.raises(OptionError, match="lookupd"):
+        SourceOptions.parse({"nsqd": "a:1", "topicPattern": "fl.*"})
+
+
+def test_an_unknown_name_gets_the_nearest_one():
+    with pytest.raises(OptionError, match="did you mean maxMessagesPerTrigger"):
+        source(maxMessagePerTrigger="5")
+    with pytest.raises(OptionError, match=r"docs/spark\.md"):
+        source(zzz="5")
+
+
+@pytest.mark.parametrize("start", ["latest", '{"t": {"0": -1}}'])
+def test_latest_needs_a_position_that_nsqd_keeps(start):
+    with pytest.raises(OptionError, match="allowUnsafeLatest"):
+        source(startingOffsets=start).check_stream()
+    source(startingOffsets=start, channel="c").check_stream()
+    source(startingOffsets=start, allowUnsafeLatest="true").check_stream()
+
+
+def test_a_timestamp_overrides_latest():
+    source(startingOffsets="latest", startingTimestamp="5").check_stream()
+    source(startingOffsets="latest", startingTimestamp="5").check_batch()
+
+
+def test_batch_and_stream_refuse_what_makes_no_sense():
+    with pytest.raises(OptionError):
+        source(startingOffsets="latest").check_batch()
+    with pytest.raises(OptionError):
+        source(endingTimestamp="5").check_stream()
+    with pytest.raises(OptionError):
+        source(endingOffsets='{"t": {"0": 5}}').check_stream()
+
+
+def test_sink_options():
+    options = SinkOptions.parse({"nsqd": "b:1,a:1", "batchBytes": "64k", "oversize": "DROP"})
+    assert (options.nsqd, options.batch_bytes, options.oversize) == (("a:1", "b:1"), 65_536, "drop")
+    with pytest.raises(OptionError, match="maxBodySize"):
+        SinkOptions.parse({"nsqd": "a:1", "batchBytes": "6MiB"})
+    with pytest.raises(OptionError, match="either"):
+        SinkOptions.parse({"topic": "t"})
+    with pytest.raises(OptionError, match="oversize"):
+        SinkOptions.parse({"nsqd": "a:1", "oversize": "shrink"})
+
+
+def test_addresses():
+    assert split_address("[::1]:4150") == ("::1", 4150)
+    assert split_address("host.name:1") == ("host.name", 1)
+
+
+@pytest.mark.parametrize("options", [SourceOptions, SinkOptions])
+def test_the_documentation_lists_every_option(options):
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
+    missing = [row for row in table(options) if row not in page]
+    assert missing == [], "run: python -m flintmq.spark.options"
+
+
+def table(options: type[SourceOptions] | type[SinkOptions]) -> list[str]:
+    return [f"| `{name}` | {default} | {text} |" for name, default, _, text in options.rows()]
