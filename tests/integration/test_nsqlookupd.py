@@ -485,6 +485,7 @@ class Inside:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
+        self.stop = asyncio.Event()
         self.daemon: Nsqlookupd | None = None
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -525,18 +526,19 @@ def options(**fields) -> NsqlookupdOptions:
 
 @contextlib.asynccontextmanager
 async def running(**fields):
-    inside, ready, stop = Inside(), asyncio.Event(), asyncio.Event()
+    inside, ready = Inside(), asyncio.Event()
 
     def on_ready(daemon: Nsqlookupd) -> None:
         inside.daemon = daemon
         ready.set()
 
-    task = asyncio.create_task(main(Env(clock=inside.clock, hostname="this-host"), options(**fields), on_ready, stop))
+    env = Env(clock=inside.clock, hostname="this-host")
+    task = asyncio.create_task(main(env, options(**fields), on_ready, inside.stop))
     await asyncio.wait((task, asyncio.create_task(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
     try:
         yield inside
     finally:
-        stop.set()
+        inside.stop.set()
         await asyncio.wait_for(task, PATIENCE_S)
         for writer in inside.writers:
             writer.close()
@@ -667,7 +669,8 @@ class TestRoot:
     async def test_stopping_closes_the_connections(self):
         async with running() as inside:
             nsqd = await inside.nsqd()
-        assert await asyncio.wait_for(nsqd.read(), PATIENCE_S) == b""
+            inside.stop.set()
+            assert await asyncio.wait_for(nsqd.read(), PATIENCE_S) == b""
 
     async def test_describe(self):
         async with running() as inside:

@@ -351,10 +351,7 @@ class Broker:
             subscriptions += self.delete_channel(topic, channel_name)
         for partition in topic.partitions.values():
             self._publishing.pop(partition, None)
-            group = partition.write_pending(0) if topic.ephemeral else None
-            partition.log.close()
-            if group is not None:
-                group.end(None)
+            partition.delete()
         del self.topics[name]
         if not topic.ephemeral:
             self._metadata += channel_store.delete_topic(name)
@@ -468,7 +465,8 @@ class Broker:
         """The groups are stored: answer the publishers and let consumers see the messages."""
         for group in groups:
             partition = group.partition
-            partition.log.commit(group.end_sequence)
+            if not partition.is_deleted:
+                partition.log.commit(group.end_sequence)
             group.end(None)
             for channel in partition.channels.values():
                 self._pumping[channel] = None

@@ -62,7 +62,7 @@ class Partition:
     """
 
     __slots__ = ("_group", "_pending", "backlog_start", "bytes_count", "channels", "counted_from", "durable_floor",
-                 "log", "number", "paused_at", "topic_name")  # fmt: skip
+                 "is_deleted", "log", "number", "paused_at", "topic_name")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
@@ -71,6 +71,7 @@ class Partition:
         self.channels: dict[str, Channel] = {}
         self.backlog_start = log.start_sequence
         self.paused_at: int | None = None
+        self.is_deleted = False
         self.counted_from = log.next_sequence
         self.bytes_count = 0
         self.durable_floor = log.start_sequence
@@ -90,6 +91,15 @@ class Partition:
         if group is None:
             group = self._group = PublishGroup(self)
         return group
+
+    def delete(self) -> None:
+        """Close the log for good; publishes of this turn count as made before the deletion."""
+        self.is_deleted = True
+        self._pending = []
+        if self._group is not None:
+            self._group.end(None)
+            self._group = None
+        self.log.close()
 
     def write_pending(self, wall_ns: int) -> PublishGroup | None:
         """Append what the turn gathered; a failure ends the group at once.

@@ -1,8 +1,8 @@
 """The asyncio client: producer, consumer, and the policies they follow.
 
 Layers inside, upper to lower: ``producer | consumer``, ``flow | links | handlers | publish``,
-``connection | discovery | inbox``, ``message``, ``rdy | backoff | options``. The policies (``rdy``, ``backoff``) read no
-clock and draw no random number: values come in.
+``connection | discovery | inbox``, ``message``, ``rdy | backoff | options``. The policies (``rdy``, ``backoff``)
+read no clock and draw no random number: values come in.
 """
 
 from __future__ import annotations

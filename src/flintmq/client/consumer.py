@@ -5,7 +5,8 @@ Rules of this file:
 - It joins the parts and decides nothing that a policy can decide: :mod:`flintmq.client.connection` (bytes),
   :mod:`flintmq.client.flow` (RDY, backoff), :mod:`flintmq.client.discovery` (addresses), :mod:`flintmq.client.inbox`
   (what waits to be handed out), :mod:`flintmq.client.handlers` (who is handed it).
-- One task per nsqd keeps it connected (:mod:`flintmq.client.links`); one follows the nsqlookupd; the handler's workers are the only others.
+- One task per nsqd keeps it connected (:mod:`flintmq.client.links`); one follows the nsqlookupd; the handler's workers
+  are the only others.
 - When a connection is lost, its queued messages go with it: nsqd delivers them again.
 - Stopping is one way: RDY 0, queued messages given back, handlers end, answers sent, CLS, close.
 """
@@ -29,13 +30,11 @@ from flintmq.client.inbox import Inbox
 from flintmq.client.links import Links
 from flintmq.client.message import Delivery, Message, ThreadMessage
 from flintmq.client.options import (
-    SOURCE,
     ConnectionOptions,
     Seconds,
-    http_addresses,
+    addresses,
     seconds,
     system_env,
-    tcp_addresses,
     whole,
 )
 from flintmq.client.rdy import RdyPolicy
@@ -46,7 +45,6 @@ from flintmq.errors import (
     FlintError,
     LocalProtocolError,
     NsqdError,
-    OptionError,
     ReqFailed,
     TouchFailed,
 )
@@ -182,8 +180,7 @@ class Consumer:
             heartbeat_interval=heartbeat_interval,
             sample_rate=sample_rate,
         )
-        nsqd, lookups = _addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        self._nsqd = nsqd
+        self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
         self._links = Links(self._connect, self._note_attempt, self._fail, self._env)
         self._lookup = (
             Lookup(lookups, seconds(lookup_timeout, "lookup_timeout", 0.01, 3600), fetch) if lookups else None
@@ -593,15 +590,6 @@ def _check_names(topic: str, channel: str) -> None:
             raise LocalProtocolError(
                 code, f"{what} name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
             )
-
-
-def _addresses(nsqd: str | Iterable[str], lookups: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = tcp_addresses(nsqd), http_addresses(lookups)
-    if bool(found[0]) == bool(found[1]):
-        raise OptionError(
-            "nsqd_tcp_addresses", found[0], "either nsqd_tcp_addresses or nsqlookupd_http_addresses, not both", SOURCE
-        )
-    return found
 
 
 def _give_back(delivery: Delivery) -> None:

@@ -32,6 +32,7 @@ log = logging.getLogger("flintmq.client")
 
 ANSWER_SIZE_MAX = 16 * 1024 * 1024
 NODE_COUNT_MAX = 10_000
+CONCURRENT_MAX = 16  # questions at a time; a producer may have thousands of topics to refresh
 ANSWER_COUNT_MAX = 10_000  # remembered: one per nsqlookupd and topic; the one asked for longest ago goes first
 
 
@@ -128,6 +129,7 @@ class Lookup:
         self._fetch: Fetch = fetch or HttpFetch()
         self._known: dict[tuple[str, str], tuple[Node, ...]] = {}
         self._failing: dict[str, str] = {}
+        self._turns = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -150,7 +152,8 @@ class Lookup:
         return await self._ask_all("/nodes")
 
     async def _ask_all(self, path: str) -> tuple[Node, ...]:
-        answers = await asyncio.gather(*(self._ask(address, path) for address in self.addresses))
+        async with self._turns:
+            answers = await asyncio.gather(*(self._ask(address, path) for address in self.addresses))
         if not any(answers):
             reasons = "; ".join(f"{address}: {self._failing.get(address)}" for address in self.addresses)
             raise DiscoveryError(f"no nsqlookupd answered {path}: {reasons}")

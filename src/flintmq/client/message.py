@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from flintmq.client.options import MS_PER_S, Seconds, seconds
+from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
 from flintmq.errors import LocalProtocolError, TouchFailed
 from flintmq.wire.client import Record
 
@@ -169,7 +169,9 @@ class Message:
         if self._answer:
             raise self._answered("REQ")
         owner = self._delivery.owner
-        delay_s = owner.requeue_delay_s(self.attempts) if delay is None else seconds(delay, "delay")
+        delay_s = (
+            owner.requeue_delay_s(self.attempts) if delay is None else seconds(delay, "delay", maximum=DELAY_MAX_S)
+        )
         self._answer = REQUEUED
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
@@ -250,7 +252,7 @@ class ThreadMessage(Message):
 
     def requeue(self, delay: Seconds | None = None, *, backoff: bool = False) -> None:
         if delay is not None:
-            seconds(delay, "delay")
+            seconds(delay, "delay", maximum=DELAY_MAX_S)
         again = super().requeue
         self._delivery.owner.call_in_loop(lambda: again(delay, backoff=backoff))
 

@@ -27,6 +27,7 @@ NSQLOOKUPD_HTTP_PORT = 4161
 NSQLOOKUPD_COUNT_MAX = 64
 MS_PER_S = 1000
 DAY_S = 86400.0
+DELAY_MAX_S = 365 * DAY_S
 
 SOURCE = "argument"
 
@@ -134,6 +135,20 @@ def http_addresses(value: str | Iterable[str], option: str = "nsqlookupd_http_ad
     if len(found) > NSQLOOKUPD_COUNT_MAX:
         raise OptionError(option, len(found), f"at most {NSQLOOKUPD_COUNT_MAX} addresses", SOURCE)
     return tuple(found)
+
+
+def addresses(nsqd: str | Iterable[str], lookups: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Read where to find nsqd: their own addresses, or those of nsqlookupd.
+
+    Raises:
+        OptionError: none was given, or both, or one is not an address.
+    """
+    found = tcp_addresses(nsqd), http_addresses(lookups)
+    if bool(found[0]) == bool(found[1]):
+        raise OptionError(
+            "nsqd_tcp_addresses", found[0], "either nsqd_tcp_addresses or nsqlookupd_http_addresses, not both", SOURCE
+        )
+    return found
 
 
 @cache

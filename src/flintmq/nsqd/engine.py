@@ -173,7 +173,7 @@ class Engine:
         self._sync_task = None
         if not task.cancelled() and task.exception() is not None:
             log.error("sync ended unexpectedly: %r", task.exception(), exc_info=task.exception())
-        if self._unsynced and not self._closing:
+        if self._unsynced:
             self._start_sync()
 
     async def _sync(self) -> None:
@@ -182,14 +182,16 @@ class Engine:
             groups, self._unsynced = self._unsynced, []
             self._messages_unsynced = 0
             if self.durability == "fsync":
-                logs = list[Any]({group.partition.log: None for group in groups})
+                logs = list[Any]({group.partition.log: None for group in groups if not group.partition.is_deleted})
             else:
                 logs = list[Any](self.broker.logs())
             await self._sync_logs(logs)
             stored = []
             for group in groups:
                 failed = group.partition.log.failed
-                if failed:
+                if group.partition.is_deleted:
+                    group.end(None)  # stored, and then deleted with its topic
+                elif failed:
                     group.end(WriteFailed(group.partition.topic_name, failed))
                 else:
                     stored.append(group)
@@ -224,6 +226,8 @@ class Engine:
             except TimeoutError:
                 pass
             self._flush_wanted.clear()
+            if self._closing:
+                return
             wall_ns = self.env.clock.wall_ns()
             if self.loop.time() - retained_at > _RETAIN_S:
                 retained_at = self.loop.time()
@@ -259,6 +263,13 @@ class Engine:
         if error is not None:
             raise error
 
+    async def settle(self) -> None:
+        """Wait until everything that was published so far has been stored and answered."""
+        if self._scheduled or self.broker.has_pending:
+            self._end_turn()
+        while self._sync_task is not None:
+            await asyncio.wait([self._sync_task])
+
     async def close(self) -> None:
         """Write and sync everything; connections are gone already.
 
@@ -267,18 +278,14 @@ class Engine:
         """
         self._closing = True
         if self._flush_task is not None:
-            self._flush_task.cancel()
+            # not cancelled: a flush that runs in a worker thread cannot be, and its outcome has to be known
+            self._flush_wanted.set()
             await asyncio.wait([self._flush_task])
-        if self._scheduled or self.broker.has_pending:
-            self._end_turn()
-        if self._sync_task is not None:
-            await asyncio.wait([self._sync_task])
+        await self.settle()
         for timer in (self._sync_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
-        await self._sync_logs(self.broker.logs())
-        if self._unsynced:
-            await self._sync()
+        await self._sync_logs(list[Any](self.broker.logs()))
         await self.flush_progress(sync=True)
         self.broker.close()
 

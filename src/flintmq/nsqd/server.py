@@ -39,6 +39,7 @@ from flintmq.wire.lookup import PeerInfo
 
 log = logging.getLogger(__name__)
 
+_DRAIN_DEADLINE_S = 1.0  # for clients to read their last frames and close
 _FILES_RESERVE = 200  # descriptors kept for the log, the database and peers
 _DURABILITY_TEXT = {
     "fsync": "OK means the message survives a power loss",
@@ -160,18 +161,21 @@ class Nsqd:
         self._is_exiting = True
         if self._tcp is not None:
             self._tcp.close()
-        # what was published in this turn is stored and answered before the connections close
-        self.engine.schedule()
-        await asyncio.sleep(0)
+        # what was published is stored and answered before the connections close
+        await self.engine.settle()
         for session in list(self.sessions):
-            session.close()
+            session.drain()
         if self._http is not None:
             await self._http.close()
         for peer in self._peers:
             await peer.close()
+        deadline = self.engine.loop.time() + _DRAIN_DEADLINE_S
+        while self.sessions and self.engine.loop.time() < deadline:
+            await asyncio.sleep(0.01)
         for session in list(self.sessions):
             session.abort()
-        await asyncio.sleep(0)
+        while self.sessions:
+            await asyncio.sleep(0)
         await self.engine.close()
         self._files.close()
 

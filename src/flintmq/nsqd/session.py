@@ -102,6 +102,7 @@ class Session(asyncio.Protocol):
         self._waiting: deque[wire.Event] = deque()
         self._slot_bytes = 0
         self._is_finished = False
+        self._is_draining = False
         self._is_write_paused = False
         self._write_paused_at = 0.0
         self._received_at = self.loop.time()
@@ -173,6 +174,9 @@ class Session(asyncio.Protocol):
         transport = self._transport
         if not out or transport is None:
             return
+        if self._is_draining:
+            out.clear()  # our end of the stream has been sent
+            return
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         transport.write(data)
@@ -241,10 +245,14 @@ class Session(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def close(self) -> None:
-        """Close when what has gathered is written."""
+    def drain(self) -> None:
+        """Send our last frames and the end of stream; what the client has finished until it closes still counts."""
+        if self.subscription is not None:
+            self.subscription.is_open = False
         self.flush()
-        self._finish()
+        self._is_draining = True
+        if self._transport is not None and self._linger_timer is None:
+            self._linger_timer = close_lingering(self._transport, self.loop)
 
     def _finish(self) -> None:
         """No more input; close when the peer has read the last frame."""

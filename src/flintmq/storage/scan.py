@@ -9,8 +9,9 @@ A batch behind damage is accepted by the first of these that holds, and its CRC 
 2. it stands where the damaged batch says it ends, and carries on the damaged batch's ids;
 3. it is *consistent*: the bytes skipped equal the frame bytes lost (difference of ``offset_bytes``) plus the header and
    size table of at least one and at most each lost message. A message whose body is itself a batch (a copy of some log)
-   fails this, so it is never taken for ours;
-4. as a last resort, for files whose bytes were shifted: a verified batch follows on it at once, or the end of the file.
+   fails this, so it is not taken for ours. Earlier batches that lead to it without a gap are accepted with it;
+4. for files whose bytes were shifted: it is consistent but for ``SHIFT_BYTES_MAX``, and a verified batch, or the end of
+   the file, follows on it.
 
 Source: design/reliability.md R5 and R6.
 """
@@ -37,6 +38,7 @@ _CRC_POSITION = HEADER_BYTES - 4
 _FLAGS_POSITION = 5
 _PREFIXES = frozenset(MAGIC + bytes((VERSION, flags, 0, 0)) for flags in range(KNOWN_FLAGS + 1))
 _SEARCH_BYTES = 1024 * 1024
+SHIFT_BYTES_MAX = 1024 * 1024
 _SIZE_TABLE_ENTRY_BYTES = 4
 assert _FIELDS.size == HEADER_BYTES
 
@@ -192,20 +194,47 @@ class Search:
                 return after
         if anchor is not None:
             for claim in self._claims_after(position):
-                if _is_consistent(claim, expected_id, anchor) and self._accept(claim):
-                    return claim
+                if _is_consistent(claim, expected_id, anchor, 0) and self._is_good(claim):
+                    return self._earlier(position, expected_id, claim) or claim
         for claim in self._claims_after(position):
-            if claim.first_id >= expected_id and self._is_followed(claim, verify=True) and self._verified(claim):
+            if claim.first_id < expected_id:
+                continue
+            if anchor is not None and not _is_consistent(claim, expected_id, anchor, SHIFT_BYTES_MAX):
+                continue
+            if self._is_followed(claim) and self._afford(claim) and self._verified(claim):
+                following = self._claim(claim.end_position)
+                if following is None or self._verified(following):
+                    return claim
+        return None
+
+    def _is_good(self, claim: Claim) -> bool:
+        return claim.end_position <= self._size and (
+            (self._is_followed(claim) or self._afford(claim)) and self._verified(claim)
+        )
+
+    def _afford(self, claim: Claim) -> bool:
+        self._doubtful_bytes_left -= claim.size
+        return self._doubtful_bytes_left >= 0
+
+    def _earlier(self, position: int, expected_id: int, known: Claim) -> Claim | None:
+        """The first batch after ``position`` from which verified ones lead to ``known`` without a gap."""
+        for claim in self._claims_after(position):
+            if claim.position >= known.position:
+                break
+            if expected_id <= claim.first_id < known.first_id and self._leads_to(claim, known):
                 return claim
         return None
 
-    def _accept(self, claim: Claim) -> bool:
-        if self._is_followed(claim, verify=False):
-            return self._verified(claim)
-        if claim.end_position > self._size or claim.size > self._doubtful_bytes_left:
-            return False
-        self._doubtful_bytes_left -= claim.size
-        return self._verified(claim)
+    def _leads_to(self, claim: Claim, known: Claim) -> bool:
+        step: Claim | None = claim
+        while step is not None and step.end_position <= known.position:
+            if not self._afford(step) or not self._verified(step):
+                return False
+            if step.end_position == known.position:
+                return step.end_id == known.first_id
+            following = self._claim(step.end_position)
+            step = following if following is not None and following.first_id == step.end_id else None
+        return False
 
     def _claim(self, position: int) -> Claim | None:
         if position + HEADER_BYTES > self._size:
@@ -221,13 +250,12 @@ class Search:
         view = memoryview(data)
         return crc32(view[HEADER_BYTES:], crc32(view[:_CRC_POSITION])) == claim.crc
 
-    def _is_followed(self, claim: Claim, verify: bool) -> bool:
+    def _is_followed(self, claim: Claim) -> bool:
+        """Whether the end of the file, or what may be the next batch, comes behind it; unverified."""
         if claim.end_position == self._size:
             return True
         following = self._claim(claim.end_position)
-        if following is None or following.first_id != claim.end_id:
-            return False
-        return not verify or self._verified(following)
+        return following is not None and following.first_id == claim.end_id
 
     def _claims_after(self, position: int) -> Iterator[Claim]:
         start = position + 1
@@ -252,14 +280,15 @@ def _header_pattern(id_base: int) -> re.Pattern[bytes]:
     return re.compile(MAGIC + b"(?=" + following + b")", re.DOTALL)
 
 
-def _is_consistent(claim: Claim, expected_id: int, anchor: Anchor) -> bool:
+def _is_consistent(claim: Claim, expected_id: int, anchor: Anchor, shift_bytes: int) -> bool:
     lost = claim.first_id - expected_id
     frame_bytes = claim.offset_bytes - anchor.offset_bytes
     header_bytes = claim.position - anchor.position - frame_bytes
     return (
-        lost > 0
+        lost >= (0 if shift_bytes else 1)
         and frame_bytes >= lost * FRAME_OVERHEAD_BYTES
-        and HEADER_BYTES <= header_bytes <= lost * (HEADER_BYTES + _SIZE_TABLE_ENTRY_BYTES)
+        and -shift_bytes <= header_bytes - HEADER_BYTES
+        and header_bytes <= lost * (HEADER_BYTES + _SIZE_TABLE_ENTRY_BYTES) + shift_bytes
     )
 
 

@@ -334,9 +334,10 @@ def _take_messages(data: bytes, position: int, records: list[Record]) -> int:
     append = records.append
     last = len(data) - FRAME_OVERHEAD_BYTES
     end = len(data)
+    size: int
     while position <= last:
         size, frame_type, timestamp_ns, attempts, message_id = unpack(data, position)
-        stop: int = position + 4 + size  # SIZE_FIELD_BYTES, as a constant of the loop
+        stop = position + 4 + size  # SIZE_FIELD_BYTES, as a constant of the loop
         if frame_type != 2 or stop > end or size < 30:  # MESSAGE, MESSAGE_SIZE_MIN
             break
         append((timestamp_ns, attempts, message_id, data[position + 34 : stop]))  # FRAME_OVERHEAD_BYTES

@@ -733,6 +733,17 @@ class TestDeadlines:
         self.ticks(server, 1)
         assert peer.transport.state == "aborted"
 
+    async def test_peer_that_reads_slowly(self, server):
+        peer = Peer(server, window=100_000)
+        peer.send(request("/big") * 50)
+        self.ticks(server, 20)
+        peer.transport.window = 400_000
+        peer.protocol.resume_writing()
+        self.ticks(server, 30)
+        assert peer.transport.state == "open"
+        self.ticks(server, 1)
+        assert peer.transport.state == "aborted"
+
     async def test_refused_peer_that_neither_reads_nor_closes(self, peer, monkeypatch):
         monkeypatch.setattr("flintmq.net.linger.LINGER_S", 0.01)
         peer.send(b"garbage\r\n\r\n")
