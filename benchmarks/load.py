@@ -25,6 +25,7 @@ from struct import Struct
 from typing import Any
 
 OK = b"\0\0\0\x06\0\0\0\0OK"
+ERROR_START = b"\0\0\0\x01E_"
 CLOSE_WAIT = b"\0\0\0\x0e\0\0\0\0CLOSE_WAIT"
 FRAME_OVERHEAD_BYTES = 34
 TYPE_AT = 7  # the last byte of the frame type, 2 for messages
@@ -112,7 +113,7 @@ def publish_batches(
     connection = connect(address, -1)
     command = mpub(topic, bodies(batch, size))
     commands = memoryview(command * window)
-    answers = OK * window
+    answers = OK * (window + 1)
     count = messages // batch
     ready()
     began = time.perf_counter()
@@ -133,27 +134,28 @@ def publish_batches(
     return {"messages": count * batch, "seconds": time.perf_counter() - began}
 
 
-def request_reply(ready: Ready, address: Address, requests: Sequence[bytes], messages: int, hello: bytes) -> Figures:
-    """One request after the other on as many connections as there are ``requests``, each waiting for its answer.
-
-    Args:
-        hello: what to send first; the answers to it and to one request on each connection tell what to expect.
-    """
-    connections: dict[int, tuple[socket.socket, bytes]] = {}
-    answer = b""
-    for request in requests:
-        connection = connect(address, -1) if not hello else socket.create_connection(address, timeout=SOCKET_TIMEOUT_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(request)
-        answer = _whole_answer(connection)
-        connections[connection.fileno()] = connection, request
+def request_reply(
+    ready: Ready, address: Address, request: bytes, messages: int, connections: int, is_http: bool = False
+) -> Figures:
+    """A request and its answer, then the next, on several connections at once; every answer ends with ``OK``."""
+    sockets = []
+    for _ in range(connections):
+        sockets.append(_connect_http(address) if is_http else connect(address, -1))
+        sockets[-1].sendall(request)
+        answer_bytes = len(_whole_answer(sockets[-1]))
     ready()
     began = time.perf_counter()
-    if len(connections) == 1:
-        _ping_pong(*next(iter(connections.values())), answer, messages)
+    if len(sockets) == 1:
+        _ping_pong(sockets[0], request, answer_bytes, messages)
     else:
-        _ping_pongs(connections, answer, messages)
+        _ping_pongs(sockets, request, answer_bytes, messages)
     return {"messages": messages, "seconds": time.perf_counter() - began}
+
+
+def _connect_http(address: Address) -> socket.socket:
+    connection = socket.create_connection(address, timeout=SOCKET_TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def _whole_answer(connection: socket.socket) -> bytes:
@@ -167,8 +169,7 @@ def _whole_answer(connection: socket.socket) -> bytes:
     return answer
 
 
-def _ping_pong(connection: socket.socket, request: bytes, answer: bytes, count: int) -> None:
-    size = len(answer)
+def _ping_pong(connection: socket.socket, request: bytes, size: int, count: int) -> None:
     send, recv = connection.sendall, connection.recv
     for _ in range(count):
         send(request)
@@ -177,17 +178,16 @@ def _ping_pong(connection: socket.socket, request: bytes, answer: bytes, count: 
             raise UnexpectedAnswer(repr(got))
 
 
-def _ping_pongs(connections: dict[int, tuple[socket.socket, bytes]], answer: bytes, count: int) -> None:
-    size = len(answer)
+def _ping_pongs(sockets: Sequence[socket.socket], request: bytes, size: int, count: int) -> None:
     poll = select.epoll()
-    calls = {fd: (connection.send, connection.recv, request) for fd, (connection, request) in connections.items()}
-    for fd, (send, _recv, request) in calls.items():
+    calls = {each.fileno(): (each.send, each.recv) for each in sockets}
+    for fd, (send, _recv) in calls.items():
         poll.register(fd, select.EPOLLIN)
         send(request)
     sent, answered = len(calls), 0
     while answered < count:
         for fd, _event in poll.poll():
-            send, recv, request = calls[fd]
+            send, recv = calls[fd]
             got = recv(size)
             if len(got) != size or not got.endswith(b"OK"):
                 raise UnexpectedAnswer(repr(got))
@@ -250,7 +250,7 @@ class Consumer:
         data = bytes(self._buffer[: self._held])
         while not data.endswith(CLOSE_WAIT):
             fresh = self.socket.recv(65536)
-            if not fresh or b"E_" in fresh[:16]:
+            if not fresh or ERROR_START in fresh:
                 raise UnexpectedAnswer(repr(fresh[:100]))
             data = data[-len(CLOSE_WAIT) :] + fresh
         self.socket.close()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.integration.daemons import Daemons, Nsqd
 
 
@@ -22,5 +21,5 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
 
 @pytest.fixture
 def nsqd(daemons: Daemons) -> Nsqd:
-    """A running nsqd that answers OK once the kernel has a message: quicker than the default, and enough for kill -9."""
+    """A running nsqd that answers OK once the kernel has a message: quicker than the default, and survives kill -9."""
     return daemons.nsqd("--durability=os")

@@ -114,7 +114,8 @@ class Message(NamedTuple):
 
 def message_of(data: bytes) -> Message:
     """Take the data of a message frame apart."""
-    return Message(*_MESSAGE_HEADER.unpack_from(data), data[_MESSAGE_HEADER.size :])
+    timestamp_ns, attempts, message_id = _MESSAGE_HEADER.unpack_from(data)
+    return Message(timestamp_ns, attempts, message_id, data[_MESSAGE_HEADER.size :])
 
 
 class FrameReader:
@@ -374,6 +375,7 @@ class Daemon:
             return found
 
         found = wait_until(look, f"{what} address of {self.program}")
+        assert found is not None
         return found[1], int(found[2])
 
     @property
@@ -492,9 +494,7 @@ class Nsqd(Daemon):
 
     program = "nsqd"
 
-    def __init__(
-        self, data_path: Path, log_path: Path, flags: Iterable[str] = (), limits: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, data_path: Path, log_path: Path, flags: Iterable[str] = (), limits: Sequence[str] = ()) -> None:
         data_path.mkdir(parents=True, exist_ok=True)
         self.data_path = data_path
         super().__init__(log_path, (f"--data-path={data_path}", "--broadcast-address=127.0.0.1", *flags), limits)

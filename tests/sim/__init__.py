@@ -1,1 +1,1 @@
-"""Deterministic simulation of whole daemons: see README.md here."""
+"""Deterministic simulation of whole daemons; README.md says how to use it and how to replay a seed."""

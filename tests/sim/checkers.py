@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 Message = Hashable
 SHOWN_COUNT = 10
@@ -98,8 +98,8 @@ class Violation(NamedTuple):
 
 
 def order(
-    deliveries: Mapping[Hashable, Iterable[tuple[Message, int]]],
-    published: Mapping[Hashable, Sequence[Message]],
+    deliveries: Mapping[Any, Iterable[tuple[Message, int]]],
+    published: Mapping[Any, Sequence[Message]],
 ) -> list[Violation]:
     """Check ordered consumption: first deliveries follow the order of publish in each partition, and none is skipped.
 
@@ -147,11 +147,8 @@ def _order_of_publish(
             last_place, last = place, message
 
 
-FlowStep = Literal["rdy", "message", "done", "close"]
-
-
 def in_flight(
-    events: Iterable[tuple[int, FlowStep, Hashable, Hashable]],
+    events: Iterable[tuple[int, str, Hashable, Hashable]],
     tolerance_ns: int = 0,
     max_in_flight: int | None = None,
 ) -> list[Violation]:
@@ -191,14 +188,13 @@ def in_flight(
             else:
                 allowed[connection] = value
                 lowered.pop(connection, None)
-        else:
+        elif step == "close":
             total -= len(messages)
             for state in (held, allowed, lowered):
                 state.pop(connection, None)
+        else:
+            raise ValueError(f"unknown step {step!r}")
     return violations
-
-
-LifeStep = Literal["defer", "deliver", "requeue", "touch", "finish", "close", "restart"]
 
 
 @dataclass(slots=True)
@@ -230,7 +226,7 @@ class _Life:
 
 
 def timeline(
-    events: Iterable[tuple[int, LifeStep, Hashable, Message, int]],
+    events: Iterable[tuple[int, str, Hashable, Message, int]],
     msg_timeout_ns: int,
     max_msg_timeout_ns: int | None = None,
     tolerance_ns: int = 0,
@@ -286,9 +282,12 @@ def timeline(
             life.due_ns, life.is_waiting = time_ns + value, True
         elif step == "finish":
             life.release()
-        elif is_in_time and step == "requeue":
-            life.due_ns, life.is_held = time_ns + value, False
-        elif is_in_time and step == "touch":
+        elif step == "requeue":
+            if is_in_time:
+                life.due_ns, life.is_held = time_ns + value, False
+        elif step != "touch":
+            raise ValueError(f"unknown step {step!r}")
+        elif is_in_time:
             latest_ns = life.delivered_ns + max_msg_timeout_ns if max_msg_timeout_ns is not None else None
             life.due_ns = time_ns + msg_timeout_ns if latest_ns is None else min(time_ns + msg_timeout_ns, latest_ns)
     return violations

@@ -424,10 +424,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         transport = await self.network.connect(_current_process(), host or "localhost", port or 0)
         try:
             protocol = protocol_factory()
-            await transport.begin(protocol)
         except BaseException:
             transport.abandon()
             raise
+        await transport.begin(protocol)
         return transport, protocol
 
 
@@ -700,7 +700,8 @@ class _Wire:
 
     def lose_power(self) -> None:
         """The sender's machine is gone: only some of what it had sent was on the cable already."""
-        for _ in range(self._network.rng.randint(0, len(self._segments))):
+        lost_count = self._network.rng.randint(0, len(self._segments))
+        for _ in range(len(self._segments) if self._is_stuck else lost_count):
             self._segments.pop()
 
     def clear(self) -> None:
@@ -756,7 +757,6 @@ class SimTransport(asyncio.Transport):
         self.context = process.context.copy()
         self._network = network
         self._loop = network.loop
-        self._process = process
         self._wire: _Wire
         # kernel
         self._window_bytes = window_bytes
@@ -859,7 +859,11 @@ class SimTransport(asyncio.Transport):
         started = self._loop.create_future()
         self.hand_to(protocol)
         self._loop.call_soon(_set_result, started)
-        await started
+        try:
+            await started
+        except BaseException:
+            self.close()
+            raise
 
     def hand_to(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol

@@ -74,6 +74,7 @@ class Flush:
         statements: to run in order.
         due: queries to run after it.
         metadata_count: how many of the broker's metadata statements it holds.
+        clock_shift_ns: what is added to due times on their way to the disk.
         changes: aside changes taken, to be given back on failure.
         floors: the floor of each partition as written.
     """
@@ -81,6 +82,7 @@ class Flush:
     statements: list[channel_store.Statement] = field(default_factory=list)
     due: list[DueQuery] = field(default_factory=list)
     metadata_count: int = 0
+    clock_shift_ns: int = 0
     waiters: list[Callable[[BaseException | None], None]] = field(default_factory=list)
     changes: list[tuple[Channel, Changes]] = field(default_factory=list)
     floors: list[tuple[Partition, int]] = field(default_factory=list)
@@ -125,6 +127,7 @@ class Broker:
         self._cursors: dict[Channel, tuple[int, Partition]] = {}
         self._next_cursor = 1
         self._removal_count = 0
+        self._clock_shift_ns = 0
         self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -531,9 +534,21 @@ class Broker:
         """Whether somebody waits for topics or channels to become durable."""
         return bool(self._metadata_waiters)
 
+    def clock_moved(self, shift_ns: int) -> None:
+        """The wall clock was set: rewrite due times on disk, so that a restart keeps the delays that are left.
+
+        Args:
+            shift_ns: wall time minus the clock that :meth:`pump` and :meth:`expire` are given.
+        """
+        self._metadata.append(channel_store.shift_aside(shift_ns - self._clock_shift_ns))
+        self._clock_shift_ns = shift_ns
+        for channel in self._cursors:
+            channel.dirty = True
+            self._flushing[channel] = None
+
     def take_flush(self, wall_ns: int) -> Flush:
         """Collect all progress since the last flush; the caller runs it and then calls :meth:`flush_ended`."""
-        flush = Flush()
+        flush = Flush(clock_shift_ns=self._clock_shift_ns)
         flush.statements = self._metadata
         flush.metadata_count = len(self._metadata)
         self._metadata = []
@@ -546,14 +561,15 @@ class Broker:
             changes = channel.aside.take_changes()
             if changes:
                 flush.changes.append((channel, changes))
-                flush.statements += _aside_statements(identity, changes)
+                flush.statements += _aside_statements(identity, changes, self._clock_shift_ns)
             if channel.dirty:
                 channel.dirty = False
                 partitions[partition] = None
                 if durable:
                     state = channel.state()
+                    deferred = [(sequence, due_ns + self._clock_shift_ns) for sequence, due_ns in state.deferred]
                     row = channel_store.CursorRow(
-                        state.floor, deferred=state.deferred, attempts=state.attempts, holes=state.holes
+                        state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes
                     )
                     flush.statements.append(
                         channel_store.put_cursor(
@@ -574,7 +590,14 @@ class Broker:
             self._store.commit(flush.statements, sync)
         for path in flush.removals:
             self._files.remove_directory(path)
-        return [self._store.due(query.cursor, query.after, wall_ns, _DUE_COUNT_MAX) for query in flush.due]
+        shift_ns = flush.clock_shift_ns
+        answers: list[tuple[list[Any], int | None]] = []
+        for query in flush.due:
+            after = (query.after[0] + shift_ns, query.after[1])
+            rows, next_due_ns = self._store.due(query.cursor, after, wall_ns + shift_ns, _DUE_COUNT_MAX)
+            rows = [(sequence, due_ns - shift_ns, attempts, frame) for sequence, due_ns, attempts, frame in rows]
+            answers.append((rows, None if next_due_ns is None else next_due_ns - shift_ns))
+        return answers
 
     def flush_ended(
         self, flush: Flush, answers: list[tuple[list[Any], int | None]], error: BaseException | None, wall_ns: int
@@ -648,14 +671,18 @@ class Broker:
         return "\n".join(p.describe() for t in self.topics.values() for p in t.partitions.values())
 
 
-def _aside_statements(identity: int, changes: Changes) -> list[channel_store.Statement]:
+def _aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
     statements = []
+    put, moved = changes.put, changes.moved
+    if shift_ns:
+        put = {sequence: (due_ns + shift_ns, attempts, frame) for sequence, (due_ns, attempts, frame) in put.items()}
+        moved = {sequence: (due_ns + shift_ns, attempts) for sequence, (due_ns, attempts) in moved.items()}
     if changes.cleared:
         statements.append(channel_store.clear_aside(identity))
-    if changes.put:
-        statements.append(channel_store.put_aside(identity, changes.put))
-    if changes.moved:
-        statements.append(channel_store.move_aside(identity, changes.moved))
+    if put:
+        statements.append(channel_store.put_aside(identity, put))
+    if moved:
+        statements.append(channel_store.move_aside(identity, moved))
     if changes.removed:
         statements.append(channel_store.delete_aside(identity, changes.removed))
     return statements

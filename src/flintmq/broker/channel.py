@@ -16,8 +16,9 @@ Invariants:
   messages with a deadline of their own (redelivered or touched).
 - I5: nothing at or beyond the log's committed sequence is delivered.
 
-Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times; runs of messages are handled by
-slices; only messages that were redelivered, touched or deferred cost a dictionary entry.
+Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
+the process runs, as the caller provides it); runs of messages are handled by slices; only messages that were
+redelivered, touched or deferred cost a dictionary entry.
 
 Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
 """
@@ -358,6 +359,7 @@ class Channel:
         self._attempts.setdefault(sequence, 1)
         self._window[sequence - self.floor] = QUEUED
         self._requeued.append(sequence)
+        self.dirty = True  # the attempt that ended here counts after a restart too
 
     def touch(self, subscription: Subscription, internal: int, now_ns: int) -> bool:
         """Restart a message's timeout, up to the longest allowed since its delivery; False when not in flight here."""

@@ -102,12 +102,15 @@ class AsideStore:
     def defer(self, aside: Aside, due_ns: int) -> None:
         """Give a loaded message a new due time and forget its frame."""
         self.loaded.pop(aside.sequence, None)
+        self._move(aside, due_ns)
+        self._expect(due_ns)
+
+    def _move(self, aside: Aside, due_ns: int) -> None:
         pending = self._changes.put.get(aside.sequence)
         if pending is not None:
             self._changes.put[aside.sequence] = (due_ns, aside.attempts, pending[2])
         else:
             self._changes.moved[aside.sequence] = (due_ns, aside.attempts)
-        self._expect(due_ns)
 
     def finish(self, sequence: int) -> None:
         """Forget a loaded message for good."""
@@ -118,9 +121,10 @@ class AsideStore:
         self._changes.removed[sequence] = None
 
     def make_ready(self, aside: Aside) -> None:
-        """Put a loaded message in line for delivery."""
+        """Put a loaded message in line for delivery; its attempts count after a restart too."""
         aside.owner = None
         self.ready.append(aside.sequence)
+        self._move(aside, 0)
 
     def wants_due(self, wall_ns: int) -> bool:
         """Whether rows are due that are not loaded, and there is room for them."""
@@ -153,8 +157,10 @@ class AsideStore:
             self.loaded[sequence] = Aside(sequence, attempts, frame)
             self.ready.append(sequence)
         self.next_due_ns = next_due_ns
-        for due_ns, *_ in list(changes.put.values()) + list(changes.moved.values()):
-            self._expect(due_ns)
+        for changed in (changes.put, changes.moved):
+            for sequence, row in changed.items():
+                if sequence not in self.loaded:
+                    self._expect(row[0])
 
     def _expect(self, due_ns: int) -> None:
         if self.next_due_ns is None or due_ns < self.next_due_ns:

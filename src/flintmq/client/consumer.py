@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -429,12 +429,13 @@ class Consumer:
 
     def stats(self) -> ConsumerStats:
         """Count what was done and say where the consumer stands."""
-        stats = self._stats
-        stats.connections = len(self._flow.connections)
-        stats.in_flight = self._flow.in_flight
-        stats.queued = self._inbox.count
-        stats.backoff = self._flow.backoff_state.value
-        return stats
+        return replace(
+            self._stats,
+            connections=len(self._flow.connections),
+            in_flight=self._flow.in_flight,
+            queued=self._inbox.count,
+            backoff=self._flow.backoff_state.value,
+        )
 
     # --- what messages need (message.Owner) ---
 

@@ -94,8 +94,7 @@ class Inbox:
         try:
             await waiter
         except asyncio.CancelledError:
-            if self.count:
-                self._wake(1)  # it may have been our turn: pass it on
+            self._wake(min(1, self.count))  # it may have been our turn: pass it on
             raise
 
     def _wake(self, count: int) -> None:

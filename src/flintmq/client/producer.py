@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -325,6 +325,10 @@ class Producer:
         if self._is_closed:
             raise _closed()
         return self._loop.time() + (self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001))
+
+    def stats(self) -> ProducerStats:
+        """Count what was done and say where the producer stands."""
+        return replace(self._stats, connections=len(self._up))
 
     # --- back-pressure ---
 

@@ -134,7 +134,7 @@ class RdyPolicy:
 
         Args:
             now: seconds on the loop's clock.
-            order: all shares in a random order: who gets a permit when there are not enough.
+            order: all shares in a random order: decides who gets a permit where nothing else does.
         """
         budget = max(0, self.max_in_flight - self.orphan_count)
         permits = budget if self.limit is None else min(budget, self.limit)
@@ -170,9 +170,9 @@ class RdyPolicy:
         return [(share, wanted[id(share)]) for share in self.shares]
 
     def _permits(self, now: float, order: Sequence[Share], permits: int) -> list[tuple[Share, int]]:
-        """Choose who has one message in flight: who has a permit and uses it, then others, in ``order``."""
+        """Choose who has one message in flight: who has a permit and uses it, then who had none for longest."""
         holders = [share for share in order if share.rdy_count and now < self._expires_at(share)]
-        others = [share for share in order if not share.rdy_count]
+        others = sorted((share for share in order if not share.rdy_count), key=lambda share: share.granted_at)
         expired = [share for share in order if share.rdy_count and now >= self._expires_at(share)]
         chosen = [*holders, *others, *expired][:permits]
         for share in expired:

@@ -261,8 +261,7 @@ class _Connection(asyncio.Protocol):
         self._header_count = 0
         self._head_bytes = 0
         self._request: Request | None = None
-        self._pieces: list[bytes] = []
-        self._body_bytes = 0
+        self._body: bytes | bytearray = b""
         self._is_chunked = False
         self._chunked_bytes_left = 0
         self._is_receiving = True  # a fresh connection owes us a request
@@ -387,20 +386,24 @@ class _Connection(asyncio.Protocol):
             self._expect(headers[b"expect"])
 
     def on_body(self, piece: bytes) -> None:
-        self._pieces.append(piece)
+        body = self._body
+        if not body:
+            self._body = piece  # nearly always the whole body: no copy
+        elif isinstance(body, bytearray):
+            body += piece
+        else:
+            self._body = bytearray(body) + piece
         if self._is_chunked:
-            self._body_bytes += len(piece)
             route: Route = cast(Request, self._request).route
-            if self._body_bytes > route.body_limit_bytes:
+            if len(self._body) > route.body_limit_bytes:
                 self._refuse(route.too_big)
 
     def on_message_complete(self) -> None:
         if self._is_upgrading:
             return
         request = cast(Request, self._request)
-        pieces = self._pieces
-        if pieces:
-            request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = self._body
+        request.body = body if type(body) is bytes else bytes(body)
         request.keep_alive = self._parser.should_keep_alive()
         self._forget_request()
         self._is_receiving = False
@@ -420,8 +423,7 @@ class _Connection(asyncio.Protocol):
         self._headers = {}
         self._header_count = 0
         self._head_bytes = 0
-        self._pieces = []
-        self._body_bytes = 0
+        self._body = b""
         self._is_chunked = False
         self._expects_continue = False
 

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # after a flush failed
 _RETAIN_S = 30.0  # retention by time, when nothing else happens
+_CLOCK_TOLERANCE_NS = 50_000_000  # smaller steps of the wall clock are left alone
 _DEADLINE_SLACK_S = 0.005  # timers are not set finer than this
 
 
@@ -74,7 +75,9 @@ class Engine:
         self.broker = broker
         self.loop = asyncio.get_running_loop()
         self.durability = durability
+        self._due_clock_offset_ns = env.clock.wall_ns() - env.clock.monotonic_ns()
         self.health: str | None = None
+        self._clock_shift_ns = 0
         self._sync_every = sync_every
         self._sync_timeout_s = sync_timeout_ns / 1e9
         self._scheduled = False
@@ -105,20 +108,26 @@ class Engine:
     def _end_turn(self) -> None:
         self._scheduled = False
         broker = self.broker
-        wall_ns = self.env.clock.wall_ns()
         if broker.has_pending:
-            self._store(broker.write_pending(wall_ns))
+            self._store(broker.write_pending(self.env.clock.wall_ns()))
         if broker.has_marked:
-            self._pump(wall_ns)
+            self._pump()
         if broker.has_metadata:
             self._flush_wanted.set()
         outputs, self._outputs = self._outputs, {}
         for output in outputs:
             output.flush()
 
-    def _pump(self, wall_ns: int) -> None:
+    def due_clock_ns(self) -> int:
+        """The clock of due times: wall time at the start of this process, then as steady as monotonic time.
+
+        A wall clock that is set while nsqd runs neither hurries nor holds back a delay.
+        """
+        return self._due_clock_offset_ns + self.env.clock.monotonic_ns()
+
+    def _pump(self) -> None:
         broker = self.broker
-        for channel in broker.pump(self.env.clock.monotonic_ns(), wall_ns):
+        for channel in broker.pump(self.env.clock.monotonic_ns(), self.due_clock_ns()):
             sent_to = channel.take_sent_to()
             for subscription in sent_to:
                 self._outputs[subscription.owner] = None  # type: ignore[index]
@@ -139,9 +148,8 @@ class Engine:
 
     def _expire(self) -> None:
         self._deadline_timer = None
-        clock = self.env.clock
-        self.broker.expire(clock.monotonic_ns(), clock.wall_ns())
-        self._pump(clock.wall_ns())
+        self.broker.expire(self.env.clock.monotonic_ns(), self.due_clock_ns())
+        self._pump()
         self.schedule()
 
     # -- durability ------------------------------------------------------------------------------------------------
@@ -228,11 +236,11 @@ class Engine:
             self._flush_wanted.clear()
             if self._closing:
                 return
-            wall_ns = self.env.clock.wall_ns()
             if self.loop.time() - retained_at > _RETAIN_S:
                 retained_at = self.loop.time()
-                self.broker.retain_all(wall_ns)
-            if self.broker.has_flush(wall_ns) or self.broker.has_metadata:
+                self.broker.retain_all(self.env.clock.wall_ns())
+            self._watch_wall_clock()
+            if self.broker.has_flush(self.due_clock_ns()) or self.broker.has_metadata:
                 try:
                     await self.flush_progress(sync=self.durability == "fsync")
                 except (OSError, StorageError) as error:
@@ -243,6 +251,13 @@ class Engine:
                     if self.health and self.health.startswith("writing progress"):
                         self.health = None
 
+    def _watch_wall_clock(self) -> None:
+        shift_ns = self.env.clock.wall_ns() - self.due_clock_ns()
+        if abs(shift_ns - self._clock_shift_ns) > _CLOCK_TOLERANCE_NS:
+            log.warning("the wall clock moved by %.3f s", (shift_ns - self._clock_shift_ns) / 1e9)
+            self._clock_shift_ns = shift_ns
+            self.broker.clock_moved(shift_ns)
+
     async def flush_progress(self, sync: bool) -> None:
         """Write the progress of all channels as one transaction.
 
@@ -250,12 +265,12 @@ class Engine:
             OSError, StorageError: what the disk or the database said; the next flush has it all again.
         """
         broker = self.broker
-        wall_ns = self.env.clock.wall_ns()
-        flush = broker.take_flush(wall_ns)
+        due_clock_ns = self.due_clock_ns()
+        flush = broker.take_flush(due_clock_ns)
         error: BaseException | None = None
         answers: list[Any] = []
         try:
-            answers = await self.env.run_blocking(broker.run_flush, flush, wall_ns, sync)
+            answers = await self.env.run_blocking(broker.run_flush, flush, due_clock_ns, sync)
         except (OSError, StorageError) as failure:
             error = failure
         broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())

@@ -220,7 +220,7 @@ class Nsqd:
         if self._is_exiting:
             raise Exiting
         topic = self.create_topic(topic_name)
-        due_ns = self.env.clock.wall_ns() + defer_ms * 1_000_000 if defer_ms else 0
+        due_ns = self.engine.due_clock_ns() + defer_ms * 1_000_000 if defer_ms else 0
         return self.engine.broker.publish(topic, bodies, due_ns)
 
     def subscribe(self, session: Session, topic_name: str, channel_name: str) -> Ended:

@@ -431,8 +431,8 @@ class Session(asyncio.Protocol):
         assert self.subscription is not None and self.channel is not None
         internal = _internal(event.message_id)
         delay_ns = min(event.timeout_ms, self.nsqd.wire_limits.max_req_timeout_ms) * 1_000_000
-        wall_ns = self.nsqd.env.clock.wall_ns()
-        if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, wall_ns):
+        due_clock_ns = self.engine.due_clock_ns()
+        if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, due_clock_ns):
             self._not_in_flight("REQ", event.message_id)
             return
         self.engine.broker.mark(self.channel)

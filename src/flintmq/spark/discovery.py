@@ -93,6 +93,8 @@ def _addresses(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     found = set()
     for answer in answers:
         for producer in _list(answer, "producers"):
+            if not isinstance(producer, dict):
+                continue
             host, port = producer.get("broadcast_address"), producer.get("tcp_port")
             if isinstance(host, str) and host and isinstance(port, int):
                 found.add(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

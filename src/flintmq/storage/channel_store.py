@@ -216,6 +216,11 @@ def delete_aside(identity: int, sequences: Iterable[int]) -> Statement:
     return _DELETE_ASIDE, [(identity, sequence) for sequence in sequences]
 
 
+def shift_aside(shift_ns: int) -> Statement:
+    """Move every due time, because the wall clock was set."""
+    return "UPDATE aside SET due_ns = due_ns + ?", ((shift_ns,),)
+
+
 def delete_cursor(identity: int) -> list[Statement]:
     """Remove a cursor and everything set aside for it."""
     return [

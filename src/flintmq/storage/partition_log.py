@@ -21,22 +21,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from flintmq.batch import Batch, decode_batch, decode_header, encode_batch
+from flintmq.batch import HEADER_BYTES, UNIFORM, Batch, decode_batch, decode_header, encode_batch
 from flintmq.errors import DiskFull, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
+    BATCH_SIZE_MAX,
     CHECKPOINT_BYTES,
     DISK_RESERVE_BYTES,
     READ_AHEAD_BYTES,
     SEQUENCE_MAX,
     SPACE_SAMPLE_BYTES,
-    SYNC_SEGMENTS_MAX,
+    SYNC_HANDLES_MAX,
     TAIL_CACHE_BYTES,
 )
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import Entry
 from flintmq.storage.recovery import recover
+from flintmq.storage.scan import FLAGS_POSITION, SIZE_TABLE_ENTRY_BYTES
 from flintmq.storage.segment import Corruption, Found, Home, Segment
 
 __all__ = ["Corruption", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket"]
@@ -70,37 +72,35 @@ class SyncTicket:
 
     Attributes:
         end_sequence: every sequence below it is durable once :meth:`run` returned.
+        segments: the segments it covers, each with its size when the ticket was begun.
     """
 
-    __slots__ = ("_directory", "_files", "_segments", "end_sequence")
+    __slots__ = ("_directory", "_files", "_held", "_paths", "end_sequence", "segments")
 
-    def __init__(
-        self, segments: list[tuple[Segment, File, int]], files: Files | None, directory: str, end: int
-    ) -> None:
-        self._segments = segments
+    def __init__(self, files: Files, directory: str, segments: list[Segment], held: list[File], end: int) -> None:
         self._files = files
         self._directory = directory
+        self._held = held
+        self._paths = [segment.path for segment in segments[: len(segments) - len(held)]]
+        self.segments = [(segment, segment.size) for segment in segments]
         self.end_sequence = end
 
     def run(self) -> None:
-        """Sync the files and, when entries changed, the directory. Blocks; for a worker thread.
+        """Sync the files, and the directory if its entries changed. Blocks; for a worker thread.
 
         Raises:
             OSError: nothing is known about what is durable.
         """
-        for _segment, file, _size in self._segments:
+        for path in self._paths:
+            file = self._files.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+        for file in self._held:
             file.sync()
-        if self._files is not None:
+        if self._directory:
             self._files.sync_directory(self._directory)
-
-    @property
-    def has_directory(self) -> bool:
-        return self._files is not None
-
-    @property
-    def segments(self) -> list[tuple[Segment, File, int]]:
-        """What :meth:`run` syncs: each with its handle and its size when the ticket was begun."""
-        return self._segments
 
 
 class _Chunk:
@@ -155,7 +155,7 @@ class PartitionLog:
         self._has_sync_failed = failed is not None
         self._is_closed = False
         self._checkpoint_position = active.size
-        self._tail: list[Batch] = []
+        self._tail: list[bytes | Batch] = []  # bytes until somebody reads it
         self._tail_ends: list[int] = []
         self._tail_first = active.end
         self._tail_bytes = 0
@@ -222,9 +222,11 @@ class PartitionLog:
             synced_before=self.synced_sequence,
             due_ns=due_ns,
         )
-        header = decode_header(data)
-        batch = Batch(data, header)
         size = len(data)
+        if size > BATCH_SIZE_MAX:
+            raise ValueError(
+                f"a batch of {count} messages has {size} bytes; at most {BATCH_SIZE_MAX} are stored at once"
+            )
         if self._space_credit < size:
             self._sample_space(size)
         active = self._active
@@ -245,8 +247,9 @@ class PartitionLog:
         self.next_sequence = active.end = first + count
         active.size = position + size
         self.size_bytes += size
-        self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - batch.frames_at
-        self._keep_in_tail(batch, size + _BATCH_OVERHEAD_BYTES)
+        frames_at = HEADER_BYTES if data[FLAGS_POSITION] & UNIFORM else HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES * count
+        self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - frames_at
+        self._keep_in_tail(data, size + _BATCH_OVERHEAD_BYTES)
         return first
 
     def _sample_space(self, size: int) -> None:
@@ -326,29 +329,26 @@ class PartitionLog:
         """What must be synced for everything appended so far to be durable.
 
         None when there is nothing to sync, and when syncing has failed before: durable is only what is below
-        ``synced_sequence``. A log with very many unsynced segments needs several tickets, see ``end_sequence``. The
-        caller runs the ticket in a worker thread, then calls :meth:`finish_sync`; one at a time (I4).
+        ``synced_sequence``. The caller runs the ticket in a worker thread, then calls :meth:`finish_sync` (I4).
         """
         assert self._ticket is None, "a sync is under way"
         if self._has_sync_failed or self._is_closed:
             return None
-        segments = self._unsynced[:SYNC_SEGMENTS_MAX]
-        end = segments[-1].end if segments else self.synced_sequence
-        if len(segments) < SYNC_SEGMENTS_MAX:
-            end = self.next_sequence
-            if self.synced_sequence < end and not self._active.is_empty:
-                segments.append(self._active)
+        segments = [*self._unsynced]
+        if self.synced_sequence < self.next_sequence and not self._active.is_empty:
+            segments.append(self._active)
         if not segments and not self._is_directory_dirty:
             return None
         try:
-            parts = [(segment, segment.hold_file(), segment.size) for segment in segments]
+            # Handles are kept for the newest; older ones, if a caller never synced, are opened by the ticket in turn.
+            held = [segment.hold_file() for segment in segments[-SYNC_HANDLES_MAX:]]
         except OSError as error:
             self._has_sync_failed = True
             self.failed = self.failed or f"cannot open a segment to sync it: {error}"
             return None
-        files = self._files if self._is_directory_dirty else None
+        directory = self.directory if self._is_directory_dirty else ""
         self._is_directory_dirty = False
-        self._ticket = SyncTicket(parts, files, self.directory, end)
+        self._ticket = SyncTicket(self._files, directory, segments, held, self.next_sequence)
         return self._ticket
 
     def finish_sync(self, ticket: SyncTicket, error: BaseException | None) -> None:
@@ -363,9 +363,9 @@ class PartitionLog:
             self.failed = self.failed or f"sync failed: {error}"
         else:
             self.synced_sequence = max(self.synced_sequence, ticket.end_sequence)
-        for segment, _file, size in ticket.segments:
-            if segment in self._unsynced and segment.size == size and error is None:
-                self._unsynced.remove(segment)
+        synced = {segment: size for segment, size in ticket.segments if error is None}
+        self._unsynced = [segment for segment in self._unsynced if synced.get(segment) != segment.size]
+        for segment, _size in ticket.segments:
             if segment is not self._active:
                 segment.release_file()
         self._checkpoint()
@@ -396,17 +396,23 @@ class PartitionLog:
             StorageError: a file cannot be opened for a reason that says nothing about its content.
         """
         if sequence >= self._tail_first:
-            ends = self._tail_ends
-            index = bisect_right(ends, sequence)
-            return self._tail[index] if index < len(ends) else None
+            number = bisect_right(self._tail_ends, sequence)
+            return self._tail_batch(number) if number < len(self._tail) else None
         chunk = self._chunk(sequence)
         if chunk is None:
-            return self._tail[0] if self._tail else None
+            return self._tail_batch(0) if self._tail else None
         return chunk.batches[bisect_right(chunk.ends, sequence)]
 
-    def _keep_in_tail(self, batch: Batch, size: int) -> None:
-        self._tail.append(batch)
-        self._tail_ends.append(batch.end)
+    def _tail_batch(self, number: int) -> Batch:
+        entry = self._tail[number]
+        if entry.__class__ is bytes:
+            # nobody needed it as a batch so far
+            entry = self._tail[number] = Batch(entry, decode_header(entry))
+        return entry  # type: ignore[return-value]  # mypy cannot see that it is no longer bytes
+
+    def _keep_in_tail(self, data: bytes, size: int) -> None:
+        self._tail.append(data)
+        self._tail_ends.append(self.next_sequence)
         self._tail_bytes += size
         if self._tail_bytes > TAIL_CACHE_BYTES:
             size -= self._trim_tail()
@@ -418,7 +424,7 @@ class PartitionLog:
         wanted = self._tail_bytes - TAIL_CACHE_BYTES * 7 // 8
         freed = count = 0
         while freed < wanted and count < len(tail) - 1:
-            freed += tail[count].size + _BATCH_OVERHEAD_BYTES
+            freed += len(_bytes_of(tail[count])) + _BATCH_OVERHEAD_BYTES
             count += 1
         if count:
             self._tail_first = self._tail_ends[count - 1]
@@ -515,15 +521,16 @@ class PartitionLog:
 
     def _fetch_tail(self, start: int, end: int, bytes_max: int) -> tuple[bytes, int]:
         number = bisect_right(self._tail_ends, start)
+        ends = self._tail_ends
         parts: list[bytes | memoryview] = []
         size = 0
-        while number < len(self._tail):
-            batch = self._tail[number]
-            if batch.first >= end or batch.end > self.committed_sequence or (parts and size + batch.size > bytes_max):
+        while number < len(ends) and start < end and ends[number] <= self.committed_sequence:
+            data = _bytes_of(self._tail[number])
+            if parts and size + len(data) > bytes_max:
                 break
-            parts.append(batch.data)
-            size += batch.size
-            start = batch.end
+            parts.append(data)
+            size += len(data)
+            start = ends[number]
             number += 1
         return b"".join(parts), start
 
@@ -591,7 +598,7 @@ class PartitionLog:
         return freed
 
     def _is_being_synced(self, segment: Segment) -> bool:
-        return self._ticket is not None and any(part[0] is segment for part in self._ticket.segments)
+        return self._ticket is not None and any(each is segment for each, _ in self._ticket.segments)
 
     def _forget_chunks_before(self, sequence: int) -> None:
         for first in self._chunk_firsts[: bisect_left(self._chunk_firsts, sequence)]:
@@ -637,6 +644,10 @@ class PartitionLog:
             f"committed {self.committed_sequence}, {len(self._segments)} segments, {self.size_bytes} bytes, "
             f"tail {len(self._tail)} batches, {len(self._chunks)} chunks, {state})"
         )
+
+
+def _bytes_of(entry: bytes | Batch) -> bytes | memoryview:
+    return entry if isinstance(entry, bytes) else entry.data
 
 
 def _first_at(batch: Batch, timestamp_ns: int) -> int:

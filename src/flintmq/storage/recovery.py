@@ -35,7 +35,7 @@ from zlib import crc32
 
 from flintmq.batch import HEADER_BYTES
 from flintmq.errors import DiskFull, StorageError, WriteFailed
-from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES
+from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX
 from flintmq.storage.index import IndexSummary, SparseIndex
 from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
@@ -58,7 +58,7 @@ _CRC = Struct(">I")
 _SEGMENT_NAME = re.compile(r"([0-9]{20})\.log")
 _OWNED_NAME = re.compile(r"([0-9]{20})(?:\.index|\.log\.[0-9]+\.bad)")
 _DOUBTFUL_SEGMENTS_MAX = 2  # sealed, but perhaps not synced at a power loss; with --durability=fsync there are no more
-_TAIL_PIECE_BYTES = 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
 assert _META.size + _CRC.size == 24
 
 
@@ -138,6 +138,7 @@ class _Opening:
         known = next((header for header in headers if header is not None), None)
         home.log_id = created_ns if known is None else known.log_id
         try:
+            self._sync_parents()
             self._write_meta(path)
         except OSError as error:
             if known is None:
@@ -146,6 +147,16 @@ class _Opening:
         if known is not None:
             reason = "missing or damaged; written again from a segment header"
             self.home.report(Corruption(path, 0, 0, reason, 0, 0, "header"))
+
+    def _sync_parents(self) -> None:
+        """Make the directory's own name durable: a kill may have come between its creation and the sync of its parent.
+
+        Before the meta file is written, so that a directory with one has a durable name.
+        """
+        path = self.home.directory
+        while path:
+            path = path.rpartition("/")[0]
+            self.files.sync_directory(path)
 
     def _read_meta(self, path: str) -> tuple[int, int] | None:
         try:
@@ -277,7 +288,7 @@ class _Opening:
         return segment
 
     def _remember_end(self, segment: Segment) -> None:
-        """Learn from a checkpoint where the log durably ended: what is missing below that is a loss, not a torn tail."""
+        """Learn from a checkpoint where the log durably ended: what is missing below that is a loss, no torn tail."""
         summary = segment.load_summary()
         if summary is not None and summary.synced_sequence >= summary.end:
             self._durable_end = max(self._durable_end, summary.end)
@@ -337,7 +348,7 @@ class _Opening:
     def _size_without_zeros(self, segment: Segment, file_size: int) -> int:
         end = file_size
         while end > segment.size:
-            start = max(segment.size, end - _TAIL_PIECE_BYTES)
+            start = max(segment.size, end - _PIECE_BYTES)
             written = len(segment.read(start, end - start).rstrip(b"\0"))
             if written:
                 return start + written
@@ -488,6 +499,7 @@ class _Opening:
         if not self._is_clean or self._directory_changed or self._walked:
             durable = active.synced_before
             try:
+                self._write_again(durable)
                 for segment in self.segments:
                     if segment is active or segment.end > durable or segment.first in self._walked:
                         segment.file().sync()
@@ -500,6 +512,24 @@ class _Opening:
             segment.release_file()
         if self._is_checkpoint_due and active.live_index:
             active.write_index(active.live_index, active.end)
+
+    def _write_again(self, durable: int) -> None:
+        """Write the newest bytes that were not known to be durable once more, unchanged, before they are synced.
+
+        A sync that failed before the restart left their pages looking clean: another sync would succeed and do nothing.
+        """
+        left = REWRITE_BYTES_MAX
+        for segment in reversed(self.segments[-1 - _DOUBTFUL_SEGMENTS_MAX :]):
+            if segment.end <= durable and not segment.is_empty:
+                break
+            position = max(segment.position_of(durable), segment.size - left)
+            left -= segment.size - position
+            while position < segment.size:
+                data = segment.file().read_at(position, min(_PIECE_BYTES, segment.size - position))
+                if not data:
+                    break
+                segment.file().write_at(position, data)
+                position += len(data)
 
 
 def _first_in(name: str) -> int:

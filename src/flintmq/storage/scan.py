@@ -35,11 +35,11 @@ _FIELDS = Struct(">8sIIQQ8xQ20xI")
 _SYNCED_BEFORE = Struct(">Q")
 _SYNCED_BEFORE_POSITION = 48
 _CRC_POSITION = HEADER_BYTES - 4
-_FLAGS_POSITION = 5
+FLAGS_POSITION = 5
 _PREFIXES = frozenset(MAGIC + bytes((VERSION, flags, 0, 0)) for flags in range(KNOWN_FLAGS + 1))
 _SEARCH_BYTES = 1024 * 1024
 SHIFT_BYTES_MAX = 1024 * 1024
-_SIZE_TABLE_ENTRY_BYTES = 4
+SIZE_TABLE_ENTRY_BYTES = 4
 assert _FIELDS.size == HEADER_BYTES
 
 
@@ -144,7 +144,7 @@ def claim_at(data: bytes, at: int, position: int, id_base: int) -> Claim | None:
     prefix, payload_size, count, first_id, offset_bytes, _timestamp, crc = _FIELDS.unpack_from(data, at)
     if prefix not in _PREFIXES or not 0 < payload_size <= BATCH_SIZE_MAX:
         return None
-    table_bytes = 0 if prefix[_FLAGS_POSITION] & UNIFORM else count * _SIZE_TABLE_ENTRY_BYTES
+    table_bytes = 0 if prefix[FLAGS_POSITION] & UNIFORM else count * SIZE_TABLE_ENTRY_BYTES
     frame_bytes = payload_size - table_bytes
     if not 0 < count <= frame_bytes // FRAME_OVERHEAD_BYTES or first_id >> SEQUENCE_BITS != id_base >> SEQUENCE_BITS:
         return None
@@ -288,7 +288,7 @@ def _is_consistent(claim: Claim, expected_id: int, anchor: Anchor, shift_bytes: 
         lost >= (0 if shift_bytes else 1)
         and frame_bytes >= lost * FRAME_OVERHEAD_BYTES
         and -shift_bytes <= header_bytes - HEADER_BYTES
-        and header_bytes <= lost * (HEADER_BYTES + _SIZE_TABLE_ENTRY_BYTES) + shift_bytes
+        and header_bytes <= lost * (HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES) + shift_bytes
     )
 
 

@@ -30,6 +30,7 @@ Source: design/reliability.md R5, R6, R9.
 from __future__ import annotations
 
 import errno
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -444,6 +445,16 @@ class Segment:
         if walker.position < self.size and walker.next_id < base | min(stop, self.end):
             walker.give_up(self.end)
         return None
+
+    def position_of(self, sequence: int) -> int:
+        """Where the batch that contains ``sequence``, or the first behind it, starts; the end when there is none."""
+        if sequence <= self.first:
+            return 0
+        found = self.next_run(sequence, SCAN_WINDOW_BYTES, NO_STOP) if sequence < self.end else None
+        if found is None:
+            return self.size
+        before = bisect_right(found.run.first_ids, self.home.id_base | sequence) - 1
+        return found.position + found.run.positions[max(before, 0)]
 
     def runs_from(self, entry: Entry | None, size: int) -> Iterable[Found]:
         """All good batches from an index entry on."""

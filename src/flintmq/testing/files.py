@@ -444,8 +444,9 @@ class MemoryDisk:
         self._rules.append(_FailureRule(kind, path, nth, nth + times - 1, error))
 
     def heal(self) -> None:
-        """Forget every :meth:`fail`; a full disk is healed by :meth:`set_free_bytes`."""
+        """Forget every :meth:`fail` and :meth:`crash_at`; a full disk is healed by :meth:`set_free_bytes`."""
         self._rules.clear()
+        self._crash_plan = None
 
     @property
     def free_bytes(self) -> int:
@@ -627,35 +628,44 @@ class MemoryDatabase:
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         if node.snapshots[-1]:
             self._connection.deserialize(node.snapshots[-1])
+            self._connection.execute("PRAGMA schema_version")  # reads the file, so that damage shows here
         node.user = self
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._files._alive()._lock:
-            return self._connection.execute(sql, parameters).fetchall()
+            try:
+                return self._connection.execute(sql, parameters).fetchall()
+            except sqlite3.Error as error:
+                raise StorageError(f"{self.path}: {error}") from error
 
     def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         disk = self._files._alive()
         with disk._lock:
             fault = disk._begin("commit", self.path)
-            if fault is not None:
-                if fault.happened():
-                    self._transact(statements, sync)
-                raise fault.strike()
-            if disk.free_bytes == 0:
-                raise sqlite3.OperationalError("database or disk is full")
-            self._transact(statements, sync)
+            if fault is None and disk.free_bytes > 0:
+                self._transact(statements, sync)
+                return
+            if fault is None:
+                raise StorageError(f"{self.path}: database or disk is full")
+            if fault.happened():
+                self._transact(statements, sync)
+            error = fault.strike()
+            if isinstance(error, OSError):
+                raise StorageError(f"{self.path}: {error.strerror}") from error
+            raise error
 
     def _transact(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute("BEGIN IMMEDIATE")
             for sql, rows in statements:
                 connection.executemany(sql, rows)
             connection.execute("COMMIT")
-        except BaseException:
+        except sqlite3.Error as error:
+            raise StorageError(f"{self.path}: {error}") from error
+        finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise
         self._node.commit(connection.serialize(), sync)
 
     def close(self) -> None:
@@ -762,11 +772,11 @@ class MemoryFiles:
     def remove_directory(self, path: str) -> None:
         disk = self._alive()
         with disk._lock:
-            directory, name = self._names.parent(path)
             try:
                 node = self._names.directory(path)
             except FileNotFoundError:
                 return
+            directory, name = self._names.parent(path)
             for child in sorted(node.entries):
                 if isinstance(node.entries[child], _DirectoryNode):
                     self.remove_directory(f"{path}/{child}")
@@ -825,9 +835,12 @@ class MemoryFiles:
 
 def _check_replaceable(node: _Node, replaced: _Node | None, source: str, target: str) -> None:
     """Refuse what rename(2) refuses."""
+    source_path, target_path = "/".join(_parts(source)), "/".join(_parts(target))
+    if target_path.startswith(source_path + "/"):
+        raise _os_error(errno.EINVAL, target)
+    if source_path.startswith(target_path + "/"):
+        raise _os_error(errno.ENOTEMPTY, target)
     if isinstance(node, _DirectoryNode):
-        if "/".join(_parts(target)).startswith("/".join(_parts(source)) + "/"):
-            raise _os_error(errno.EINVAL, target)
         if replaced is not None and not isinstance(replaced, _DirectoryNode):
             raise _os_error(errno.ENOTDIR, target)
         if isinstance(replaced, _DirectoryNode) and replaced.entries:

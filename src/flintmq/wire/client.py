@@ -273,7 +273,7 @@ class ClientConnection:
                 self._needed_bytes = FRAME_HEADER.size
                 return position
             size, frame_type = FRAME_HEADER.unpack_from(data, position)
-            stop = position + SIZE_FIELD_BYTES + size
+            stop: int = position + SIZE_FIELD_BYTES + size
             if error := self._illegal(size, frame_type):
                 self.state = BROKEN
                 events.append(Broken(error))
@@ -334,7 +334,7 @@ def _take_messages(data: bytes, position: int, records: list[Record]) -> int:
     append = records.append
     last = len(data) - FRAME_OVERHEAD_BYTES
     end = len(data)
-    size: int
+    stop: int
     while position <= last:
         size, frame_type, timestamp_ns, attempts, message_id = unpack(data, position)
         stop = position + 4 + size  # SIZE_FIELD_BYTES, as a constant of the loop

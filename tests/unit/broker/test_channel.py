@@ -340,7 +340,7 @@ def test_a_consumer_that_does_not_read_gets_no_more():
 
 
 class ChannelMachine(RuleBasedStateMachine):
-    """Random operations against a model that knows for each message whether it is finished, held, waiting or deferred."""
+    """Random operations against a model that knows of each message whether it is finished, held or waiting."""
 
     @initialize(window_max=st.sampled_from([8, 40, 1000]))
     def begin(self, window_max):
@@ -473,9 +473,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.flush()
         state = self.channel.state()
         due = min((row[0] for row in self.aside_rows.values()), default=None)
-        self.channel = make_channel(
-            self.log, state, AsideStore(len(self.aside_rows), due), window_max=self.window_max
-        )
+        self.channel = make_channel(self.log, state, AsideStore(len(self.aside_rows), due), window_max=self.window_max)
         # attempts of what is aside are written when it is deferred or finished, not at every delivery
         for sequence, (_, attempts, _) in self.aside_rows.items():
             self.attempts[sequence] = attempts

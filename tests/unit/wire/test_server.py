@@ -280,7 +280,9 @@ bodies_lists = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size
 stream_parts = st.one_of(
     bodies_lists.map(lambda bodies: commands.mpub("t", bodies)),
     st.binary(min_size=1, max_size=30).map(lambda body: commands.pub("t", body)),
-    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9).map(lambda ids: commands.fins(b"%016x" % n for n in ids)),
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9).map(
+        lambda ids: commands.fins(b"%016x" % n for n in ids)
+    ),
     st.just(b"NOP\n"),
     st.integers(0, 2500).map(commands.rdy),
 )

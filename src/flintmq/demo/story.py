@@ -1,0 +1,241 @@
+"""What happens in the demo, in its order.
+
+The rules of this file: it says what it does before it does it; both runs are one and the same function, the second with
+a hand that kills nsqd; Spark's channel exists before the first flight is published, so that nsqd keeps what Spark has
+not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flintmq.demo.archive import Archive, Event
+from flintmq.demo.failures import DemoFailed
+from flintmq.demo.flights import Flights, carrier_names, read_flights
+from flintmq.demo.meters import Meter
+from flintmq.demo.screen import Row, Screen
+from flintmq.demo.servers import Server
+from flintmq.demo.together import together
+from flintmq.demo.traffic import Audience, Ledger, publish
+from flintmq.demo.verdict import Verdict, compare
+
+if TYPE_CHECKING:
+    from flintmq.demo import DemoOptions
+
+TOPIC = "flights"
+CRASH_TOPIC = "flights-crash"
+AUDIENCES = {"counts": 2, "audit": 1}
+_READY_S_MAX = 60.0
+_STALL_S_MAX = 30.0
+_POLL_S = 0.05
+_KILL_POLL_S = 0.002
+
+
+@dataclass
+class Outcome:
+    """What one run came to."""
+
+    ledger: Ledger
+    audiences: list[Audience]
+    archived: Meter
+    verdict: Verdict
+
+    @property
+    def lost(self) -> int:
+        """Acknowledged flights that one channel or the archive never got; the worst of them counts."""
+        acknowledged = self.ledger.acknowledged
+        return max(self.verdict.lost, *(audience.lost(acknowledged) for audience in self.audiences))
+
+
+class Story:
+    """The whole demo.
+
+    Args:
+        directory: empty; everything is written into it.
+    """
+
+    def __init__(self, options: DemoOptions, directory: Path, screen: Screen) -> None:
+        self._options = options
+        self._directory = directory
+        self._screen = screen
+        self._lookupd = Server("nsqlookupd", directory / "nsqlookupd.log")
+        self._nsqd: Server | None = None
+        self._archive = Archive(directory / "archive", directory / "spark.log", self._heard)
+        self._archived = Meter("archived", options.rows)
+        self._flights = Flights([], [])
+
+    def kill_processes(self) -> None:
+        """End every process that was started and still runs."""
+        self._archive.kill()
+        if self._nsqd is not None:
+            self._nsqd.kill()
+        self._lookupd.kill()
+
+    async def tell(self) -> list[Outcome]:
+        """Run the demo; returns what came of each run.
+
+        Raises:
+            DemoFailed: something it needs failed.
+        """
+        began = time.monotonic()
+        options, screen = self._options, self._screen
+        screen.step(f"FlintMQ demo: {options.rows:,} flights through nsqd, three consumers and Spark")
+        screen.say(f"everything goes to {self._directory}")
+        nsqd = await self._start()
+        screen.step(f"1. Publish to topic {TOPIC}; 2 consumers on channel counts, 1 on audit; Spark archives by date")
+        first = await self._run(nsqd, TOPIC, 0)
+        delays = await self._archive.delays(TOPIC)
+        times = "once" if options.kills == 1 else f"{options.kills} times"
+        screen.step(f"2. The same with topic {CRASH_TOPIC}, and nsqd is killed with kill -9 {times}")
+        second = await self._run(nsqd, CRASH_TOPIC, options.kills)
+        await self._archive.stop()
+        await nsqd.stop()
+        await self._lookupd.stop()
+        chart = None if options.no_chart else await asyncio.to_thread(self._draw, delays)
+        screen.step(f"3. What came of it, after {time.monotonic() - began:.0f} s")
+        self._show([first, second])
+        self._suggest(chart)
+        return [first, second]
+
+    async def _start(self) -> Server:
+        screen = self._screen
+        screen.say("starting nsqlookupd, nsqd and Spark, and reading the flights ...")
+        began = time.monotonic()
+        data_path = self._directory / "nsqd"
+        data_path.mkdir()
+
+        async def start_servers() -> Server:
+            await self._lookupd.start()
+            nsqd = self._nsqd = Server(
+                "nsqd",
+                self._directory / "nsqd.log",
+                f"--data-path={data_path}",
+                f"--lookupd-tcp-address={self._lookupd.tcp}",
+            )
+            await nsqd.start()
+            return nsqd
+
+        async def read() -> None:
+            self._flights = await asyncio.to_thread(read_flights, self._options.rows)
+
+        nsqd, version, _ = await together(start_servers(), self._archive.start(), read())
+        screen.say(f"nsqlookupd listens on {self._lookupd.tcp}, nsqd on {nsqd.tcp} (--durability=fsync)")
+        screen.say(f"Spark {version} is there; all that took {time.monotonic() - began:.1f} s")
+        return nsqd
+
+    async def _run(self, nsqd: Server, topic: str, kills: int) -> Outcome:
+        total = len(self._flights.bodies)
+        self._archived = archived = Meter("archived", total)
+        ledger = Ledger(total, Meter("published", total))
+        audiences = [Audience(channel, count, total) for channel, count in AUDIENCES.items()]
+        await self._open(nsqd, topic)
+        meters = [ledger.meter, *(audience.meter for audience in audiences), archived]
+        async with AsyncExitStack() as stack:
+            for audience in audiences:
+                await stack.enter_async_context(audience.listening(topic, f"http://{self._lookupd.http}"))
+            await stack.enter_async_context(self._screen.watching(meters))
+            archived.begin(time.monotonic())
+            await together(publish(nsqd.tcp, topic, self._flights, ledger), self._kill(nsqd, ledger, kills))
+            _, rows = await together(self._delivered(audiences), self._archive.drain())
+            archived.reach(rows, time.monotonic())
+        found = await self._archive.contents(topic)
+        flights = self._flights
+        verdict = await asyncio.to_thread(
+            compare, flights.bodies, flights.keys, ledger.sent, ledger.acknowledged, found
+        )
+        return Outcome(ledger, audiences, archived, verdict)
+
+    async def _open(self, nsqd: Server, topic: str) -> None:
+        """Create the topic and have Spark wait for what comes."""
+        await nsqd.post(f"/topic/create?topic={topic}")
+        await self._archive.begin(topic, nsqd.tcp, len(self._flights.bodies))
+
+        async def has_channel() -> bool:
+            stats = await nsqd.get(f"/stats?format=json&topic={topic}&channel={self._archive.channel}")
+            return bool(stats["topics"])
+
+        async def is_known() -> bool:
+            found = await self._lookupd.get(f"/lookup?topic={topic}")
+            return bool(found and found["producers"])
+
+        await _until(has_channel, f"Spark has not opened topic {topic}", self._directory / "spark.log")
+        await _until(is_known, f"nsqlookupd does not know topic {topic}", self._directory / "nsqlookupd.log")
+
+    async def _kill(self, nsqd: Server, ledger: Ledger, kills: int) -> None:
+        """Kill nsqd in the middle of publishing, and start it again."""
+        for number in range(1, kills + 1):
+            while ledger.meter.count < ledger.meter.total * number // (kills + 1):
+                await asyncio.sleep(_KILL_POLL_S)
+            pid = nsqd.pid
+            nsqd.kill()
+            self._screen.say(f"kill -9 {pid}: nsqd is dead, {ledger.meter.count:,} flights are acknowledged")
+            took_s = await nsqd.start()
+            self._screen.say(f"nsqd listens again on the same ports after {took_s:.1f} s, pid {nsqd.pid}")
+
+    async def _delivered(self, audiences: list[Audience]) -> None:
+        """Wait until every channel has seen every flight, or nothing has come for long: then the rest is lost."""
+        last, since = -1, time.monotonic()
+        while any(audience.meter.count < audience.meter.total for audience in audiences):
+            count = sum(sum(audience.delivered) for audience in audiences)
+            if count != last:
+                last, since = count, time.monotonic()
+            elif time.monotonic() - since > _STALL_S_MAX:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _heard(self, event: Event) -> None:
+        """Spark has told something."""
+        if event["event"] == "archived":
+            self._archived.reach(event["rows"], time.monotonic())
+        elif event["event"] == "delays":
+            carrier, month, minutes, _ = event["worst"]
+            self._screen.say(
+                f"departure delays after {event['rows']:,} archived flights: "
+                f"worst is {carrier} in month {month}, {minutes:.0f} minutes on average"
+            )
+
+    def _draw(self, delays: list[tuple[str, int, float, int]]) -> Path:
+        from flintmq.demo.chart import draw
+
+        path = Path(self._options.chart).absolute() if self._options.chart else self._directory / CHART_NAME
+        draw(delays, carrier_names(), path)
+        return path
+
+    def _show(self, outcomes: list[Outcome]) -> None:
+        verdicts = [outcome.verdict for outcome in outcomes]
+        rows = [
+            Row(
+                "published and acknowledged",
+                [(o.verdict.acknowledged, o.ledger.meter.rate(time.monotonic())) for o in outcomes],
+            ),
+            Row("sent again, because no answer came", [(o.ledger.resent, None) for o in outcomes], is_detail=True),
+        ]
+        for index, (channel, count) in enumerate(AUDIENCES.items()):
+            heard = [outcome.audiences[index] for outcome in outcomes]
+            rows += [
+                Row(
+                    f"delivered on channel {channel} ({count} consumer{'s' if count > 1 else ''})",
+                    [(sum(each.delivered), each.meter.rate(time.monotonic())) for each in heard],
+                ),
+                Row("delivered more than once", [(each.repeated, None) for each in heard], is_detail=True),
+            ]
+        rows += [
+            Row("archived in Parquet", [(o.verdict.archived, o.archived.rate(time.monotonic())) for o in outcomes]),
+            Row("stored twice, because sent again", [(v.stored_twice, None) for v in verdicts], is_detail=True),
+            Row(
+                "duplicates made by nsqd or Spark",
+                [(v.archived_twice + v.invented, None) for v in verdicts],
+                is_bad=True,
+            ),
+            Row("altered or out of order", [(v.altered + v.out_of_order, None) for v in verdicts], is_bad=True),
+            Row("lost", [(outcome.lost, None) for outcome in outcomes], is_bad=True),
+        ]
+        self._screen.table(["first run", "nsqd killed"], rows)

@@ -1,0 +1,358 @@
+"""``flintmq up``: nsqlookupd and nsqd in one process, on one event loop, for use by hand.
+
+The rules of this file: both daemons run the very code that runs them alone; what differs are defaults. They listen on
+127.0.0.1 only, keep their data in ``./flintmq-data``, and log from ``warn`` upwards, so that what is printed can be
+read. Every flag of nsqd is a flag of ``flintmq up``; nsqlookupd is started first and stopped last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import os
+import platform
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+from flintmq import __version__
+from flintmq.env import Env
+from flintmq.errors import DataPathLocked, FlintError, StorageError
+from flintmq.net import log as logs
+from flintmq.net.address import ListenFailed, format_address, split_address
+from flintmq.nsqd import server as nsqd_server
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqlookupd.options import NsqlookupdOptions
+from flintmq.nsqlookupd.server import Nsqlookupd
+from flintmq.options import (
+    Address,
+    Choice,
+    Integer,
+    Options,
+    Switch,
+    Text,
+    help_text,
+    option,
+    resolve,
+    show_config,
+)
+from flintmq.storage import Files, OsFiles
+
+DATA_PATH = "flintmq-data"
+LOOKUPD_TCP_PORT = 4160
+LOOKUPD_HTTP_PORT = 4161
+_UP = "flintmq up"
+_PORT = Integer(0, 65535, "port")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnOptions(Options):
+    """What only ``flintmq up`` has; a base of its own, so that ``--help`` shows it first."""
+
+    tcp_port: int | None = option(
+        _PORT, None, "the port of --tcp-address", group=_UP, origin="flintmq", default_text="4150"
+    )
+    http_port: int | None = option(
+        _PORT, None, "the port of --http-address", group=_UP, origin="flintmq", default_text="4151"
+    )
+    lookupd_tcp_port: int = option(
+        _PORT, LOOKUPD_TCP_PORT, "the port of nsqlookupd that nsqd connects to", group=_UP, origin="flintmq"
+    )
+    lookupd_http_port: int = option(
+        _PORT, LOOKUPD_HTTP_PORT, "the port of nsqlookupd that clients ask", group=_UP, origin="flintmq"
+    )
+    free_ports: bool = option(
+        Switch(), False, "take any free port for each address; the ports are printed", group=_UP, origin="flintmq"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(NsqdOptions, _OwnOptions):
+    """What ``flintmq up`` can be told: its own flags and all of nsqd's."""
+
+    program: ClassVar[str] = "up"
+    summary: ClassVar[str] = (
+        "flintmq up runs nsqlookupd and nsqd in one process, for use by hand. It takes its own flags, which come first "
+        "here, and every flag of nsqd."
+    )
+
+    log_level: str = option(
+        Choice(("debug", "info", "warn", "error", "fatal")), "warn", "how much to log on stderr", group="Logging"
+    )
+    log_prefix: str = option(Text(), "[flintmq] ", "what every log line starts with", group="Logging")
+    tcp_address: str = option(Address(), "127.0.0.1:4150", "where nsqd listens for TCP clients", group="Addresses")
+    http_address: str = option(Address(), "127.0.0.1:4151", "where nsqd listens for HTTP clients", group="Addresses")
+    data_path: str = option(
+        Text("DIRECTORY"), DATA_PATH, "directory of the message log; created when missing", group="Storage"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where everything listens, with real ports."""
+
+    nsqd_tcp: str
+    nsqd_http: str
+    lookupd_tcp: str
+    lookupd_http: str
+
+
+class UpFailed(FlintError):
+    """The servers cannot start.
+
+    Args:
+        what: what is in the way, and where.
+        remedy: what the user can do about it.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command ``flintmq up`` until SIGINT, SIGTERM or SIGHUP; return its exit code.
+
+    Raises:
+        FlintError: a flag is wrong, or the servers cannot start.
+    """
+    resolved = resolve(UpOptions, arguments, os.environ)
+    for note in resolved.notes:
+        print(f"{_UP}: {note}", file=sys.stderr)
+    if resolved.action == "help":
+        sys.stdout.write(help_text(UpOptions).replace("Usage: up", f"Usage: {_UP}", 1))
+    elif resolved.action == "version":
+        print(f"{_UP} v{__version__} (built w/python{platform.python_version()})")
+    elif resolved.action == "show-config":
+        sys.stdout.write(show_config(resolved))
+    else:
+        _serve(resolved.options)
+    return 0
+
+
+async def main(
+    env: Env,
+    files: Files,
+    options: UpOptions,
+    ready: Callable[[Listening], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run nsqlookupd and nsqd until ``stop`` is set, then drain and stop both.
+
+    Args:
+        ready: called when both listen.
+
+    Raises:
+        UpFailed: an address cannot be used.
+        FlintError: nsqd cannot start.
+    """
+    lookupd_options = options_of_nsqlookupd(options)
+    nsqd_options = options_of_nsqd(options)
+    lookupd = Nsqlookupd(env, lookupd_options)
+    try:
+        await lookupd.start()
+        try:
+            registered = (format_address(*lookupd.tcp_address), *nsqd_options.lookupd_tcp_address)
+
+            def nsqd_is_ready(nsqd: nsqd_server.Nsqd) -> None:
+                if ready is not None:
+                    ready(_listening(lookupd, nsqd))
+
+            await nsqd_server.main(
+                env, files, nsqd_options.replace(lookupd_tcp_address=registered), nsqd_is_ready, stop
+            )
+        finally:
+            await lookupd.close()
+    except ListenFailed as error:
+        raise _listen_failed(error, nsqd_options, lookupd_options) from error
+
+
+def options_of_nsqd(options: UpOptions) -> NsqdOptions:
+    """Return the options of the nsqd in it; the address of its nsqlookupd is not among them yet."""
+    values = {field.name: getattr(options, field.name) for field in fields(NsqdOptions)}
+    tcp_port = 0 if options.free_ports else options.tcp_port
+    http_port = 0 if options.free_ports else options.http_port
+    values["tcp_address"] = _with_port(options.tcp_address, tcp_port)
+    values["http_address"] = _with_port(options.http_address, http_port)
+    host = _host(options.tcp_address)
+    if not options.broadcast_address and _is_loopback(host):
+        values["broadcast_address"] = host  # clients outside cannot connect, and this machine's name may not resolve
+    return NsqdOptions(**values)
+
+
+def options_of_nsqlookupd(options: UpOptions) -> NsqlookupdOptions:
+    """Return the options of the nsqlookupd in it, which listens on the hosts that nsqd listens on."""
+    host = _host(options.tcp_address)
+    tcp_port = 0 if options.free_ports else options.lookupd_tcp_port
+    http_port = 0 if options.free_ports else options.lookupd_http_port
+    return NsqlookupdOptions(
+        log_level=options.log_level,
+        log_prefix=options.log_prefix,
+        tcp_address=format_address(host, tcp_port),
+        http_address=format_address(_host(options.http_address), http_port),
+        broadcast_address=host if _is_loopback(host) else "",
+    )
+
+
+def greeting(where: Listening, options: UpOptions, python: str) -> str:
+    """Return what is printed once everything listens: addresses, and three commands to try.
+
+    Args:
+        python: the command that runs a Python in which FlintMQ is installed.
+    """
+    return f"""
+FlintMQ {__version__} is up. Ctrl-C stops it.
+
+  nsqd        tcp {where.nsqd_tcp:<21}  http://{where.nsqd_http}
+  nsqlookupd  tcp {where.lookupd_tcp:<21}  http://{where.lookupd_http}
+  durability  {options.durability:<25}  change it with --durability=fsync|os|interval
+
+Three commands to try in another shell:
+
+1. Publish a message over HTTP
+
+curl -d 'hello' 'http://{where.nsqd_http}/pub?topic=greetings'
+
+2. Consume the topic in Python, until Ctrl-C
+
+{python} - <<'END'
+import asyncio
+from flintmq import Consumer
+
+async def main():
+    async with Consumer("greetings", "shell", nsqlookupd_http_addresses="http://{where.lookupd_http}") as consumer:
+        async for message in consumer:
+            async with message:
+                print(message.body.decode())
+
+asyncio.run(main())
+END
+
+3. Read the topic with Spark (needs: pip install 'flintmq[spark]')
+
+{python} - <<'END'
+from flintmq.spark import session
+
+greetings = session("try").read.format("nsq").option("nsqd", "{where.nsqd_tcp}").option("topic", "greetings").load()
+greetings.selectExpr("offset", "timestamp", "string(body)").show()
+END
+"""
+
+
+def _serve(options: UpOptions) -> None:
+    logs.configure(options.log_prefix, options.log_level)
+    files = _open_data_path(options.data_path)
+    env = Env(hostname=socket.gethostname())
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_until_signal(env, files, options))
+    print(f"stopped; the messages stay in {options.data_path}", flush=True)
+
+
+def _open_data_path(data_path: str) -> OsFiles:
+    path = Path(data_path)
+    shown = path.absolute()
+    remedy = f"{_UP} --data-path=DIRECTORY takes another one"
+    is_new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        files = OsFiles(data_path)
+    except DataPathLocked as error:
+        what = f"the data directory {shown} is in use by another nsqd or {_UP}"
+        raise UpFailed(what, f"stop that one first, or: {remedy}") from error
+    except OSError as error:
+        raise UpFailed(f"cannot use {shown} as the data directory: {error.strerror}", remedy) from error
+    except StorageError as error:
+        raise UpFailed(str(error), remedy) from error
+    print(f"{'created' if is_new else 'using'} the data directory {shown}", flush=True)
+    return files
+
+
+async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def asked_to_stop() -> None:
+        print("stopping: draining connections and writing everything to disk", flush=True)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, asked_to_stop)
+    python = _python_command()
+    await main(env, files, options, lambda where: print(greeting(where, options, python), flush=True), stop)
+
+
+def _listening(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd) -> Listening:
+    tcp, http = nsqd.addresses.tcp, nsqd.addresses.http
+    assert tcp is not None and http is not None  # the tables take neither "" nor the path of a unix socket
+    return Listening(*(_reachable(*address) for address in (tcp, http, lookupd.tcp_address, lookupd.http_address)))
+
+
+def _reachable(host: str, port: int) -> str:
+    """An address to connect to from this machine: who listens everywhere is reached at 127.0.0.1."""
+    return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
+def _listen_failed(error: ListenFailed, nsqd: NsqdOptions, lookupd: NsqlookupdOptions) -> UpFailed:
+    flags = {
+        nsqd.tcp_address: ("nsqd (TCP)", "--tcp-port"),
+        nsqd.http_address: ("nsqd (HTTP)", "--http-port"),
+        lookupd.tcp_address: ("nsqlookupd (TCP)", "--lookupd-tcp-port"),
+        lookupd.http_address: ("nsqlookupd (HTTP)", "--lookupd-http-port"),
+    }
+    who, flag = flags[error.address]
+    number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+    reason = os.strerror(number) if number else error.reason
+    what = f"{who} cannot listen on {error.address}: {reason}"
+    if number == errno.EADDRINUSE:
+        return UpFailed(
+            what, f"stop what uses this port, or choose another with {flag}=PORT, or let --free-ports choose all"
+        )
+    return UpFailed(what, f"choose another port with {flag}=PORT, or another host with --tcp-address, --http-address")
+
+
+def _with_port(address: str, port: int | None) -> str:
+    return address if port is None else format_address(_host(address), port)
+
+
+def _host(address: str) -> str:
+    split = split_address(address)
+    assert split is not None  # the table has checked it
+    return split[0]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _python_command() -> str:
+    """The running Python as a command for the user's shell, relative where that is shorter."""
+    path = Path(sys.executable)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (``pip install flintmq[fast]``), else asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+__all__ = ["Listening", "UpFailed", "UpOptions", "greeting", "main", "run"]

@@ -1,0 +1,156 @@
+"""A thousand worlds with a real nsqd in them, and proof that these worlds find planted bugs."""
+
+import logging
+
+import pytest
+from tests.sim import nsqd_world
+from tests.sim.loop import SimulationError, seeds
+
+from flintmq.broker.broker import Broker
+from flintmq.broker.channel import Channel, ChannelState
+from flintmq.broker.deferred import AsideStore, Changes
+from flintmq.errors import StorageError
+from flintmq.nsqd.engine import Engine
+from flintmq.storage import PartitionLog, SyncTicket
+from flintmq.testing.files import MemoryFile
+
+CHUNKS = 8
+SEEDS_PER_CHUNK = 125
+MUTANT_SEEDS = 400
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """What nsqd logs about planted faults is not what is looked for."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nothing_acknowledged_is_lost(chunk):
+    for seed in seeds(SEEDS_PER_CHUNK, first=chunk * SEEDS_PER_CHUNK):
+        assert nsqd_world.run(seed) == []
+
+
+def test_a_seed_decides_everything():
+    for seed in seeds(5, first=50):
+        assert nsqd_world.trace_hash(seed) == nsqd_world.trace_hash(seed)
+
+
+def acknowledge_before_the_sync(monkeypatch):
+    monkeypatch.setattr(Engine, "_store", lambda self, groups: self.broker.commit(groups))
+
+
+def do_not_sync(monkeypatch):
+    monkeypatch.setattr(SyncTicket, "run", lambda self: None)
+
+
+def forget_what_is_in_flight(monkeypatch):
+    honest = Channel.state
+
+    def state(self):
+        found = honest(self)
+        return ChannelState(self.next, b"", found.deferred, found.attempts, found.holes)
+
+    monkeypatch.setattr(Channel, "state", state)
+
+
+def forget_due_times(monkeypatch):
+    honest = Channel.state
+
+    def state(self):
+        found = honest(self)
+        found.deferred = []
+        return found
+
+    monkeypatch.setattr(Channel, "state", state)
+
+
+def never_time_out(monkeypatch):
+    monkeypatch.setattr(Channel, "_time_out_run", lambda self, subscription, run: None)
+
+
+def lose_what_a_lost_connection_held(monkeypatch):
+    def queue_again(self, subscription, sequence):
+        self._leave_flight(subscription)
+        self._mark_done(sequence)
+
+    monkeypatch.setattr(Channel, "_queue_again", queue_again)
+
+
+def never_write_progress(monkeypatch):
+    monkeypatch.setattr(Broker, "has_flush", lambda self, wall_ns: False)
+    honest = Broker.take_flush
+
+    def take_flush(self, wall_ns):
+        flush = honest(self, wall_ns)
+        flush.statements = flush.statements[: flush.metadata_count]
+        return flush
+
+    monkeypatch.setattr(Broker, "take_flush", take_flush)
+
+
+def forget_messages_set_aside(monkeypatch):
+    monkeypatch.setattr("flintmq.broker.channel.WINDOW_DEFERRED_MAX", 0)
+    monkeypatch.setattr(AsideStore, "take_changes", lambda self: Changes())
+
+
+def answer_a_failed_write_with_ok(monkeypatch):
+    honest = PartitionLog.append
+
+    def append(self, bodies, timestamp_ns, due_ns=0):
+        try:
+            return honest(self, bodies, timestamp_ns, due_ns)
+        except StorageError:
+            return self.next_sequence
+
+    monkeypatch.setattr(PartitionLog, "append", append)
+
+
+def write_one_byte_less(monkeypatch):
+    honest = MemoryFile.write_at
+
+    def write_at(self, position, data):
+        honest(self, position, data[:-1] if len(data) > 1000 else data)
+
+    monkeypatch.setattr(MemoryFile, "write_at", write_at)
+
+
+MUTANTS = [
+    acknowledge_before_the_sync,
+    do_not_sync,
+    forget_what_is_in_flight,
+    forget_due_times,
+    never_time_out,
+    lose_what_a_lost_connection_held,
+    never_write_progress,
+    forget_messages_set_aside,
+    answer_a_failed_write_with_ok,
+    write_one_byte_less,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_planted_bugs_are_found(mutant, monkeypatch):
+    mutant(monkeypatch)
+    for seed in range(MUTANT_SEEDS):
+        try:
+            nsqd_world.run(seed)
+        except (AssertionError, SimulationError):
+            return
+    pytest.fail(f"{mutant.__name__} was not found in {MUTANT_SEEDS} seeds")
+
+
+def test_long_delays_and_overflow_go_through_the_database(monkeypatch):
+    """The same worlds when nearly every deferred message is set aside."""
+    monkeypatch.setattr("flintmq.broker.channel.WINDOW_DEFERRED_MAX", 1)
+    for seed in seeds(60, first=5000):
+        assert nsqd_world.run(seed) == []
+
+
+def test_a_tiny_window_spills_what_is_stuck(monkeypatch):
+    monkeypatch.setattr("flintmq.broker.channel.CHANNEL_WINDOW_MAX", 8)
+    monkeypatch.setattr(Channel.__init__, "__defaults__", (None, 8))
+    for seed in seeds(60, first=6000):
+        assert nsqd_world.run(seed) == []

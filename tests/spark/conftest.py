@@ -1,0 +1,66 @@
+"""One nsqd and one Spark for all tests that need them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.processes import NsqdProcess, environment
+
+
+@pytest.fixture(scope="session")
+def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    process = NsqdProcess(tmp_path_factory.mktemp("nsqd"))
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session on two cores; every test of a run shares it."""
+    from flintmq.spark import session
+
+    before = dict(os.environ)
+    os.environ.update(environment())
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    started = session("tests", "local[2]", **{"spark.ui.enabled": "false", "spark.sql.warehouse.dir": str(warehouse)})
+    started.sparkContext.setLogLevel("OFF")
+    yield started
+    started.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic of its own for each test."""
+    return f"topic-{os.getpid()}-{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def source(spark: Any, nsqd: NsqdProcess, topic: str) -> Callable[..., Any]:
+    """Builds a reader of ``topic``: ``source(spark.read)`` or ``source(spark.readStream, columns="body")``."""
+
+    def build(reader: Any, **options: object) -> Any:
+        given = {"nsqd": nsqd.address, "topic": topic, **options}
+        return reader.format("nsq").options(**{name: str(value) for name, value in given.items() if value is not None})
+
+    return build
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Callable[..., Any]:
+    """Runs a stream into Parquet with a checkpoint: ``archive(frame, availableNow=True)`` returns the query."""
+
+    def start(frame: Any, **trigger: Any) -> Any:
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.trigger(**trigger).start(str(tmp_path / "archive"))
+
+    return start

@@ -1,0 +1,173 @@
+"""Real processes for the tests with Spark: nsqd, and drivers that may be killed; each is ended by its own id."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+import flintmq
+from flintmq.spark.encode import encode_bodies
+from flintmq.spark.options import SinkOptions
+from flintmq.spark.publish import Publisher
+
+SOURCE_ROOT = str(Path(flintmq.__file__).resolve().parents[1])
+_LISTENING = re.compile(r"(TCP|HTTP): listening on (\S+)")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment for child processes: they find the package under test and this Python."""
+    path = os.pathsep.join(part for part in (SOURCE_ROOT, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **more}
+
+
+class NsqdProcess:
+    """``python -m flintmq nsqd`` on free ports, which it keeps over restarts."""
+
+    def __init__(self, data_path: Path, durability: str = "os") -> None:
+        data_path.mkdir(parents=True, exist_ok=True)
+        self._data_path = data_path
+        self._durability = durability
+        self.address = "127.0.0.1:0"
+        self.http_address = "127.0.0.1:0"
+        self._process: subprocess.Popen[str] | None = None
+        self.log: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start, and return when both ports listen."""
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "flintmq", "nsqd", f"--durability={self._durability}"),
+                *(f"--tcp-address={self.address}", f"--http-address={self.http_address}"),
+                f"--data-path={self._data_path}",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        ready = threading.Event()
+        threading.Thread(target=self._read_log, args=(self._process, ready), daemon=True).start()
+        assert ready.wait(20), "nsqd does not listen:\n" + "".join(self.log)
+
+    def _read_log(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+        assert process.stderr is not None
+        found = set()
+        for line in process.stderr:
+            self.log.append(line)
+            if match := _LISTENING.search(line):
+                found.add(match[1])
+                if match[1] == "TCP":
+                    self.address = match[2]
+                else:
+                    self.http_address = match[2]
+                if len(found) == 2:
+                    ready.set()
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(20)
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def post(self, path: str, data: bytes = b"") -> bytes:
+        with urllib.request.urlopen(f"http://{self.http_address}{path}", data=data, timeout=20) as answer:
+            return bytes(answer.read())
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://{self.http_address}{path}", timeout=20) as answer:
+            return bytes(answer.read())
+
+    def publish(self, topic: str, bodies: Sequence[bytes], per_mpub: int = 200) -> None:
+        """Publish and wait until all are stored."""
+        publisher = Publisher([self.address], SinkOptions.parse({"nsqd": self.address}))
+        try:
+            for count, messages in encode_bodies(pa.array(bodies, pa.binary())).slices(per_mpub, 1 << 20):
+                publisher.publish(topic, count, messages)
+            publisher.finish()
+        finally:
+            publisher.close()
+
+
+class Driver:
+    """A Spark driver in a session of its own, so that kill -9 takes its JVM and Python workers along."""
+
+    def __init__(self, script: Path, *arguments: str, **more: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(**more),
+            start_new_session=True,
+        )
+        self.output: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.output.extend(self._process.stdout)
+
+    def wait_for(self, text: str, timeout_s: float = 60) -> str:
+        """Wait for a line of output that contains ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for line in list(self.output):
+                if text in line:
+                    return line
+            assert self._process.poll() is None, f"the driver ended:\n{''.join(self.output)[-8000:]}"
+            time.sleep(0.02)
+        raise AssertionError(f"no {text!r} within {timeout_s} s:\n{''.join(self.output)[-8000:]}")
+
+    def kill(self) -> None:
+        """kill -9 of the driver, its JVM and its workers."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(20)
+
+    def finish(self, timeout_s: float = 90) -> str:
+        """Wait for a clean end and return the output."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the driver does not end:\n{''.join(self.output)[-8000:]}") from None
+        self._reader.join(5)
+        assert code == 0, "".join(self.output)[-8000:]
+        return "".join(self.output)
+
+
+def numbered(first: int, end: int, size: int = 24) -> list[bytes]:
+    """Bodies that are their own number, filled up to ``size``."""
+    return [b"%0*d" % (size, number) for number in range(first, end)]
+
+
+def assert_each_once(bodies: Iterable[bytes], count: int) -> None:
+    """Check that the bodies are the numbers 0 to ``count`` (exclusive), each exactly once."""
+    found = sorted(int(body) for body in bodies)
+    missing = sorted(set(range(count)) - set(found))
+    assert found == list(range(count)), (
+        f"{len(found)} rows, {len(set(found))} distinct of {count}; missing {missing[:10]}"
+    )

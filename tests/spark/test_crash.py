@@ -1,0 +1,62 @@
+"""kill -9 of the driver, its JVM and its workers in the middle of a stream: each message is archived exactly once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.spark.processes import Driver, NsqdProcess, assert_each_once, numbered
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+JOB = Path(__file__).with_name("archive_job.py")
+MESSAGES = 40_000
+
+
+def logged(checkpoint: Path, name: str) -> int:
+    """Micro-batches in the log of planned (``offsets``) or finished (``commits``) ones."""
+    directory = checkpoint / name
+    return sum(path.name.isdecimal() for path in directory.iterdir()) if directory.is_dir() else 0
+
+
+def wait_until_between(checkpoint: Path, committed: int) -> None:
+    """Wait until a micro-batch is planned and not finished, after so many finished ones."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done = logged(checkpoint, "commits")
+        if done >= committed and logged(checkpoint, "offsets") > done:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"{logged(checkpoint, 'commits')} micro-batches finished, waited for {committed}")
+
+
+@pytest.mark.timeout(180)
+def test_exactly_once_over_kill_9_of_the_driver(spark, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    published = threading.Thread(target=publish_slowly, args=(nsqd, topic))
+    published.start()
+    arguments = (nsqd.address, topic, str(tmp_path), "1500")
+    checkpoint = tmp_path / "checkpoint"
+    unfinished = 0
+    for committed in (0, 4):
+        driver = Driver(JOB, *arguments, "0")
+        try:
+            wait_until_between(checkpoint, committed)
+        finally:
+            driver.kill()
+        unfinished += logged(checkpoint, "offsets") > logged(checkpoint, "commits")
+    published.join(60)
+    assert unfinished, "no micro-batch was cut in two, the test proved nothing"
+    assert "finished" in Driver(JOB, *arguments, "now").finish()
+
+    rows = spark.read.parquet(str(tmp_path / "archive"))
+    assert_each_once((bytes(row.body) for row in rows.select("body").collect()), MESSAGES)
+    assert rows.select("offset").distinct().count() == MESSAGES
+
+
+def publish_slowly(nsqd: NsqdProcess, topic: str) -> None:
+    """Publish for about as long as the drivers live."""
+    for first in range(0, MESSAGES, 1000):
+        nsqd.publish(topic, numbered(first, first + 1000))
+        time.sleep(0.2)

@@ -1,0 +1,119 @@
+"""Discovery: all nsqlookupds united, both forms of their JSON, and what the stream does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.spark.fake_lookupd import FakeLookupd
+from tests.spark.fake_nsqd import FakeNsqd
+from tests.spark.test_reader import ALL, ManualClock, at, numbered, offsets_read, text
+
+from flintmq.errors import DiscoveryError
+from flintmq.spark import retry
+from flintmq.spark.discovery import BODY_SIZE_MAX, all_nsqds, all_topics, nsqds_of_topic
+from flintmq.spark.options import SourceOptions
+from flintmq.spark.source import NsqReader, NsqStreamReader
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def lookupd() -> Iterator[FakeLookupd]:
+    with FakeLookupd() as fake:
+        yield fake
+
+
+def producers(*nsqds: FakeNsqd) -> dict:
+    return {"channels": [], "producers": [{"broadcast_address": "127.0.0.1", "tcp_port": one.port} for one in nsqds]}
+
+
+def test_answers_are_united(lookupd):
+    with FakeLookupd() as second:
+        lookupd.answers["/lookup?topic=t"] = {"producers": [{"broadcast_address": "b", "tcp_port": 2}]}
+        second.answers["/lookup?topic=t"] = {
+            "status_code": 200,
+            "data": {
+                "producers": [
+                    {"broadcast_address": "b", "tcp_port": 2},
+                    {"broadcast_address": "::1", "tcp_port": 1},
+                    {"broadcast_address": "", "tcp_port": 9},
+                    {"hostname": "neither"},
+                    5,
+                ]
+            },
+        }
+        both = (lookupd.address, second.address, "127.0.0.1:1")
+        assert nsqds_of_topic(both, "t", 5) == ["[::1]:1", "b:2"]
+        assert nsqds_of_topic(both, "unknown", 5) == []
+
+
+@pytest.mark.parametrize("answer", [b"not json", b"[]", b"x" * (BODY_SIZE_MAX + 1), {"producers": 5}])
+def test_nonsense(lookupd, answer):
+    lookupd.answers["/nodes"] = answer
+    if isinstance(answer, bytes):
+        with pytest.raises(DiscoveryError, match="no nsqlookupd answers /nodes"):
+            all_nsqds((lookupd.address,), 5)
+    else:
+        assert all_nsqds((lookupd.address,), 5) == []
+
+
+def test_topics(lookupd):
+    lookupd.answers["/topics"] = {"topics": ["b", "a", "no spaces", 5]}
+    assert all_topics((lookupd.address,), 5) == ["a", "b"]
+
+
+def test_a_pattern(lookupd):
+    with FakeNsqd() as nsqd:
+        for topic in ("flights", "flight_delays", "other", "_log"):
+            nsqd.topic(topic, numbered(0, 5))
+            lookupd.answers[f"/lookup?topic={topic}"] = producers(nsqd)
+        lookupd.answers["/topics"] = {"topics": ["flights", "flight_delays", "other", "_log"]}
+        options = SourceOptions.parse({"lookupd": lookupd.address, "topicPattern": "flight.*|_log"})
+        reader = NsqReader(options)
+        (task,) = reader.partitions()
+        assert sorted({wanted.topic for wanted in task.ranges}) == ["flight_delays", "flights"]  # type: ignore[attr-defined]
+        assert len(offsets_read(reader, [task])) == 10
+
+
+def test_an_nsqd_that_joins_and_one_that_leaves(lookupd):
+    first, second = FakeNsqd(), FakeNsqd()
+    first.topic("t", numbered(0, 10))
+    second.topic("t", numbered(0, 20))
+    lookupd.answers["/lookup?topic=t"] = producers(first)
+    clock = ManualClock()
+    reader = NsqStreamReader(SourceOptions.parse({"lookupd": lookupd.address, "topic": "t"}), clock)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert at(end, first) == 11
+
+    lookupd.answers["/lookup?topic=t"] = producers(second)
+    asked = len(lookupd.asked)
+    assert text(reader.latestOffset(end, ALL)) == text(end)
+    assert len(lookupd.asked) == asked, "nsqlookupd is not asked for every micro-batch"
+
+    clock.advance(11)
+    entered = reader.latestOffset(end, ALL)
+    assert (at(entered, first), at(entered, second)) == (11, 1)
+    first.topic("t", numbered(0, 5))
+    end = reader.latestOffset(entered, ALL)
+    assert (at(end, first), at(end, second)) == (16, 21), "one that is not listed any more is read while it answers"
+    first.close()
+    second.topic("t", numbered(0, 5))
+    end = reader.latestOffset(end, ALL)
+    assert (at(end, first), at(end, second)) == (16, 26)
+    second.close()
+
+
+def test_nsqlookupd_away_for_a_while(lookupd):
+    with FakeNsqd() as nsqd:
+        nsqd.topic("t", numbered(0, 10))
+        lookupd.answers["/lookup?topic=t"] = producers(nsqd)
+        clock = ManualClock()
+        reader = NsqStreamReader(SourceOptions.parse({"lookupd": lookupd.address, "topic": "t"}), clock)
+        here = reader.initialOffset()
+        lookupd.answers["/lookup?topic=t"] = b"broken"
+        clock.advance(11)
+        assert at(reader.latestOffset(here, ALL), nsqd) == 11

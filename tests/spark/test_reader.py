@@ -1,0 +1,588 @@
+"""The readers without Spark, against an nsqd that can misbehave: offsets, limits, replay, loss, retries."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from tests.spark.fake_nsqd import FakeLog, FakeNsqd
+
+from flintmq.errors import ConnectionFailed, DiscoveryError, NsqdError, OptionError, RemoteProtocolError
+from flintmq.spark import retry
+from flintmq.spark.broker import POOL, NsqdConnection
+from flintmq.spark.errors import DataLost
+from flintmq.spark.options import SourceOptions
+from flintmq.spark.source import NsqReader, NsqStreamReader
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retry, "PAUSE_MAX_S", 0.01)
+
+
+@pytest.fixture
+def nsqd() -> Iterator[FakeNsqd]:
+    with FakeNsqd() as fake:
+        yield fake
+    POOL._idle.clear()
+
+
+class ManualClock:
+    """Time that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**15
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def advance(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+def options(*nsqds: FakeNsqd, **more: str) -> SourceOptions:
+    addresses = ",".join(one.address for one in nsqds)
+    topic = {} if "topics" in more else {"topic": "t"}
+    return SourceOptions.parse({"nsqd": addresses, **topic, **more})
+
+
+def numbered(first: int, end: int, size: int = 0) -> list[bytes]:
+    return [b"%d" % number + b"." * size for number in range(first, end)]
+
+
+def offsets_read(reader: NsqReader | NsqStreamReader, tasks) -> list[int]:
+    return [row for task in tasks for batch in reader.read(task) for row in batch.column("offset").to_pylist()]
+
+
+def at(offset: dict, nsqd: FakeNsqd, topic: str = "t") -> int:
+    return offset[topic][f"{nsqd.address}/0"]
+
+
+def text(offset: dict) -> str:
+    return json.dumps(offset)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_read_is_everything_in_order(nsqd):
+    bodies = numbered(1, 25_001, 30)
+    nsqd.topic("t", bodies, batch=700)
+    reader = NsqReader(options(nsqd, fetchMaxBytes="8KiB", maxMessagesPerTask="9000"))
+    tasks = reader.partitions()
+    table = pa.Table.from_batches(batch for task in tasks for batch in reader.read(task))
+    assert table["body"].to_pylist() == bodies
+    assert table["offset"].to_pylist() == list(range(1, 25_001))
+    assert len(tasks) == 3
+    assert nsqd.count("FETCH") >= 36
+
+
+def test_a_range_and_its_exclusive_end(nsqd):
+    nsqd.topic("t", numbered(1, 101), batch=10)
+    given = {"startingOffsets": '{"t": {"0": 13}}', "endingOffsets": json.dumps({"t": {f"{nsqd.address}/0": 57}})}
+    reader = NsqReader(options(nsqd, **given))
+    assert offsets_read(reader, reader.partitions()) == list(range(13, 57))
+    # 0 is what users of other systems write for the beginning
+    reader = NsqReader(options(nsqd, startingOffsets='{"t": {"0": 0}}', endingOffsets='{"t": {"0": 3}}'))
+    assert offsets_read(reader, reader.partitions()) == [1, 2]
+
+
+def test_times(nsqd):
+    log = nsqd.topic("t")
+    for second in range(10):
+        log.append(numbered(0, 5), 1_700_000_000_000_000_000 + second * 10**9)
+    given = {"startingTimestamp": "1700000003000", "endingTimestamp": "2023-11-14T22:13:26Z"}
+    reader = NsqReader(options(nsqd, **given))
+    assert offsets_read(reader, reader.partitions()) == list(range(16, 31))
+    reader = NsqReader(options(nsqd, startingTimestamp="1700000100000"))
+    assert reader.partitions() == []
+
+
+def test_several_nsqds_and_topics(nsqd):
+    with FakeNsqd() as other:
+        nsqd.topic("t", numbered(0, 10))
+        nsqd.topic("u", numbered(0, 3))
+        other.topic("t", numbered(0, 5))
+        reader = NsqReader(options(nsqd, other, topics="t,u"))
+        (task,) = reader.partitions()
+        rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
+        found = {(row["topic"], row["nsqd"]): 0 for row in rows}
+        for row in rows:
+            found[row["topic"], row["nsqd"]] += 1
+        assert found == {("t", nsqd.address): 10, ("t", other.address): 5, ("u", nsqd.address): 3}
+
+
+def test_a_topic_nobody_has(nsqd):
+    with pytest.raises(NsqdError, match=r"no nsqd of .* has topic 't'"):
+        NsqReader(options(nsqd)).partitions()
+
+
+def test_what_spark_sends_when_there_is_nothing(nsqd):
+    nsqd.topic("t", numbered(0, 5))
+    reader = NsqReader(options(nsqd, startingOffsets='{"t": {"0": 6}}'))
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_a_start_that_retention_removed(nsqd):
+    nsqd.topic("t", numbered(1, 101), batch=10).trim(51)
+    given = {"startingOffsets": '{"t": {"0": 13}}'}
+    with pytest.raises(DataLost, match=r"messages 13 to 51 \(exclusive\).*retention.*failOnDataLoss=false"):
+        NsqReader(options(nsqd, **given)).partitions()
+    reader = NsqReader(options(nsqd, failOnDataLoss="false", **given))
+    assert offsets_read(reader, reader.partitions()) == list(range(51, 101))
+    with pytest.raises(DataLost, match="101 to 200"):
+        NsqReader(options(nsqd, endingOffsets='{"t": {"0": 200}}')).partitions()
+
+
+def test_an_original_nsqd_is_named_as_such(nsqd):
+    nsqd.fail("OFFSETS", "E_INVALID invalid command OFFSETS")
+    with pytest.raises(NsqdError, match="only FlintMQ's nsqd can"):
+        NsqReader(options(nsqd)).partitions()
+
+
+# -- failures while reading --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cut", "close", "flip", "heartbeat", "E_STALE_EPOCH 1", "E_OFFSET_OUT_OF_RANGE x"])
+def test_reading_goes_on_after_a_failure_without_repeating(nsqd, how):
+    nsqd.topic("t", numbered(1, 3001, 100), batch=100)
+    nsqd.fail("FETCH", "", "", how, "", how, how)
+    reader = NsqReader(options(nsqd, fetchMaxBytes="16KiB", batchRows="250"))
+    assert offsets_read(reader, reader.partitions()) == list(range(1, 3001))
+
+
+def test_an_nsqd_that_restarts_between_two_tasks(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = NsqReader(options(nsqd))
+    for _ in range(3):
+        assert offsets_read(reader, reader.partitions()) == list(range(1, 101))
+        nsqd.disconnect()
+
+
+def test_connections_are_used_again(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = NsqReader(options(nsqd))
+    for _ in range(5):
+        offsets_read(reader, reader.partitions())
+    assert nsqd.connection_count == 1
+
+
+def test_a_reader_that_is_left_early_leaves_no_answer_behind(nsqd):
+    nsqd.topic("t", numbered(1, 10_001), batch=100)
+    reader = NsqReader(options(nsqd, fetchMaxBytes="4KiB", batchRows="100"))
+    (task,) = reader.partitions()
+    batches = reader.read(task)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert offsets_read(reader, [task]) == list(range(1, 10_001))
+
+
+def test_retries_end(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = NsqReader(options(nsqd, retries="2"))
+    tasks = reader.partitions()
+    nsqd.fail("FETCH", *["close"] * 3)
+    with pytest.raises(ConnectionFailed, match="closed by nsqd"):
+        offsets_read(reader, tasks)
+    nsqd.fail("FETCH", *["flip"] * 3)
+    with pytest.raises(RemoteProtocolError, match=r"damaged batches for t .* from 1: the CRC"):
+        offsets_read(reader, tasks)
+
+
+def test_an_error_that_will_not_go_away_is_not_retried(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = NsqReader(options(nsqd))
+    tasks = reader.partitions()
+    nsqd.fail("FETCH", "E_UNAUTHORIZED no")
+    before = nsqd.count("FETCH")
+    with pytest.raises(NsqdError, match="E_UNAUTHORIZED"):
+        offsets_read(reader, tasks)
+    assert nsqd.count("FETCH") == before + 1
+
+
+def test_a_log_that_does_not_move(nsqd):
+    log = nsqd.topic("t", numbered(1, 101))
+    reader = NsqReader(options(nsqd, retries="1"))
+    tasks = reader.partitions()
+    log.fetch = lambda start, end, bytes_max: start.to_bytes(8, "big")  # type: ignore[method-assign]
+    with pytest.raises(RemoteProtocolError, match="does not get beyond 1"):
+        offsets_read(reader, tasks)
+
+
+def test_damage_that_nsqd_set_aside(nsqd):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    del log.batches[3]
+    reader = NsqReader(options(nsqd))
+    with pytest.raises(DataLost, match=r"31 to 41 \(exclusive\).*damaged"):
+        offsets_read(reader, reader.partitions())
+    reader = NsqReader(options(nsqd, failOnDataLoss="false"))
+    assert offsets_read(reader, reader.partitions()) == [*range(1, 31), *range(41, 101)]
+
+
+def test_loss_between_planning_and_reading(nsqd):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    strict, lenient = (
+        NsqReader(options(nsqd, retries="1")),
+        NsqReader(options(nsqd, failOnDataLoss="false", retries="1")),
+    )
+    tasks = strict.partitions()
+
+    log.trim(41)
+    with pytest.raises(DataLost, match="1 to 41"):
+        offsets_read(strict, tasks)
+    assert offsets_read(lenient, tasks) == list(range(41, 101))
+
+    log.batches.pop()
+    log.end = 91
+    with pytest.raises(DataLost, match="91 to 101"):
+        log.trim(1)
+        offsets_read(strict, tasks)
+    log.trim(41)
+    assert offsets_read(lenient, tasks) == list(range(41, 91))
+
+    nsqd.logs["t"] = [FakeLog("00000000000000b2")]
+    nsqd.topic("t", numbered(1, 500))
+    with pytest.raises(DataLost, match="created again"):
+        offsets_read(strict, tasks)
+    assert offsets_read(lenient, tasks) == []
+
+    del nsqd.logs["t"]
+    with pytest.raises(DataLost, match="no longer exists"):
+        offsets_read(strict, tasks)
+    assert offsets_read(lenient, tasks) == []
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def stream(nsqd: FakeNsqd, clock: ManualClock | None = None, **more: str) -> NsqStreamReader:
+    return NsqStreamReader(options(nsqd, **more), clock)
+
+
+def test_readers_survive_pickling(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        reader = pickle.loads(dumps(stream(nsqd)))
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        again = pickle.loads(dumps(reader))
+        assert offsets_read(again, again.partitions(start, end)) == list(range(1, 101))
+    assert nsqd.connection_count > 0
+
+
+def test_building_a_reader_opens_nothing():
+    reader = NsqStreamReader(SourceOptions.parse({"nsqd": "192.0.2.1:4150", "topic": "t"}))
+    assert isinstance(reader.getDefaultReadLimit(), ReadMaxRows)
+    NsqReader(SourceOptions.parse({"lookupd": "192.0.2.1:4161", "topic": "t"}))
+
+
+def test_a_stream_from_the_beginning(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd)
+    start = reader.initialOffset()
+    assert text(start) == text(reader.initialOffset())
+    assert at(start, nsqd) == 1
+    end = reader.latestOffset(start, ALL)
+    assert (at(end, nsqd), at(start, nsqd)) == (101, 1)
+    assert offsets_read(reader, reader.partitions(start, end)) == list(range(1, 101))
+    assert text(reader.latestOffset(end, ALL)) == text(end), "nothing new must be the very same text"
+    assert reader.partitions(end, end) == []
+    assert text(reader.reportLatestOffset() or {}) == text(end)
+
+
+def test_a_micro_batch_replayed_is_the_same(nsqd):
+    nsqd.topic("t", numbered(1, 200_001), batch=5000)
+    reader = stream(nsqd, maxMessagesPerTask="30000")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(123_456))
+    tasks = reader.partitions(start, end)
+    nsqd.topic("t", numbered(1, 5000))
+    again = stream(nsqd, maxMessagesPerTask="30000")
+    replayed = again.partitions(json.loads(text(start)), json.loads(text(end)))
+    assert replayed == tasks
+    assert offsets_read(again, replayed) == list(range(1, 123_457))
+
+
+def test_limits(nsqd):
+    nsqd.topic("t", numbered(10_000, 20_000, 66))
+    reader = stream(nsqd, maxMessagesPerTrigger="300")
+    start = reader.initialOffset()
+    assert reader.getDefaultReadLimit() == ReadMaxRows(300)
+    assert at(reader.latestOffset(start, ReadMaxRows(300)), nsqd) == 301
+    assert at(reader.latestOffset(start, ALL), nsqd) == 10_001, "a trigger that wants all gets all"
+
+    by_bytes = stream(nsqd, maxMessagesPerTrigger="0", maxBytesPerTrigger="10500")
+    limit = by_bytes.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(10_500)
+    taken = at(by_bytes.latestOffset(start, limit), nsqd) - 1
+    assert 90 <= taken <= 105
+
+    both = stream(nsqd, maxMessagesPerTrigger="50", maxBytesPerTrigger="10500")
+    assert at(both.latestOffset(start, both.getDefaultReadLimit()), nsqd) == 51
+    assert stream(nsqd, maxMessagesPerTrigger="0").getDefaultReadLimit() == ALL
+
+
+def test_min_messages_and_their_delay(nsqd):
+    nsqd.topic("t", numbered(1, 11))
+    clock = ManualClock()
+    reader = stream(nsqd, clock, minMessagesPerTrigger="100", maxTriggerDelay="60s", maxMessagesPerTrigger="0")
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    assert text(reader.latestOffset(start, limit)) == text(start)
+    clock.advance(59)
+    assert text(reader.latestOffset(start, limit)) == text(start)
+    clock.advance(2)
+    end = reader.latestOffset(start, limit)
+    assert at(end, nsqd) == 11
+    nsqd.topic("t", numbered(1, 51))
+    assert text(reader.latestOffset(end, limit)) == text(end), "the delay begins anew"
+    nsqd.topic("t", numbered(1, 51))
+    assert at(reader.latestOffset(end, limit), nsqd) == 111
+
+
+def test_available_now_ends_where_the_log_ended(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, maxMessagesPerTrigger="40", minMessagesPerTrigger="1000")
+    reader.prepareForTriggerAvailableNow()
+    here, ends = reader.initialOffset(), []
+    nsqd.topic("t", numbered(1, 1000))
+    nsqd.topic("other", numbered(1, 10))
+    for _ in range(5):
+        here = reader.latestOffset(here, reader.getDefaultReadLimit())
+        ends.append(at(here, nsqd))
+    assert ends == [41, 81, 101, 101, 101]
+
+
+def test_available_now_with_an_nsqd_that_is_away(nsqd):
+    with FakeNsqd() as other:
+        other.topic("t", numbered(1, 11))
+        reader = NsqStreamReader(options(nsqd, other, retries="2"))
+    with pytest.raises(ConnectionFailed):
+        reader.prepareForTriggerAvailableNow()
+
+
+def test_a_partition_that_appears_later(nsqd):
+    reader = stream(nsqd)
+    start = reader.initialOffset()
+    assert text(start) == '{"_log": {}}'
+    assert text(reader.latestOffset(start, ALL)) == text(start)
+    nsqd.topic("t", numbered(1, 101))
+    entered = reader.latestOffset(start, ALL)
+    assert at(entered, nsqd) == 1
+    assert reader.partitions(start, entered) == []
+    end = reader.latestOffset(entered, ALL)
+    assert offsets_read(reader, reader.partitions(entered, end)) == list(range(1, 101))
+
+
+def test_available_now_reads_a_partition_that_appeared_since_the_last_run(nsqd):
+    start = stream(nsqd).initialOffset()
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, maxMessagesPerTrigger="60")
+    reader.prepareForTriggerAvailableNow()
+    ends = [start]
+    for _ in range(4):
+        ends.append(reader.latestOffset(ends[-1], reader.getDefaultReadLimit()))
+    assert [at(end, nsqd) for end in ends[1:]] == [1, 61, 101, 101]
+
+
+# -- cursors -----------------------------------------------------------------------------------------------------------
+
+
+def test_latest_survives_a_crash_before_the_first_commit(nsqd):
+    """Spark asks again after the crash: what was published since must not be skipped."""
+    log = nsqd.topic("t", numbered(1, 1001))
+    given = {"startingOffsets": "latest", "channel": "archive"}
+    assert at(stream(nsqd, **given).initialOffset(), nsqd) == 1001
+    nsqd.topic("t", numbered(1, 501))
+    restarted = stream(nsqd, **given)
+    start = restarted.initialOffset()
+    assert at(start, nsqd) == 1001
+    assert at(restarted.latestOffset(start, ALL), nsqd) == 1501
+    assert log.channels == {"archive": 1001}
+
+
+def test_latest_without_a_channel_is_refused(nsqd):
+    with pytest.raises(OptionError, match="channel"):
+        stream(nsqd, startingOffsets="latest")
+    nsqd.topic("t", numbered(1, 11))
+    assert at(stream(nsqd, startingOffsets="latest", allowUnsafeLatest="true").initialOffset(), nsqd) == 11
+
+
+def test_cursor_is_where_the_channel_stands(nsqd):
+    log = nsqd.topic("t", numbered(1, 101))
+    given = {"startingOffsets": "cursor", "channel": "archive"}
+    assert at(stream(nsqd, **given).initialOffset(), nsqd) == 1
+    log.channels["archive"] = 42
+    assert at(stream(nsqd, **given).initialOffset(), nsqd) == 42
+
+
+def test_other_starts_hold_the_channel_there(nsqd):
+    log = nsqd.topic("t", numbered(1, 101))
+    stream(nsqd, channel="a").initialOffset()
+    stream(nsqd, channel="b", startingOffsets='{"t": {"0": 33}}').initialOffset()
+    stream(nsqd, channel="c", startingTimestamp="1800000000000").initialOffset()
+    assert log.channels == {"a": 1, "b": 33, "c": 101}
+
+
+def test_commit_moves_the_cursor_and_may_repeat_and_fail(nsqd):
+    log = nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, channel="archive")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(60))
+    reader.commit(end)
+    assert log.channels == {"archive": 61}
+    reader.commit(end)
+    reader.commit(start)
+    assert log.channels == {"archive": 61}
+    nsqd.fail("CURSOR", "close")
+    last = reader.latestOffset(end, ALL)
+    reader.commit(last)
+    assert log.channels == {"archive": 61}, "a cursor that could not be moved is no reason to stop the query"
+    reader.commit(last)
+    assert log.channels == {"archive": 101}
+
+
+def test_without_a_channel_commit_asks_nothing(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd)
+    reader.commit(reader.latestOffset(reader.initialOffset(), ALL))
+    assert nsqd.count("CURSOR") == 0
+
+
+# -- loss and absence in streams ---------------------------------------------------------------------------------------
+
+
+def test_a_topic_created_anew_is_never_read_in_silence(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    here = strict.latestOffset(strict.initialOffset(), ALL)
+    nsqd.logs["t"] = [FakeLog("00000000000000b2")]
+    nsqd.topic("t", numbered(1, 501))
+    with pytest.raises(DataLost, match="messages from 101 are lost: the topic was deleted and created again"):
+        strict.latestOffset(here, ALL)
+    moved = lenient.latestOffset(here, ALL)
+    assert lenient.partitions(here, moved) == []
+    end = lenient.latestOffset(moved, ALL)
+    assert offsets_read(lenient, lenient.partitions(moved, end)) == list(range(1, 501))
+
+
+def test_a_deleted_topic(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    here = strict.latestOffset(strict.initialOffset(), ALL)
+    del nsqd.logs["t"]
+    with pytest.raises(DataLost, match="no longer exists"):
+        strict.latestOffset(here, ALL)
+    assert text(lenient.latestOffset(here, ALL)) == text(here)
+    now = stream(nsqd)
+    now.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLost, match="no longer exists"):
+        now.latestOffset(here, ALL)
+
+
+def test_retention_overtakes_a_slow_query(nsqd):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    here = strict.latestOffset(strict.initialOffset(), ReadMaxRows(20))
+    log.trim(51)
+    with pytest.raises(DataLost, match="21 to 51"):
+        strict.latestOffset(here, ALL)
+    end = lenient.latestOffset(here, ReadMaxRows(10))
+    assert at(end, nsqd) == 61
+    assert offsets_read(lenient, lenient.partitions(here, end)) == list(range(51, 61))
+
+
+def test_an_end_that_went_back_is_waited_for(nsqd):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    clock = ManualClock()
+    strict, lenient = stream(nsqd, clock), stream(nsqd, clock, failOnDataLoss="false")
+    here = strict.latestOffset(strict.initialOffset(), ALL)
+    log.end, kept = 81, log.batches[:]
+    del log.batches[8:]
+    for reader in (strict, lenient):
+        assert text(reader.latestOffset(here, ALL)) == text(here)
+    log.end, log.batches = 101, kept
+    assert text(strict.latestOffset(here, ALL)) == text(here)
+    log.end = 81
+    del log.batches[8:]
+    assert text(strict.latestOffset(here, ALL)) == text(here)
+    clock.advance(301)
+    with pytest.raises(DataLost, match="81 to 101"):
+        strict.latestOffset(here, ALL)
+    back = lenient.latestOffset(here, ALL)
+    assert at(back, nsqd) == 81
+    assert lenient.partitions(here, back) == []
+
+
+def test_an_nsqd_that_is_away_does_not_hold_up_the_others(nsqd):
+    other = FakeNsqd()
+    nsqd.topic("t", numbered(1, 101))
+    other.topic("t", numbered(1, 51))
+    clock = ManualClock()
+    reader = NsqStreamReader(options(nsqd, other), clock)
+    start = reader.initialOffset()
+    other.close()
+    end = reader.latestOffset(start, ALL)
+    assert (at(end, nsqd), at(end, other)) == (101, 1)
+    clock.advance(299)
+    reader.latestOffset(end, ALL)
+    clock.advance(2)
+    with pytest.raises(DataLost, match="nsqd is away"):
+        reader.latestOffset(end, ALL)
+    patient = NsqStreamReader(options(nsqd, other, failOnDataLoss="false"), clock)
+    for _ in range(3):
+        assert text(patient.latestOffset(end, ALL)) == text(end)
+        clock.advance(1000)
+
+
+def test_a_wrong_address_is_an_error_at_the_start():
+    reader = NsqStreamReader(SourceOptions.parse({"nsqd": "127.0.0.1:1", "topic": "t", "retries": "2"}))
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
+        reader.initialOffset()
+    lookup = NsqStreamReader(SourceOptions.parse({"lookupd": "127.0.0.1:1", "topic": "t", "retries": "2"}))
+    with pytest.raises(DiscoveryError, match="no nsqlookupd answers"):
+        lookup.initialOffset()
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+def test_answers_out_of_all_bounds(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    connection = NsqdConnection(nsqd.address, 5, 5)
+    connection.send_fetch("t", 0, 1, 101, 1000, 0)
+    with pytest.raises(RemoteProtocolError, match="at most 100 were due"):
+        connection.receive(100)
+    connection = NsqdConnection(nsqd.address, 5, 5)
+    connection.send(b"IDENTIFY\n\0\0\0\2{}")
+    with pytest.raises(RemoteProtocolError, match="where batches were due"):
+        connection._receive_head = lambda _: 3  # type: ignore[method-assign]
+        connection.receive_fetch_head(1000)
+
+
+def test_silence_ends(nsqd):
+    connection = NsqdConnection(nsqd.address, 5, 0.1)
+    with pytest.raises(ConnectionFailed, match=r"no answer within 0\.1 s"):
+        connection.receive()
+
+
+def test_heartbeats_are_answered(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    nsqd.fail("OFFSETS", "heartbeat")
+    connection = NsqdConnection(nsqd.address, 5, 5)
+    assert connection.offsets(["t"])[0][0].end == 101
+    assert nsqd.asked[-1] == "NOP" or connection.offsets(["t"])
+    assert nsqd.count("NOP") == 1
+    connection.close()

@@ -1,0 +1,274 @@
+"""Source and sink in a real Spark against a real nsqd, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from tests.spark.processes import NsqdProcess, assert_each_once, numbered
+
+from flintmq.spark.schema import COLUMNS
+from flintmq.spark.session import settings
+
+pytestmark = pytest.mark.spark
+
+
+def wait_until(condition: Callable[[], bool], query: Any, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if query.exception() is not None:
+            raise query.exception()
+        assert time.monotonic() < deadline, query.status
+        time.sleep(0.02)
+
+
+def run(query: Any) -> list[dict]:
+    """Wait for the end of a query; its progress, one entry per micro-batch that had rows."""
+    assert query.awaitTermination(60)
+    return [json.loads(progress.json) for progress in query.recentProgress if progress.numInputRows]
+
+
+def archived(spark: Any, tmp_path: Any) -> list[bytes]:
+    return [bytes(row.body) for row in spark.read.parquet(str(tmp_path / "archive")).select("body").collect()]
+
+
+def bodies(frame: Any) -> list[bytes]:
+    return [bytes(row.body) for row in frame.select("body").collect()]
+
+
+def test_spark_finds_the_source_by_itself(spark):
+    assert spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists("nsq")
+
+
+def test_the_settings_are_in_force(spark):
+    for name, value in settings("local[2]", quick_start=True).items():
+        assert spark.conf.get(name) == value, name
+
+
+def test_all_columns(spark, nsqd, source, topic):
+    before = time.time()
+    nsqd.publish(topic, [b"one", b"two", b"a third one"])
+    frame = source(spark.read).load()
+    assert tuple(frame.columns) == COLUMNS
+    first, _, third = frame.orderBy("offset").collect()
+    assert (first.topic, first.partition, first.offset, first.attempts, first.trace_id) == (topic, 0, 1, 1, 0)
+    assert (bytes(first.body), bytes(third.body), first.nsqd) == (b"one", b"a third one", nsqd.address)
+    assert bytes(first.id) == b"%016x" % first.internal_id
+    assert before - 1 <= frame.selectExpr("unix_micros(timestamp) AS us").first().us / 1e6 <= time.time() + 1
+
+
+def test_columns_and_schemas(spark, nsqd, source, topic):
+    nsqd.publish(topic, numbered(0, 10))
+    assert source(spark.read, columns="body,offset").load().columns == ["body", "offset"]
+    assert source(spark.read.schema("offset bigint, topic string")).load().first() == (1, topic)
+    with pytest.raises(Exception, match="offset int"):
+        source(spark.read.schema("offset int")).load().collect()
+
+
+def test_many_messages_in_several_tasks(spark, nsqd, source, topic):
+    nsqd.publish(topic, numbered(0, 60_000), per_mpub=500)
+    frame = source(spark.read, maxMessagesPerTask=20_000).load()
+    assert frame.rdd.getNumPartitions() == 3
+    assert_each_once(bodies(frame), 60_000)
+    assert frame.selectExpr("count(distinct offset) AS n", "min(offset) AS low", "max(offset) AS high").first() == (
+        60_000,
+        1,
+        60_000,
+    )
+
+
+def test_small_backlogs_of_many_topics_share_a_task(spark, nsqd, source, topic):
+    topics = [f"{topic}-{number}" for number in range(4)]
+    for name in topics:
+        nsqd.publish(name, numbered(0, 500))
+    frame = source(spark.read, topic=None, topics=",".join(topics)).load()
+    assert frame.rdd.getNumPartitions() == 1
+    assert {tuple(row) for row in frame.groupBy("topic").count().collect()} == {(name, 500) for name in topics}
+    assert source(spark.read, topic=None, topics=",".join(topics), minPartitions=4).load().rdd.getNumPartitions() == 4
+
+
+def test_ranges_times_and_filters(spark, nsqd, source, topic):
+    nsqd.publish(topic, numbered(0, 500))
+    time.sleep(0.01)
+    between_us = time.time_ns() // 1000
+    between_ms = -(-between_us // 1000)
+    time.sleep(0.01)
+    nsqd.publish(topic, numbered(500, 1000))
+
+    given = {"startingOffsets": json.dumps({topic: {"0": 101}}), "endingOffsets": json.dumps({topic: {"0": 201}})}
+    assert sorted(map(int, bodies(source(spark.read, **given).load()))) == list(range(100, 200))
+    assert sorted(map(int, bodies(source(spark.read, startingTimestamp=between_ms).load()))) == list(range(500, 1000))
+    assert sorted(map(int, bodies(source(spark.read, endingTimestamp=between_ms).load()))) == list(range(500))
+
+    for pushdown in ("true", "false"):
+        frame = source(spark.read, pushdown=pushdown, maxMessagesPerTask=100).load()
+        some = frame.where(f"offset > 990 AND topic = '{topic}' AND nsqd = '{nsqd.address}'")
+        assert sorted(map(int, bodies(some))) == list(range(990, 1000))
+        assert bodies(frame.where("topic = 'another'")) == []
+        late = frame.where(f"timestamp >= timestamp_micros({between_us})")
+        assert sorted(map(int, bodies(late))) == list(range(500, 1000))
+        assert some.rdd.getNumPartitions() == (1 if pushdown == "true" else 10)
+
+
+def test_a_limit_stops_reading_early(spark, nsqd, source, topic):
+    nsqd.publish(topic, numbered(0, 60_000), per_mpub=500)
+    frame = source(spark.read, maxMessagesPerTask=10_000).load()
+    assert [row.offset for row in frame.limit(3).collect()] == [1, 2, 3]
+    assert frame.count() == 60_000
+
+
+def test_errors_are_readable(spark, nsqd, source, topic):
+    with pytest.raises(AnalysisException, match=r"topc.*did you mean topic\?"):
+        source(spark.read, topc="x").load()
+    with pytest.raises(Exception, match=f"no nsqd of {nsqd.address} has topic '{topic}'"):
+        source(spark.read).load().collect()
+    with pytest.raises(StreamingQueryException, match="latest needs channel"):
+        run(source(spark.readStream, startingOffsets="latest").load().writeStream.format("noop").start())
+
+
+def test_available_now_twice(spark, nsqd, source, topic, archive, tmp_path):
+    nsqd.publish(topic, numbered(0, 5000))
+    frame = source(spark.readStream, maxMessagesPerTrigger=2000, channel="archive").load()
+    progress = run(archive(frame, availableNow=True))
+    assert [entry["numInputRows"] for entry in progress] == [2000, 2000, 1000]
+    label = f"{nsqd.address}/0"
+    assert [entry["sources"][0]["endOffset"][topic][label] for entry in progress] == [2001, 4001, 5001]
+    assert progress[0]["sources"][0]["latestOffset"][topic][label] == 5001, "the lag can be computed from progress"
+
+    assert run(archive(frame, availableNow=True)) == []
+    nsqd.publish(topic, numbered(5000, 5500))
+    assert [entry["numInputRows"] for entry in run(archive(frame, availableNow=True))] == [500]
+    assert_each_once(archived(spark, tmp_path), 5500)
+
+    (channel,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"][0]["channels"]
+    assert (channel["channel_name"], channel["depth"]) == ("archive", 500), "the last commit always comes one run late"
+
+
+def test_once(spark, nsqd, source, topic, archive, tmp_path):
+    nsqd.publish(topic, numbered(0, 5000))
+    frame = source(spark.readStream, maxMessagesPerTrigger=2000).load()
+    assert [entry["numInputRows"] for entry in run(archive(frame, once=True))] == [5000]
+    assert_each_once(archived(spark, tmp_path), 5000)
+
+
+def test_a_running_stream_sees_what_is_published(spark, nsqd, source, topic, archive, tmp_path):
+    """The topic does not even exist when the query starts."""
+    query = archive(source(spark.readStream).load(), processingTime="0 seconds")
+    try:
+        for first in range(0, 3000, 1000):
+            nsqd.publish(topic, numbered(first, first + 1000))
+            wait_until(lambda end=first + 1000: rows(query) >= end, query)
+    finally:
+        query.stop()
+    assert_each_once(archived(spark, tmp_path), 3000)
+
+
+def rows(query: Any) -> int:
+    return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+def test_latest_with_a_channel_loses_nothing_when_the_first_micro_batch_fails(spark, nsqd, source, topic, tmp_path):
+    nsqd.publish(topic, numbered(0, 100))
+    frame = source(spark.readStream, startingOffsets="latest", channel="late").load()
+    got: list[bytes] = []
+
+    def start(handle: Callable[[Any, int], None]) -> Any:
+        writer = frame.writeStream.foreachBatch(handle).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.trigger(processingTime="0 seconds").start()
+
+    def fail(_frame: Any, _batch: int) -> None:
+        raise RuntimeError("the first attempt fails")
+
+    query = start(fail)
+    wait_until(lambda: b'"late"' in nsqd.get(f"/stats?format=json&topic={topic}"), query)
+    nsqd.publish(topic, numbered(0, 50))
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    nsqd.publish(topic, numbered(50, 75))
+    query = start(lambda batch, _number: got.extend(bodies(batch)))
+    try:
+        wait_until(lambda: len(got) >= 75, query)
+    finally:
+        query.stop()
+    assert_each_once(got, 75)
+
+
+def test_a_topic_created_anew(spark, nsqd, source, topic, archive, tmp_path):
+    nsqd.publish(topic, numbered(0, 100))
+    run(archive(source(spark.readStream).load(), availableNow=True))
+    nsqd.post(f"/topic/delete?topic={topic}")
+    nsqd.publish(topic, numbered(100, 350))
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
+        run(archive(source(spark.readStream).load(), availableNow=True))
+    run(archive(source(spark.readStream, failOnDataLoss="false").load(), availableNow=True))
+    assert_each_once(archived(spark, tmp_path), 350)
+
+
+def test_an_nsqd_killed_in_the_middle(spark, source, topic, archive, tmp_path):
+    own = NsqdProcess(tmp_path / "own")
+    try:
+        own.publish(topic, numbered(0, 20_000))
+        frame = source(spark.readStream, nsqd=own.address, maxMessagesPerTrigger=3000, channel="c").load()
+        query = archive(frame, processingTime="0 seconds")
+        try:
+            wait_until(lambda: rows(query) >= 3000, query)
+            for first in (20_000, 30_000):
+                own.kill()
+                time.sleep(0.3)
+                own.start()
+                own.publish(topic, numbered(first, first + 10_000))
+            wait_until(lambda: rows(query) >= 40_000, query)
+        finally:
+            query.stop()
+        assert_each_once(archived(spark, tmp_path), 40_000)
+    finally:
+        own.stop()
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def sink(writer: Any, nsqd: NsqdProcess, **options: object) -> Any:
+    return writer.format("nsq").options(nsqd=nsqd.address, **{name: str(value) for name, value in options.items()})
+
+
+def test_write(spark, nsqd, source, topic):
+    frame = spark.range(5000).selectExpr("cast(id as string) AS body", "id AS unused")
+    sink(frame.write.mode("append"), nsqd, topic=topic).save()
+    assert_each_once(bodies(source(spark.read).load()), 5000)
+
+
+def test_write_by_column(spark, nsqd, source, topic):
+    frame = spark.range(3000).selectExpr(
+        f"concat('{topic}-', id % 3) AS topic", "encode(cast(id as string), 'utf-8') AS body"
+    )
+    sink(frame.write.mode("append"), nsqd).save()
+    for rest in range(3):
+        assert sorted(map(int, bodies(source(spark.read, topic=f"{topic}-{rest}").load()))) == list(
+            range(rest, 3000, 3)
+        )
+
+
+def test_write_what_does_not_fit(spark, nsqd, source, topic):
+    frame = spark.range(10).selectExpr("repeat('x', cast(id * 10 AS int) + 1) AS body")
+    with pytest.raises(Exception, match="maxMessageSize=50"):
+        sink(frame.write.mode("append"), nsqd, topic=topic, maxMessageSize=50).save()
+    name = f"{topic}-dropped"
+    sink(frame.write.mode("append"), nsqd, topic=name, maxMessageSize=50, oversize="drop").save()
+    assert sorted(len(body) for body in bodies(source(spark.read, topic=name).load())) == [1, 11, 21, 31, 41]
+    with pytest.raises(Exception, match="only be appended"):
+        sink(frame.write.mode("overwrite"), nsqd, topic=topic).save()
+    with pytest.raises(Exception, match="column body of type binary or string"):
+        sink(spark.range(3).write.mode("append"), nsqd, topic=topic).save()
+
+
+def test_from_topic_to_topic(spark, nsqd, source, topic, tmp_path):
+    nsqd.publish(topic, numbered(0, 5000))
+    frame = source(spark.readStream, maxMessagesPerTrigger=2000).load().select("body")
+    writer = sink(frame.writeStream, nsqd, topic=f"{topic}-copy").option("checkpointLocation", str(tmp_path / "c"))
+    assert len(run(writer.trigger(availableNow=True).start())) == 3
+    assert_each_once(bodies(source(spark.read, topic=f"{topic}-copy").load()), 5000)

@@ -1,0 +1,344 @@
+"""One connection: handshake, heartbeats, gathered writes, and how it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
+from tests.unit.client.world import World, until
+
+from flintmq.client.connection import AnswerLost, Connection
+from flintmq.client.options import ConnectionOptions
+from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError, TouchFailed
+from flintmq.wire.frames import error_frame
+from flintmq.wire.identify import ServerFeatures
+
+
+class Owner:
+    """Records what a connection tells."""
+
+    def __init__(self) -> None:
+        self.messages: list = []
+        self.failures: list = []
+        self.settled: list[tuple[int, int]] = []
+        self.lost: list = []
+
+    def on_messages(self, connection, records):
+        self.messages += records
+
+    def on_message_failed(self, connection, failure):
+        self.failures.append(failure)
+
+    def on_settled(self, connection, finished, requeued):
+        self.settled.append((finished, requeued))
+
+    def on_lost(self, connection, error):
+        self.lost.append(error)
+
+
+async def connected(world: World, **options) -> tuple[Connection, Owner]:
+    owner = Owner()
+    return await Connection.open("a:4150", owner, ConnectionOptions(**options), world.env), owner
+
+
+async def subscribed(world: World, **options) -> tuple[Connection, Owner]:
+    connection, owner = await connected(world, **options)
+    await connection.subscribe("t", "c")
+    return connection, owner
+
+
+def run(scenario, *names, **options):
+    with World(*names, **options) as world:
+        world.run(scenario(world))
+
+
+# --- handshake ---
+
+
+def test_what_is_negotiated():
+    async def scenario(world):
+        connection, _ = await connected(world, client_id="me", msg_timeout=5, heartbeat_interval=10)
+        (request,) = world.fake.identified
+        assert (request.client_id, request.msg_timeout, request.heartbeat_interval) == ("me", 5000, 10_000)
+        assert request.hostname == "driver"
+        assert connection.features.max_rdy_count == 100
+        assert connection.msg_timeout_s == 5.0
+        assert connection.max_msg_timeout_s == 900.0
+        assert "a:4150 init" in connection.describe()
+        connection.close()
+
+    run(scenario, features=ServerFeatures(version="1.3.0", max_rdy_count=100))
+
+
+def test_nobody_listens():
+    async def scenario(world):
+        world.kill("a")
+        with pytest.raises(ConnectionFailed, match="a:4150"):
+            await connected(world)
+
+    run(scenario)
+
+
+def test_an_unknown_host():
+    async def scenario(world):
+        with pytest.raises(ConnectionFailed, match="nowhere"):
+            await Connection.open("nowhere:1", Owner(), ConnectionOptions(), world.env)
+
+    run(scenario)
+
+
+def test_a_machine_that_does_not_answer():
+    async def scenario(world):
+        world.kill("a", power_loss=True)
+        began = world.now
+        with pytest.raises(ConnectionFailed, match="no answer within 2 s"):
+            await connected(world, connect_timeout=2)
+        assert world.now - began < 2.5
+
+    run(scenario)
+
+
+def test_an_nsqd_that_accepts_and_says_nothing():
+    async def scenario(world):
+        world.sim.node("a").pause()
+        owner = Owner()
+        with pytest.raises(ConnectionFailed, match="no answer within 1 s"):
+            await Connection.open("a:4150", owner, ConnectionOptions(connect_timeout=1), world.env)
+        world.sim.node("a").resume()
+        await until(lambda: not world.fake.sessions)
+
+    run(scenario)
+
+
+def test_auth_is_asked_for():
+    async def scenario(world):
+        with pytest.raises(NsqdError, match="E_AUTH_FIRST"):
+            await connected(world)
+        await until(lambda: not world.fake.sessions)
+
+    run(scenario, features=ServerFeatures(version="1", auth_required=True))
+
+
+def test_identify_refused():
+    async def scenario(world):
+        world.fake.refuse_identify = "E_BAD_BODY IDENTIFY msg timeout (5) is invalid"
+        with pytest.raises(NsqdError, match="msg timeout") as caught:
+            await connected(world)
+        assert not caught.value.retryable
+
+    run(scenario)
+
+
+def test_not_an_nsqd():
+    async def serve_http():
+        class Http(asyncio.Protocol):
+            def connection_made(self, transport):
+                transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        await asyncio.get_running_loop().create_server(Http, "0.0.0.0", 80)
+        await asyncio.get_running_loop().create_future()
+
+    with World() as world:
+        world.sim.node("web").start(serve_http)
+
+        async def scenario():
+            with pytest.raises((RemoteProtocolError, ConnectionFailed), match="not an nsqd"):
+                await Connection.open("web:80", Owner(), ConnectionOptions(), world.env)
+
+        world.run(scenario())
+
+
+def test_sub_refused():
+    async def scenario(world):
+        connection, owner = await connected(world)
+        world.fake.refuse_sub = "E_SUB_FAILED"
+        with pytest.raises(NsqdError, match="E_SUB_FAILED") as caught:
+            await connection.subscribe("t", "c")
+        assert caught.value.retryable
+        assert owner.lost
+        assert connection.is_lost
+
+    run(scenario)
+
+
+def test_sub_not_answered():
+    async def scenario(world):
+        connection, _ = await connected(world, connect_timeout=1)
+        world.sim.node("a").pause()
+        with pytest.raises(ConnectionFailed, match="SUB was not answered within 1 s"):
+            await connection.subscribe("t", "c")
+        assert connection.is_lost
+
+    run(scenario)
+
+
+# --- heartbeats ---
+
+
+def test_heartbeats_are_answered():
+    async def scenario(world):
+        connection, _ = await connected(world, heartbeat_interval=1)
+        await asyncio.sleep(30)
+        assert not connection.is_lost
+        assert len(world.fake.sessions) == 1
+        connection.close()
+
+    run(scenario)
+
+
+def test_two_heartbeats_missed():
+    async def scenario(world):
+        connection, owner = await connected(world, heartbeat_interval=1)
+        await asyncio.sleep(3)
+        world.fake.is_mute = True
+        began = world.now
+        error = await asyncio.shield(connection.lost)
+        assert 1.0 <= world.now - began <= 2.1
+        assert "nothing was received for 2 s" in str(error)
+        assert owner.lost == [error]
+
+    run(scenario)
+
+
+# --- gathering ---
+
+
+def test_answers_of_a_turn_are_one_write():
+    async def scenario(world):
+        connection, owner = await subscribed(world)
+        connection.rdy(10)
+        world.fake.add(b"1", b"2", b"3", b"4")
+        await until(lambda: len(owner.messages) == 4)
+        ids = [record[2] for record in owner.messages]
+        writes = []
+        connection._transport.write = writes.append
+        connection.touch(ids[0], lambda error: None)
+        connection.finish(ids[0])
+        connection.requeue(ids[1], 50)
+        connection.finish_all(ids[2:])
+        assert connection.unsent_count == 4
+        await asyncio.sleep(0)
+        assert writes == [
+            b"TOUCH %s\n" % ids[0] + b"REQ %s 50\n" % ids[1] + b"FIN %s\nFIN %s\nFIN %s\n" % (ids[0], ids[2], ids[3])
+        ]
+        assert owner.settled == [(3, 1)]
+        assert connection.unsent_count == 0
+
+    run(scenario)
+
+
+def test_late_answers_are_told_and_the_connection_goes_on():
+    async def scenario(world):
+        connection, owner = await subscribed(world)
+        connection.rdy(1)
+        world.fake.late = "yes"
+        world.fake.add(b"1")
+        await until(lambda: owner.messages)
+        message_id = owner.messages[0][2]
+        failed = []
+        connection.touch(message_id, failed.append)
+        connection.finish(message_id)
+        connection.requeue(message_id, 0)
+        await until(lambda: len(owner.failures) == 3)
+        assert [failure.code for failure in owner.failures] == ["E_TOUCH_FAILED", "E_REQ_FAILED", "E_FIN_FAILED"]
+        assert {failure.message_id for failure in owner.failures} == {message_id}
+        assert isinstance(failed[0], TouchFailed)
+        assert not connection.is_lost
+        connection.close()
+
+    run(scenario)
+
+
+def test_the_end_of_a_subscription_is_a_barrier():
+    async def scenario(world):
+        connection, owner = await subscribed(world)
+        connection.rdy(5)
+        world.fake.add(b"1", b"2")
+        await until(lambda: len(owner.messages) == 2)
+        connection.finish_all([record[2] for record in owner.messages])
+        await connection.end_subscription()
+        assert world.fake.finished == [b"1", b"2"]
+        connection.close()
+        assert isinstance(await connection.lost, ConnectionFailed)
+
+    run(scenario)
+
+
+# --- publishing and losing ---
+
+
+def outcomes_of(connection: Connection, count: int) -> list:
+    outcomes: list = [None] * count
+    for number in range(count):
+        connection.publish("t", [b"%d" % number], lambda outcome, number=number: outcomes.__setitem__(number, outcome))
+    return outcomes
+
+
+def test_every_publish_is_answered_once_when_the_connection_breaks():
+    async def scenario(world):
+        connection, owner = await connected(world)
+        world.fake.answer = lambda command, bodies: OK if bodies == [b"0"] else SILENCE
+        outcomes = outcomes_of(connection, 3)
+        await until(lambda: outcomes[0] is not None)
+        world.kill("a")
+        await until(lambda: connection.is_lost)
+        assert outcomes[0] == b"OK"
+        for outcome in outcomes[1:]:
+            assert isinstance(outcome, AnswerLost)
+            assert outcome.maybe_executed
+        assert len(owner.lost) == 1
+
+    run(scenario)
+
+
+def test_what_is_behind_a_fatal_error_was_not_executed():
+    async def scenario(world):
+        connection, _ = await connected(world)
+        world.fake.answer = lambda command, bodies: OK if bodies == [b"0"] else "E_BAD_MESSAGE PUB message too big"
+        outcomes = outcomes_of(connection, 3)
+        await until(lambda: connection.is_lost)
+        assert outcomes[0] == b"OK"
+        assert isinstance(outcomes[1], NsqdError)
+        assert not outcomes[1].retryable
+        assert isinstance(outcomes[2], AnswerLost)
+        assert not outcomes[2].maybe_executed
+        assert world.fake.stored == [b"0"]
+
+    run(scenario)
+
+
+def test_a_hang_up_and_calls_on_a_lost_connection():
+    async def scenario(world):
+        connection, owner = await subscribed(world)
+        connection.rdy(5)
+        world.fake.add(b"1", b"2")
+        await until(lambda: len(owner.messages) == 2)
+        world.fake.answer = lambda command, bodies: HANG_UP
+        outcomes = outcomes_of(connection, 1)
+        await until(lambda: connection.is_lost)
+        assert isinstance(outcomes[0], AnswerLost)
+        connection.finish(owner.messages[0][2])
+        connection.requeue(owner.messages[1][2], 0)
+        connection.touch(owner.messages[1][2], lambda error: None)
+        connection.rdy(1)
+        await asyncio.sleep(1)
+        assert owner.settled == [(1, 1)], "counted, not sent"
+        with pytest.raises(ConnectionFailed):
+            await connection.end_subscription()
+        connection.close()
+        connection.abort("again")
+        assert len(owner.lost) == 1
+
+    run(scenario)
+
+
+def test_an_error_for_nothing_that_was_asked():
+    async def scenario(world):
+        connection, owner = await subscribed(world)
+        world.fake.deliver_unasked(error_frame("E_INVALID", "whatever"))
+        error = await asyncio.shield(connection.lost)
+        assert "E_INVALID whatever" in str(error)
+        assert owner.lost == [error]
+
+    run(scenario)

@@ -1,0 +1,125 @@
+"""The queue of received messages: shared by takers, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+
+from flintmq.client.inbox import Inbox
+from flintmq.client.message import Delivery, Message
+from flintmq.wire.client import Record
+
+
+class Place:
+    """Stands for a connection or a consumer where nothing is asked of them."""
+
+    address = "nsqd:4150"
+    is_lost = False
+
+
+def delivery(link, *bodies: bytes, attempts: int = 1) -> Delivery:
+    records: list[Record] = [(1, attempts, b"%016x" % number, body) for number, body in enumerate(bodies)]
+    return Delivery(link, Place(), 0.0, records)  # type: ignore[arg-type]
+
+
+def inbox_of(given_up: list[Message] | None = None, attempts_max: int = 5) -> Inbox:
+    return Inbox(Message, attempts_max, ([] if given_up is None else given_up).append)
+
+
+def take_all(inbox: Inbox) -> list[bytes]:
+    bodies = []
+    while (message := inbox.take()) is not None:
+        bodies.append(message.body)
+    return bodies
+
+
+def test_messages_come_out_in_order():
+    inbox = inbox_of()
+    assert inbox.take() is None
+    inbox.put(delivery(Place(), b"a", b"b"))
+    inbox.put(delivery(Place(), b"c"))
+    assert inbox.count == 3
+    assert take_all(inbox) == [b"a", b"b", b"c"]
+    assert inbox.count == 0
+
+
+def test_a_message_with_too_many_attempts_is_given_up():
+    given_up: list[Message] = []
+    inbox = inbox_of(given_up, attempts_max=5)
+    inbox.put(delivery(Place(), b"bad", attempts=6))
+    inbox.put(delivery(Place(), b"good", attempts=5))
+    assert take_all(inbox) == [b"good"]
+    assert [message.body for message in given_up] == [b"bad"]
+
+
+def test_what_came_over_a_lost_connection_goes_with_it():
+    lost, alive = Place(), Place()
+    inbox = inbox_of()
+    inbox.put(delivery(lost, b"taken", b"1", b"2"))
+    inbox.put(delivery(alive, b"3"))
+    inbox.put(delivery(lost, b"4"))
+    first = inbox.take()
+    assert first is not None
+    assert first.body == b"taken"
+    removed = inbox.remove(lost)  # type: ignore[arg-type]
+    assert [[record[3] for record in each.records] for each in removed] == [[b"1", b"2"], [b"4"]]
+    assert inbox.count == 1
+    assert take_all(inbox) == [b"3"]
+
+
+def test_removing_the_others_keeps_what_was_begun():
+    lost, alive = Place(), Place()
+    inbox = inbox_of()
+    inbox.put(delivery(alive, b"1", b"2"))
+    inbox.put(delivery(lost, b"3"))
+    inbox.take()
+    inbox.remove(lost)  # type: ignore[arg-type]
+    assert take_all(inbox) == [b"2"]
+
+
+def test_remove_everything():
+    inbox = inbox_of()
+    inbox.put(delivery(Place(), b"1", b"2"))
+    inbox.put(delivery(Place(), b"3"))
+    inbox.take()
+    assert sum(len(each.records) for each in inbox.remove()) == 2
+    assert (inbox.count, take_all(inbox)) == (0, [])
+
+
+async def test_waiters_are_woken_in_their_order_and_only_as_many_as_there_are_messages():
+    inbox = inbox_of()
+    woken: list[int] = []
+
+    async def wait(number: int) -> None:
+        await inbox.wait()
+        woken.append(number)
+        inbox.take()
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    inbox.put(delivery(Place(), b"a", b"b"))
+    await asyncio.gather(tasks[0], tasks[1])
+    await asyncio.sleep(0)
+    assert woken == [0, 1]
+    inbox.end()
+    await tasks[2]
+
+
+async def test_a_cancelled_waiter_passes_its_turn_on():
+    inbox = inbox_of()
+    first = asyncio.create_task(inbox.wait())
+    second = asyncio.create_task(inbox.wait())
+    await asyncio.sleep(0)
+    inbox.put(delivery(Place(), b"a"))
+    first.cancel()  # woken already, and cancelled before it could run
+    await asyncio.wait_for(second, 5)
+    assert first.cancelled() or first.done()
+
+
+async def test_waiting_ends_at_once_when_there_is_something_or_the_end():
+    inbox = inbox_of()
+    inbox.put(delivery(Place(), b"a"))
+    await asyncio.wait_for(inbox.wait(), 5)
+    inbox.take()
+    inbox.end()
+    assert inbox.is_ended
+    await asyncio.wait_for(inbox.wait(), 5)

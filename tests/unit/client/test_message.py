@@ -1,0 +1,235 @@
+"""A message: answered once, on time, from whichever thread."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from flintmq.client.message import Delivery, Discard, Message, Requeue, ThreadMessage
+from flintmq.errors import LocalProtocolError, OptionError, TouchFailed
+
+
+class Link:
+    """Records what a connection is asked to send."""
+
+    address = "nsqd:4150"
+    is_lost = False
+    msg_timeout_s = 60.0
+    max_msg_timeout_s = 100.0
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.touched: dict[bytes, object] = {}
+
+    def finish(self, message_id):
+        self.sent.append("FIN")
+
+    def finish_all(self, message_ids):
+        self.sent.append(("FIN", len(message_ids)))
+
+    def requeue(self, message_id, delay_ms):
+        self.sent.append(("REQ", delay_ms))
+
+    def touch(self, message_id, failed):
+        self.sent.append("TOUCH")
+        self.touched[message_id] = failed
+
+    def forget_touched(self, message_id):
+        self.touched.pop(message_id, None)
+
+
+class Owner:
+    """A consumer's clock and policies."""
+
+    now = 1000.0
+    failures = 0
+
+    def __init__(self) -> None:
+        self.calls: list = []
+
+    def time(self):
+        return self.now
+
+    def requeue_delay_s(self, attempts):
+        return 90.0 * attempts
+
+    def message_failed(self):
+        self.failures += 1
+
+    def call_in_loop(self, function):
+        self.calls.append(function)
+
+
+@pytest.fixture
+def link():
+    return Link()
+
+
+@pytest.fixture
+def owner():
+    return Owner()
+
+
+@pytest.fixture
+def message(link, owner):
+    return Message(Delivery(link, owner, owner.now, ()), (123, 2, b"0123456789abcdef", b"body"))
+
+
+def test_what_it_carries(message):
+    assert (message.timestamp_ns, message.attempts, message.id) == (123, 2, b"0123456789abcdef")
+    assert (message.body, message.nsqd) == (b"body", "nsqd:4150")
+    assert "attempts=2" in repr(message)
+    assert "open" in repr(message)
+
+
+def test_finish(message, link):
+    message.finish()
+    assert link.sent == ["FIN"]
+    assert message.is_answered
+    assert "finished" in repr(message)
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected_ms"), [(None, 180_000), (0, 0), (1.5, 1500), (timedelta(minutes=1), 60_000)]
+)
+def test_requeue(message, link, owner, delay, expected_ms):
+    message.requeue(delay)
+    assert link.sent == [("REQ", expected_ms)]
+    assert owner.failures == 0
+
+
+def test_requeue_as_a_failure(message, owner):
+    message.requeue(backoff=True)
+    assert owner.failures == 1
+
+
+def test_a_bad_delay_leaves_the_message_open(message, link):
+    with pytest.raises(OptionError, match="delay"):
+        message.requeue(-1)
+    assert link.sent == []
+    message.finish()
+
+
+@pytest.mark.parametrize("first", ["finish", "requeue"])
+@pytest.mark.parametrize("second", ["finish", "requeue", "touch"])
+def test_a_second_answer_is_a_mistake(message, first, second):
+    getattr(message, first)()
+    with pytest.raises(LocalProtocolError, match=f"{first}e?d already"):
+        getattr(message, second)()
+
+
+# --- time ---
+
+
+def test_time_left_and_touch(message, owner):
+    assert message.time_left == 60.0
+    owner.now += 50.0
+    assert message.time_left == 10.0
+    message.touch()
+    assert message.time_left == 50.0, "not beyond max_msg_timeout since the delivery"
+    owner.now += 50.5
+    assert message.time_left == -0.5
+    assert message.is_lost
+
+
+def test_a_lost_connection_is_told(message, link):
+    assert not message.is_lost
+    link.is_lost = True
+    assert message.is_lost
+    message.finish()
+
+
+def test_a_touch_that_came_too_late_is_told(message, link):
+    message.touch()
+    assert not message.is_lost
+    link.touched[message.id](TouchFailed("E_TOUCH_FAILED", "TOUCH x failed ID not in flight", "nsqd:4150"))
+    assert message.is_lost
+
+
+@pytest.mark.parametrize("end", [Message.finish, Message.requeue, Message.mark_finished])
+def test_a_touched_message_is_forgotten_when_it_is_answered(message, link, end):
+    message.touch()
+    assert link.touched
+    end(message)
+    assert not link.touched
+
+
+# --- async with, and what handlers raise ---
+
+
+async def test_a_block_that_ends_finishes(message, link):
+    async with message as same:
+        assert same is message
+    assert link.sent == ["FIN"]
+
+
+async def test_a_block_that_fails_requeues_backs_off_and_goes_on(message, link, owner, caplog):
+    async with message:
+        raise ValueError("no such customer")
+    assert link.sent == [("REQ", 180_000)]
+    assert owner.failures == 1
+    assert "no such customer" in caplog.text
+
+
+async def test_requeue_and_discard_do_what_they_say(link, owner):
+    for error, expected in [(Requeue(5), ("REQ", 5000)), (Requeue(), ("REQ", 90_000)), (Discard("old"), "FIN")]:
+        async with Message(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x")):
+            raise error
+        assert link.sent.pop() == expected
+    assert owner.failures == 0
+
+
+async def test_what_is_no_exception_requeues_at_once_and_goes_its_way(message, link, owner):
+    with pytest.raises(KeyboardInterrupt):
+        async with message:
+            raise KeyboardInterrupt
+    assert link.sent == [("REQ", 0)]
+    assert owner.failures == 0
+
+
+async def test_an_answer_in_the_block_stands(message, link, owner):
+    async with message:
+        message.requeue(3)
+        raise ValueError
+    assert link.sent == [("REQ", 3000)]
+    assert owner.failures == 1
+
+
+def test_mark_finished(message, link):
+    assert message.mark_finished()
+    assert not message.mark_finished()
+    assert link.sent == []
+
+
+# --- threads ---
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda message: message.finish(), "FIN"),
+        (lambda message: message.requeue(2), ("REQ", 2000)),
+        (lambda message: message.touch(), "TOUCH"),
+    ],
+)
+def test_calls_of_a_thread_travel_to_the_loop(link, owner, call, expected):
+    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+    call(message)
+    assert link.sent == []
+    (function,) = owner.calls
+    function()
+    assert link.sent == [expected]
+
+
+def test_a_bad_delay_is_told_in_the_thread(link, owner):
+    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+    with pytest.raises(OptionError):
+        message.requeue("soon")
+    assert owner.calls == []
+
+
+def test_settling_a_thread_message_needs_no_further_turn(link, owner):
+    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+    message.settle(None)
+    assert link.sent == ["FIN"]

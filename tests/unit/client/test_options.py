@@ -1,0 +1,168 @@
+"""Durations, addresses and connection options: what is accepted, and what is said about the rest."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from flintmq.client.options import (
+    ConnectionOptions,
+    addresses,
+    http_addresses,
+    join_address,
+    milliseconds,
+    seconds,
+    split_address,
+    system_env,
+    tcp_addresses,
+    whole,
+)
+from flintmq.errors import OptionError
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1, 1.0), (0.25, 0.25), (timedelta(minutes=2), 120.0)])
+def test_durations_are_seconds_or_timedeltas(value, expected):
+    assert seconds(value, "delay") == expected
+
+
+@pytest.mark.parametrize("value", [-1, "5s", None, True, float("nan"), 1e9, timedelta(days=-1)])
+def test_what_is_no_duration(value):
+    with pytest.raises(OptionError, match="delay"):
+        seconds(value, "delay")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, 0), (0.0001, 1), (0.3, 300), (0.0015, 2), (1.1, 1100), (2.675, 2675), (86400, 86_400_000)],
+)
+def test_milliseconds_round_up_but_not_by_binary_fractions(value, expected):
+    assert milliseconds(value, "delay") == expected
+
+
+@pytest.mark.parametrize("value", [0, 11, 2.5, True, "3"])
+def test_what_is_no_count(value):
+    with pytest.raises(OptionError, match="whole number from 1 to 10"):
+        whole(value, "size", 1, 10)
+
+
+# --- addresses ---
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:4150", ("127.0.0.1", 4150)),
+        ("nsqd.example", ("nsqd.example", 4150)),
+        ("[::1]:5000", ("::1", 5000)),
+        ("[::1]", ("::1", 4150)),
+    ],
+)
+def test_split_address(text, expected):
+    assert split_address(text) == expected
+    assert split_address(join_address(*expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", ":4150", "host:", "host:0", "host:65536", "host:x", "::1", "http://h:1", "h:١"]
+)
+def test_what_is_no_address(text):
+    with pytest.raises(OptionError, match="nsqd_tcp_addresses"):
+        tcp_addresses(text)
+
+
+def test_one_address_or_several_without_repetitions():
+    assert tcp_addresses("a:1") == ("a:1",)
+    assert tcp_addresses(["b:2", " a:1 ", "b:2"]) == ("b:2", "a:1")
+    with pytest.raises(OptionError):
+        tcp_addresses([4150])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:4161", "http://127.0.0.1:4161"),
+        ("http://l:4161/", "http://l:4161"),
+        ("https://l/nsq/lookup", "https://l/nsq"),
+    ],
+)
+def test_http_addresses(text, expected):
+    assert http_addresses(text) == (expected,)
+
+
+@pytest.mark.parametrize("text", ["ftp://l:1", "http://", "http:///"])
+def test_what_is_no_http_address(text):
+    with pytest.raises(OptionError, match="nsqlookupd_http_addresses"):
+        http_addresses(text)
+
+
+def test_the_number_of_nsqlookupd_is_bounded():
+    with pytest.raises(OptionError, match="at most 64"):
+        http_addresses([f"l{number}:1" for number in range(65)])
+
+
+@pytest.mark.parametrize(("nsqd", "lookups"), [((), ()), ("a:1", "l:1")])
+def test_either_nsqd_or_nsqlookupd(nsqd, lookups):
+    with pytest.raises(OptionError, match="not both"):
+        addresses(nsqd, lookups)
+
+
+# --- connection options ---
+
+
+def test_what_nsqd_is_told_by_default():
+    request = ConnectionOptions().identify_request("app01.example.net", "1.2")
+    assert request.client_id == "app01"
+    assert request.hostname == "app01.example.net"
+    assert request.user_agent == "flintmq/1.2"
+    assert request.feature_negotiation
+    assert request.heartbeat_interval == 30_000
+    assert request.output_buffer_timeout == 25
+    assert request.msg_timeout == 0
+    assert not (request.tls_v1 or request.snappy or request.deflate)
+
+
+def test_what_nsqd_is_told_when_asked_to():
+    options = ConnectionOptions(
+        client_id="me",
+        user_agent="mine/1",
+        heartbeat_interval=timedelta(seconds=2),
+        msg_timeout=1.5,
+        sample_rate=10,
+        output_buffer_size=64,
+        output_buffer_timeout=0,
+    )
+    request = options.identify_request("h", "1")
+    assert (request.client_id, request.user_agent) == ("me", "mine/1")
+    assert (request.heartbeat_interval, request.msg_timeout, request.sample_rate) == (2000, 1500, 10)
+    assert (request.output_buffer_size, request.output_buffer_timeout) == (64, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("heartbeat_interval", 0.5),
+        ("heartbeat_interval", 61),
+        ("msg_timeout", 0),
+        ("sample_rate", 100),
+        ("output_buffer_size", 63),
+        ("output_buffer_timeout", 0.01),
+        ("connect_timeout", 0),
+        ("frame_size_max", 5),
+        ("client_id", 7),
+    ],
+)
+def test_a_value_out_of_range_names_its_option(name, value):
+    with pytest.raises(OptionError, match=name):
+        ConnectionOptions(**{name: value})
+
+
+def test_overrides_replace_what_is_not_none():
+    options = ConnectionOptions(client_id="a", msg_timeout=5).with_overrides(client_id="b", msg_timeout=None)
+    assert (options.client_id, options.msg_timeout) == ("b", 5)
+    with pytest.raises(OptionError):
+        options.with_overrides(sample_rate=-1)
+
+
+def test_the_real_world_has_a_name():
+    assert system_env().hostname
