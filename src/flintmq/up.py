@@ -249,6 +249,14 @@ END
 """
 
 
+def python_command() -> str:
+    """Return the running Python as a command for the user's shell, relative where that is shorter."""
+    path = Path(sys.executable)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))
+
+
 def _serve(options: UpOptions) -> None:
     logs.configure(options.log_prefix, options.log_level)
     files = _open_data_path(options.data_path)
@@ -287,7 +295,7 @@ async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)
-    python = _python_command()
+    python = python_command()
     await main(env, files, options, lambda where: print(greeting(where, options, python), flush=True), stop)
 
 
@@ -337,14 +345,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _python_command() -> str:
-    """The running Python as a command for the user's shell, relative where that is shorter."""
-    path = Path(sys.executable)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return shlex.quote(str(path))
-
-
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop where it is installed (``pip install flintmq[fast]``), else asyncio's own loop."""
     try:
@@ -355,4 +355,4 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-__all__ = ["Listening", "UpFailed", "UpOptions", "greeting", "main", "run"]
+__all__ = ["Listening", "UpFailed", "UpOptions", "greeting", "main", "python_command", "run"]

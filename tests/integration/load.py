@@ -63,7 +63,7 @@ class Publisher(threading.Thread):
         batch: messages of one command; more than one makes it MPUB.
         window: commands on their way.
         defer_ms: makes it DPUB.
-        count_max: stop after so many messages.
+        count_max: stop after so many messages; a multiple of ``batch``.
 
     Attributes:
         attempted: numbers that were sent, in order.
@@ -152,7 +152,7 @@ class Publisher(threading.Thread):
 
     def _send(self, count: int) -> None:
         commands = []
-        for _ in range(count):
+        for _ in range(min(count, -(-(self._count_max - len(self.attempted)) // self._batch))):
             numbers = self._numbers.take(self._batch)
             bodies = [body_of(number, self._size) for number in numbers]
             if self._defer_ms:

@@ -3,8 +3,8 @@
 The nsqd is the one that users run (``flintmq.nsqd.server.main``). The clients are raw: they speak the protocol byte
 by byte and write down what they saw, so that no bug of the FlintMQ client can hide one of nsqd.
 
-``run(seed)`` plays one world and returns what was wrong with it; ``python -m tests.sim.nsqd_world [count]`` measures how
-many seeds a minute it plays.
+``run(seed)`` plays one world and returns what was wrong with it; ``python -m tests.sim.nsqd_world [count]`` measures
+how many seeds a minute it plays.
 
 Source: design/reliability.md 4 (S1) and 5.
 """

@@ -95,6 +95,14 @@ class ProducerStats:
     connections: int = 0
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The connections that a topic is published over, and whose turn it was last."""
+
+    connections: list[Connection]
+    next: int
+
+
 class Producer:
     """Publishes messages.
 
@@ -172,8 +180,7 @@ class Producer:
         self._gather: Gather | None = None
         self._up: dict[str, Connection] = {}
         self._routes: dict[str, tuple[str, ...]] = {}
-        self._usable: dict[str, list[Connection]] = {}
-        self._turn = 0
+        self._turns: dict[str, _Turns] = {}
         self._unfinished: dict[Publish, None] = {}
         self._parked: dict[Publish, None] = {}
         self._unflushed: dict[Connection, None] = {}
@@ -396,7 +403,7 @@ class Producer:
     def _look_early(self, publish: Publish) -> None:
         assert self._loop is not None
         connection = publish.connection
-        if connection is not None and self._retries_unknown and len(self._candidates(publish.topic)) > 1:
+        if connection is not None and self._retries_unknown and len(self._turns_of(publish.topic).connections) > 1:
             waited_s = self._loop.time() - publish.sent_at
             if waited_s >= self._timeout_s / 2 * STALLED_SHARE:
                 connection.abort(f"a publish was not answered for {waited_s:.3g} s; another nsqd is tried")
@@ -445,24 +452,30 @@ class Producer:
         for publish in parked:
             self._dispatch(publish)
 
-    def _candidates(self, topic: str) -> list[Connection]:
-        """The connections a topic can be published over."""
-        key = topic if self._lookup is not None else ""
-        usable = self._usable.get(key)
-        if usable is None:
-            wanted = self._routes.get(topic, ()) if self._lookup is not None else self._nsqd
-            usable = self._usable[key] = [self._up[address] for address in wanted if address in self._up]
-        return usable
+    def _turns_of(self, topic: str) -> _Turns:
+        """The connections a topic can be published over.
+
+        Each topic takes its own turns: with a common one, two topics published alternately would each meet the same
+        nsqd again and again.
+        """
+        turns = self._turns.get(topic)
+        if turns is None:
+            if len(self._turns) >= TOPIC_COUNT_MAX:
+                self._turns.clear()
+            wanted = self._nsqd if self._lookup is None else self._routes.get(topic, ())
+            usable = [self._up[address] for address in wanted if address in self._up]
+            turns = self._turns[topic] = _Turns(usable, self._env.random.randrange(len(usable)) if usable else 0)
+        return turns
 
     def _pick(self, topic: str) -> Connection | None:
         """The next connection in turn, one that is not choked if there is a choice."""
-        usable = self._candidates(topic)
+        turns = self._turns_of(topic)
+        usable = turns.connections
         for _ in usable:
-            self._turn += 1
-            connection = usable[self._turn % len(usable)]
-            if not connection.is_write_paused:
-                return connection
-        return usable[self._turn % len(usable)] if usable else None
+            turns.next = (turns.next + 1) % len(usable)
+            if not usable[turns.next].is_write_paused:
+                break
+        return usable[turns.next] if usable else None
 
     # --- outcomes ---
 
@@ -559,7 +572,7 @@ class Producer:
         connection = await Connection.open(address, self, self._options, self._env)
         if not connection.is_lost:
             self._up[address] = connection
-            self._usable.clear()
+            self._turns.clear()
             self._dispatch_parked()
         return connection
 
@@ -598,7 +611,7 @@ class Producer:
         self._routes[topic] = tuple(node.address for node in nodes)
         while len(self._routes) > TOPIC_COUNT_MAX:
             del self._routes[next(iter(self._routes))]
-        self._usable.clear()
+        self._turns.clear()
         self._links.keep(address for route in self._routes.values() for address in route)
         self._dispatch_parked()
 
@@ -623,7 +636,7 @@ class Producer:
         self._unflushed.pop(connection, None)
         if self._up.get(connection.address) is connection:
             del self._up[connection.address]
-            self._usable.clear()
+            self._turns.clear()
             self._last_error = error
 
     def on_messages(self, connection: Connection, records: list[Record]) -> None:

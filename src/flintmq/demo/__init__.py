@@ -4,8 +4,8 @@ The rules of this package: it is a user of FlintMQ. The daemons and Spark are re
 :mod:`flintmq.client`, and nothing is asked of anybody's insides. What is shown is counted, never assumed: the last word
 has :mod:`flintmq.demo.verdict`, which compares what was acknowledged with what is in the Parquet files.
 
-Modules, in the order in which a run meets them: ``story`` (what happens) > ``flights`` (the data), ``servers`` (nsqd and
-nsqlookupd), ``archive`` and ``archiver`` (Spark, in a process of its own), ``traffic`` (producer and consumers),
+Modules, in the order in which a run meets them: ``story`` (what happens) > ``flights`` (the data), ``servers`` (nsqd
+and nsqlookupd), ``archive`` and ``archiver`` (Spark, in a process of its own), ``traffic`` (producer and consumers),
 ``verdict``, ``chart``; ``screen`` shows it all.
 """
 
@@ -23,14 +23,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flintmq import __version__
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import FLIGHT_COUNT
 from flintmq.options import Integer, Options, Switch, Text, help_text, option, resolve, show_config
 
-CHART_NAME = "departure-delays.png"
+if TYPE_CHECKING:
+    from flintmq.demo.story import Outcome, Story
+
 EXIT_LOST = 2
 EXIT_INTERRUPTED = 130
 _DEMO = "flintmq demo"
@@ -49,9 +51,7 @@ class DemoOptions(Options):
         "acknowledged flight is in the archive exactly once."
     )
 
-    rows: int = option(
-        Integer(100, FLIGHT_COUNT, "flights"), FLIGHT_COUNT, "how many flights to publish", group="Demo"
-    )
+    rows: int = option(Integer(100, FLIGHT_COUNT, "flights"), FLIGHT_COUNT, "how many flights to publish", group="Demo")
     kills: int = option(Integer(0, 20), 1, "how often nsqd is killed in the second run", group="Demo")
     data_path: str = option(
         Text("DIRECTORY"),
@@ -61,7 +61,7 @@ class DemoOptions(Options):
         default_text="a new temporary directory, which is kept",
     )
     chart: str = option(
-        Text("FILE"), "", "where the chart goes", group="Demo", default_text=f"{CHART_NAME} in that directory"
+        Text("FILE"), "", "where the chart goes", group="Demo", default_text="departure-delays.png in that directory"
     )
     no_chart: bool = option(Switch(), False, "draw no chart", group="Demo")
     plain: bool = option(Switch(), False, "print lines instead of progress bars, on a terminal too", group="Demo")
@@ -118,13 +118,13 @@ def _tell(options: DemoOptions, directory: Path) -> int:
     story = Story(options, directory, Screen.on_stdout(options.plain))
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            verdicts = runner.run(_until_signal(story))
+            outcomes = runner.run(_until_signal(story))
     finally:
         story.kill_processes()  # nothing outlives the demo, however it ends
-    return 0 if all(verdict.is_good for verdict in verdicts) else EXIT_LOST
+    return 0 if all(outcome.is_good for outcome in outcomes) else EXIT_LOST
 
 
-async def _until_signal(story: Story) -> list[Verdict]:
+async def _until_signal(story: Story) -> list[Outcome]:
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

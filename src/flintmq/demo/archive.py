@@ -24,7 +24,7 @@ from flintmq.demo.servers import child_environment
 from flintmq.demo.verdict import Contents
 
 LINE_BYTES_MAX = 1 << 20
-_STOP_S = 10.0
+STOP_S_MAX = 10.0
 
 Event = dict[str, Any]
 
@@ -55,8 +55,14 @@ class Archive:
             DemoFailed: it cannot start.
         """
         self._aside.mkdir(parents=True)
+        self._process = self._launch()
+        assert self._process.stdout is not None
+        self._lines = await _reader(self._process.stdout)
+        return str(await self._ask("start_spark", directory=str(self._aside)))
+
+    def _launch(self) -> subprocess.Popen[bytes]:
         with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "flintmq.demo.archiver"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -65,9 +71,6 @@ class Archive:
                 env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends this and the Java it started
             )
-        assert self._process.stdout is not None
-        self._lines = await _reader(self._process.stdout)
-        return str(await self._ask("start_spark", directory=str(self._aside)))
 
     async def begin(self, topic: str, nsqd: str, total: int) -> None:
         """Archive a topic from now on.
@@ -104,10 +107,10 @@ class Archive:
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()
-        waited_s = 0.0
-        while self._process.poll() is None and waited_s < _STOP_S:
-            await asyncio.sleep(0.05)
-            waited_s += 0.05
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            pass  # it gets no longer
         self.kill()
 
     def kill(self) -> None:

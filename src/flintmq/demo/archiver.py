@@ -3,9 +3,9 @@
 It archives a topic to Parquet files by date while the topic is published, and computes the mean departure delay per
 carrier and month from them, again and again while they grow.
 
-The rules of this file: one request per line on stdin, one answer per line on stdout, both JSON; events may come between.
-Everything else that anybody writes to stdout or stderr (Java does) goes to stderr, which is a log file. The process ends
-when stdin does, so it cannot outlive the demo::
+The rules of this file: one request per line on stdin, one answer per line on stdout, both JSON; events may come
+between. Everything else that anybody writes to stdout or stderr (Java does) goes to stderr, which is a log file. The
+process ends when stdin does, so it cannot outlive the demo::
 
     {"do": "archive", "topic": "flights", ...}      ->  {"result": null}  or  {"error": "..."}
                                                         {"event": "archived", "rows": 50000}
@@ -26,11 +26,12 @@ from flintmq.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 CHANNEL = "archive"
 MESSAGES_PER_TRIGGER = 50_000
 _POLL_S = 0.25
+_FLIGHTS_MIN = 100  # a mean of fewer flights is no news
 _REFRESH_SHARE = 0.25  # of all flights that have to be new before delays are computed again
 
 
@@ -116,8 +117,9 @@ class Stream:
         while not self._is_stopped.wait(_POLL_S):
             rows = self._rows()
             if told + self._total * _REFRESH_SHARE <= rows < self._total:
-                worst = max(delays(self._spark.read.parquet(str(self._path))), key=lambda row: row[2])
-                self._voice.say(event="delays", rows=rows, worst=worst)
+                found = delays(self._spark.read.parquet(str(self._path)))
+                many = [row for row in found if row[3] >= _FLIGHTS_MIN]
+                self._voice.say(event="delays", rows=rows, worst=max(many or found, key=lambda row: row[2]))
                 told = rows
 
 
@@ -135,14 +137,12 @@ class Archiver:
         Args:
             directory: for what Spark writes aside.
         """
-        self._spark = session(
-            "flintmq demo",
-            **{
-                "spark.ui.enabled": "false",
-                "spark.local.dir": directory,
-                "spark.sql.warehouse.dir": f"{directory}/warehouse",
-            },
-        )
+        settings: dict[str, Any] = {
+            "spark.ui.enabled": "false",
+            "spark.local.dir": directory,
+            "spark.sql.warehouse.dir": f"{directory}/warehouse",
+        }
+        self._spark = session("flintmq demo", **settings)
         return str(self._spark.version)
 
     def archive(self, topic: str, nsqd: str, directory: str, total: int) -> None:

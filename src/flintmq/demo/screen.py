@@ -1,7 +1,7 @@
 """What the user sees: steps, progress bars, the table at the end.
 
-The rules of this file: on a terminal there are bars; elsewhere (a pipe, a log of CI) one plain line every two seconds says
-the same. Nothing is computed here.
+The rules of this file: on a terminal there are bars; elsewhere (a pipe, a log of CI) a plain line every two seconds
+says the same. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class Screen:
     def say(self, text: str) -> None:
         """Something happened."""
         self._print(f"  {text}", "")
+
+    def code(self, text: str) -> None:
+        """Lines to copy into a shell: not indented, not wrapped."""
+        self._print(text, "cyan")
 
     def loud(self, text: str, is_good: bool) -> None:
         """Something that must not be overlooked."""

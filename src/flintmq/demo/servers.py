@@ -70,19 +70,7 @@ class Server:
         """
         began = time.monotonic()
         log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "flintmq", self.program),
-                    *(f"--tcp-address={self.tcp}", f"--http-address={self.http}", "--broadcast-address=127.0.0.1"),
-                    *self._flags,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C is for the demo, which then stops this one in order
-            )
+        self._process = self._launch()
         ports: dict[bytes, bytes] = {}
         while len(ports) < 2:
             if self._process.poll() is not None:
@@ -94,6 +82,18 @@ class Server:
         self.tcp = f"127.0.0.1:{int(ports[b'TCP'])}"
         self.http = f"127.0.0.1:{int(ports[b'HTTP'])}"
         return time.monotonic() - began
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        addresses = (f"--tcp-address={self.tcp}", f"--http-address={self.http}", "--broadcast-address=127.0.0.1")
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flintmq", self.program, *addresses, *self._flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(),
+                start_new_session=True,  # Ctrl-C is for the demo, which then stops this one in order
+            )
 
     def kill(self) -> None:
         """kill -9, if it runs."""
@@ -107,9 +107,10 @@ class Server:
             return
         if self._process.poll() is None:
             self._process.terminate()
-        deadline = time.monotonic() + STOP_S_MAX
-        while self._process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            pass  # it gets no longer
         self.kill()
 
     async def get(self, target: str) -> Any:

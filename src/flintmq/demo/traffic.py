@@ -20,6 +20,7 @@ import numpy as np
 from flintmq.client import Consumer, Message, Producer
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.meters import Meter
+from flintmq.demo.together import together
 from flintmq.errors import PublishRefused, PublishUnknown
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Ledger:
     def __init__(self, count: int, meter: Meter) -> None:
         self.meter = meter
         self.resent = 0
+        self._waiters: list[tuple[int, asyncio.Event]] = []
         self._sent = np.zeros(count, dtype=np.int64)
         self._acknowledged = np.zeros(count, dtype=bool)
 
@@ -73,6 +75,15 @@ class Ledger:
         """They are stored."""
         self._acknowledged[ids] = True
         self.meter.reach(self.meter.count + len(ids), time.monotonic())
+        for count, event in self._waiters:
+            if self.meter.count >= count:
+                event.set()
+
+    async def wait_for(self, count: int) -> None:
+        """Return as soon as so many are acknowledged."""
+        event = asyncio.Event()
+        self._waiters.append((count, event))
+        await event.wait()
 
 
 async def publish(nsqd: str, topic: str, flights: Flights, ledger: Ledger) -> None:
@@ -83,9 +94,9 @@ async def publish(nsqd: str, topic: str, flights: Flights, ledger: Ledger) -> No
         PublishRefused: nsqd does not want them.
     """
     ledger.meter.begin(time.monotonic())
-    async with Producer(nsqd, retry_unknown=False, client_id="demo") as producer, asyncio.TaskGroup() as group:
-        for lane in _lanes(flights.keys):
-            group.create_task(_publish_lane(producer, topic, flights, lane, ledger))
+    async with Producer(nsqd, retry_unknown=False, client_id="demo") as producer:
+        lanes = _lanes(flights.keys)
+        await together(*(_publish_lane(producer, topic, flights, lane, ledger) for lane in lanes))
 
 
 async def _publish_lane(producer: Producer, topic: str, flights: Flights, lane: list[int], ledger: Ledger) -> None:
@@ -98,9 +109,7 @@ async def _publish_lane(producer: Producer, topic: str, flights: Flights, lane: 
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _is_acknowledged(
-    producer: Producer, topic: str, ids: list[int], bodies: list[bytes], ledger: Ledger
-) -> bool:
+async def _is_acknowledged(producer: Producer, topic: str, ids: list[int], bodies: list[bytes], ledger: Ledger) -> bool:
     """Publish one MPUB and write down what came of it."""
     ledger.note_sent(ids)
     try:
@@ -147,7 +156,7 @@ class Audience:
         self.channel = channel
         self.delivered = [0] * consumer_count
         self.meter = Meter(channel, total)
-        self._seen = np.zeros(total, dtype=bool)
+        self._seen = bytearray(total)
         self._decoder = msgspec.json.Decoder(_FlightId)
 
     @property
@@ -157,7 +166,7 @@ class Audience:
 
     def lost(self, acknowledged: npt.NDArray[np.bool_]) -> int:
         """How many of the acknowledged flights were never delivered."""
-        return int((acknowledged & ~self._seen).sum())
+        return int((acknowledged & (np.frombuffer(self._seen, dtype=np.uint8) == 0)).sum())
 
     @asynccontextmanager
     async def listening(self, topic: str, lookupd: str) -> AsyncIterator[None]:
@@ -181,7 +190,7 @@ class Audience:
             flight_id = self._decoder.decode(message.body).id
             self.delivered[index] += 1
             if not self._seen[flight_id]:
-                self._seen[flight_id] = True
+                self._seen[flight_id] = 1
                 self.meter.reach(self.meter.count + 1, time.monotonic())
 
         return Consumer(

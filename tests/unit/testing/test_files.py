@@ -101,6 +101,8 @@ def test_directories(files: Files):
     assert files.list("nothing") == []
     with pytest.raises(NotADirectoryError):
         files.list("x/y/a")
+    with pytest.raises(NotADirectoryError):
+        files.list("x/y/a/below")
     files.sync_directory("x/y")
     files.sync_directory("")
     with pytest.raises(FileNotFoundError):
@@ -128,6 +130,7 @@ def test_rename(files: Files):
         ("full", "empty/c", NotADirectoryError),
         ("full", "empty", OSError),
         ("full", "full/inside/deeper", OSError),
+        ("empty/c", "empty", OSError),
     ):
         with pytest.raises(error):
             files.rename(source, target)

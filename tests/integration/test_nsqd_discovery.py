@@ -1,0 +1,145 @@
+"""nsqd and nsqlookupd together: what one registers, the other tells. Source: reference/nsq.md 2.2, 2.3."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, wait_until
+
+BACK_WITHIN_S = 2.0
+
+
+def flag(nsqlookupd: Nsqlookupd) -> str:
+    return f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}"
+
+
+def pair(daemons: Daemons) -> tuple[Nsqlookupd, Nsqd]:
+    """A nsqlookupd, and an nsqd that it knows."""
+    nsqlookupd = daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--durability=os", flag(nsqlookupd))
+    wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd known")
+    return nsqlookupd, nsqd
+
+
+def test_what_nsqd_says_of_itself(daemons: Daemons):
+    nsqlookupd, nsqd = pair(daemons)
+    nsqd.post("/topic/create?topic=t")
+    wait_until(lambda: nsqlookupd.producers("t"), "topic registered")
+    (producer,) = nsqlookupd.get("/lookup?topic=t")["producers"]
+    info = nsqd.get("/info")
+    assert producer.pop("remote_address").startswith("127.0.0.1:")
+    assert producer == {
+        "hostname": socket.gethostname(),
+        "broadcast_address": "127.0.0.1",
+        "tcp_port": nsqd.tcp[1],
+        "http_port": nsqd.http[1],
+        "version": info["version"],
+        "topology_zone": "",
+        "topology_region": "",
+    }
+
+
+def test_broadcast_ports_and_address(daemons: Daemons):
+    nsqlookupd = daemons.nsqlookupd()
+    daemons.nsqd(
+        flag(nsqlookupd),
+        "--broadcast-address=nsqd.example",
+        "--broadcast-tcp-port=14150",
+        "--broadcast-http-port=14151",
+    )
+    (node,) = wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd known")
+    assert (node["broadcast_address"], node["tcp_port"], node["http_port"]) == ("nsqd.example", 14150, 14151)
+
+
+def test_topics_and_channels_are_registered_and_unregistered(daemons: Daemons):
+    nsqlookupd, nsqd = pair(daemons)
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "one")
+        nsqd.publish("u", b"x")
+        nsqd.post("/channel/create?topic=t&channel=two")
+        wait_until(lambda: nsqlookupd.producers("u") and nsqlookupd.channels("t") == ["one", "two"], "registered")
+        assert nsqlookupd.producers("t") == nsqlookupd.producers("u") == [nsqd.tcp[1]]
+        nsqd.post("/channel/delete?topic=t&channel=two")
+        nsqd.post("/topic/delete?topic=u")
+        wait_until(lambda: nsqlookupd.producers("u") == [], "topic unregistered")
+        (node,) = nsqlookupd.get("/nodes")["producers"]
+        assert node["topics"] == ["t"]
+        assert nsqlookupd.producers("t") == [nsqd.tcp[1]]
+
+
+def test_ephemeral_channels_leave_nothing_behind(daemons: Daemons):
+    nsqlookupd, nsqd = pair(daemons)
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c#ephemeral")
+        wait_until(lambda: nsqlookupd.channels("t") == ["c#ephemeral"], "registered")
+    wait_until(lambda: nsqlookupd.channels("t") == [], "channel forgotten")
+    assert nsqlookupd.producers("t") == [nsqd.tcp[1]]
+
+
+def test_nsqd_that_stops_or_dies_is_forgotten(daemons: Daemons):
+    nsqlookupd, nsqd = pair(daemons)
+    nsqd.publish("t", b"x")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    for end in (nsqd.stop, nsqd.kill):
+        wait_until(lambda: nsqlookupd.producers("t") == [nsqd.tcp[1]], "known")
+        end()
+        wait_until(lambda: nsqlookupd.producers("t") == [], "forgotten", BACK_WITHIN_S)
+        assert nsqlookupd.channels("t") == ["c"], "the names stay"
+        nsqd.start()
+    wait_until(lambda: nsqlookupd.producers("t") == [nsqd.tcp[1]], "known again from its data directory", BACK_WITHIN_S)
+
+
+def test_everything_is_registered_again_when_nsqlookupd_comes_back(daemons: Daemons):
+    nsqlookupd, nsqd = pair(daemons)
+    nsqd.publish("t", b"x")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    for end in (nsqlookupd.stop, nsqlookupd.kill):
+        wait_until(lambda: nsqlookupd.channels("t") == ["c"], "registered")
+        end()
+        time.sleep(1.2)  # long enough for nsqd to have tried in vain
+        nsqd.post("/topic/create?topic=meanwhile")
+        nsqlookupd.start()
+        wait_until(lambda: nsqlookupd.channels("t") == ["c"], "registered again", BACK_WITHIN_S)
+        assert nsqlookupd.producers("meanwhile") == [nsqd.tcp[1]]
+        nsqd.post("/topic/delete?topic=meanwhile")
+
+
+def test_many_topics_are_registered_again(daemons: Daemons):
+    nsqlookupd, nsqd = pair(daemons)
+    for number in range(1200):
+        nsqd.publish(f"t{number}", b"x")
+    wait_until(lambda: len(nsqlookupd.get("/topics")["topics"]) == 1200, "registered")
+    nsqlookupd.kill()
+    nsqlookupd.start()
+    wait_until(lambda: len(nsqlookupd.get("/topics")["topics"]) == 1200, "registered again", BACK_WITHIN_S + 1)
+
+
+def test_several_nsqlookupds_one_of_them_dead(daemons: Daemons):
+    one, two = daemons.nsqlookupd(), daemons.nsqlookupd()
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
+    dead = daemons.nsqlookupd()
+    dead.kill()
+    addresses = [f"--lookupd-tcp-address=127.0.0.1:{port}" for port in (dead.tcp[1], silent.getsockname()[1])]
+    nsqd = daemons.nsqd(*addresses, flag(one), flag(two))
+    begun = time.monotonic()
+    nsqd.publish("t", b"x")
+    for nsqlookupd in (one, two):
+        wait_until(lambda: nsqlookupd.producers("t") == [nsqd.tcp[1]], "registered", 1.0)  # noqa: B023 - called at once
+    assert time.monotonic() - begun < 1.5, "the dead one delayed the others"
+    dead.start()
+    wait_until(lambda: dead.producers("t") == [nsqd.tcp[1]], "registered", BACK_WITHIN_S)
+    with silent:
+        nsqd.stop(timeout_s=4.0)
+
+
+def test_two_nsqds_with_one_topic(daemons: Daemons):
+    nsqlookupd = daemons.nsqlookupd()
+    nsqds = [daemons.nsqd("--durability=os", flag(nsqlookupd)) for _ in range(2)]
+    for nsqd in nsqds:
+        nsqd.publish("t", b"x")
+    wait_until(lambda: len(nsqlookupd.producers("t")) == 2, "both registered")
+    assert nsqlookupd.producers("t") == sorted(nsqd.tcp[1] for nsqd in nsqds)
+    node = f"127.0.0.1:{nsqds[0].http[1]}"
+    nsqlookupd.post(f"/topic/tombstone?topic=t&node={node}")
+    assert nsqlookupd.producers("t") == [nsqds[1].tcp[1]]
