@@ -36,7 +36,7 @@ CHART_NAME = "departure-delays.png"
 AUDIENCES = {"counts": 2, "audit": 1}
 _READY_S_MAX = 60.0
 _STALL_S_MAX = 30.0
-_POLL_S = 0.05
+_POLL_S = 0.1
 
 
 @dataclass

@@ -42,9 +42,14 @@ Registration = tuple[str, str]  # topic and channel; an empty channel is the top
 
 
 class _Connection(asyncio.Protocol):
-    """Answers of one nsqlookupd, in order, as futures."""
+    """Answers of one nsqlookupd, in order, as futures.
 
-    def __init__(self) -> None:
+    Args:
+        on_lost: called when the connection is gone.
+    """
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self._on_lost = on_lost
         self._parser = LookupClientConnection()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._transport: asyncio.Transport | None = None
@@ -66,6 +71,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(ConnectionResetError("connection lost") if exc is None else exc)
+        self._on_lost()
 
     def _fail(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, deque()
@@ -78,6 +84,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
 
     async def ask(self, data: bytes, answers: int) -> list[bytes]:
         """Send commands and wait for all of their answers.
@@ -149,7 +159,7 @@ class LookupPeer:
             raise FlintError(f"{self.address} is not host:port")
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_DEADLINE_S):
-            _, connection = await loop.create_connection(_Connection, *address)
+            _, connection = await loop.create_connection(lambda: _Connection(self._changed.set), *address)
         try:
             answer = await connection.ask(_MAGIC_V1 + encode_identify(self._me()), 1)
             self.info = decode_lookupd_info(answer[0])
@@ -158,15 +168,16 @@ class LookupPeer:
             await self._send(connection, [encode_register(*each) for each in self._registrations()])
             log.info("nsqlookupd %s: connected, version %s", self.address, self.info.version or "unknown")
             while not self._reset:
-                await self._wait()
+                await self._wait(connection)
                 changes, self._changes = list(self._changes), deque()
                 await self._send(connection, changes or [PING])
         finally:
             connection.close()
 
-    async def _wait(self) -> None:
+    async def _wait(self, connection: _Connection) -> None:
+        """Return when there is something to say, when the connection is lost, or when it is time for a ping."""
         self._changed.clear()
-        if self._changes:
+        if self._changes or not connection.is_open:
             return
         try:
             async with asyncio.timeout(_PING_INTERVAL_S):

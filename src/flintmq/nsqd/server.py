@@ -269,7 +269,7 @@ class Nsqd:
             if topic.ephemeral and not topic.channel_names:
                 self.delete_topic(topic.name)
 
-    def place_cursor(self, topic: Topic, event: wire.Cursor) -> tuple[Ended, Channel]:
+    def place_cursor(self, session: Session, topic: Topic, event: wire.Cursor) -> tuple[Ended, Channel]:
         """Create a channel at a position or confirm up to it (CURSOR)."""
         broker = self.engine.broker
         log_start = topic.partitions[event.partition].log.start_sequence
@@ -281,12 +281,11 @@ class Nsqd:
             channel.confirm(event.sequence)
             broker.mark(channel)
             self.engine.schedule()
-        return self._when_durable(None), channel
+        return self._when_durable(session), channel
 
-    def _when_durable(self, waiter: Session | None) -> Ended:
+    def _when_durable(self, waiter: Session) -> Ended:
         ended = Ended()
-        if waiter is not None:
-            ended.waiters.append(waiter)
+        ended.waiters.append(waiter)
         if not self.engine.broker.when_metadata_durable(ended.end):
             ended.end(None)
         return ended

@@ -504,7 +504,7 @@ class Session(asyncio.Protocol):
         if topic is None or event.partition not in topic.partitions:
             self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")
             return
-        source, channel = self.nsqd.place_cursor(topic, event)
+        source, channel = self.nsqd.place_cursor(self, topic, event)
         slot = _Slot(source, "E_SUB_FAILED", "CURSOR failed")
         slot.replies = 0
         self._slots.append(slot)

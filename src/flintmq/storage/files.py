@@ -167,6 +167,8 @@ class OsFile:
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "file is closed", self.path)
         os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -180,10 +182,13 @@ class SqliteDatabase:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        self._connection.execute("PRAGMA journal_mode=WAL")
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+        except sqlite3.Error as error:
+            raise StorageError(f"{path}: {error}") from error
         self._sync = True
-        self._connection.execute("PRAGMA synchronous=FULL")
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
@@ -250,13 +255,15 @@ class OsFiles:
             return []
 
     def make_directory(self, path: str) -> None:
+        self._absolute(path)  # refuses a path that leaves the data directory
         parent = ""
         for part in path.split("/"):
             child = f"{parent}/{part}" if parent else part
             try:
                 os.mkdir(self._absolute(child), 0o700)
             except FileExistsError:
-                pass
+                if not os.path.isdir(self._absolute(child)):
+                    raise
             else:
                 self.sync_directory(parent)
             parent = child

@@ -22,11 +22,12 @@ def test_waiting_times_double_up_to_the_maximum():
 
 def test_limits_in_each_state():
     backoff = Backoff(1.0, 10.0)
-    assert backoff.limit is None
+    limits = [(backoff.state, backoff.limit)]
     backoff.failure()
-    assert (backoff.state, backoff.limit) == (BackoffState.WAITING, 0)
+    limits.append((backoff.state, backoff.limit))
     backoff.elapsed()
-    assert (backoff.state, backoff.limit) == (BackoffState.PROBING, 1)
+    limits.append((backoff.state, backoff.limit))
+    assert limits == [(BackoffState.NORMAL, None), (BackoffState.WAITING, 0), (BackoffState.PROBING, 1)]
 
 
 def test_one_result_counts_per_waiting_time():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
 import pytest
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
@@ -211,8 +213,9 @@ def test_answers_of_a_turn_are_one_write():
         world.fake.add(b"1", b"2", b"3", b"4")
         await until(lambda: len(owner.messages) == 4)
         ids = [record[2] for record in owner.messages]
-        writes = []
-        connection._transport.write = writes.append
+        writes: list[bytes] = []
+        transport: Any = connection._transport
+        transport.write = writes.append
         connection.touch(ids[0], lambda error: None)
         connection.finish(ids[0])
         connection.requeue(ids[1], 50)
@@ -236,7 +239,7 @@ def test_late_answers_are_told_and_the_connection_goes_on():
         world.fake.add(b"1")
         await until(lambda: owner.messages)
         message_id = owner.messages[0][2]
-        failed = []
+        failed: list[TouchFailed] = []
         connection.touch(message_id, failed.append)
         connection.finish(message_id)
         connection.requeue(message_id, 0)
@@ -271,7 +274,7 @@ def test_the_end_of_a_subscription_is_a_barrier():
 def outcomes_of(connection: Connection, count: int) -> list:
     outcomes: list = [None] * count
     for number in range(count):
-        connection.publish("t", [b"%d" % number], lambda outcome, number=number: outcomes.__setitem__(number, outcome))
+        connection.publish("t", [b"%d" % number], partial(outcomes.__setitem__, number))
     return outcomes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -181,7 +182,7 @@ def test_polls_are_never_rarer_than_asked_for():
 @pytest.fixture
 async def server():
     """A web server: a dict whose "handler" the test sets, and its URL."""
-    script = {}
+    script: dict[str, Any] = {}
 
     async def answer(request):
         return await script["handler"](request)

@@ -225,7 +225,7 @@ def test_calls_of_a_thread_travel_to_the_loop(link, owner, call, expected):
 def test_a_bad_delay_is_told_in_the_thread(link, owner):
     message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
     with pytest.raises(OptionError):
-        message.requeue("soon")
+        message.requeue("soon")  # type: ignore[arg-type]
     assert owner.calls == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from flintmq.client.rdy import SETTLE_S, RdyPolicy, Share
 NOW = 100.0
 
 
-def policy_of(max_in_flight: int, *rdy_maxima: int, started: bool = True, **options: float) -> RdyPolicy:
+def policy_of(max_in_flight: int, *rdy_maxima: int, started: bool = True, **options: Any) -> RdyPolicy:
     policy = RdyPolicy(max_in_flight, **options)
     for number, rdy_max in enumerate(rdy_maxima):
         policy.shares.append(Share(f"n{number}", rdy_max, is_started=started))
@@ -113,7 +114,7 @@ def test_a_level_below_its_target_is_raised_in_doublings():
     policy.shares.append(Share("new", is_started=True))
     later = NOW + SETTLE_S
     plan(policy)
-    sent = []
+    sent: list[int] = []
     for _ in range(50):
         policy.shares[0].settled(1)
         sent += plan(policy, later).values()

@@ -1,0 +1,338 @@
+"""Spark: the source beside Spark's own Parquet reader, the time a micro-batch costs, and the sink.
+
+``python -m benchmarks --only spark``, or ``python -m benchmarks.bench_spark`` for JSON on stdout. It starts an nsqd and
+one Spark on two cores, which share the machine's cores: a rate is that of all three, nsqd, Python and JVM.
+
+Cases (bodies of 200 random bytes):
+
+- ``fetch``: FETCH over loopback, answers thrown away; ``decode``: the same into Arrow batches; one process, no Spark.
+- ``batch``, ``stream``: all columns into Spark's noop sink, from nsqd and from Parquet files of the very same rows, by
+  turns; ``share`` is the nsqd rate by the Parquet rate. Streams read all in one micro-batch; their time is Spark's
+  ``triggerExecution``.
+- ``body``: like ``batch`` with the column ``body`` only.
+- ``trigger-1``, ``trigger-4``: milliseconds of a micro-batch of 500 messages from each of so many partitions.
+- ``to-parquet``: stream into Spark's Parquet sink; ``sink``: from nsqd to another topic, and from Parquet to a topic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks import harness
+from flintmq.spark import session
+from flintmq.spark.broker import BatchBuffer, NsqdConnection
+from flintmq.spark.encode import encode_bodies
+from flintmq.spark.fetch import RangeReader
+from flintmq.spark.options import SinkOptions, SourceOptions
+from flintmq.spark.plan import FetchRange
+from flintmq.spark.publish import Publisher
+
+BODY_BYTES = 200
+MESSAGES_PER_MPUB = 200
+PARTITIONS = 4
+TRIGGER_MESSAGES = 500  # of one partition in one micro-batch
+SHARE_TARGET = 0.6
+TRIGGER_TARGET_MS = 130.0
+QUERY_TIMEOUT_S = 300
+
+
+class Bench:
+    """One nsqd, one Spark, one directory; the topics are filled once."""
+
+    def __init__(self, daemon: harness.Daemon, spark: Any, directory: Path, messages: int, runs: int) -> None:
+        self.daemon = daemon
+        self.address = f"{daemon.tcp[0]}:{daemon.tcp[1]}"
+        self.spark = spark
+        self.directory = directory
+        self.messages = messages
+        self.runs = runs
+        self.topics = [f"bench-{number}" for number in range(PARTITIONS)]
+        self.parquet = str(directory / "rows")
+        self._checkpoints = 0
+
+    def prepare(self) -> None:
+        """Publish, and write the same rows to Parquet."""
+        for topic in self.topics:
+            publish(self.address, topic, self.messages // PARTITIONS)
+        self.read(self.topics).write.parquet(self.parquet)
+
+    def read(self, topics: list[str], **options: str) -> Any:
+        reader = self.spark.read.format("nsq").options(nsqd=self.address, topics=",".join(topics), **options)
+        return reader.load()
+
+    def read_stream(self, topics: list[str], **options: str) -> Any:
+        given = {"nsqd": self.address, "topics": ",".join(topics), "maxMessagesPerTrigger": "0", **options}
+        return self.spark.readStream.format("nsq").options(**given).load()
+
+    def parquet_stream(self) -> Any:
+        return self.spark.readStream.schema(self.spark.read.parquet(self.parquet).schema).parquet(self.parquet)
+
+    def run_stream(self, frame: Any, sink: str = "noop", **options: str) -> list[dict[str, Any]]:
+        """Run until everything is read; the progress of every micro-batch that had rows."""
+        self._checkpoints += 1
+        writer = frame.writeStream.format(sink).options(**options)
+        writer = writer.option("checkpointLocation", str(self.directory / f"checkpoint-{self._checkpoints}"))
+        query = writer.trigger(availableNow=True).start()
+        if not query.awaitTermination(QUERY_TIMEOUT_S):
+            query.stop()
+            raise harness.BenchmarkError(f"a query did not end in {QUERY_TIMEOUT_S} s")
+        return [json.loads(progress.json) for progress in query.recentProgress if progress.numInputRows]
+
+    def batch_rate(self, frame: Any) -> float:
+        began = time.perf_counter()
+        frame.write.format("noop").mode("overwrite").save()
+        return self.messages / (time.perf_counter() - began)
+
+    def stream_rate(self, frame: Any, sink: str = "noop", **options: str) -> float:
+        done = self.run_stream(frame, sink, **options)
+        rows = sum(entry["numInputRows"] for entry in done)
+        if rows != self.messages:
+            raise harness.BenchmarkError(f"{rows} rows came, {self.messages} were published")
+        return rows / sum(entry["durationMs"]["triggerExecution"] for entry in done) * 1000
+
+
+def publish(address: str, topic: str, count: int) -> None:
+    """Publish ``count`` messages of random bytes in MPUBs."""
+    publisher = Publisher([address], SinkOptions.parse({"nsqd": address}))
+    try:
+        for first in range(0, count, 10_000):
+            length = min(10_000, count - first)
+            random = os.urandom(length * BODY_BYTES)
+            bodies = pa.array([random[n : n + BODY_BYTES] for n in range(0, len(random), BODY_BYTES)], pa.binary())
+            for size, messages in encode_bodies(bodies).slices(MESSAGES_PER_MPUB, 1 << 20):
+                publisher.publish(topic, size, messages)
+        publisher.finish()
+    finally:
+        publisher.close()
+
+
+def ranges(bench: Bench) -> list[FetchRange]:
+    connection = NsqdConnection(bench.address, 5, 30)
+    try:
+        logs = [found[0] for found in connection.offsets(bench.topics)]
+    finally:
+        connection.close()
+    return [
+        FetchRange(topic, bench.address, 0, log.start, log.end, log.log_id)
+        for topic, log in zip(bench.topics, logs, strict=True)
+    ]
+
+
+def fetch(bench: Bench) -> dict[str, Any]:
+    """FETCH alone, as the source asks it."""
+    options = SourceOptions.parse({"nsqd": bench.address, "topic": "any"})
+    connection = NsqdConnection(bench.address, 5, 30)
+    buffer = BatchBuffer(1 << 20)
+
+    def once() -> None:
+        for wanted in ranges(bench):
+            position = wanted.start
+            while position < wanted.end:
+                connection.send_fetch(wanted.topic, 0, position, wanted.end, options.fetch_max_bytes, 0)
+                position, size = connection.receive_fetch_head(options.fetch_max_bytes)
+                buffer.clear()
+                connection.receive_batches(size, buffer)
+
+    try:
+        return alone(bench, once)
+    finally:
+        connection.close()
+
+
+def decode(bench: Bench) -> dict[str, Any]:
+    """What one Spark task does, without Spark."""
+    options = SourceOptions.parse({"nsqd": bench.address, "topic": "any"})
+
+    def once() -> None:
+        rows = sum(b.num_rows for wanted in ranges(bench) for b in RangeReader(wanted, options).record_batches())
+        if rows != bench.messages:
+            raise harness.BenchmarkError(f"{rows} rows came, {bench.messages} were published")
+
+    return alone(bench, once)
+
+
+def alone(bench: Bench, once: Callable[[], None]) -> dict[str, Any]:
+    """Rate and CPU of a step in this process; the first run is thrown away."""
+    rates, own_s, nsqd_s = [], [], []
+    for number in range(bench.runs + 1):
+        cpu, nsqd_cpu, began = time.process_time(), bench.daemon.cpu_s(), time.perf_counter()
+        once()
+        if number:
+            rates.append(bench.messages / (time.perf_counter() - began))
+            own_s.append((time.process_time() - cpu) / bench.messages * 1e6)
+            nsqd_s.append((bench.daemon.cpu_s() - nsqd_cpu) / bench.messages * 1e6)
+    return {
+        "msg_per_s": harness.median(rates),
+        "client_cpu_s_per_M": harness.median(own_s),
+        "nsqd_cpu_s_per_M": harness.median(nsqd_s),
+    }
+
+
+def beside_parquet(bench: Bench, ours: Callable[[], float], parquet: Callable[[], float]) -> dict[str, Any]:
+    """Both by turns, so that the noise of the machine hits both; the first turn is thrown away."""
+    ours(), parquet()
+    rates, parquet_rates, nsqd_s = [], [], []
+    for _ in range(bench.runs):
+        before = bench.daemon.cpu_s()
+        rates.append(ours())
+        nsqd_s.append((bench.daemon.cpu_s() - before) / bench.messages * 1e6)
+        parquet_rates.append(parquet())
+    share = harness.median(mine / theirs for mine, theirs in zip(rates, parquet_rates, strict=True))
+    return {
+        "msg_per_s": harness.median(rates),
+        "nsqd_cpu_s_per_M": harness.median(nsqd_s),
+        "parquet_per_s": harness.median(parquet_rates),
+        "share": share,
+        "target": f"share >= {SHARE_TARGET}: {'met' if share >= SHARE_TARGET else 'missed'}",
+    }
+
+
+def batch(bench: Bench) -> dict[str, Any]:
+    return beside_parquet(
+        bench,
+        lambda: bench.batch_rate(bench.read(bench.topics)),
+        lambda: bench.batch_rate(bench.spark.read.parquet(bench.parquet)),
+    )
+
+
+def body(bench: Bench) -> dict[str, Any]:
+    return beside_parquet(
+        bench,
+        lambda: bench.batch_rate(bench.read(bench.topics, columns="body")),
+        lambda: bench.batch_rate(bench.spark.read.parquet(bench.parquet).select("body")),
+    )
+
+
+def stream(bench: Bench) -> dict[str, Any]:
+    return beside_parquet(
+        bench,
+        lambda: bench.stream_rate(bench.read_stream(bench.topics)),
+        lambda: bench.stream_rate(bench.parquet_stream()),
+    )
+
+
+def to_parquet(bench: Bench) -> dict[str, Any]:
+    """Into Parquet, from nsqd and from Parquet."""
+
+    def into(frame: Any) -> float:
+        with tempfile.TemporaryDirectory(dir=bench.directory) as target:
+            return bench.stream_rate(frame, "parquet", path=f"{target}/out")
+
+    return beside_parquet(
+        bench, lambda: into(bench.read_stream(bench.topics)), lambda: into(bench.parquet_stream())
+    ) | {"target": ""}
+
+
+def trigger(bench: Bench, partitions: int, min_partitions: int = 1) -> dict[str, Any]:
+    """Milliseconds of a micro-batch, of those after the first five."""
+    count = 5 + 15 * bench.runs
+    topics = [f"trigger-{number}" for number in range(partitions)]
+    for topic in topics:
+        if not logged(bench, topic):
+            publish(bench.address, topic, TRIGGER_MESSAGES * count)
+    frame = bench.read_stream(
+        topics, maxMessagesPerTrigger=str(TRIGGER_MESSAGES * partitions), minPartitions=str(min_partitions)
+    )
+    parts: dict[str, list[float]] = {}
+    for entry in bench.run_stream(frame)[5:]:
+        for name, milliseconds in entry["durationMs"].items():
+            parts.setdefault(name, []).append(milliseconds)
+    medians = {name: harness.median(values) for name, values in parts.items()}
+    whole = medians["triggerExecution"]
+    return {
+        "ms": whole,
+        "planning_ms": medians["latestOffset"] + medians["queryPlanning"] + medians.get("getBatch", 0.0),
+        "log_ms": medians["walCommit"] + medians["commitOffsets"],
+        "run_ms": medians["addBatch"],
+        "target": f"<= {TRIGGER_TARGET_MS:g} ms: {'met' if whole <= TRIGGER_TARGET_MS else 'missed'}",
+    }
+
+
+def logged(bench: Bench, topic: str) -> bool:
+    connection = NsqdConnection(bench.address, 5, 30)
+    try:
+        return bool(connection.offsets([topic])[0])
+    finally:
+        connection.close()
+
+
+def sink(bench: Bench) -> dict[str, Any]:
+    """From nsqd, and from Parquet, to a topic; the topic is deleted after each run."""
+
+    def write(frame: Any) -> float:
+        began = time.perf_counter()
+        frame.select("body").write.format("nsq").options(nsqd=bench.address, topic="written").mode("append").save()
+        seconds = time.perf_counter() - began
+        bench.daemon.call("POST", "/topic/delete?topic=written")
+        return bench.messages / seconds
+
+    return beside_parquet(
+        bench,
+        lambda: write(bench.read(bench.topics, columns="body")),
+        lambda: write(bench.spark.read.parquet(bench.parquet)),
+    ) | {"target": ""}
+
+
+CASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "fetch": fetch,
+    "decode": decode,
+    "batch": batch,
+    "body": body,
+    "stream": stream,
+    "trigger-1": lambda bench: trigger(bench, 1),
+    "trigger-4": lambda bench: trigger(bench, PARTITIONS),
+    "trigger-4-tasks": lambda bench: trigger(bench, PARTITIONS, PARTITIONS),
+    "to-parquet": to_parquet,
+    "sink": sink,
+}
+
+
+@contextmanager
+def started(messages: int, runs: int) -> Iterator[Bench]:
+    """nsqd, Spark and filled topics."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(harness.ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    directory = Path(tempfile.mkdtemp(prefix="flintmq-bench-"))
+    try:
+        with harness.nsqd("--durability=os") as daemon:
+            spark = session("bench", "local[2]", **{"spark.ui.enabled": "false"})
+            spark.sparkContext.setLogLevel("ERROR")
+            try:
+                bench = Bench(daemon, spark, directory, messages, runs)
+                bench.prepare()
+                yield bench
+            finally:
+                spark.stop()
+    finally:
+        shutil.rmtree(directory)
+
+
+def main(quick: bool = False, only: str = "") -> dict[str, Any]:
+    """Run the cases whose name contains ``only``."""
+    messages, runs = (200_000, 1) if quick else (2_000_000, 5)
+    rows = []
+    with started(messages, runs) as bench:
+        for name, case in CASES.items():
+            if only in name:
+                row = {"case": name, **case(bench)}
+                rows.append(row)
+                print(harness.table([row]), file=sys.stderr, flush=True)
+    return {
+        "title": "Spark",
+        "note": f"{messages:,} messages of {BODY_BYTES} bytes in {PARTITIONS} topics, local[2], medians of {runs}",
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"machine": harness.machine(), **main("--quick" in sys.argv)}, indent=1))
