@@ -35,6 +35,7 @@ from flintmq.storage import ChannelStore, Corruption, Files, MemoryLog, Partitio
 
 TOPICS_DIRECTORY = "topics"
 _DUE_COUNT_MAX = 1000
+_RETRY_NS = 1_000_000_000
 
 
 class TopicNotFound(FlintError):
@@ -128,6 +129,7 @@ class Broker:
         self._next_cursor = 1
         self._removal_count = 0
         self._clock_shift_ns = 0
+        self.on_problem: Callable[[StorageError], None] = lambda _error: None
         self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -487,7 +489,12 @@ class Broker:
         """Deliver from every marked channel; return them, so that their consumers' output can be written."""
         marked, self._pumping = self._pumping, {}
         for channel in marked:
-            channel.pump(now_ns, wall_ns)
+            try:
+                channel.pump(now_ns, wall_ns)
+            except StorageError as error:
+                # a file that cannot be opened now says nothing about its content; the other channels go on
+                self.on_problem(error)
+                self._arm(channel, now_ns + _RETRY_NS)
             deadline = channel.next_deadline_ns(now_ns, wall_ns)
             if deadline is not None:
                 self._arm(channel, deadline)
@@ -624,8 +631,14 @@ class Broker:
 
     def _retain(self, partition: Partition, wall_ns: int) -> None:
         """Drop segments that every channel has passed and that the topic's retention does not keep."""
-        if self.topics.get(partition.topic_name) is None:
+        if partition.is_deleted:
             return
+        try:
+            self._drop_consumed(partition, wall_ns)
+        except StorageError as error:
+            self.on_problem(error)
+
+    def _drop_consumed(self, partition: Partition, wall_ns: int) -> None:
         options = self.options
         log = partition.log
         floor = min(partition.durable_floor, partition.floor)

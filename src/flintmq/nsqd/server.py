@@ -23,7 +23,7 @@ from flintmq.broker.partition import PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
-from flintmq.errors import Exiting, FlintError
+from flintmq.errors import Exiting, FlintError, StorageError
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
 from flintmq.net.http_server import HttpServer
@@ -114,6 +114,7 @@ class Nsqd:
         broker = self.engine.broker
         broker.open(self.env.clock.wall_ns())
         broker.on_topic_change = self._topic_changed
+        broker.on_problem = self._problem
         self.engine.start()
         self.engine.schedule()
         log.info("%s", self.version_line)
@@ -363,6 +364,9 @@ class Nsqd:
     def _topic_changed(self, topic: str, channel: str | None, exists: bool) -> None:
         for peer in self._peers:
             peer.register((topic, channel or ""), exists)
+
+    def _problem(self, error: StorageError) -> None:
+        log.error("%s", error)
 
     def _report(self, damage: Corruption) -> None:
         self._damage_count += 1

@@ -26,7 +26,7 @@ from flintmq.broker.broker import TopicNotFound
 from flintmq.broker.channel import Channel
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
-from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.errors import FlintError, RemoteProtocolError, StorageError
 from flintmq.limits import (
     FETCH_BYTES_MAX,
     FIRST_COMMAND_DEADLINE_S,
@@ -495,7 +495,12 @@ class Session(asyncio.Protocol):
             self._fail("E_OFFSET_OUT_OF_RANGE", f"start={start} end={end}")
             return
         bytes_max = min(event.bytes_max, FETCH_BYTES_MAX)
-        data, following = partition.log.fetch(event.start, min(event.end, end), bytes_max)
+        try:
+            data, following = partition.log.fetch(event.start, min(event.end, end), bytes_max)
+        except StorageError as error:
+            log.error("FETCH %s: %s", event.topic, error)
+            self._fail("E_FETCH_FAILED", f"FETCH failed {error}")
+            return
         self._reply(b"".join((UINT32.pack(len(data) + 12), b"\0\0\0\0", following.to_bytes(8, "big"), data)))
         self.flush()  # written at once, so that the transport says when enough has gathered
 

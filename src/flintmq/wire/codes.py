@@ -53,6 +53,7 @@ _ROWS = (
     Code("E_UNAUTHORIZED", True, "give_up", "nsq", "not allowed on this topic or channel"),
     Code("E_TOPIC_NOT_EXIST", False, "refresh_then_retry", "youzan", "the topic or partition is not on this node"),
     Code("E_OFFSET_OUT_OF_RANGE", False, "give_up", "flintmq", "FETCH asked for messages that are not stored"),
+    Code("E_FETCH_FAILED", False, "retry", "flintmq", "the log could not be read now"),
     Code("E_STALE_EPOCH", False, "refresh_then_retry", "flintmq", "FETCH names an epoch that is not the log's"),
 )
 

@@ -1,0 +1,425 @@
+"""Our client against real nsqd and nsqlookupd processes: kills, restarts, timeouts, discovery, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.daemons import PATIENCE_S, Nsqd, wait_until
+
+from flintmq import Consumer, FinFailed, FlintError, Message, Producer, PublishError, PublishRefused, PublishUnknown
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def address_of(nsqd: Nsqd) -> str:
+    return f"{nsqd.tcp[0]}:{nsqd.tcp[1]}"
+
+
+async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    taken: list[Message] = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for message in consumer:
+            taken.append(message)
+            if len(taken) == count:
+                break
+    return taken
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request):
+    """Runs a coroutine on each event loop."""
+    factory = None if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    def run(main):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(main)
+
+    return run
+
+
+# --- the main road ---
+
+
+def test_publish_and_consume(nsqd, run):
+    async def main():
+        nsqd_address = address_of(nsqd)
+        async with Producer(nsqd_address) as producer:
+            await producer.pub("t", b"1")
+            await producer.mpub("t", [b"2", b"3"])
+            began = time.monotonic()
+            await producer.dpub("t", b"4", delay=0.3)
+            await asyncio.gather(*(producer.pub("t", b"%d" % number) for number in range(5, 1000)))
+        bodies = []
+        async with Consumer("t", "c", nsqd_tcp_addresses=nsqd_address, max_in_flight=100) as consumer:
+            async for message in consumer:
+                async with message:
+                    bodies.append(message.body)
+                    if message.body == b"4":
+                        assert time.monotonic() - began > 0.29
+                    assert message.attempts == 1
+                    assert 59 < message.time_left <= 60
+                if len(bodies) == 999:
+                    break
+        assert sorted(map(int, bodies)) == list(range(1, 1000))
+
+    run(main())
+    assert nsqd.unfinished("t", "c") == 0
+
+
+@pytest.mark.parametrize("style", ["inline", "async", "threads", "batches"])
+def test_every_style_of_consuming_sees_every_message(nsqd, run, style):
+    count = 5000
+    seen: list[bytes] = []
+
+    async def coroutine(message: Message) -> None:
+        seen.append(message.body)
+
+    def function(message: Message) -> None:
+        seen.append(message.body)
+
+    async def main():
+        handler = {"inline": function, "async": coroutine, "threads": function}.get(style)
+        options = {"handler": handler, "inline": style == "inline", "concurrency": 3 if handler else 1}
+        async with (
+            Producer(address_of(nsqd)) as producer,
+            Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), max_in_flight=500, **options) as consumer,
+        ):
+            for start in range(0, count, 100):
+                await producer.mpub("t", [b"%d" % number for number in range(start, start + 100)])
+            if style == "batches":
+                async for batch in consumer.batches(300, timeout=0.1):
+                    seen.extend(message.body for message in batch)
+                    for message in batch:
+                        message.finish()
+                    if len(seen) == count:
+                        break
+            await until(lambda: len(seen) == count)
+
+    run(main())
+    assert sorted(map(int, seen)) == list(range(count))
+    assert nsqd.unfinished("t", "c") == 0
+
+
+# --- time ---
+
+
+def test_requeue_touch_and_timeouts(nsqd, run):
+    async def main():
+        late: list[FlintError] = []
+        nsqd.publish("t", b"requeued", b"touched", b"forgotten")
+        options = {"msg_timeout": 1, "max_in_flight": 10, "on_error": late.append}
+        async with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), **options) as consumer:
+            first = {message.body: message for message in await take(consumer, 3)}
+            began = time.monotonic()
+            first[b"requeued"].requeue(0.3)
+            await asyncio.sleep(0.7)
+            first[b"touched"].touch()
+            again = {message.body: message for message in await take(consumer, 2)}
+            assert set(again) == {b"requeued", b"forgotten"}
+            assert {message.attempts for message in again.values()} == {2}
+            assert 0.9 < time.monotonic() - began < 2.5, "one after 0.3 s, the other after its timeout of 1 s"
+            first[b"touched"].finish()
+            assert first[b"forgotten"].is_lost
+            again[b"requeued"].finish()
+            again[b"forgotten"].finish()
+            await until(lambda: nsqd.unfinished("t", "c") == 0)
+            assert late == []
+            first[b"forgotten"].finish()
+            await until(lambda: late)
+            assert isinstance(late[0], FinFailed)
+            assert consumer.connections, "and the connection lives on"
+
+    run(main())
+
+
+def test_heartbeats_go_on_while_a_plain_function_blocks(nsqd, run):
+    async def main():
+        def handler(message: Message) -> None:
+            time.sleep(4)
+
+        nsqd.publish("t", b"slow")
+        options = {"handler": handler, "heartbeat_interval": 1}
+        async with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), **options) as consumer:
+            await until(lambda: consumer.stats().finished == 1)
+            assert consumer.stats().received == 1
+        assert nsqd.unfinished("t", "c") == 0
+
+    run(main())
+
+
+# --- kill -9 ---
+
+
+def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd, run):
+    """The producer, its MPUBs gathered, and a consumer go through three kills; they are back within 2 s each time."""
+    acknowledged: set[bytes] = set()
+    seen: set[bytes] = set()
+    unknown = 0
+    outages: list[float] = []
+
+    async def publish(producer: Producer, worker: int, is_over: list[bool]) -> None:
+        nonlocal unknown
+        number = 0
+        while not is_over:
+            number += 1
+            body = b"%d-%d" % (worker, number)
+            try:
+                await producer.pub("t", body)
+            except PublishUnknown:
+                unknown += 1
+            else:
+                acknowledged.add(body)
+
+    async def main():
+        def handler(message: Message) -> None:
+            seen.add(message.body)
+
+        is_over: list[bool] = []
+        address = address_of(nsqd)
+        async with (
+            Producer(address) as producer,
+            Consumer("t", "c", nsqd_tcp_addresses=address, handler=handler, inline=True, max_in_flight=500) as consumer,
+        ):
+            publishers = [asyncio.create_task(publish(producer, worker, is_over)) for worker in range(20)]
+            for _ in range(3):
+                await asyncio.sleep(0.5)
+                await asyncio.to_thread(nsqd.kill)
+                await asyncio.to_thread(nsqd.start)
+                started = time.monotonic()
+                count = len(acknowledged)
+                await until(lambda: consumer.connections)
+                await until(lambda count=count: len(acknowledged) > count + 20)
+                outages.append(time.monotonic() - started)
+            is_over.append(True)
+            await asyncio.gather(*publishers)
+            await until(lambda: acknowledged <= seen)
+
+    run(main())
+    assert len(acknowledged) > 1000
+    assert acknowledged <= seen, f"{len(acknowledged - seen)} lost"
+    assert max(outages) < 2.5, f"after a restart it took {outages} s"
+    assert unknown == 0, "retry_unknown sends again"
+
+
+def test_a_publish_during_an_outage_ends_within_its_deadline(nsqd, run):
+    async def main():
+        async with Producer(address_of(nsqd), timeout=1) as producer:
+            await producer.pub("t", b"x")
+            await asyncio.to_thread(nsqd.kill)
+            began = time.monotonic()
+            results = await asyncio.gather(*(producer.pub("t", b"x") for _ in range(50)), return_exceptions=True)
+            assert time.monotonic() - began < 1.5
+            assert all(isinstance(result, PublishError) for result in results), results
+
+    run(main())
+
+
+def test_a_stopped_nsqd_is_noticed(nsqd, run):
+    async def main():
+        async with Producer(address_of(nsqd), timeout=1) as producer:
+            await producer.pub("t", b"x")
+            nsqd.send_signal(signal.SIGSTOP)
+            with pytest.raises(PublishUnknown):
+                await producer.pub("t", b"y")
+            nsqd.send_signal(signal.SIGCONT)
+            await producer.pub("t", b"z", timeout=PATIENCE_S)
+
+    run(main())
+
+
+# --- errors of nsqd ---
+
+
+def test_a_message_too_big_fails_alone(daemons, run):
+    nsqd = daemons.nsqd("--durability=os", "--max-msg-size=100")
+
+    async def main():
+        async with Producer(address_of(nsqd)) as producer:
+            bodies = [bytes([65 + number]) * (200 if number == 5 else 50) for number in range(10)]
+            results = await asyncio.gather(*(producer.pub("t", body) for body in bodies), return_exceptions=True)
+            assert [type(result) for number, result in enumerate(results) if number != 5] == [type(None)] * 9
+            assert isinstance(results[5], PublishRefused)
+            assert results[5].code == "E_BAD_MESSAGE"
+            with pytest.raises(PublishRefused, match="out of range"):
+                await producer.dpub("t", b"x", delay=7200)
+
+    run(main())
+    assert nsqd.stats("t")["message_count"] == 9
+
+
+# --- several nsqd, discovery ---
+
+
+def test_two_nsqd_and_one_of_them_dies(daemons, run):
+    first, second = daemons.nsqd("--durability=os"), daemons.nsqd("--durability=os")
+    addresses = [address_of(first), address_of(second)]
+    seen: list[bytes] = []
+
+    async def main():
+        async with (
+            Producer(addresses) as producer,
+            Consumer(
+                "t", "c", nsqd_tcp_addresses=addresses, handler=lambda m: seen.append(m.body), inline=True
+            ) as consumer,
+        ):
+            assert len(consumer.connections) == 2
+            for number in range(100):
+                await producer.pub("t", b"%d" % number)
+            assert first.stats("t")["message_count"] == second.stats("t")["message_count"] == 50
+            await asyncio.to_thread(first.kill)
+            for number in range(100, 200):
+                await producer.pub("t", b"%d" % number)
+            await asyncio.to_thread(first.start)
+            await until(lambda: len(consumer.connections) == 2)
+            await until(lambda: len(set(seen)) == 200)
+
+    run(main())
+
+
+def test_discovery_by_two_nsqlookupd(daemons, run):
+    lookups = [daemons.nsqlookupd(), daemons.nsqlookupd()]
+    urls = [f"http://{lookup.http[0]}:{lookup.http[1]}" for lookup in lookups]
+
+    def nsqd_of(lookup) -> Nsqd:
+        return daemons.nsqd("--durability=os", f"--lookupd-tcp-address={lookup.tcp[0]}:{lookup.tcp[1]}")
+
+    nsqds = [nsqd_of(lookups[0]), nsqd_of(lookups[1])]
+    for number, nsqd in enumerate(nsqds):
+        nsqd.publish("t", b"%d" % number)
+        wait_until(lambda number=number: lookups[number].producers("t"))
+    seen: list[bytes] = []
+
+    async def main():
+        options = {"lookup_interval": 0.5, "handler": lambda message: seen.append(message.body), "inline": True}
+        async with (
+            Consumer("t", "c", nsqlookupd_http_addresses=urls, **options) as consumer,
+            Producer(nsqlookupd_http_addresses=urls) as producer,
+        ):
+            assert len(consumer.connections) == 2, "each is known to another nsqlookupd"
+            await until(lambda: len(seen) == 2)
+            third = await asyncio.to_thread(nsqd_of, lookups[1])
+            third.publish("t", b"third")
+            await until(lambda: len(consumer.connections) == 3)
+            await producer.pub("t", b"known topic")
+            await producer.pub("new-topic", b"unknown topic")
+            await until(lambda: len(seen) == 4)
+            lookups[0].kill()
+            lookups[1].kill()
+            await producer.pub("t", b"without nsqlookupd")
+            await until(lambda: len(seen) == 5)
+
+    run(main())
+
+
+# --- leaving ---
+
+
+def test_leaving_leaves_nothing_in_flight(nsqd, run):
+    async def main():
+        nsqd.publish("t", *[b"%d" % number for number in range(100)])
+        async with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), max_in_flight=50) as consumer:
+            for message in await take(consumer, 10):
+                message.finish()
+
+    run(main())
+    row = nsqd.stats("t", "c")
+    assert (row["in_flight_count"], row["depth"], row["deferred_count"]) == (0, 90, 0)
+
+
+def test_the_examples_work(nsqd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    nsqd.publish("orders", b"not JSON")
+    published = subprocess.run(
+        [sys.executable, str(ROOT / "examples/publish.py"), address_of(nsqd)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert "published 104 messages, 0 failed" in published.stdout
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "examples/consume.py"), address_of(nsqd)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as consuming:
+        try:
+            wait_until(lambda: nsqd.stats("orders")["channels"] and not nsqd.unfinished("orders", "billing"))
+            consuming.send_signal(signal.SIGINT)
+            out, errors = consuming.communicate(timeout=PATIENCE_S)
+        finally:
+            consuming.kill()
+    assert out.count("billed order") == 104
+    assert "billed order 10, attempt 2" in out
+    assert out.endswith("bye\n")
+    assert "not JSON" in errors
+    assert "Traceback" not in errors
+
+
+def test_importing_and_publishing_needs_no_http_library(nsqd):
+    """aiohttp alone costs 135 ms; only discovery has to pay for it."""
+    code = """
+import asyncio, sys
+import flintmq
+assert "asyncio" not in flintmq.__dict__ and "flintmq.client" not in sys.modules
+from flintmq import Consumer, Producer
+async def main():
+    async with Producer(sys.argv[1]) as producer, Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1]) as consumer:
+        await producer.pub("t", b"x")
+        async for message in consumer:
+            message.finish()
+            break
+asyncio.run(main())
+assert "aiohttp" not in sys.modules, "aiohttp was imported"
+"""
+    subprocess.run(
+        [sys.executable, "-c", code, address_of(nsqd)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        timeout=PATIENCE_S,
+        check=True,
+    )
+
+
+def test_memory_of_a_consumer_stays_small(nsqd):
+    """A process that publishes and consumes 200,000 messages stays below 40 MiB."""
+    code = """
+import asyncio, resource, sys
+from flintmq import Consumer, Producer
+async def main():
+    seen = 0
+    async with Producer(sys.argv[1]) as producer, Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1], max_in_flight=2500) as consumer:
+        for _ in range(1000):
+            await producer.mpub("t", [bytes([120]) * 200] * 200)
+        async for message in consumer:
+            message.finish()
+            seen += 1
+            if seen == 200_000:
+                break
+asyncio.run(main())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, address_of(nsqd)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) < 40 * 1024, f"{done.stdout} KiB"
