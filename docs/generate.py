@@ -11,6 +11,8 @@ from pathlib import Path
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import example_file, reference_page
+from flintmq.wire.codes import CODES
+from flintmq.wire.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,9 +21,71 @@ def generated() -> dict[str, str]:
     """Return path -> text of every generated file, paths relative to the root of the project."""
     return {
         "docs/reference/options.md": reference_page([NsqdOptions, NsqlookupdOptions]),
+        "docs/reference/protocol.md": protocol_page(),
         "contrib/nsqd.cfg.example": example_file(NsqdOptions),
         "contrib/nsqlookupd.cfg.example": example_file(NsqlookupdOptions),
     }
+
+
+_FLINTMQ_COMMANDS = """\
+## Reading stored batches: OFFSETS, FETCH, CURSOR
+
+These three are FlintMQ's own. They need no subscription, touch no message in flight, and may be mixed with
+publishing on one connection. Integers are big-endian and unsigned.
+
+**OFFSETS** answers JSON: `{"topic": "t", "partitions": [{"partition": 0, "log_id": "18e9b176265a2366",
+"epoch": 0, "start": 1, "end": 13, "start_timestamp": 0, "end_timestamp": 0, "size_bytes": 719}]}`. `start` is
+the first stored sequence, `end` is one past the last that is durable and never goes back. `log_id` names this
+log: a topic that is deleted and made again has another one. Timestamps are nanoseconds, 0 when the log is
+empty. With a timestamp in the command each row has `at`, the first sequence with that timestamp or a later
+one.
+
+**FETCH** answers `[8 next][batches]`: whole batches as they are stored, layout in `src/flintmq/batch.py`,
+that overlap `start` to `end` (exclusive), about `bytes_max` bytes of them and at most 4 MiB, at least one if
+there is any. The first and the last may reach beyond the range. Ask again from `next` until it is `end`;
+sequences may be missing where damage was set aside. Outside of what is stored: `E_OFFSET_OUT_OF_RANGE
+start=<n> end=<n>`.
+
+**CURSOR** answers `{"sequence": <n>}`, the sequence below which the channel has confirmed everything. A
+channel that does not exist is created at `sequence` (-1: the present end, -2: the first stored message); for
+one that exists everything below `sequence` is confirmed, except what consumers hold now. It never goes back,
+so repeating it is harmless.
+"""
+
+
+def protocol_page() -> str:
+    """The commands and error codes of the TCP protocol, from their tables."""
+    lines = [
+        "# The TCP protocol",
+        "",
+        "NSQ's protocol V2, with three commands added. This page is generated from `src/flintmq/wire/commands.py` and",
+        "`src/flintmq/wire/codes.py`.",
+        "",
+        "## Commands",
+        "",
+        "| command | form | answer | legal in | from | what it does |",
+        "|---|---|---|---|---|---|",
+    ]
+    for command in COMMANDS.values():
+        form = command.form.replace("|", "\\|")
+        states = ", ".join(command.states)
+        lines.append(
+            f"| {command.name} | `{form}` | {command.reply or 'none'} | {states} | {command.origin} | {command.about} |"
+        )
+    lines += ["", _FLINTMQ_COMMANDS]
+    lines += [
+        "## Error codes",
+        "",
+        "| code | closes the connection | what a client does | from | when |",
+        "|---|---|---|---|---|",
+    ]
+    for code in CODES.values():
+        action = code.action.replace("_", " ")
+        unknown = "; the message may have been stored" if code.unknown_outcome else ""
+        lines.append(
+            f"| {code.name} | {'yes' if code.fatal else 'no'} | {action}{unknown} | {code.origin} | {code.about} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
