@@ -38,6 +38,7 @@ STOP_TIMEOUT_S = 30.0
 LOAD_TIMEOUT_S = 300.0
 SAMPLE_INTERVAL_S = 0.05
 _LISTENING = re.compile(r"\b(TCP|HTTP): listening on \S*?([\d.]+):(\d+)")
+_ADDRESSES = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 _CONTEXT = multiprocessing.get_context("fork")
 
 Address = tuple[str, int]
@@ -139,7 +140,7 @@ class Daemon:
 def nsqd(*flags: str) -> Iterator[Daemon]:
     """Our nsqd from this tree on free ports with an empty data directory, removed afterwards."""
     with _directory() as directory:
-        command = [sys.executable, "-m", "flintmq", "nsqd", *_addresses("--"), f"--data-path={directory}", *flags]
+        command = [sys.executable, "-m", "flintmq", "nsqd", *_ADDRESSES, f"--data-path={directory}", *flags]
         daemon = Daemon(command, directory, {"PYTHONPATH": str(ROOT / "src")})
         try:
             yield daemon
@@ -151,7 +152,18 @@ def nsqd(*flags: str) -> Iterator[Daemon]:
 def peer_nsqd(binary: str, *flags: str) -> Iterator[Daemon]:
     """Somebody else's nsqd, started alike."""
     with _directory() as directory:
-        daemon = Daemon([binary, *_addresses("--"), f"--data-path={directory}", *flags], directory)
+        daemon = Daemon([binary, *_ADDRESSES, f"--data-path={directory}", *flags], directory)
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
+
+
+@contextmanager
+def floor() -> Iterator[Daemon]:
+    """A server that only answers: what a request costs on this machine before a broker does anything."""
+    with _directory() as directory:
+        daemon = Daemon([sys.executable, "-m", "benchmarks.load"], directory, {"PYTHONPATH": str(ROOT)})
         try:
             yield daemon
         finally:
@@ -168,10 +180,6 @@ def find_peer() -> tuple[str, str] | None:
         if "built w/go" in line:  # ours has the same name and the same form of this line
             return path, line
     return None
-
-
-def _addresses(dashes: str) -> list[str]:
-    return [f"{dashes}tcp-address=127.0.0.1:0", f"{dashes}http-address=127.0.0.1:0"]
 
 
 @contextmanager
@@ -239,7 +247,7 @@ def _run_load(pipe: Any, function: Callable[..., dict[str, Any]], arguments: dic
         figures = function(ready=ready, **arguments)
         figures["cpu_s"] = time.process_time() - cpu_at_start
         pipe.send(("done", figures))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - told to the parent, which raises it
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
 
 

@@ -3,6 +3,9 @@
 How: raw blocking sockets, bytes formatted beforehand, big reads into one buffer, frames counted by division because all
 have one size, and FIN lines built for a whole read by 16 strided slices.
 
+Run as a program it is the server that does the least, see :func:`answer`: what a request and its answer cost on this
+machine before a broker does anything.
+
 Rules of this file: every function is a load in the sense of harness.Load; answers are checked, also where that is only
 a comparison of whole columns; nothing here uses the client under ``src``.
 
@@ -13,16 +16,21 @@ Byte picture of a message frame, see flintmq/message.py::
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from operator import itemgetter
 from struct import Struct
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 OK = b"\0\0\0\x06\0\0\0\0OK"
 ERROR_START = b"\0\0\0\x01E_"
@@ -70,7 +78,7 @@ def expect(connection: socket.socket, answer: bytes) -> None:
 
 def receive(connection: socket.socket, size: int) -> bytes:
     """Read ``size`` bytes."""
-    parts = []
+    parts: list[bytes] = []
     while size:
         data = connection.recv(size)
         if not data:
@@ -258,7 +266,7 @@ class Consumer:
 
 def _shuffle(lines: bytearray, count: int) -> bytes:
     size = len(FIN_LINE)
-    parts = []
+    parts: list[bytes] = []
     for first in range(0, count, SHUFFLE_MAX):
         run = min(SHUFFLE_MAX, count - first)
         if run == 1:
@@ -375,3 +383,29 @@ def consume_timed(ready: Ready, address: Address, topic: str, channel: str, mess
     delays_ns.sort()
     shown = {f"p{percent}_ms": delays_ns[int((messages - 1) * percent / 100)] / 1e6 for percent in (50, 90, 99)}
     return {"messages": messages, "seconds": time.perf_counter() - began, **shown, "max_ms": delays_ns[-1] / 1e6}
+
+
+# the least a server can do
+
+
+class _Answer(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(OK)
+
+
+async def answer() -> None:
+    """Answer ``OK`` to every read until the process is ended."""
+    server = await asyncio.get_running_loop().create_server(_Answer, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    print(f"TCP: listening on {address}\nHTTP: listening on {address}", file=sys.stderr, flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    runner: ModuleType = asyncio
+    with suppress(ImportError):
+        runner = import_module("uvloop")
+    runner.run(answer())

@@ -43,6 +43,7 @@ SEALED_FILES_OPEN_MAX = 64  # handles of sealed segments kept open by all logs t
 SYNC_HANDLES_MAX = 16  # handles of sealed segments one sync of one log keeps open
 SCAN_WINDOW_BYTES = 4 * 1024 * 1024  # read at once by recovery
 PAGE_BYTES = 4096  # an unreadable sector costs one page
+BAD_FILES_MAX = 64  # copies of damaged stretches kept beside one segment
 RESYNC_CRC_BYTES_MAX = 512 * 1024 * 1024  # hashed for doubtful candidates in one search behind damage
 REWRITE_BYTES_MAX = 16 * 1024 * 1024  # written once more by recovery because a sync of them may have failed
 CHECKPOINT_BYTES = 16 * 1024 * 1024  # synced by one log between two checkpoints: what recovery walks at most, about

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.integration.conftest import daemons, nsqd
 
 __all__ = ["daemons", "nsqd"]

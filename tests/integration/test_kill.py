@@ -26,7 +26,7 @@ REPEATED_S = 1.0  # a FIN older than this at the kill may not be forgotten, howe
 
 def publish_until_killed(nsqd: Nsqd, topic: str, acked_count: int, numbers: Numbers) -> list[Publisher]:
     """Publish from three connections, single messages and batches, and kill nsqd after about ``acked_count``."""
-    publishers = [Publisher(nsqd.tcp, topic, numbers, **how) for how in ({}, {}, {"batch": 50, "window": 10})]  # type: ignore[arg-type]
+    publishers = [Publisher(nsqd.tcp, topic, numbers, **how) for how in ({}, {}, {"batch": 50, "window": 10})]
     for publisher in publishers:
         publisher.start()
     wait_until(lambda: sum(publisher.acked_count for publisher in publishers) >= acked_count, "load")
@@ -210,6 +210,7 @@ def test_while_topics_are_deleted(daemons: Daemons):
                 asked.append(topic)
                 nsqd.post(f"/topic/delete?topic={topic}")
                 answered.append(topic)
+                time.sleep(0.01)  # so that the kill comes before the last one
         except OSError:
             return  # killed
 

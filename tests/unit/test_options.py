@@ -298,7 +298,7 @@ def test_an_official_file_loads_unchanged(config):
     options = resolved.options
     assert options.lookupd_tcp_address == ("127.0.0.1:4160",)
     assert (options.node_id, options.max_msg_size, options.max_output_buffer_timeout_ns) == (515, 1024768, SECOND)
-    assert (options.tls_min_version, options.tls_required) == ("tls1.0", "false")
+    assert (options.tls_min_version, options.tls_required) == ("tls1.2", "false")
     assert resolved.notes == (
         f"{path}: e2e_processing_latency_percentiles is ignored: this version does not support it yet",
     )
@@ -405,11 +405,6 @@ def test_actions():
 @pytest.mark.parametrize(
     "flag",
     [
-        "--tls-cert=x",
-        "--tls-required",
-        "--tls-min-version=tls1.2",
-        "--auth-http-address=127.0.0.1:1",
-        "--max-deflate-level=3",
         "--statsd-address=127.0.0.1:8125",
         "--enable-experiment=topology-aware-consumption",
         "--topology-zone=a",
@@ -421,11 +416,26 @@ def test_an_option_without_its_feature_is_refused(flag):
 
 
 def test_an_option_without_its_feature_accepts_its_default():
-    assert nsqd("--tls-cert=", "--max-deflate-level=6", "--tls-required=false", "--deflate", "--snappy=false").deflate
+    assert nsqd("--topology-zone=", "--statsd-mem-stats", "--statsd-interval=60s").statsd_mem_stats
 
 
-def test_security_is_never_ignored_in_a_file(config):
-    assert "this version does not support it yet" in refusal("--config", config('tls_cert = "x"'))
+def test_where_messages_go_is_never_ignored_in_a_file(config):
+    assert "this version does not support it yet" in refusal("--config", config('topology_zone = "x"'))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
+        (["--tls-client-auth-policy=require"], "cannot require TLS client connections without TLS key and cert"),
+        (["--tls-required=tcp-https", "--tls-cert=x"], "cannot require TLS client connections without TLS key and"),
+        (["--tls-cert=x"], "it needs --tls-key as well"),
+        (["--tls-key=x"], "it needs --tls-cert as well"),
+        (["--tls-min-version=ssl3.0"], "one of: tls1.0, tls1.1, tls1.2, tls1.3"),
+    ],
+)
+def test_half_of_tls_is_refused(flags, expected):
+    assert expected in refusal(*flags)
 
 
 def test_ignored_values_of_a_file_are_checked_all_the_same(config):
@@ -472,7 +482,7 @@ def test_keyword_construction_checks(arguments):
 
 # --- the tables ---
 
-# flag -> default, as reference/nsq.md 4.3 lists them
+# flag -> default, as reference/nsq.md 4.3 lists them but for tls-min-version (decision 7)
 NSQD_DEFAULTS = """
 log-level info | log-prefix [nsqd]_ | tcp-address 0.0.0.0:4150 | http-address 0.0.0.0:4151 | https-address 0.0.0.0:4152
 broadcast-tcp-port 0 | broadcast-http-port 0 | lookupd-tcp-address | auth-http-address | auth-http-request-method get
@@ -483,7 +493,7 @@ max-req-timeout 1h0m0s | max-heartbeat-interval 1m0s | max-rdy-count 2500 | max-
 max-output-buffer-timeout 30s | min-output-buffer-timeout 25ms | output-buffer-timeout 250ms | max-channel-consumers 0
 statsd-address | statsd-interval 1m0s | statsd-mem-stats true | statsd-prefix nsq.%s | statsd-udp-packet-size 508
 statsd-exclude-ephemeral false | e2e-processing-latency-percentile | e2e-processing-latency-window-time 10m0s | tls-cert
-tls-key | tls-client-auth-policy | tls-root-ca-file | tls-required false | tls-min-version tls1.0 | deflate true
+tls-key | tls-client-auth-policy | tls-root-ca-file | tls-required false | tls-min-version tls1.2 | deflate true
 max-deflate-level 6 | snappy true | enable-experiment | broadcast-address | verbose false | worker-id false
 """
 NSQLOOKUPD_DEFAULTS = """

@@ -29,7 +29,6 @@ from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, StorageError
-from flintmq.limits import BATCH_COUNT_MAX
 from flintmq.names import directory_name, is_ephemeral, topic_of_directory
 from flintmq.storage import ChannelStore, Corruption, Files, MemoryLog, PartitionLog, ReadCache, channel_store
 
@@ -447,11 +446,12 @@ class Broker:
         """
         partition = topic.first_partition
         self._publishing[partition] = None
-        if len(bodies) <= BATCH_COUNT_MAX:
-            return partition.publish(bodies, due_ns)
-        for start in range(0, len(bodies), BATCH_COUNT_MAX):
-            group = partition.publish(bodies[start : start + BATCH_COUNT_MAX], due_ns)
-        return group
+        return partition.publish(bodies, due_ns)
+
+    def publish_one(self, partition: Partition, body: bytes) -> PublishGroup:
+        """As :meth:`publish` for one message to a partition that was looked up before."""
+        self._publishing[partition] = None
+        return partition.publish_one(body)
 
     @property
     def has_pending(self) -> bool:

@@ -526,6 +526,8 @@ class Channel:
             self._bound_depth()
         if self.paused or not self.subscriptions:
             return
+        if self.next >= self.end and not self._requeued and not self.aside.ready:
+            return  # before the consumers are looked at, which may be many
         subscriptions = self.subscriptions
         start = self._rotation % len(subscriptions)
         ready = [s for s in subscriptions[start:] + subscriptions[:start] if s.capacity > 0]

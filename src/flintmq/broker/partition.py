@@ -8,14 +8,16 @@ Source: design/performance.md decision 2 (group commit).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from flintmq.broker.channel import Channel
 from flintmq.errors import StorageError
+from flintmq.limits import BATCH_COUNT_MAX
 from flintmq.storage import MemoryLog, PartitionLog
 
 _MERGE_COUNT_MAX = 64  # publishes of fewer messages than this share a batch with their neighbours
+_BATCH_BODIES_BYTES_MAX = 1024 * 1024  # a turn may gather more, but a batch is read back as a whole
 
 
 class Waiter(Protocol):
@@ -61,8 +63,9 @@ class Partition:
         paused_at: while the topic is paused, nothing from this sequence on is handed to channels.
     """
 
-    __slots__ = ("_group", "_pending", "backlog_start", "bytes_count", "channels", "counted_from", "durable_floor",
-                 "is_deleted", "log", "number", "paused_at", "topic_name")  # fmt: skip
+    __slots__ = ("_group", "_open", "_open_due_ns", "_pending", "backlog_start", "bytes_count", "channels",
+                 "counted_from", "durable_floor", "is_deleted", "log", "number", "paused_at",
+                 "topic_name")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
@@ -76,26 +79,36 @@ class Partition:
         self.bytes_count = 0
         self.durable_floor = log.start_sequence
         self._pending: list[tuple[int, Sequence[bytes]]] = []
+        self._open: list[bytes] | None = None  # the last of pending while publishes may still be merged into it
+        self._open_due_ns = 0
         self._group: PublishGroup | None = None
 
     def publish(self, bodies: Sequence[bytes], due_ns: int) -> PublishGroup:
         """Take messages for the end of the turn; the answer ends when they are stored."""
-        pending = self._pending
-        if pending and pending[-1][0] == due_ns and len(bodies) < _MERGE_COUNT_MAX and type(pending[-1][1]) is list:
-            pending[-1][1].extend(bodies)
-        elif len(bodies) < _MERGE_COUNT_MAX:
-            pending.append((due_ns, list(bodies)))
+        if len(bodies) >= _MERGE_COUNT_MAX:
+            self._pending.append((due_ns, bodies))
+            self._open = None
+        elif self._open is not None and self._open_due_ns == due_ns:
+            self._open.extend(bodies)
         else:
-            pending.append((due_ns, tuple(bodies)))
+            self._open, self._open_due_ns = list(bodies), due_ns
+            self._pending.append((due_ns, self._open))
         group = self._group
         if group is None:
             group = self._group = PublishGroup(self)
         return group
 
+    def publish_one(self, body: bytes) -> PublishGroup:
+        """As :meth:`publish` for one message without delay, at less cost."""
+        if self._open is None or self._open_due_ns or self._group is None:
+            return self.publish((body,), 0)
+        self._open.append(body)
+        return self._group
+
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""
         self.is_deleted = True
-        self._pending = []
+        self._pending, self._open = [], None
         if self._group is not None:
             self._group.end(None)
             self._group = None
@@ -108,13 +121,16 @@ class Partition:
             The group, written and not ended; None when there is none or it failed.
         """
         group, self._group = self._group, None
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._open = self._pending, [], None
         if group is None:
             return None
         try:
             for due_ns, bodies in pending:
-                self.log.append(bodies, wall_ns, due_ns)
-                self.bytes_count += sum(map(len, bodies))
+                size = sum(map(len, bodies))
+                fits = size <= _BATCH_BODIES_BYTES_MAX and len(bodies) <= BATCH_COUNT_MAX
+                for part in (bodies,) if fits else _parts(bodies):
+                    self.log.append(part, wall_ns, due_ns)
+                self.bytes_count += size
         except StorageError as error:
             # what was appended before the failure stays invisible: it is committed only with a later group
             group.end(error)
@@ -151,3 +167,14 @@ class Partition:
         ]
         lines += [f"  {channel.describe()}" for channel in self.channels.values()]
         return "\n".join(lines)
+
+
+def _parts(bodies: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut bodies into what fits into one batch each; a body is never cut."""
+    start = size = 0
+    for index, body in enumerate(bodies):
+        if size and (size + len(body) > _BATCH_BODIES_BYTES_MAX or index - start == BATCH_COUNT_MAX):
+            yield bodies[start:index]
+            start, size = index, 0
+        size += len(body)
+    yield bodies[start:]

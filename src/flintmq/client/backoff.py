@@ -97,7 +97,7 @@ class ReconnectDelay:
 
     __slots__ = ("failures", "_base_s", "_max_s", "_settled_s")
 
-    def __init__(self, base_s: float = 0.25, max_s: float = 15.0, settled_s: float = 5.0) -> None:
+    def __init__(self, base_s: float = 0.25, max_s: float = 15.0, settled_s: float = 1.0) -> None:
         self.failures = 0
         self._base_s = base_s
         self._max_s = max_s

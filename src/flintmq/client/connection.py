@@ -40,6 +40,7 @@ from flintmq.wire.codes import CODES
 log = logging.getLogger("flintmq.client")
 
 HEARTBEATS_MISSED_MAX = 2
+PUBLISH_COMMANDS = ("PUB", "MPUB", "DPUB")
 
 
 class AnswerLost(ConnectionFailed):
@@ -83,6 +84,7 @@ class Connection(asyncio.Protocol):
         features: what nsqd granted.
         lost: done when the connection is lost; its result says why.
         is_write_paused: nsqd takes bytes more slowly than they are sent.
+        is_publish_refused: nsqd closed it because of what was published; nsqd itself is well.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Connection(asyncio.Protocol):
         self.lost: asyncio.Future[FlintError] = loop.create_future()
         self.is_lost = False
         self.is_write_paused = False
+        self.is_publish_refused = False
         self._owner = owner
         self._options = options
         self._loop = loop
@@ -343,6 +346,7 @@ class Connection(asyncio.Protocol):
             if event.token is not None:
                 cast(Answered, event.token)(error)
             if event.is_fatal:
+                self.is_publish_refused = event.command in PUBLISH_COMMANDS
                 self._lose(error)
 
     def _message_failed(self, failure: MessageFailed) -> None:

@@ -68,7 +68,8 @@ class ConsumerStats:
         received: messages delivered.
         finished: FINs sent.
         requeued: REQs sent.
-        dropped: messages whose connection was lost before they were answered; nsqd delivers them again.
+        dropped: messages whose connection was lost, or whose time was over, before they were handed out or answered;
+            nsqd delivers them again.
         failed: messages whose handler raised.
         given_up: messages with more attempts than ``max_attempts``.
         late: FIN, REQ and TOUCH that nsqd refused because the message was not ours any more.
@@ -205,13 +206,15 @@ class Consumer:
         pause = Backoff(seconds(backoff, "backoff", 0.001), seconds(max_backoff, "max_backoff"))
         self._flow = Flow(policy, pause, self._env)
         make = ThreadMessage if self._mode is handlers.Mode.THREADS else Message
-        self._inbox = Inbox(make, self._attempts_max, self._give_up)
+        self._inbox = Inbox(make, self._attempts_max, self._give_up, self._expired)
         self._stats = ConsumerStats()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._poller: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+        self._lost_one = asyncio.Event()
+        self._is_blind = False
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -371,7 +374,7 @@ class Consumer:
         try:
             async with asyncio.timeout(timeout_s):
                 while len(batch) < size:
-                    if (message := inbox.take()) is not None:
+                    if (message := inbox.take(self.time())) is not None:
                         batch.append(message)
                     elif inbox.is_ended or (batch and self.is_starved):
                         break
@@ -462,6 +465,9 @@ class Consumer:
 
     def on_messages(self, connection: Connection, records: list[Record]) -> None:
         """Hand messages on."""
+        if self._inbox.count > self._flow.queue_count_max or not self._flow.has_joined(connection):
+            connection.abort("it sends messages that were not asked for")
+            return
         now = self.time()
         self._stats.received += len(records)
         is_first = self._flow.received(connection, len(records), now)
@@ -496,7 +502,19 @@ class Consumer:
         dropped = sum(len(delivery.records) for delivery in self._inbox.remove(connection))
         self._stats.dropped += dropped
         self._flow.leave(connection, dropped)
-        self._poll_times.hurry()
+        if self._poll_times.hurry():
+            self._lost_one.set()
+
+    def _expired(self, delivery: Delivery, count: int) -> None:
+        """Messages waited here for longer than nsqd waits for an answer."""
+        self._stats.dropped += count
+        link = delivery.link
+        log.warning(
+            "%d messages of %s dropped, not handled within %g s: handlers are too slow for max_in_flight %d",
+            count, link.address, link.msg_timeout_s, self.max_in_flight,
+        )  # fmt: skip
+        if isinstance(link, Connection):
+            self._flow.forget(link, count)
 
     # --- connecting ---
 
@@ -522,16 +540,23 @@ class Consumer:
 
     async def _follow(self, lookup: Lookup) -> None:
         while True:
-            await asyncio.sleep(self._poll_times.next_s(self._jittered))
-            await self._poll(lookup)
+            self._lost_one.clear()
+            try:
+                async with asyncio.timeout(self._poll_times.next_s(self._jittered)):
+                    await self._lost_one.wait()
+            except TimeoutError:
+                await self._poll(lookup)
 
     async def _poll(self, lookup: Lookup) -> None:
         try:
             nodes = await lookup.topic(self.topic)
         except DiscoveryError as error:
             log.warning("discovery of %s failed: %s", self.topic, error)
-            self._poll_times.hurry()
+            if not self._is_blind:
+                self._poll_times.hurry()
+            self._is_blind = True
         else:
+            self._is_blind = False
             self._links.keep(node.address for node in nodes)
 
     def _jittered(self, interval_s: float, jitter: float) -> float:

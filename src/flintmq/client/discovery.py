@@ -198,13 +198,15 @@ class PollTimes:
         self._jitter = jitter
         self._soon_s = min(soon_s, interval_s)
         self._next_s = self._soon_s
+        self._waiting_s = 0.0
 
-    def hurry(self) -> None:
-        """Note that an nsqd was lost or a poll failed."""
+    def hurry(self) -> bool:
+        """Note that an nsqd was lost or a poll failed; True when the present wait should be cut short."""
         self._next_s = self._soon_s
+        return self._waiting_s > self._soon_s
 
     def next_s(self, jittered: Callable[[float, float], float]) -> float:
         """Seconds until the next poll; ``jittered(interval_s, jitter)`` spreads them."""
-        interval_s = self._next_s
+        self._waiting_s = self._next_s
         self._next_s = min(self._interval_s, 2 * self._next_s)
-        return jittered(interval_s, self._jitter)
+        return jittered(self._waiting_s, self._jitter)

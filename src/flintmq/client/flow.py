@@ -18,6 +18,7 @@ from flintmq.env import Env
 log = logging.getLogger("flintmq.client")
 
 BACKOFF_JITTER = 0.2
+QUEUE_SLACK = 1000
 
 
 class Flow:
@@ -32,6 +33,7 @@ class Flow:
         self.is_paused = False
         self.is_stopped = False
         self._rdy = rdy
+        self._max_in_flight_highest = rdy.max_in_flight
         self._backoff = backoff
         self._env = env
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +92,17 @@ class Flow:
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         self._rdy.max_in_flight = count
+        self._max_in_flight_highest = max(self._max_in_flight_highest, count)
         self.replan()
+
+    @property
+    def queue_count_max(self) -> int:
+        """More than any nsqd sends that respects RDY: what is queued beyond it was never asked for."""
+        return 2 * self._max_in_flight_highest + QUEUE_SLACK
+
+    def has_joined(self, connection: Connection) -> bool:
+        """Whether messages may come over a connection."""
+        return connection in self._joined
 
     def held(self, connection: Connection) -> int:
         """How many messages of a connection the application has not answered."""
@@ -144,6 +156,14 @@ class Flow:
             share.sent(share.rdy_count, self._loop.time())
             connection.rdy(share.rdy_count)
         return True
+
+    def forget(self, connection: Connection, count: int) -> None:
+        """Note that messages will never be answered, because nsqd has taken them back."""
+        share = self._joined.get(connection)
+        if share is not None:
+            share.settled(count)
+            if self._rdy.is_short:
+                self.replan()
 
     def note_success(self) -> None:
         """Count a finished message for the backoff."""

@@ -92,10 +92,12 @@ async def iterate(inbox: Inbox) -> AsyncIterator[Message]:
     take = inbox.take
     slice_end = time() + SLICE_S
     while True:
-        if time() > slice_end:
+        now = time()
+        if now > slice_end:
             await asyncio.sleep(0)
-            slice_end = time() + SLICE_S
-        message = take()
+            now = time()
+            slice_end = now + SLICE_S
+        message = take(now)
         if message is not None:
             yield message
         elif inbox.is_ended:
@@ -131,7 +133,7 @@ async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
     loop = asyncio.get_running_loop()
     size = 1
     while True:
-        batch = _take_several(inbox, size)
+        batch = _take_several(inbox, size, loop.time())
         if not batch:
             if inbox.is_ended:
                 return
@@ -149,9 +151,9 @@ async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
         size = min(2 * size, THREAD_BATCH_MAX) if loop.time() - began < SLICE_S else max(1, size // 4)
 
 
-def _take_several(inbox: Inbox, count: int) -> list[Message]:
+def _take_several(inbox: Inbox, count: int, now: float) -> list[Message]:
     batch: list[Message] = []
-    while len(batch) < count and (message := inbox.take()) is not None:
+    while len(batch) < count and (message := inbox.take(now)) is not None:
         batch.append(message)
     return batch
 

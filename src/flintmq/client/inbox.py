@@ -5,7 +5,8 @@ Rules of this file:
 - What is queued is what came: one :class:`Delivery` per read. A :class:`Message` is made when it is handed out.
 - Several takers share one inbox, message by message, so that a slow one holds back nothing but its own.
 - Taking never waits; who finds nothing waits in :meth:`Inbox.wait` and is woken in the order of waiting.
-- How much can be queued is bounded by RDY.
+- A message that waited here for longer than its timeout is dropped: nsqd has given it to somebody else, or sent it here
+  a second time. So what is queued is bounded by RDY also when nobody takes anything for hours.
 """
 
 from __future__ import annotations
@@ -25,23 +26,32 @@ class Inbox:
         make: what is handed out: :class:`Message`, or the variant for threads.
         attempts_max: a message with more attempts goes to ``give_up`` instead.
 
+        expired: told of messages that were dropped because their time was over.
+
     Attributes:
         count: messages queued.
         is_ended: nothing more will come.
     """
 
     __slots__ = (
-        "count", "is_ended", "_make", "_attempts_max", "_give_up", "_deliveries", "_delivery", "_records", "_waiters",
+        "count", "is_ended", "_make", "_attempts_max", "_give_up", "_expired", "_deliveries", "_delivery", "_records",
+        "_expires_at", "_waiters",
     )  # fmt: skip
 
     def __init__(
-        self, make: Callable[[Delivery, Record], Message], attempts_max: int, give_up: Callable[[Message], None]
+        self,
+        make: Callable[[Delivery, Record], Message],
+        attempts_max: int,
+        give_up: Callable[[Message], None],
+        expired: Callable[[Delivery, int], None],
     ) -> None:
         self.count = 0
         self.is_ended = False
         self._make = make
         self._attempts_max = attempts_max
         self._give_up = give_up
+        self._expired = expired
+        self._expires_at = 0.0
         self._deliveries: deque[Delivery] = deque()
         self._delivery: Delivery | None = None
         self._records: Iterator[Record] = iter(())
@@ -49,14 +59,18 @@ class Inbox:
 
     def put(self, delivery: Delivery) -> None:
         """Queue what came in one read."""
+        while self._deliveries and self._deliveries[0].expires_at <= delivery.received_at:
+            self._drop(self._deliveries.popleft())
         self._deliveries.append(delivery)
         self.count += len(delivery.records)
         if self._waiters:
             self._wake(len(delivery.records))
 
-    def take(self) -> Message | None:
+    def take(self, now: float) -> Message | None:
         """Hand out the oldest message, or None if there is none."""
         while True:
+            if now >= self._expires_at:
+                self._drop_rest()
             for record in self._records:
                 self.count -= 1
                 assert self._delivery is not None
@@ -68,6 +82,18 @@ class Inbox:
                 return None
             self._delivery = self._deliveries.popleft()
             self._records = iter(self._delivery.records)
+            self._expires_at = self._delivery.expires_at
+
+    def _drop_rest(self) -> None:
+        delivery, self._delivery = self._delivery, None
+        rest, self._records = list(self._records), iter(())
+        if delivery is not None and rest:
+            self._drop(Delivery(delivery.link, delivery.owner, delivery.received_at, rest))
+
+    def _drop(self, delivery: Delivery) -> None:
+        count = len(delivery.records)
+        self.count -= count
+        self._expired(delivery, count)
 
     def remove(self, link: Link | None = None) -> list[Delivery]:
         """Take out what came over ``link``, or everything, without handing it out."""

@@ -96,6 +96,8 @@ class Links:
                     lived_s = loop.time() - connected_at
                     if self._is_wanted(address):
                         log.warning("lost nsqd %s: %s", address, error_lost)
+                    if connection.is_publish_refused:
+                        continue  # closed as the protocol has it; other publishes should not have to wait
                 if self._is_wanted(address):
                     await asyncio.sleep(delay.next_s(self._env.random.random(), lived_s))
         finally:

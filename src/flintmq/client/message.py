@@ -80,12 +80,13 @@ class Owner(Protocol):
 class Delivery:
     """What the messages of one read have in common."""
 
-    __slots__ = ("link", "owner", "received_at", "records")
+    __slots__ = ("link", "owner", "received_at", "expires_at", "records")
 
     def __init__(self, link: Link, owner: Owner, received_at: float, records: Sequence[Record]) -> None:
         self.link = link
         self.owner = owner
         self.received_at = received_at
+        self.expires_at = received_at + link.msg_timeout_s
         self.records = records
 
 
@@ -137,7 +138,7 @@ class Message:
         delivery = self._delivery
         link = delivery.link
         if self._touched_at is None:
-            deadline = delivery.received_at + link.msg_timeout_s
+            deadline = delivery.expires_at
         else:
             deadline = min(self._touched_at + link.msg_timeout_s, delivery.received_at + link.max_msg_timeout_s)
         return deadline - delivery.owner.time()

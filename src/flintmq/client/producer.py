@@ -41,10 +41,12 @@ from flintmq.client.publish import (
     Publish,
     can_retry,
     check_topic,
+    checked_bodies,
     checked_body,
     is_bad_message,
     leaves_open,
     message_cost,
+    messages_cost,
 )
 from flintmq.env import Env
 from flintmq.errors import (
@@ -292,7 +294,7 @@ class Producer:
             PublishUnknown: they may be stored.
         """
         check_topic(topic)
-        data = [checked_body(body) for body in bodies]
+        data = checked_bodies(bodies)
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
         await self._admit_and_publish(topic, data, timeout)
@@ -314,7 +316,7 @@ class Producer:
         self, topic: str, data: list[bytes], timeout: Seconds | None, defer_ms: int | None = None
     ) -> None:
         deadline = self._deadline(timeout)
-        cost = sum(map(message_cost, data))
+        cost = messages_cost(data)
         await self._admit(cost, deadline)
         await self._publish(topic, data, deadline, cost, defer_ms)
 

@@ -11,8 +11,9 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import cast
 
 from flintmq.client.connection import Connection
 from flintmq.errors import FlintError, LocalProtocolError, NsqdError, PublishError, PublishRefused, PublishUnknown
@@ -186,6 +187,11 @@ def message_cost(body: bytes) -> int:
     return len(body) + MESSAGE_OVERHEAD_BYTES
 
 
+def messages_cost(bodies: Sequence[bytes]) -> int:
+    """Bytes several messages count for in the back-pressure."""
+    return sum(map(len, bodies)) + MESSAGE_OVERHEAD_BYTES * len(bodies)
+
+
 @lru_cache(maxsize=4096)
 def check_topic(topic: str) -> None:
     """Raise LocalProtocolError unless a topic can have this name."""
@@ -209,6 +215,18 @@ def checked_body(body: bytes | bytearray | memoryview) -> bytes:
     if not body:
         raise LocalProtocolError("E_BAD_MESSAGE", "a body is empty; nsqd accepts 1 byte or more")
     return body
+
+
+def checked_bodies(bodies: Iterable[bytes | bytearray | memoryview]) -> list[bytes]:
+    """Take several bodies as bytes.
+
+    Raises:
+        TypeError, LocalProtocolError: as :func:`checked_body`.
+    """
+    listed = list(bodies)
+    if set(map(type, listed)) == {bytes} and all(listed):
+        return cast(list[bytes], listed)  # the common case, checked without a call per body
+    return [checked_body(body) for body in listed]
 
 
 def is_bad_message(error: NsqdError, bodies: Sequence[bytes]) -> bool:

@@ -104,7 +104,7 @@ def _run(options: DemoOptions) -> int:
     _log_to(directory / "client.log")
     try:
         return _tell(options, directory)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):  # the latter before there is an event loop
         if is_temporary:
             shutil.rmtree(directory, ignore_errors=True)
         print(f"\ninterrupted; {'removed' if is_temporary else 'what was written so far is in'} {directory}")

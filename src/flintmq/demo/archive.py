@@ -72,13 +72,13 @@ class Archive:
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends this and the Java it started
             )
 
-    async def begin(self, topic: str, nsqd: str, total: int) -> None:
+    async def begin(self, topic: str, nsqd: str, delays_each: int) -> None:
         """Archive a topic from now on.
 
         Args:
-            total: how many messages are expected.
+            delays_each: compute the delays whenever so many more flights are archived; 0: never.
         """
-        await self._ask("archive", topic=topic, nsqd=nsqd, directory=str(self.directory), total=total)
+        await self._ask("archive", topic=topic, nsqd=nsqd, directory=str(self.directory), delays_each=delays_each)
 
     async def drain(self) -> int:
         """Wait until all that is published is archived, and stop archiving; return the number of messages."""
@@ -115,12 +115,13 @@ class Archive:
 
     def kill(self) -> None:
         """End the process and its Java at once."""
-        if self._process is not None:
+        process, self._process = self._process, None
+        if process is not None:
             try:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # all of them have ended
-            self._process.wait()
+            process.wait()
 
     async def _ask(self, what: str, **arguments: Any) -> Any:
         assert self._process is not None and self._process.stdin is not None and self._lines is not None

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flintmq.demo.flights import SCHEMA
+from flintmq.errors import FlintError
 from flintmq.spark import session
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ CHANNEL = "archive"
 MESSAGES_PER_TRIGGER = 50_000
 _POLL_S = 0.25
 _FLIGHTS_MIN = 100  # a mean of fewer flights is no news
-_REFRESH_SHARE = 0.25  # of all flights that have to be new before delays are computed again
 
 
 class Voice:
@@ -52,14 +52,17 @@ class Voice:
 class Stream:
     """One streaming query that archives a topic; tells how far it is until it is stopped."""
 
-    def __init__(self, spark: SparkSession, voice: Voice, topic: str, nsqd: str, directory: Path, total: int) -> None:
+    def __init__(
+        self, spark: SparkSession, voice: Voice, topic: str, nsqd: str, directory: Path, delays_each: int
+    ) -> None:
         self._spark = spark
         self._voice = voice
-        self._total = total
+        self._delays_each = delays_each
         self._path = directory / topic
         self._is_stopped = threading.Event()
         self._query = self._start(topic, nsqd, directory / f"{topic}.checkpoint")
-        self._threads = [threading.Thread(target=target) for target in (self._tell_rows, self._tell_delays)]
+        targets = (self._tell_rows, self._tell_delays) if delays_each else (self._tell_rows,)
+        self._threads = [threading.Thread(target=target) for target in targets]
         for thread in self._threads:
             thread.start()
 
@@ -116,7 +119,7 @@ class Stream:
         told = 0
         while not self._is_stopped.wait(_POLL_S):
             rows = self._rows()
-            if told + self._total * _REFRESH_SHARE <= rows < self._total:
+            if rows >= told + self._delays_each:
                 found = delays(self._spark.read.parquet(str(self._path)))
                 many = [row for row in found if row[3] >= _FLIGHTS_MIN]
                 self._voice.say(event="delays", rows=rows, worst=max(many or found, key=lambda row: row[2]))
@@ -145,14 +148,14 @@ class Archiver:
         self._spark = session("flintmq demo", **settings)
         return str(self._spark.version)
 
-    def archive(self, topic: str, nsqd: str, directory: str, total: int) -> None:
+    def archive(self, topic: str, nsqd: str, directory: str, delays_each: int) -> None:
         """Begin to archive a topic into ``directory/<topic>``.
 
         Args:
-            total: how many messages are expected.
+            delays_each: compute the delays whenever so many more flights are archived; 0: never.
         """
         assert self._spark is not None
-        self._stream = Stream(self._spark, self._voice, topic, nsqd, Path(directory), total)
+        self._stream = Stream(self._spark, self._voice, topic, nsqd, Path(directory), delays_each)
 
     def drain(self) -> int:
         """Archive what is there and end the query; return the number of messages archived."""
@@ -206,6 +209,8 @@ def main() -> None:
             request = json.loads(line)
             try:
                 voice.say(result=getattr(archiver, request.pop("do"))(**request))
+            except FlintError as error:
+                voice.say(error=str(error))
             except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked is told
                 voice.say(error=f"{type(error).__name__}: {error}")
     finally:

@@ -73,6 +73,7 @@ class Screen:
 
     def loud(self, text: str, is_good: bool) -> None:
         """Something that must not be overlooked."""
+        self._console.print()
         self._print(text, "bold green" if is_good else "bold red")
 
     def _print(self, text: str, style: str) -> None:
@@ -119,7 +120,7 @@ class _Bars:
     def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
         self._progress = Progress(
             TextColumn(f"  {{task.description:<{_NAME_WIDTH}}}"),
-            BarColumn(bar_width=40),
+            BarColumn(bar_width=40, complete_style="cyan", finished_style="green"),
             TextColumn("{task.completed:>9,.0f} of {task.total:,.0f}"),
             TextColumn("{task.fields[rate]:>11,.0f} msg/s"),
             console=console,

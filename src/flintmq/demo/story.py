@@ -8,6 +8,8 @@ not read.
 from __future__ import annotations
 
 import asyncio
+import calendar
+import os
 import shlex
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +25,7 @@ from flintmq.demo.meters import Meter
 from flintmq.demo.screen import Row, Screen
 from flintmq.demo.servers import Server
 from flintmq.demo.together import together
-from flintmq.demo.traffic import Audience, Ledger, publish
+from flintmq.demo.traffic import Audience, Ledger, new_producer, publish
 from flintmq.demo.verdict import Verdict, compare
 from flintmq.up import python_command
 
@@ -76,6 +78,7 @@ class Story:
         self._archive = Archive(directory / "archive", directory / "spark.log", self._heard)
         self._archived = Meter("archived", options.rows)
         self._flights = Flights([], [])
+        self._carriers = carrier_names()
 
     def kill_processes(self) -> None:
         """End every process that was started and still runs."""
@@ -95,12 +98,14 @@ class Story:
         screen.step(f"FlintMQ demo: {options.rows:,} flights through nsqd, three consumers and Spark")
         screen.say(f"everything goes to {self._directory}")
         nsqd = await self._start()
-        screen.step(f"1. Publish to topic {TOPIC}; 2 consumers on channel counts, 1 on audit; Spark archives by date")
-        first = await self._run(nsqd, TOPIC, 0)
+        screen.step(
+            f"1. Publish to topic {TOPIC}; two consumers count on channel counts, one on audit; Spark archives it"
+        )
+        first = await self._run(nsqd, TOPIC, kills=0, delays_each=options.rows // 3)
         delays = await self._archive.delays(TOPIC)
         times = "once" if options.kills == 1 else f"{options.kills} times"
         screen.step(f"2. The same with topic {CRASH_TOPIC}, and nsqd is killed with kill -9 {times}")
-        second = await self._run(nsqd, CRASH_TOPIC, options.kills)
+        second = await self._run(nsqd, CRASH_TOPIC, kills=options.kills, delays_each=0)
         await self._archive.stop()
         await nsqd.stop()
         await self._lookupd.stop()
@@ -137,19 +142,20 @@ class Story:
         screen.say(f"Spark {version} is there; all that took {time.monotonic() - began:.1f} s")
         return nsqd
 
-    async def _run(self, nsqd: Server, topic: str, kills: int) -> Outcome:
+    async def _run(self, nsqd: Server, topic: str, *, kills: int, delays_each: int) -> Outcome:
         total = len(self._flights.bodies)
         self._archived = archived = Meter("archived", total)
         ledger = Ledger(total, Meter("published", total))
         audiences = [Audience(channel, count, total) for channel, count in AUDIENCES.items()]
-        await self._open(nsqd, topic)
+        await self._open(nsqd, topic, delays_each)
         meters = [ledger.meter, *(audience.meter for audience in audiences), archived]
         async with AsyncExitStack() as stack:
             for audience in audiences:
                 await stack.enter_async_context(audience.listening(topic, f"http://{self._lookupd.http}"))
             await stack.enter_async_context(self._screen.watching(meters))
+            producer = await stack.enter_async_context(new_producer(nsqd.tcp))
             archived.begin(time.monotonic())
-            await together(publish(nsqd.tcp, topic, self._flights, ledger), self._kill(nsqd, ledger, kills))
+            await together(publish(producer, topic, self._flights, ledger), self._kill(nsqd, ledger, kills))
             _, rows = await together(self._delivered(audiences), self._archive.drain())
             archived.reach(rows, time.monotonic())
         found = await self._archive.contents(topic)
@@ -159,10 +165,10 @@ class Story:
         )
         return Outcome(ledger, audiences, archived, verdict)
 
-    async def _open(self, nsqd: Server, topic: str) -> None:
+    async def _open(self, nsqd: Server, topic: str, delays_each: int) -> None:
         """Create the topic and have Spark wait for what comes."""
         await nsqd.post(f"/topic/create?topic={topic}")
-        await self._archive.begin(topic, nsqd.tcp, len(self._flights.bodies))
+        await self._archive.begin(topic, nsqd.tcp, delays_each)
 
         async def has_channel() -> bool:
             stats = await nsqd.get(f"/stats?format=json&topic={topic}&channel={self._archive.channel}")
@@ -201,17 +207,18 @@ class Story:
         if event["event"] == "archived":
             self._archived.reach(event["rows"], time.monotonic())
         elif event["event"] == "delays":
-            carrier, month, minutes, _ = event["worst"]
+            code, month, minutes, _ = event["worst"]
+            carrier = self._carriers.get(code, code)
             self._screen.say(
-                f"departure delays after {event['rows']:,} archived flights: "
-                f"worst is {carrier} in month {month}, {minutes:.0f} minutes on average"
+                f"delays, from {event['rows']:,} flights archived so far: worst is {carrier}, "
+                f"{minutes:.0f} minutes on average in {calendar.month_name[month]}"
             )
 
     def _draw(self, delays: list[tuple[str, int, float, int]]) -> Path:
         from flintmq.demo.chart import draw
 
         path = Path(self._options.chart).absolute() if self._options.chart else self._directory / CHART_NAME
-        draw(delays, carrier_names(), path)
+        draw(delays, self._carriers, path)
         return path
 
     def _show(self, outcomes: list[Outcome]) -> None:
@@ -247,14 +254,22 @@ class Story:
             ),
             Row("lost", [(outcome.lost, None) for outcome in outcomes], is_bad=True),
         ]
-        self._screen.table(["first run", "nsqd killed"], rows)
-        if all(outcome.is_good for outcome in outcomes):
-            text = (
-                "Every acknowledged flight is in the Parquet exactly once for each time it was stored. Nothing is lost."
-            )
-        else:
-            text = f"This is not as it should be: see the red lines, and the logs in {self._directory}."
-        self._screen.loud(f"\n{text}", all(outcome.is_good for outcome in outcomes))
+        self._screen.table(["run 1", "run 2"], rows)
+        cores = os.cpu_count()
+        self._screen.say(f"msg/s: from the first message of a stage to its last; all stages at once on {cores} cores")
+        is_good = all(outcome.is_good for outcome in outcomes)
+        self._screen.loud(self._sentence(is_good, sum(verdict.stored_twice for verdict in verdicts)), is_good)
+
+    def _sentence(self, is_good: bool, stored_twice: int) -> str:
+        if not is_good:
+            return f"This is not as it should be: see the red lines, and the logs in {self._directory}."
+        if not stored_twice:
+            return "Nothing is lost: every acknowledged flight is in the Parquet exactly once."
+        return (
+            "Nothing is lost: every acknowledged flight is in the Parquet, exactly once for each time nsqd stored it.\n"
+            f"{stored_twice:,} are stored twice: nsqd died after it had stored them and before it could say so, "
+            "so they were sent again."
+        )
 
     def _suggest(self, chart: Path | None) -> None:
         python = python_command()
@@ -274,7 +289,8 @@ class Story:
         )
         screen.say("run the same nsqd by hand, and look at its topics and channels from another shell:\n")
         screen.code(f"{python} -m flintmq up --data-path={data_path}\ncurl http://127.0.0.1:4151/stats\n")
-        screen.say("remove everything this demo wrote:\n")
+        written_bytes = sum(path.stat().st_size for path in self._directory.rglob("*") if path.is_file())
+        screen.say(f"remove everything this demo wrote, {written_bytes / 1e6:,.0f} MB:\n")
         screen.code(f"rm -r {shlex.quote(str(self._directory))}\n")
 
 

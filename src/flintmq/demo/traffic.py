@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -81,12 +81,24 @@ class Ledger:
 
     async def wait_for(self, count: int) -> None:
         """Return as soon as so many are acknowledged."""
-        event = asyncio.Event()
-        self._waiters.append((count, event))
-        await event.wait()
+        if self.meter.count < count:
+            event = asyncio.Event()
+            self._waiters.append((count, event))
+            await event.wait()
 
 
-async def publish(nsqd: str, topic: str, flights: Flights, ledger: Ledger) -> None:
+class Publisher(Protocol):
+    """What is needed of a :class:`flintmq.Producer`; it must not send again by itself what is unknown."""
+
+    async def mpub(self, topic: str, bodies: Iterable[bytes], *, timeout: float) -> None: ...
+
+
+def new_producer(nsqd: str) -> Producer:
+    """Return a producer that tells what became of each MPUB, instead of seeing to it."""
+    return Producer(nsqd, retry_unknown=False, client_id="demo")
+
+
+async def publish(producer: Publisher, topic: str, flights: Flights, ledger: Ledger) -> None:
     """Publish all flights; returns when each is acknowledged.
 
     Raises:
@@ -94,12 +106,11 @@ async def publish(nsqd: str, topic: str, flights: Flights, ledger: Ledger) -> No
         PublishRefused: nsqd does not want them.
     """
     ledger.meter.begin(time.monotonic())
-    async with Producer(nsqd, retry_unknown=False, client_id="demo") as producer:
-        lanes = _lanes(flights.keys)
-        await together(*(_publish_lane(producer, topic, flights, lane, ledger) for lane in lanes))
+    lanes = _lanes(flights.keys)
+    await together(*(_publish_lane(producer, topic, flights, lane, ledger) for lane in lanes))
 
 
-async def _publish_lane(producer: Producer, topic: str, flights: Flights, lane: list[int], ledger: Ledger) -> None:
+async def _publish_lane(producer: Publisher, topic: str, flights: Flights, lane: list[int], ledger: Ledger) -> None:
     for ids in _batches(lane):
         bodies = [flights.bodies[flight_id] for flight_id in ids]
         deadline = time.monotonic() + _PUBLISH_S_MAX
@@ -109,7 +120,9 @@ async def _publish_lane(producer: Producer, topic: str, flights: Flights, lane: 
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _is_acknowledged(producer: Producer, topic: str, ids: list[int], bodies: list[bytes], ledger: Ledger) -> bool:
+async def _is_acknowledged(
+    producer: Publisher, topic: str, ids: list[int], bodies: list[bytes], ledger: Ledger
+) -> bool:
     """Publish one MPUB and write down what came of it."""
     ledger.note_sent(ids)
     try:
@@ -185,7 +198,9 @@ class Audience:
         finally:
             await asyncio.gather(*(consumer.close() for consumer in started))
 
-    def _consumer(self, index: int, topic: str, lookupd: str) -> Consumer:
+    def counter(self, index: int) -> Callable[[Message], None]:
+        """Return the handler of one consumer."""
+
         def count(message: Message) -> None:
             flight_id = self._decoder.decode(message.body).id
             self.delivered[index] += 1
@@ -193,11 +208,14 @@ class Audience:
                 self._seen[flight_id] = 1
                 self.meter.reach(self.meter.count + 1, time.monotonic())
 
+        return count
+
+    def _consumer(self, index: int, topic: str, lookupd: str) -> Consumer:
         return Consumer(
             topic,
             self.channel,
             nsqlookupd_http_addresses=lookupd,
-            handler=count,
+            handler=self.counter(index),
             inline=True,
             max_in_flight=MAX_IN_FLIGHT,
             max_attempts=0,  # a flight that nsqd had to deliver again after its end is no bad message

@@ -19,7 +19,6 @@ import asyncio
 import inspect
 import logging
 import math
-import ssl as ssl_module
 from collections import deque
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
@@ -43,7 +42,9 @@ from flintmq.net.http_messages import (
     text_response,
 )
 from flintmq.net.http_router import NOT_FOUND_RESPONSE, Handler, Route, Router, always
+from flintmq.net.layers import SecureTransport
 from flintmq.net.linger import close_lingering
+from flintmq.net.tls_engine import NewEngine
 
 __all__ = [
     "EMPTY",
@@ -141,8 +142,11 @@ class HttpServer:
         self._all_gone: asyncio.Future[None] | None = None
         self._refresh_date()
 
-    async def start(self, host: str, port: int, ssl: ssl_module.SSLContext | None = None) -> tuple[str, int]:
+    async def start(self, host: str, port: int, new_tls: NewEngine | None = None) -> tuple[str, int]:
         """Listen on a TCP address.
+
+        Args:
+            new_tls: for HTTPS: makes the server's side of TLS for each connection.
 
         Returns:
             The real host and port.
@@ -152,18 +156,18 @@ class HttpServer:
         """
         loop = asyncio.get_running_loop()
         host = await bind_host(host, port)
-        listener = await loop.create_server(lambda: self.new_connection(loop), host, port, ssl=ssl)
+        listener = await loop.create_server(lambda: self._accept(loop, new_tls), host, port)
         self._listening(listener, loop)
         return listening_address(listener, host, port)
 
-    async def start_unix(self, path: str, ssl: ssl_module.SSLContext | None = None) -> None:
+    async def start_unix(self, path: str, new_tls: NewEngine | None = None) -> None:
         """Listen on a unix socket.
 
         Raises:
             OSError: the path cannot be used.
         """
         loop = asyncio.get_running_loop()
-        self._listening(await loop.create_unix_server(lambda: self.new_connection(loop), path, ssl=ssl), loop)
+        self._listening(await loop.create_unix_server(lambda: self._accept(loop, new_tls), path), loop)
 
     async def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> None:
         """Stop accepting, let what is being answered end, then close every connection.
@@ -218,6 +222,10 @@ class HttpServer:
         self._notice_all_gone()
 
     # --- inside
+
+    def _accept(self, loop: asyncio.AbstractEventLoop, new_tls: NewEngine | None) -> asyncio.Protocol:
+        connection = self.new_connection(loop)
+        return connection if new_tls is None else SecureTransport(connection, new_tls(), loop)
 
     def _forget_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -313,8 +321,7 @@ class _Connection(asyncio.Protocol):
         self._is_input_done = True
         if self._running is None and not self._queue:
             return False
-        # Half-closed after its requests: answer them, then close. TLS cannot stay half-open.
-        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
+        return self._transport is not None  # half-closed after its requests: answer them, then close
 
     def pause_writing(self) -> None:
         self._is_write_paused = True

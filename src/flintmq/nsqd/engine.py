@@ -87,7 +87,7 @@ class Engine:
         self._messages_unsynced = 0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
-        self._deadline_at = 0.0
+        self._deadline_ns = 0  # that the timer is set for
         self._flush_wanted = asyncio.Event()
         self._flush_task: asyncio.Task[None] | None = None
         self._closing = False
@@ -106,12 +106,17 @@ class Engine:
         self.schedule()
 
     def _end_turn(self) -> None:
-        self._scheduled = False
         broker = self.broker
-        if broker.has_pending:
-            self._store(broker.write_pending(self.env.clock.wall_ns()))
-        if broker.has_marked:
-            self._pump()
+        try:
+            # what this makes ready is written below, so that it needs no turn of its own
+            if broker.has_pending:
+                self._store(broker.write_pending(self.env.clock.wall_ns()))
+            if broker.has_marked:
+                self._pump()
+        finally:
+            self._scheduled = False
+        if broker.has_pending or broker.has_marked:
+            self.schedule()
         if broker.has_metadata:
             self._flush_wanted.set()
         outputs, self._outputs = self._outputs, {}
@@ -127,9 +132,9 @@ class Engine:
 
     def _pump(self) -> None:
         broker = self.broker
-        for channel in broker.pump(self.env.clock.monotonic_ns(), self.due_clock_ns()):
-            sent_to = channel.take_sent_to()
-            for subscription in sent_to:
+        now_ns = self.env.clock.monotonic_ns()
+        for channel in broker.pump(now_ns, self._due_clock_offset_ns + now_ns):
+            for subscription in channel.take_sent_to():
                 self._outputs[subscription.owner] = None  # type: ignore[index]
         self._arm_deadline()
 
@@ -137,14 +142,13 @@ class Engine:
         deadline_ns = self.broker.next_deadline_ns
         if deadline_ns is None:
             return
-        delay_s = max(_DEADLINE_SLACK_S, (deadline_ns - self.env.clock.monotonic_ns()) / 1e9)
-        at = self.loop.time() + delay_s
         if self._deadline_timer is not None:
-            if self._deadline_at <= at:
+            if self._deadline_ns <= deadline_ns:
                 return
             self._deadline_timer.cancel()
-        self._deadline_at = at
-        self._deadline_timer = self.loop.call_at(at, self._expire)
+        self._deadline_ns = deadline_ns
+        delay_s = max(_DEADLINE_SLACK_S, (deadline_ns - self.env.clock.monotonic_ns()) / 1e9)
+        self._deadline_timer = self.loop.call_later(delay_s, self._expire)
 
     def _expire(self) -> None:
         self._deadline_timer = None

@@ -279,20 +279,18 @@ class NsqdOptions(Options):
         group=_AUTH,
         key="auth_http_addresses",
         default_text="none",
-        implemented=False,
     )
     auth_http_request_method: str = option(
         Choice(("get", "post"), refusal="--auth-http-request-method must be post or get"),
         "get",
-        "how that server is asked",
+        "how that server is asked; the secret stands in the URL with get, in the body with post",
         group=_AUTH,
-        implemented=False,
     )
     http_client_connect_timeout_ns: int = option(
-        Duration(MILLISECOND), 2 * SECOND, "longest wait for a connection to it", group=_AUTH, implemented=False
+        Duration(MILLISECOND), 2 * SECOND, "longest wait for a connection to it", group=_AUTH
     )
     http_client_request_timeout_ns: int = option(
-        Duration(MILLISECOND), 5 * SECOND, "longest wait for its answer", group=_AUTH, implemented=False
+        Duration(MILLISECOND), 5 * SECOND, "longest wait for its answer", group=_AUTH
     )
 
     topology_region: str = option(Text(), "", "region of this node", group=_TOPOLOGY, implemented=False)
@@ -306,17 +304,19 @@ class NsqdOptions(Options):
         implemented=False,
     )
 
-    tls_cert: str = option(Text("FILE"), "", "certificate of this server", group=_TLS, implemented=False)
-    tls_key: str = option(Text("FILE"), "", "private key of that certificate", group=_TLS, implemented=False)
+    tls_cert: str = option(
+        Text("FILE"), "", "certificate of this server, which may be followed by its chain", group=_TLS
+    )
+    tls_key: str = option(Text("FILE"), "", "private key of that certificate, without a passphrase", group=_TLS)
     tls_client_auth_policy: str = option(
         Choice(("", "require", "require-verify")),
         "",
-        "require - clients need a certificate; require-verify - one signed by --tls-root-ca-file",
+        "require - clients need a certificate, whoever issued it; require-verify - one issued by --tls-root-ca-file, "
+        "or by an authority of the system without it; either makes TLS required",
         group=_TLS,
-        implemented=False,
     )
     tls_root_ca_file: str = option(
-        Text("FILE"), "", "certificate authorities of clients", group=_TLS, implemented=False
+        Text("FILE"), "", "certificate authorities of clients and of auth servers", group=_TLS
     )
     tls_required: str = option(
         Choice(
@@ -327,34 +327,33 @@ class NsqdOptions(Options):
         "false",
         "whether clients must use TLS: true - on every port; tcp-https - on all but the HTTP port",
         group=_TLS,
-        implemented=False,
     )
     tls_min_version: str = option(
-        Choice(("tls1.0", "tls1.1", "tls1.2", "tls1.3"), {"": "tls1.0"}),
-        "tls1.0",
-        "oldest version of TLS that is accepted",
+        Choice(("tls1.0", "tls1.1", "tls1.2", "tls1.3"), {"": "tls1.2"}),
+        "tls1.2",
+        "oldest version of TLS that is accepted; NSQ's default is tls1.0, which is broken",
         group=_TLS,
-        implemented=False,
     )
 
-    deflate: bool = option(
-        Switch(), True, "let clients ask for deflate", group=_COMPRESSION, implemented=False, accepted=(False,)
-    )
+    deflate: bool = option(Switch(), True, "let clients ask for deflate", group=_COMPRESSION)
     max_deflate_level: int = option(
         Integer(1, 9, refusal="--max-deflate-level must be [1,9]"),
         6,
         "highest deflate level a client can ask for",
         group=_COMPRESSION,
-        implemented=False,
     )
-    snappy: bool = option(
-        Switch(), True, "let clients ask for snappy", group=_COMPRESSION, implemented=False, accepted=(False,)
-    )
+    snappy: bool = option(Switch(), True, "let clients ask for snappy", group=_COMPRESSION)
 
     def check_together(self) -> None:
-        if self.tls_required != "false" and not (self.tls_cert and self.tls_key):
+        if not (self.tls_cert and self.tls_key):
             allowed = "cannot require TLS client connections without TLS key and cert"
-            raise OptionError("tls_required", self.tls_required, allowed, "argument")
+            if self.tls_required != "false":
+                raise OptionError("tls_required", self.tls_required, allowed, "argument")
+            if self.tls_client_auth_policy:
+                raise OptionError("tls_client_auth_policy", self.tls_client_auth_policy, allowed, "argument")
+            if self.tls_cert or self.tls_key:
+                attribute, missing = ("tls_cert", "--tls-key") if self.tls_cert else ("tls_key", "--tls-cert")
+                raise OptionError(attribute, getattr(self, attribute), f"it needs {missing} as well", "argument")
         if self.min_output_buffer_timeout_ns > self.max_output_buffer_timeout_ns:
             allowed = "it must not be more than max_output_buffer_timeout"
             raise OptionError("min_output_buffer_timeout_ns", self.min_output_buffer_timeout_ns, allowed, "argument")

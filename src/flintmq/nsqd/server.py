@@ -26,7 +26,11 @@ from flintmq.env import Env
 from flintmq.errors import Exiting, FlintError, StorageError
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
+from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
+from flintmq.net.tls import ServerTls, client_context
+from flintmq.net.tls_engine import NewEngine
+from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.engine import Ended, Engine
 from flintmq.nsqd.http_api import HttpApi
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
@@ -48,12 +52,30 @@ _DURABILITY_TEXT = {
 }
 
 
+class StopFailed(FlintError):
+    """A clean stop was not possible: the data directory is as after a kill.
+
+    Args:
+        reason: what the disk said.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"stopped without writing everything - {self.reason}; after a start some finished messages may come again"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """Where an nsqd listens; None for what it does not."""
 
     tcp: tuple[str, int] | None
     http: tuple[str, int] | None
+    https: tuple[str, int] | None = None
 
 
 class Nsqd:
@@ -73,6 +95,12 @@ class Nsqd:
             max_rdy_count=options.max_rdy_count,
             max_req_timeout_ms=options.max_req_timeout_ns // 1_000_000,
         )
+        self.tls_required = options.tls_required
+        if options.tls_client_auth_policy and self.tls_required == "false":
+            self.tls_required = "true"
+        self._tls = _tls(options)
+        self.new_tls = None if self._tls is None else self._tls.engines()
+        self.auth = _auth_client(options, env)
         self.features = _features(options, self.version)
         self._files = files
         self._is_exiting = False
@@ -80,6 +108,7 @@ class Nsqd:
         self._peers: list[LookupPeer] = []
         self._tcp: asyncio.AbstractServer | None = None
         self._http: HttpServer | None = None
+        self._https: HttpServer | None = None
         self._damage_count = 0
         broker = Broker(
             files,
@@ -119,9 +148,19 @@ class Nsqd:
         self.engine.schedule()
         log.info("%s", self.version_line)
         log.info("durability: %s - %s", options.durability, _DURABILITY_TEXT[options.durability])
+        for concern in self._tls.concerns(self.start_ns) if self._tls is not None else ():
+            log.warning("%s", concern)
         tcp = await self._listen_tcp(options.tcp_address)
-        http = await self._listen_http(options.http_address) if options.http_address else None
-        self.addresses = Addresses(tcp, http)
+        router = HttpApi(self).router()
+        http = https = None
+        if options.http_address:
+            refuse = self._require_tls if self.tls_required == "true" else None
+            self._http = HttpServer(router, clock=self.env.clock, before=refuse)
+            http = await self._listen_http("HTTP", self._http, options.http_address)
+        if options.https_address and self.new_tls is not None:
+            self._https = HttpServer(router, clock=self.env.clock)
+            https = await self._listen_http("HTTPS", self._https, options.https_address, self.new_tls)
+        self.addresses = Addresses(tcp, http, https)
         self._peers = [
             LookupPeer(address, self.env, self._peer_info, self._registrations)
             for address in options.lookupd_tcp_address
@@ -143,19 +182,26 @@ class Nsqd:
         log.info("TCP: listening on %s", format_address(*bound))
         return bound
 
-    async def _listen_http(self, text: str) -> tuple[str, int] | None:
-        self._http = HttpServer(HttpApi(self).router(), clock=self.env.clock)
+    async def _listen_http(
+        self, name: str, server: HttpServer, text: str, new_tls: NewEngine | None = None
+    ) -> tuple[str, int] | None:
         address = split_address(text)
         try:
             if address is None:
-                await self._http.start_unix(text)
-                log.info("HTTP: listening on %s", text)
+                await server.start_unix(text, new_tls)
+                log.info("%s: listening on %s", name, text)
                 return None
-            bound = await self._http.start(*address)
+            bound = await server.start(*address, new_tls)
         except OSError as error:
             raise ListenFailed(text, error.strerror or str(error)) from error
-        log.info("HTTP: listening on %s", format_address(*bound))
+        log.info("%s: listening on %s", name, format_address(*bound))
         return bound
+
+    def _require_tls(self, request: Request) -> Response:
+        """The answer to every plain request when TLS is required; NSQ's clients follow it to the other port."""
+        https = self.addresses.https
+        body = f'{{"message": "TLS_REQUIRED", "https_port": {https[1] if https else 0}}}'
+        return Response(403, body.encode(), (JSON_TYPE, NSQ_TYPE))
 
     async def close(self) -> None:
         """Stop in nsqd's order: listeners, clients, peers, then everything to disk."""
@@ -166,8 +212,11 @@ class Nsqd:
         await self.engine.settle()
         for session in list(self.sessions):
             session.drain()
-        if self._http is not None:
-            await self._http.close()
+        for server in (self._http, self._https):
+            if server is not None:
+                await server.close()
+        if self.auth is not None:
+            await self.auth.close()
         for peer in self._peers:
             await peer.close()
         deadline = self.engine.loop.time() + _DRAIN_DEADLINE_S
@@ -388,9 +437,38 @@ def _features(options: NsqdOptions, version: str) -> ServerFeatures:
         output_buffer_timeout_ms=options.output_buffer_timeout_ns // 1_000_000,
         min_output_buffer_timeout_ms=options.min_output_buffer_timeout_ns // 1_000_000,
         max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ns // 1_000_000,
+        tls=bool(options.tls_cert or options.tls_key),
+        deflate=options.deflate,
         max_deflate_level=options.max_deflate_level,
+        snappy=options.snappy,
+        auth_required=bool(options.auth_http_address),
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
+    )
+
+
+def _tls(options: NsqdOptions) -> ServerTls | None:
+    if not options.tls_cert and not options.tls_key:
+        return None
+    return ServerTls(
+        options.tls_cert,
+        options.tls_key,
+        options.tls_client_auth_policy,
+        options.tls_root_ca_file,
+        options.tls_min_version,
+    )
+
+
+def _auth_client(options: NsqdOptions, env: Env) -> AuthClient | None:
+    if not options.auth_http_address:
+        return None
+    return AuthClient(
+        options.auth_http_address,
+        method=options.auth_http_request_method,
+        env=env,
+        context=client_context(options.tls_root_ca_file, min_version=options.tls_min_version),
+        connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
+        request_timeout_s=options.http_client_request_timeout_ns / 1e9,
     )
 
 
@@ -413,6 +491,7 @@ async def main(
 
     Raises:
         FlintError: it cannot start.
+        StopFailed: it has stopped, and could not write everything.
     """
     nsqd = Nsqd(env, files, options)
     await nsqd.start()
@@ -422,7 +501,10 @@ async def main(
         stop = asyncio.Event()
     await stop.wait()
     log.info("stopping: draining connections and writing everything to disk")
-    await nsqd.close()
+    try:
+        await nsqd.close()
+    except FlintError as error:
+        raise StopFailed(error) from error
 
 
 def run(options: NsqdOptions) -> int:
@@ -433,6 +515,9 @@ def run(options: NsqdOptions) -> int:
         env = Env(hostname=platform.node() or "localhost")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_signal(env, files, options))
+    except StopFailed as error:
+        log.critical("%s", error)
+        return 1
     except FlintError as error:
         log.critical("failed to instantiate nsqd - %s", error)
         return 1

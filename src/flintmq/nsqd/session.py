@@ -18,12 +18,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from flintmq.broker.broker import TopicNotFound
 from flintmq.broker.channel import Channel
+from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, RemoteProtocolError, StorageError
@@ -36,9 +38,13 @@ from flintmq.limits import (
 )
 from flintmq.message import hex_id
 from flintmq.net.address import format_peer
+from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
+from flintmq.net.tls_engine import TlsFailed, TlsSession
+from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.engine import Ended
 from flintmq.wire import server as wire
+from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
 from flintmq.wire.frames import (
     CLOSE_WAIT_FRAME,
@@ -48,7 +54,7 @@ from flintmq.wire.frames import (
     error_frame,
     response_frame,
 )
-from flintmq.wire.identify import IdentifyRequest, Negotiated, negotiate, parse_request
+from flintmq.wire.identify import IdentifyRequest, Negotiated, ServerFeatures, negotiate, parse_request
 
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
@@ -65,20 +71,25 @@ class _Slot:
 
     Attributes:
         source: what is waited for; has ``ended`` and ``error``.
+        command: what is to be answered.
         replies: how many OKs it stands for.
-        code: the error code when it fails.
-        prefix: begins the error's description.
         on_stored: called when it ended well.
     """
 
-    __slots__ = ("code", "on_stored", "prefix", "replies", "source")
+    __slots__ = ("command", "on_stored", "replies", "source")
 
-    def __init__(self, source: Any, code: str, prefix: str, on_stored: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, source: Any, command: str, replies: int = 1, on_stored: Callable[[], object] | None = None
+    ) -> None:
         self.source = source
-        self.replies = 1
-        self.code = code
-        self.prefix = prefix
+        self.command = command
+        self.replies = replies
         self.on_stored = on_stored
+
+    def error_frame(self) -> bytes:
+        """The answer when it failed."""
+        code = "E_SUB_FAILED" if self.command == "CURSOR" else f"E_{self.command}_FAILED"
+        return error_frame(code, f"{self.command} failed {self.source.error}")
 
 
 class Session(asyncio.Protocol):
@@ -94,11 +105,17 @@ class Session(asyncio.Protocol):
         self.channel: Channel | None = None
         self.topic: Topic | None = None
         self.negotiated: Negotiated | None = None
+        self.auth: ClientAuth | None = None if nsqd.auth is None else ClientAuth()
+        self.tls: TlsSession | None = None
         self.connected_ns = nsqd.env.clock.wall_ns()
         self.peer = "@"
         self.pub_counts: dict[str, int] = {}
+        self._pub_partition: Partition | None = None
         self._transport: asyncio.Transport | None = None
-        self._slots: deque[_Slot | bytes] = deque()
+        self._layers: LayeredTransport | None = None
+        self._is_upgrading = False  # from the answer to IDENTIFY until its layers stand
+        self._asking: asyncio.Task[Grants] | None = None
+        self._slots: deque[_Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
         self._waiting: deque[wire.Event] = deque()
         self._slot_bytes = 0
         self._is_finished = False
@@ -110,6 +127,8 @@ class Session(asyncio.Protocol):
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self.parser.tls_missing = nsqd.tls_required != "false"
+        self.parser.refusal_of = None if self.auth is None else self._early_refusal
 
     # -- transport -------------------------------------------------------------------------------------------------
 
@@ -131,7 +150,9 @@ class Session(asyncio.Protocol):
         if self.subscription is not None and self.channel is not None:
             self.nsqd.unsubscribe(self)
         self.nsqd.forget(self)
-        self._transport = None
+        if self._asking is not None:
+            self._asking.cancel()
+        self._transport = self._layers = None
         self._slots.clear()
         self._waiting.clear()
         self.out.clear()
@@ -140,6 +161,9 @@ class Session(asyncio.Protocol):
         if self._is_finished:
             return
         self._received_at = self.loop.time()
+        body = self.parser.repeated_pub(data)
+        if body is not None and self._publish_again(body):
+            return
         events = self.parser.receive_data(data)
         if self._waiting:
             self._waiting.extend(events)
@@ -225,6 +249,9 @@ class Session(asyncio.Protocol):
         self._heartbeat_timer = None
         if self._is_finished or self._transport is None:
             return
+        if self._is_upgrading:
+            self._arm_heartbeat()  # a handshake has its own deadline, and nothing may stand before its OK
+            return
         now = self.loop.time()
         if now - self._received_at >= 2 * self._heartbeat_s:
             log.info("client %s was silent for two heartbeats: closing", self.peer)
@@ -286,6 +313,12 @@ class Session(asyncio.Protocol):
         slots = self._slots
         while slots:
             slot = slots[0]
+            if isinstance(slot, PublishGroup):
+                if slot.ended and slot.error is None:
+                    self.out.append(OK_FRAME)
+                    slots.popleft()
+                    continue
+                slot = _Slot(slot, "PUB")
             if isinstance(slot, bytes):
                 self.out.append(slot)
                 self._slot_bytes -= len(slot)
@@ -296,9 +329,10 @@ class Session(asyncio.Protocol):
                 if slot.on_stored is not None:
                     slot.on_stored()
             else:
-                self.out.append(error_frame(slot.code, f"{slot.prefix} {slot.source.error}"))
+                self.out.append(slot.error_frame())
                 slots.clear()
                 self._is_finished = True
+                self.loop.call_soon(self._finish_when_answered)
                 break
             slots.popleft()
         if self._waiting and not self._must_wait():
@@ -321,6 +355,8 @@ class Session(asyncio.Protocol):
 
     def _must_wait(self) -> bool:
         """Whether answers have to leave before more commands are executed."""
+        if self._asking is not None:
+            return True
         return self._slot_bytes > FETCH_BYTES_MAX or (self._is_write_paused and self.subscription is None)
 
     def _go_on(self) -> None:
@@ -351,7 +387,7 @@ class Session(asyncio.Protocol):
 
     def _identify(self, event: wire.Identify) -> None:
         try:
-            negotiated = negotiate(parse_request(event.body), self.nsqd.features)
+            negotiated = negotiate(parse_request(event.body), self._features())
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
             return
@@ -359,27 +395,172 @@ class Session(asyncio.Protocol):
         self._heartbeat_s = negotiated.heartbeat_interval_ms / 1000
         self._arm_heartbeat()
         self._reply(OK_FRAME if negotiated.response is None else response_frame(negotiated.response))
-        self._resume_parser()
+        if negotiated.upgrades and self._transport is not None:
+            self._is_upgrading = True
+            self._transport.pause_reading()
+            self._when_answered(self._upgrade)
+        else:
+            self._resume_parser()
 
     def _resume_parser(self) -> None:
         events = self.parser.resume()
         if events:
             self._execute(events)
 
+    # -- layers ----------------------------------------------------------------------------------------------------
+
+    def _features(self) -> ServerFeatures:
+        """What can still be granted: a layer goes on top of those there are, and TLS is the lowest."""
+        features = self.nsqd.features
+        if self._layers is None:
+            return features
+        is_compressed = self._layers.codec is not None
+        return replace(
+            features,
+            tls=False,
+            deflate=features.deflate and not is_compressed,
+            snappy=features.snappy and not is_compressed,
+        )
+
+    def _when_answered(self, do: Callable[[], None]) -> None:
+        """Call ``do`` when every answer so far has been written, in a later turn."""
+        if self._slots:
+            ended = Ended()
+            ended.end(None)
+            self._slots.append(_Slot(ended, "IDENTIFY", replies=0, on_stored=lambda: self.loop.call_soon(do)))
+        else:
+            self.loop.call_soon(do)
+
+    def _upgrade(self) -> None:
+        """Put in the layers that were agreed on."""
+        transport, negotiated = self._transport, self.negotiated
+        if transport is None or negotiated is None or self._is_finished or self._is_draining:
+            return
+        self.flush()
+        layers = self._layers
+        if layers is None:
+            layers = LayeredTransport(self, self.loop)
+            layers.take_over(transport)
+            self._transport = self._layers = layers
+        received = self.parser.take_held()  # the first bytes of the new layer, whatever the client took them for
+        transport.resume_reading()
+        if negotiated.tls and self.nsqd.new_tls is not None:
+            layers.start_tls(self.nsqd.new_tls(), received, self._secured)
+        else:
+            self._compress(layers, negotiated, received)
+
+    def _secured(self, failure: TlsFailed | None) -> None:
+        layers, negotiated = self._layers, self.negotiated
+        if layers is None or negotiated is None or self._is_finished or self._is_draining:
+            return
+        if failure is not None or layers.tls is None:
+            self._fail("E_IDENTIFY_FAILED", f"IDENTIFY failed {failure}")
+            self.loop.call_soon(self._finish_when_answered)
+            return
+        self.tls = layers.tls.session()
+        self.parser.tls_missing = False
+        self.out.append(OK_FRAME)
+        self.flush()
+        self._compress(layers, negotiated, b"")
+
+    def _compress(self, layers: LayeredTransport, negotiated: Negotiated, received: bytes) -> None:
+        codec: Codec | None = None
+        if negotiated.snappy:
+            codec = Snappy()
+        elif negotiated.deflate_level:
+            codec = Deflate(negotiated.deflate_level)
+        if codec is not None:
+            layers.start_codec(codec, received)
+            self.out.append(OK_FRAME)
+            self.flush()
+        self._is_upgrading = False
+        self._resume_parser()
+
+    # -- permission ------------------------------------------------------------------------------------------------
+
     def _auth(self, event: wire.Auth) -> None:
-        self._fail("E_AUTH_DISABLED", "AUTH disabled")
+        if self.auth is None:
+            self._fail("E_AUTH_DISABLED", "AUTH disabled")
+        elif self.auth.grants is not None:
+            self._fail("E_INVALID", "AUTH already set")
+        else:
+            self.auth.secret = event.secret
+            self._ask(self.auth, self._authorized)
+
+    def _ask(self, auth: ClientAuth, done: Callable[[Grants | AuthFailed], None]) -> None:
+        """Ask an auth server; no command is executed before it has answered."""
+        assert self.nsqd.auth is not None and self._transport is not None
+        host = self.peer.rpartition(":")[0].strip("[]")
+        common_name = self.tls.common_name if self.tls is not None else ""
+        self._transport.pause_reading()
+        self._asking = self.nsqd.auth.ask(Question(host, self.tls is not None, common_name, auth.secret), done)
+
+    def _has_answer(self, answer: Grants | AuthFailed) -> Grants | None:
+        """Keep what an auth server answered; None when the connection is over, or is now because it did not."""
+        self._asking = None
+        if self._transport is None or self._is_finished or self.auth is None:
+            return None
+        if isinstance(answer, AuthFailed):
+            log.warning("client %s: AUTH failed: %s", self.peer, answer)
+            self._transport.resume_reading()  # to see the peer close
+            self._fail("E_AUTH_FAILED", "AUTH failed")
+            self.loop.call_soon(self._finish_when_answered)
+            return None
+        self.auth.set(answer, self.loop.time())
+        return answer
+
+    def _authorized(self, answer: Grants | AuthFailed) -> None:
+        """AUTH is answered."""
+        grants = self._has_answer(answer)
+        if grants is None or self._transport is None:
+            return
+        if not grants.count:
+            self._fail("E_UNAUTHORIZED", "AUTH no authorizations found")
+            self.loop.call_soon(self._finish_when_answered)
+            return
+        about = {"identity": grants.identity, "identity_url": grants.identity_url, "permission_count": grants.count}
+        self._reply(response_frame(msgspec.json.encode(about)))
+        self._transport.resume_reading()
+        self._resume_parser()
+
+    def _renewed(self, answer: Grants | AuthFailed) -> None:
+        """What had expired is there again."""
+        if self._has_answer(answer) is not None:
+            self._go_on()
+
+    def _early_refusal(self, command: str, topic: str) -> tuple[str, str] | None:
+        """What the parser may know before a command is executed."""
+        auth = self.auth
+        return None if auth is None or auth.has_expired(self.loop.time()) else auth.refusal(command, topic)
+
+    def _may(self, event: wire.Event, command: str, topic: str, channel: str | None = "") -> bool:
+        """Whether the client may; False as well when the auth server has to be asked first, and the command waits."""
+        auth = self.auth
+        if auth is None:
+            return True
+        if auth.has_expired(self.loop.time()):
+            self._waiting.appendleft(event)
+            self._ask(auth, self._renewed)
+            return False
+        refusal = auth.refusal(command, topic, channel)
+        if refusal is not None:
+            self._fail(*refusal)
+        return refusal is None
+
+    # -- commands of clients ---------------------------------------------------------------------------------------
 
     def _subscribe(self, event: wire.Subscribe) -> None:
         if self._heartbeat_s <= 0:
             self._fail("E_INVALID", "cannot SUB with heartbeats disabled")
+            return
+        if not self._may(event, "SUB", event.topic, event.channel):
             return
         try:
             source = self.nsqd.subscribe(self, event.topic, event.channel)
         except FlintError as error:
             self._fail("E_SUB_FAILED", f"SUB failed {error}")
             return
-        slot = _Slot(source, "E_SUB_FAILED", "SUB failed", self._open_subscription)
-        self._slots.append(slot)
+        self._slots.append(_Slot(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
 
     def _open_subscription(self) -> None:
@@ -390,6 +571,8 @@ class Session(asyncio.Protocol):
 
     def _publish(self, event: wire.Publish) -> None:
         command = event.command
+        if not self._may(event, command, event.topic):
+            return
         try:
             group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms)
         except FlintError as error:
@@ -397,15 +580,29 @@ class Session(asyncio.Protocol):
             return
         counts = self.pub_counts
         counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
+        self._pub_partition = group.partition
         last = self._slots[-1] if self._slots else None
-        if isinstance(last, _Slot) and last.source is group and last.prefix == f"{command} failed":
+        if isinstance(last, _Slot) and last.source is group and last.command == command:
             last.replies += event.replies
         else:
-            slot = _Slot(group, f"E_{command}_FAILED", f"{command} failed")
-            slot.replies = event.replies
-            self._slots.append(slot)
+            self._slots.append(_Slot(group, command, event.replies))
             group.waiters.append(self)
         self.engine.schedule()
+
+    def _publish_again(self, body: bytes) -> bool:
+        """Publish one more message to where the last PUB went; False when that needs a closer look."""
+        partition, topic_name = self._pub_partition, self.parser.pub_topic
+        if partition is None or partition.topic_name != topic_name or partition.is_deleted:
+            return False
+        if self._waiting or self._is_draining or self.auth is not None:
+            return False
+        engine = self.engine
+        group = engine.broker.publish_one(partition, body)
+        group.waiters.append(self)
+        self._slots.append(group)
+        self.pub_counts[topic_name] += 1
+        engine.schedule()
+        return True
 
     def _ready(self, event: wire.Ready) -> None:
         assert self.subscription is not None and self.channel is not None
@@ -458,6 +655,8 @@ class Session(asyncio.Protocol):
         """A NOP only shows that the client lives, which data_received has noted."""
 
     def _offsets(self, event: wire.Offsets) -> None:
+        if not self._may(event, "OFFSETS", event.topic, None):
+            return
         try:
             topic = self.nsqd.engine.broker.get_topic(event.topic)
         except TopicNotFound:
@@ -482,6 +681,8 @@ class Session(asyncio.Protocol):
         self._reply(response_frame(msgspec.json.encode({"topic": event.topic, "partitions": rows})))
 
     def _fetch(self, event: wire.Fetch) -> None:
+        if not self._may(event, "FETCH", event.topic, None):
+            return
         topic = self.engine.broker.topics.get(event.topic)
         partition = topic.partitions.get(event.partition) if topic is not None else None
         if partition is None:
@@ -505,14 +706,14 @@ class Session(asyncio.Protocol):
         self.flush()  # written at once, so that the transport says when enough has gathered
 
     def _cursor(self, event: wire.Cursor) -> None:
+        if not self._may(event, "CURSOR", event.topic, event.channel):
+            return
         topic = self.engine.broker.topics.get(event.topic)
         if topic is None or event.partition not in topic.partitions:
             self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")
             return
         source, channel = self.nsqd.place_cursor(self, topic, event)
-        slot = _Slot(source, "E_SUB_FAILED", "CURSOR failed")
-        slot.replies = 0
-        self._slots.append(slot)
+        self._slots.append(_Slot(source, "CURSOR", replies=0))
         self._reply(response_frame(msgspec.json.encode({"sequence": channel.floor})))
 
     # -- statistics ------------------------------------------------------------------------------------------------
@@ -522,6 +723,7 @@ class Session(asyncio.Protocol):
         request = self.negotiated.request if self.negotiated is not None else _UNIDENTIFIED
         host = self.peer.rpartition(":")[0]
         subscription = self.subscription
+        codec = self._layers.codec.name if self._layers is not None and self._layers.codec is not None else ""
         row: dict[str, Any] = {
             "client_id": request.client_id if self.negotiated is not None else host,
             "hostname": request.hostname if self.negotiated is not None else host,
@@ -535,20 +737,27 @@ class Session(asyncio.Protocol):
             "requeue_count": subscription.requeue_count if subscription else 0,
             "connect_ts": self.connected_ns // 1_000_000_000,
             "sample_rate": self.negotiated.sample_rate if self.negotiated is not None else 0,
-            "deflate": False,
-            "snappy": False,
+            "deflate": codec == Deflate.name,
+            "snappy": codec == Snappy.name,
             "user_agent": request.user_agent,
-            "topology_zone": request.topology_zone,
-            "topology_region": request.topology_region,
         }
+        grants = self.auth.grants if self.auth is not None else None
+        if grants is not None:
+            authorized = {
+                "authed": grants.count > 0,
+                "auth_identity": grants.identity,
+                "auth_identity_url": grants.identity_url,
+            }
+            row |= {name: value for name, value in authorized.items() if value}
+        row |= {"topology_zone": request.topology_zone, "topology_region": request.topology_region}
         if self.pub_counts:
             row["pub_counts"] = [{"topic": t, "count": n} for t, n in sorted(self.pub_counts.items())]
         row |= {
-            "tls": False,
-            "tls_cipher_suite": "",
-            "tls_version": "",
+            "tls": self.tls is not None,
+            "tls_cipher_suite": self.tls.cipher_suite if self.tls is not None else "",
+            "tls_version": self.tls.version if self.tls is not None else "",
             "tls_negotiated_protocol": "",
-            "tls_negotiated_protocol_is_mutual": False,
+            "tls_negotiated_protocol_is_mutual": self.tls is not None,  # as Go says it, whatever was negotiated
         }
         return row
 

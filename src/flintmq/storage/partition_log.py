@@ -426,11 +426,17 @@ class PartitionLog:
         while freed < wanted and count < len(tail) - 1:
             freed += len(_bytes_of(tail[count])) + _BATCH_OVERHEAD_BYTES
             count += 1
-        if count:
-            self._tail_first = self._tail_ends[count - 1]
-            del tail[:count]
-            del self._tail_ends[:count]
-            self._tail_bytes -= freed
+        return self._forget_tail(count)
+
+    def _forget_tail(self, count: int) -> int:
+        """Forget the oldest ``count`` batches; how many bytes that freed."""
+        if not count:
+            return 0
+        freed = sum(len(_bytes_of(entry)) for entry in self._tail[:count]) + count * _BATCH_OVERHEAD_BYTES
+        self._tail_first = self._tail_ends[count - 1]
+        del self._tail[:count]
+        del self._tail_ends[:count]
+        self._tail_bytes -= freed
         return freed
 
     def drop_tail(self) -> None:
@@ -505,7 +511,7 @@ class PartitionLog:
             return b"", start
         if start >= self._tail_first:
             return self._fetch_tail(start, end, bytes_max)
-        found = self._next_run(start, bytes_max, end)
+        found = self._next_run(start, min(bytes_max, BATCH_SIZE_MAX), end)
         if found is None:
             return b"", end
         data, run, _position = found
@@ -585,7 +591,7 @@ class PartitionLog:
             if self._is_being_synced(segment):
                 break
             self._is_directory_dirty = True
-            self._forget_chunks_before(segment.end)
+            self._forget_before(segment.end)
             try:
                 segment.remove()
             except OSError as error:
@@ -600,9 +606,12 @@ class PartitionLog:
     def _is_being_synced(self, segment: Segment) -> bool:
         return self._ticket is not None and any(each is segment for each, _ in self._ticket.segments)
 
-    def _forget_chunks_before(self, sequence: int) -> None:
+    def _forget_before(self, sequence: int) -> None:
         for first in self._chunk_firsts[: bisect_left(self._chunk_firsts, sequence)]:
             self._cache.discard((self._home, "chunk", first))
+        count = bisect_right(self._tail_ends, sequence)
+        if count:
+            self._cache.tail_changed(self, -self._forget_tail(count))
 
     # the end
 

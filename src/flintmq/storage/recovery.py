@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,6 +52,7 @@ from flintmq.storage.segment import (
 )
 
 META_NAME = "log.meta"
+FOREIGN_SUFFIX = ".foreign"  # a segment of another log found here; never touched again
 _META_MAGIC = b"FMQM"
 _META_VERSION = 1
 _META = Struct(">4sHHIQ")
@@ -134,18 +136,18 @@ class _Opening:
             if partition != home.partition:
                 raise StorageError(f"{path} belongs to partition {partition}, not {home.partition}; move the directory")
             return
-        headers = (self._header(Segment(home, first)) for first in self._firsts)
-        known = next((header for header in headers if header is not None), None)
-        home.log_id = created_ns if known is None else known.log_id
+        headers = [header for first in self._firsts if (header := self._header(Segment(home, first))) is not None]
+        ids = Counter(header.log_id for header in headers if header.partition == home.partition)
+        home.log_id = ids.most_common(1)[0][0] if ids else created_ns
         try:
             self._sync_parents()
             self._write_meta(path)
         except OSError as error:
-            if known is None:
+            if not self._firsts:
                 raise storage_error(path, error, self.files.free_bytes()) from error
             self.failed = str(WriteFailed(path, str(error)))
-        if known is not None:
-            reason = "missing or damaged; written again from a segment header"
+        if self._firsts:
+            reason = "missing or damaged; written again from the segment headers"
             self.home.report(Corruption(path, 0, 0, reason, 0, 0, "header"))
 
     def _sync_parents(self) -> None:
@@ -173,7 +175,7 @@ class _Opening:
             return None
         magic, version, reserved, partition, log_id = _META.unpack_from(data)
         if magic != _META_MAGIC or version != _META_VERSION or reserved:
-            return None
+            raise StorageError(f"{path}: version {version}; this release reads version {_META_VERSION}")
         return partition, log_id
 
     def _write_meta(self, path: str) -> None:
@@ -333,11 +335,16 @@ class _Opening:
         data = segment.read(position, HEADER_BYTES)
         reason = f"unfinished write cut off ({why_not(data, self.home.id_base | segment.end, self.home.id_base, size)})"
         written = self._size_without_zeros(segment, file_size) - position
+        can_cut = True
         if written >= HEADER_BYTES:
-            reason += segment.copy_aside(position, written, sync=True)
             self._directory_changed = True
+            can_cut, words = segment.copy_aside(position, written, must=True)
+            reason = f"{reason}; {words}"
         try:
-            segment.file().truncate(position)
+            if can_cut:
+                segment.file().truncate(position)
+            else:
+                self.failed = str(WriteFailed(segment.path, f"cannot set its torn tail aside: {reason}"))
         except OSError as error:
             self.failed = str(WriteFailed(segment.path, f"cannot cut its torn tail: {error}"))
         if written:
@@ -414,7 +421,7 @@ class _Opening:
             return False
         segment.close()
         self._directory_changed = True
-        target = f"{segment.path}.0{BAD_SUFFIX}"
+        target = f"{segment.path}{FOREIGN_SUFFIX}"
         self.files.rename(segment.path, target)
         reason = (
             f"its header says partition {header.partition}, log {header.log_id}, sequence {header.first}: "
@@ -509,7 +516,8 @@ class _Opening:
                 return
         active.synced_before = active.end
         for segment in self._walked.values():
-            segment.release_file()
+            if segment is not active:
+                segment.release_file()
         if self._is_checkpoint_due and active.live_index:
             active.write_index(active.live_index, active.end)
 

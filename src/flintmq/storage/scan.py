@@ -37,6 +37,7 @@ _SYNCED_BEFORE_POSITION = 48
 _CRC_POSITION = HEADER_BYTES - 4
 FLAGS_POSITION = 5
 _PREFIXES = frozenset(MAGIC + bytes((VERSION, flags, 0, 0)) for flags in range(KNOWN_FLAGS + 1))
+_SEARCH_BYTES_FIRST = 16 * 1024  # the next good batch is near, as a rule
 _SEARCH_BYTES = 1024 * 1024
 SHIFT_BYTES_MAX = 1024 * 1024
 SIZE_TABLE_ENTRY_BYTES = 4
@@ -259,8 +260,10 @@ class Search:
 
     def _claims_after(self, position: int) -> Iterator[Claim]:
         start = position + 1
+        size = _SEARCH_BYTES_FIRST
         while start + HEADER_BYTES <= self._size:
-            data = self._read(start, _SEARCH_BYTES + HEADER_BYTES - 1)
+            data = self._read(start, size + HEADER_BYTES - 1)
+            size = min(size * 4, _SEARCH_BYTES)
             for match in self._pattern.finditer(data):
                 claim = claim_at(data, match.start(), start + match.start(), self._id_base)
                 if claim is not None:

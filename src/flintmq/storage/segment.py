@@ -40,7 +40,7 @@ from zlib import crc32
 
 from flintmq.batch import HEADER_BYTES
 from flintmq.errors import StorageError
-from flintmq.limits import DISK_RESERVE_BYTES, PAGE_BYTES, SCAN_WINDOW_BYTES, SEQUENCE_BITS, SEQUENCE_MAX
+from flintmq.limits import BAD_FILES_MAX, DISK_RESERVE_BYTES, PAGE_BYTES, SCAN_WINDOW_BYTES, SEQUENCE_BITS, SEQUENCE_MAX
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import (
@@ -153,13 +153,19 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """Read and verify a segment header; None when it is not good."""
+    """Read and verify a segment header; None when it is not good.
+
+    Raises:
+        StorageError: it is good, but of another version; its batches may look like damage to this release.
+    """
     if len(data) < SEGMENT_HEADER_BYTES:
         return None
     magic, version, reserved, *fields = _HEADER.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _HEADER.size)
-    if magic != MAGIC or version != VERSION or reserved or crc != crc32(data[: _HEADER.size]):
+    if magic != MAGIC or crc != crc32(data[: _HEADER.size]):
         return None
+    if version != VERSION or reserved:
+        raise StorageError(f"segment version {version}; this release reads version {VERSION}: use the newer release")
     return SegmentHeader(*fields)
 
 
@@ -215,7 +221,7 @@ class Segment:
         self.live_file: File | None = None
         self.path = f"{home.directory}/{segment_name(first)}"
         self.bad_paths: list[str] = []
-        self._damages: list[Damage] = []
+        self._damages: list[Damage] = []  # by position
 
     @property
     def index_path(self) -> str:
@@ -471,11 +477,12 @@ class Segment:
 
     def known_damage(self, position: int, sequence: int) -> Damage | None:
         """The damage found before that explains why no good batch of ``sequence`` stands at ``position``."""
-        for damage in self._damages:
-            if damage.position <= position < damage.end_position:
-                return damage
-            if damage.position == position and damage.first <= sequence < damage.end:
-                return damage
+        number = bisect_right(self._damages, position, key=_position) - 1
+        if number < 0:
+            return None
+        damage = self._damages[number]
+        if position < damage.end_position or (damage.position == position and damage.first <= sequence < damage.end):
+            return damage
         return None
 
     def set_aside(self, damage: Damage, reason: str, kind: str = "damage") -> Damage:
@@ -483,40 +490,52 @@ class Segment:
 
         It is shorter than ``damage`` when its end was found and told before.
         """
-        for known in self._damages:
-            if damage.position < known.position < damage.end_position:
-                damage = Damage(damage.position, known.position, damage.first, known.first)
-        self._damages.append(damage)
+        number = bisect_right(self._damages, damage.position, key=_position)
+        if number < len(self._damages) and self._damages[number].position < damage.end_position:
+            known = self._damages[number]
+            damage = Damage(damage.position, known.position, damage.first, known.first)
+        self._damages.insert(number, damage)
         size = damage.end_position - damage.position
-        reason += self.copy_aside(damage.position, size)
+        words = self.copy_aside(damage.position, size)[1]
+        reason = f"{reason}; {words}" if words else reason
         self.home.report(
             Corruption(self.path, damage.position, size, reason, damage.first, damage.end, kind, self.synced_before)
         )
         return damage
 
-    def copy_aside(self, position: int, size: int, sync: bool = False) -> str:
-        """Copy bytes to ``<segment>.log.<position>.bad``, with ``sync`` durably; words for the report."""
+    def copy_aside(self, position: int, size: int, must: bool = False) -> tuple[bool, str]:
+        """Copy bytes to ``<segment>.log.<position>.bad``; whether they are there now, and words for the report.
+
+        Args:
+            must: the bytes are about to be cut: copy them durably, and whatever the free space and their number.
+        """
         path = f"{self.path}.{position}{BAD_SUFFIX}"
-        if path in self.bad_paths:
-            return "; already set aside"
-        if not size:
-            return ""
-        self.bad_paths.append(path)
         files = self.home.files
-        if files.free_bytes() < size + DISK_RESERVE_BYTES:
-            return "; not set aside, the disk is full"
+        if path in self.bad_paths:
+            return True, f"set aside before in {path}"
+        if not size:
+            return True, ""
+        if not must and len(self.bad_paths) >= BAD_FILES_MAX:
+            return False, f"not set aside, there are {BAD_FILES_MAX} such files already; the bytes are still in place"
+        if not must and files.free_bytes() < size + DISK_RESERVE_BYTES:
+            return False, "not set aside, the disk is full; the bytes are still in place"
+        self.bad_paths.append(path)
         try:
             file = files.open(path, create=True)
             try:
                 for done in range(0, size, _COPY_BYTES):
                     file.write_at(done, self.read(position + done, min(_COPY_BYTES, size - done)))
-                if sync:
+                if must:
                     file.sync()
             finally:
                 file.close()
         except OSError as error:
-            return f"; not set aside: {error}"
-        return f"; set aside in {path}"
+            return False, f"not set aside: {error}"
+        return True, f"set aside in {path}"
+
+
+def _position(damage: Damage) -> int:
+    return damage.position
 
 
 class Found(NamedTuple):
@@ -598,7 +617,7 @@ class Walker:
         self._segment.set_aside(Damage(self.position, self._limit, self.next_sequence, end), reason)
 
     def _read(self, position: int, size: int) -> bytes:
-        return self._segment.read(position, min(size, self._limit - position))
+        return self._segment.read(position, min(max(size, HEADER_BYTES), self._limit - position))
 
     def _pass(self, found: Found) -> Found:
         last = found.run.positions[-1]
@@ -627,6 +646,8 @@ class Walker:
             found = self._search.next_batch(self.position, self.next_id, self._anchor)
             if found is None:
                 return False
+            if found.position == self.position and found.first_id == self.next_id:
+                return True  # it could be read now, a moment ago it could not
             reason = why_not(data, self.next_id, base, self._limit - self.position)
             segment.synced_before = max(segment.synced_before, found.synced_before)
             damage = Damage(self.position, found.position, self.next_sequence, found.first_id - base)

@@ -16,7 +16,7 @@ Source: reference/nsq.md 1.1, 1.3 and 1.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
@@ -30,7 +30,8 @@ INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 
 _ID_LINE_BYTES = MESSAGE_ID_SIZE + 5  # "FIN " + id + "\n"
 _NUMBER_DIGITS_MAX = 19
-_RUN_MIN = 2
+_FIN_COLUMNS = ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" "))  # a single line's first four are checked
+_NO_LINE = b"\0"  # begins no command
 
 
 @dataclass(slots=True)
@@ -309,20 +310,39 @@ class ServerConnection:
     Attributes:
         state: ``init``, ``subscribed``, ``closing`` or ``broken``.
         tls_missing: set by the owner while TLS is required and not there yet; then only IDENTIFY is legal.
+        refusal_of: set by the owner when clients need permission: code and detail of the error for a command and a
+            topic, None when it may go on. Asked before the body of an MPUB is read.
+        pub_topic: topic of the last PUB; empty before the first.
     """
 
-    __slots__ = ("_held", "_held_bytes", "_magic", "_needed", "_paused", "limits", "state", "tls_missing", "_topic")
+    __slots__ = (
+        "_held",
+        "_held_bytes",
+        "_magic",
+        "_needed",
+        "_paused",
+        "_pub_line",
+        "_topic",
+        "limits",
+        "pub_topic",
+        "refusal_of",
+        "state",
+        "tls_missing",
+    )
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
         self.state = INIT
         self.tls_missing = False
+        self.refusal_of: Callable[[str, str], tuple[str, str] | None] | None = None
         self._magic = False
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._needed = len(MAGIC_V2)
         self._paused = False
         self._topic: tuple[bytes | None, str] = (None, "")
+        self._pub_line = _NO_LINE
+        self.pub_topic = ""
 
     @property
     def magic_received(self) -> bool:
@@ -333,6 +353,20 @@ class ServerConnection:
     def held_bytes(self) -> int:
         """Bytes received and not yet parsed."""
         return self._held_bytes
+
+    def repeated_pub(self, data: bytes) -> bytes | None:
+        """The body when ``data`` is one whole PUB to ``pub_topic``; None otherwise, and then nothing has been taken.
+
+        This is what every read gives where many producers publish one by one; it costs no event.
+        """
+        line = self._pub_line
+        if not data.startswith(line) or self._held or self._paused:
+            return None
+        at = len(line) + 4
+        size = len(data) - at
+        if 0 < size <= self.limits.max_msg_size and data[at - 4 : at] == size.to_bytes(4, "big"):
+            return data[at:]
+        return None
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Take bytes from the socket and return the commands that are complete, in order."""
@@ -385,7 +419,7 @@ class ServerConnection:
                 self._magic = True
                 position = 4
             while position < size and not self._paused:
-                if data.startswith(b"FIN ", position) and size - position >= _RUN_MIN * _ID_LINE_BYTES:
+                if data.startswith(b"FIN ", position) and size - position >= _ID_LINE_BYTES:
                     end = self._finish_run(data, position, events)
                     if end != position:
                         position = end
@@ -395,23 +429,22 @@ class ServerConnection:
             self._needed = incomplete.args[0]
         except _Refused as refused:
             self.state = BROKEN
+            self._pub_line = _NO_LINE
             events.append(Violation(*refused.args))
             return events
         self._hold(data, position)
         return events
 
     def _finish_run(self, data: bytes, position: int, events: list[Event]) -> int:
-        """Parse as many whole FIN lines as stand at ``position``; return where they end, ``position`` if too few."""
+        """Parse as many whole FIN lines as stand at ``position``; return where they end, ``position`` if none."""
         if self.state not in (SUBSCRIBED, CLOSING) or self.tls_missing:
             return position
         count = (len(data) - position) // _ID_LINE_BYTES
-        for offset, character in ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" ")):
+        for offset, character in _FIN_COLUMNS if count > 1 else _FIN_COLUMNS[:1]:
             column = data[position + offset : position + count * _ID_LINE_BYTES : _ID_LINE_BYTES]
-            good = count - len(column.lstrip(character))
-            if good < count:
-                count = good
-                if count < _RUN_MIN:
-                    return position
+            count -= len(column.lstrip(character))
+            if not count:
+                return position
         end = position + count * _ID_LINE_BYTES
         ids = decode_ids(data[position:end])
         if ids is None:
@@ -507,6 +540,8 @@ class ServerConnection:
             raise _Refused("E_INVALID", "PUB insufficient number of parameters")
         topic = self._topic_name("PUB", parameters[1])
         body, end = self._message_body(data, start, at, "PUB")
+        if topic is not self.pub_topic:
+            self._pub_line, self.pub_topic = data[start:at], topic
         last = events[-1] if events else None
         if type(last) is Publish and last.command == "PUB" and last.topic == topic:
             last.bodies.append(body)  # type: ignore[attr-defined]  # the list made below
@@ -522,6 +557,8 @@ class ServerConnection:
             # nsqd says the code twice here, and clients that compare texts know it so
             raise _Refused("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {go_quote(parameters[1])} is not valid")
         topic = self._topic_name("MPUB", parameters[1])
+        if self.refusal_of is not None and (refusal := self.refusal_of("MPUB", topic)) is not None:
+            raise _Refused(*refusal)
         if len(data) - at < 4:
             raise _Incomplete(at - start + 4)
         size: int = INT32.unpack_from(data, at)[0]

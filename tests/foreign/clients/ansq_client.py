@@ -7,7 +7,6 @@ from typing import Any
 
 import ansq
 from ansq.tcp.types import ConnectionFeatures, ConnectionOptions
-
 from tests.foreign.clients.task import Task, received, say, task
 
 
@@ -23,7 +22,7 @@ async def publish(task: Task) -> None:
         answers.append(await writer.mpub(task.topic, *task.batch))
     answers += [await writer.dpub(task.topic, body, task.defer_ms) for body in task.deferred]
     for answer in answers:
-        say("published", ok=answer.is_ok, answer=repr(answer))
+        say("published", ok=answer is not None and answer.is_ok, answer=repr(answer))
     await writer.close()
 
 

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from asyncnsq import create_reader, create_writer
-
 from tests.foreign.clients.task import Task, received, say, task
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import gevent
 import gnsq
-
 from tests.foreign.clients.task import Task, received, say, task
 
 

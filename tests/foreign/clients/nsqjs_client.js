@@ -20,7 +20,8 @@ function publish () {
   const steps = [
     ...task.single.map(body => done => writer.publish(task.topic, body, done)),
     ...(task.batch.length ? [done => writer.publish(task.topic, task.batch, done)] : []),
-    ...task.deferred.map(body => done => writer.deferPublish(task.topic, body, task.defer_ms, done))
+    // deferPublish throws on a message that is not in a list, whatever its documentation says
+    ...task.deferred.map(body => done => writer.deferPublish(task.topic, [body], task.defer_ms, done))
   ]
   const next = () => {
     const step = steps.shift()

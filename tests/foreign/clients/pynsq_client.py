@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import nsq
-
 from tests.foreign.clients.task import Task, received, say, task
 
 

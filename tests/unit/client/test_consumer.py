@@ -14,12 +14,17 @@ from tests.unit.client.world import World, until
 
 from flintmq.client import Consumer, Discard, Requeue
 from flintmq.errors import FinFailed, LocalProtocolError, NsqdError, OptionError, TouchFailed
+from flintmq.message import MESSAGE_HEADER
 from flintmq.wire.identify import ServerFeatures
 
 
 def run(scenario, *names, **options):
     with World(*names, **options) as world:
         world.run(scenario(world))
+
+
+def message_frame(body: bytes) -> bytes:
+    return MESSAGE_HEADER.pack(30 + len(body), 2, 1, 1, b"f" * 16) + body
 
 
 async def take(consumer: Consumer, count: int) -> list:
@@ -618,6 +623,24 @@ def test_a_killed_nsqd_is_back_soon_and_its_messages_come_again():
     run(scenario)
 
 
+def test_queued_messages_of_a_lost_connection_hold_nothing_back():
+    async def scenario(world):
+        async with world.consumer(max_in_flight=10) as consumer:
+            world.fake.add_many(10)
+            await until(lambda: consumer.stats().queued == 10)
+            world.fake.drop_all()
+            began = world.now
+            await until(lambda: not consumer.connections)
+            assert consumer.stats().dropped == 10
+            for message in await take(consumer, 10):
+                message.finish()
+            assert world.now - began < 2
+            await until(lambda: consumer.stats().in_flight == 0)
+            assert world.now - began < 2
+
+    run(scenario)
+
+
 def test_forgotten_messages_of_a_lost_connection_hold_nothing_back_for_ever():
     async def scenario(world):
         async with world.consumer(max_in_flight=2, msg_timeout=20) as consumer:
@@ -628,6 +651,43 @@ def test_forgotten_messages_of_a_lost_connection_hold_nothing_back_for_ever():
             for message in await take(consumer, 2):
                 message.finish()
             assert 19 < world.now - began < 25
+
+    run(scenario)
+
+
+def test_messages_that_wait_for_too_long_are_not_handled_twice(caplog):
+    async def scenario(world):
+        handled: list[bytes] = []
+
+        async def handler(message):
+            handled.append(message.body)
+            await asyncio.sleep(45)
+
+        world.fake.add(*[b"%d" % number for number in range(10)])
+        async with world.consumer(handler=handler, max_in_flight=10, msg_timeout=20, drain_timeout=60) as consumer:
+            await until(lambda: consumer.stats().received == 10)
+            await asyncio.sleep(21)
+            world.fake.expire()
+            await until(lambda: consumer.stats().received == 20)
+            await until(lambda: consumer.stats().dropped == 19)  # 9 of the first ten, all of the second
+            assert consumer.stats().queued == 0
+            world.fake.expire()
+            await until(lambda: len(handled) == 2)
+
+    run(scenario)
+    assert "handlers are too slow for max_in_flight 10" in caplog.text
+
+
+def test_an_nsqd_that_sends_what_nobody_asked_for():
+    async def scenario(world):
+        async with world.consumer(max_in_flight=10) as consumer:
+            await asyncio.sleep(1)
+            frame = message_frame(b"unasked")
+            for _ in range(3):
+                world.fake.deliver_unasked(frame * 600)
+                await asyncio.sleep(1)
+            assert consumer.stats().queued <= 1200
+            await until(lambda: world.fake.session_count == 2)
 
     run(scenario)
 
@@ -801,6 +861,20 @@ def test_handlers_that_do_not_end_are_cancelled_and_their_messages_given_back(ca
     assert "2 handlers did not end within 3 s" in caplog.text
 
 
+def test_threads_that_do_not_end_are_left_and_their_messages_given_back():
+    async def scenario(world):
+        world.sim.driver.freeze_disk(3600)  # a blocking call takes that long
+        world.fake.add_many(2)
+        async with world.consumer(handler=lambda message: None, concurrency=2, drain_timeout=3) as consumer:
+            await until(lambda: consumer.stats().received == 2)
+            await asyncio.sleep(1)
+            assert world.fake.finished == []
+        assert world.now < 10
+        assert world.fake.requeued == [(b"x", 0)] * 2
+
+    run(scenario)
+
+
 def test_leaving_tells_what_was_never_answered(caplog):
     async def scenario(world):
         world.fake.add_many(2)
@@ -914,7 +988,9 @@ def test_an_nsqd_that_is_restarted_is_found_again_soon():
             await asyncio.sleep(600)
             world.kill("a")
             listed.topics["t"] = []
+            polls = len(listed.asked)
             await asyncio.sleep(10)
+            assert len(listed.asked) - polls >= 2, "polls are frequent after a loss"
             world.start("a")
             listed.topics["t"] = ["a"]
             began = world.now

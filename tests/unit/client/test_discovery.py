@@ -167,8 +167,10 @@ def exact(interval_s: float, jitter: float) -> float:
 def test_polls_become_rare_and_hurry_after_a_loss():
     times = PollTimes(60.0, 0.3)
     assert [times.next_s(exact) for _ in range(7)] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    times.hurry()
+    assert times.hurry(), "a wait of 60 s is to be cut short"
     assert times.next_s(exact) == 2.0
+    assert not times.hurry(), "the present one is short: losses in quick succession must not put the poll off for ever"
+    assert [times.next_s(exact) for _ in range(2)] == [2.0, 4.0]
 
 
 def test_polls_are_never_rarer_than_asked_for():

@@ -8,33 +8,41 @@ from flintmq.client.inbox import Inbox
 from flintmq.client.message import Delivery, Message
 from flintmq.wire.client import Record
 
+NOW = 1000.0
+
 
 class Place:
     """Stands for a connection or a consumer where nothing is asked of them."""
 
     address = "nsqd:4150"
     is_lost = False
+    msg_timeout_s = 60.0
 
 
-def delivery(link, *bodies: bytes, attempts: int = 1) -> Delivery:
+def delivery(link, *bodies: bytes, attempts: int = 1, at: float = NOW) -> Delivery:
     records: list[Record] = [(1, attempts, b"%016x" % number, body) for number, body in enumerate(bodies)]
-    return Delivery(link, Place(), 0.0, records)  # type: ignore[arg-type]
+    return Delivery(link, Place(), at, records)  # type: ignore[arg-type]
 
 
-def inbox_of(given_up: list[Message] | None = None, attempts_max: int = 5) -> Inbox:
-    return Inbox(Message, attempts_max, ([] if given_up is None else given_up).append)
+def inbox_of(given_up: list[Message] | None = None, attempts_max: int = 5, expired: list[int] | None = None) -> Inbox:
+    def note_expired(delivery: Delivery, count: int) -> None:
+        assert len(delivery.records) == count
+        assert expired is not None, "nothing should expire here"
+        expired.append(count)
+
+    return Inbox(Message, attempts_max, ([] if given_up is None else given_up).append, note_expired)
 
 
-def take_all(inbox: Inbox) -> list[bytes]:
+def take_all(inbox: Inbox, now: float = NOW) -> list[bytes]:
     bodies = []
-    while (message := inbox.take()) is not None:
+    while (message := inbox.take(now)) is not None:
         bodies.append(message.body)
     return bodies
 
 
 def test_messages_come_out_in_order():
     inbox = inbox_of()
-    assert inbox.take() is None
+    assert inbox.take(NOW) is None
     inbox.put(delivery(Place(), b"a", b"b"))
     inbox.put(delivery(Place(), b"c"))
     assert inbox.count == 3
@@ -57,7 +65,7 @@ def test_what_came_over_a_lost_connection_goes_with_it():
     inbox.put(delivery(lost, b"taken", b"1", b"2"))
     inbox.put(delivery(alive, b"3"))
     inbox.put(delivery(lost, b"4"))
-    first = inbox.take()
+    first = inbox.take(NOW)
     assert first is not None
     assert first.body == b"taken"
     removed = inbox.remove(lost)  # type: ignore[arg-type]
@@ -71,7 +79,7 @@ def test_removing_the_others_keeps_what_was_begun():
     inbox = inbox_of()
     inbox.put(delivery(alive, b"1", b"2"))
     inbox.put(delivery(lost, b"3"))
-    inbox.take()
+    inbox.take(NOW)
     inbox.remove(lost)  # type: ignore[arg-type]
     assert take_all(inbox) == [b"2"]
 
@@ -80,7 +88,7 @@ def test_remove_everything():
     inbox = inbox_of()
     inbox.put(delivery(Place(), b"1", b"2"))
     inbox.put(delivery(Place(), b"3"))
-    inbox.take()
+    inbox.take(NOW)
     assert sum(len(each.records) for each in inbox.remove()) == 2
     assert (inbox.count, take_all(inbox)) == (0, [])
 
@@ -92,7 +100,7 @@ async def test_waiters_are_woken_in_their_order_and_only_as_many_as_there_are_me
     async def wait(number: int) -> None:
         await inbox.wait()
         woken.append(number)
-        inbox.take()
+        inbox.take(NOW)
 
     tasks = [asyncio.create_task(wait(number)) for number in range(3)]
     await asyncio.sleep(0)
@@ -119,7 +127,30 @@ async def test_waiting_ends_at_once_when_there_is_something_or_the_end():
     inbox = inbox_of()
     inbox.put(delivery(Place(), b"a"))
     await asyncio.wait_for(inbox.wait(), 5)
-    inbox.take()
+    inbox.take(NOW)
     inbox.end()
     assert inbox.is_ended
     await asyncio.wait_for(inbox.wait(), 5)
+
+
+# --- messages whose time is over ---
+
+
+def test_what_waited_too_long_is_not_handed_out():
+    expired: list[int] = []
+    inbox = inbox_of(expired=expired)
+    inbox.put(delivery(Place(), b"1", b"2", b"3"))
+    inbox.put(delivery(Place(), b"4", at=NOW + 30))
+    assert inbox.take(NOW + 59.9) is not None
+    assert take_all(inbox, NOW + 60) == [b"4"]
+    assert expired == [2]
+    assert inbox.count == 0
+
+
+def test_what_waited_too_long_makes_room_for_what_comes():
+    expired: list[int] = []
+    inbox = inbox_of(expired=expired)
+    for minute in range(100):
+        inbox.put(delivery(Place(), *[b"x"] * 10, at=NOW + 60 * minute))
+        assert inbox.count == 10
+    assert sum(expired) == 990

@@ -82,6 +82,19 @@ def test_different_deadlines_are_not_mixed():
     run(scenario)
 
 
+def test_of_deadlines_that_are_gathered_the_earlier_holds():
+    async def scenario(world):
+        world.fake.answer = lambda command, bodies: SILENCE
+        async with world.producer() as producer:
+            began = world.now
+            calls = [producer.pub("t", b"1", timeout=1.04), producer.pub("t", b"2", timeout=1)]
+            await asyncio.gather(*calls, return_exceptions=True)
+            assert len(commands(world)) == 1
+            assert world.now - began == pytest.approx(1.0, abs=1e-3)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -160,6 +173,21 @@ def test_a_bad_message_among_gathered_ones_fails_alone(code):
             assert producer.stats().bytes_in_flight == 0
         assert [type(result) for result in results] == [type(None), PublishRefused] * 2 + [type(None)]
         assert sorted(world.fake.stored) == [b"1", b"2", b"3"], "and none of them twice"
+
+    run(scenario)
+
+
+def test_a_refused_publish_does_not_keep_the_others_waiting():
+    async def scenario(world):
+        world.fake.answer = lambda command, bodies: OK if bodies == [b"good"] else "E_BAD_MESSAGE PUB message too big"
+        async with world.producer() as producer:
+            began = world.now
+            for _ in range(20):
+                with pytest.raises(PublishRefused):
+                    await producer.pub("t", b"bad")
+                await producer.pub("t", b"good")
+            assert world.now - began < 0.5
+        assert world.fake.stored == [b"good"] * 20
 
     run(scenario)
 
@@ -503,8 +531,9 @@ def test_closing_that_is_cut_short_loses_no_future():
         await asyncio.sleep(1)
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        with pytest.raises(PublishError):
+        with pytest.raises(PublishError, match="CLOSED"):
             await task
+        assert world.now < 5
 
     run(scenario)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from flintmq.batch import HEADER_BYTES, decode_batch
 from flintmq.message import FRAME_OVERHEAD_BYTES, FRAME_TYPE_MESSAGE, MESSAGE_HEADER, hex_id, internal_id
+from flintmq.storage import File, Files
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.partition_log import Corruption, PartitionLog
 from flintmq.testing import MemoryDisk
@@ -13,6 +17,52 @@ from flintmq.testing import MemoryDisk
 DIRECTORY = "topics/t/3"
 PARTITION = 3
 CREATED_NS = 1_700_000_000_000_000_001
+
+
+@dataclass
+class ReadFaults:
+    """Reads that fail: bytes of a file that come as an error, files that do not open."""
+
+    bytes_unreadable: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    not_opening: dict[str, int] = field(default_factory=dict)
+    read_count: int = 0
+
+    def over(self, files: Files) -> Files:
+        return FaultyFiles(files, self)
+
+    def check(self, path: str, position: int, size: int) -> None:
+        self.read_count += 1
+        start, end, error = self.bytes_unreadable.get(path, (0, 0, 0))
+        if position < end and start < position + size:
+            raise OSError(error, os.strerror(error), path)
+
+
+class FaultyFiles:
+    def __init__(self, files: Files, faults: ReadFaults) -> None:
+        self._files = files
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def open(self, path: str, create: bool = False) -> FaultyFile:
+        error = self._faults.not_opening.get(path)
+        if error:
+            raise OSError(error, os.strerror(error), path)
+        return FaultyFile(self._files.open(path, create), self._faults.check)
+
+
+class FaultyFile:
+    def __init__(self, file: File, check: Callable[[str, int, int], None]) -> None:
+        self._file = file
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        self._check(self._file.path, position, size)
+        return self._file.read_at(position, size)
 
 
 @dataclass
@@ -24,14 +74,16 @@ class Kit:
     reports: list[Corruption] = field(default_factory=list)
     all_reports: list[Corruption] = field(default_factory=list)
     cache: ReadCache = field(default_factory=ReadCache)
+    faults: ReadFaults | None = None
 
     def open(self, next_sequence_min: int = 1, cache: ReadCache | None = None) -> PartitionLog:
         """Open the log as a new process would, ending the one before without a fault."""
         self.disk.release()
         self.cache = cache or ReadCache()
         self.reports.clear()
+        files: Files = self.disk.attach()
         return PartitionLog.open(
-            self.disk.attach(),
+            files if self.faults is None else self.faults.over(files),
             DIRECTORY,
             partition=PARTITION,
             segment_bytes=self.segment_bytes,
@@ -44,6 +96,11 @@ class Kit:
     def _report(self, corruption: Corruption) -> None:
         self.reports.append(corruption)
         self.all_reports.append(corruption)
+
+    def files(self) -> Files:
+        """The disk for whoever comes between two processes."""
+        self.disk.release()
+        return self.disk.attach()
 
     def kinds(self) -> list[str]:
         return [report.kind for report in self.reports]

@@ -1,0 +1,402 @@
+"""What clients may do: the question to an auth server over HTTP, its answer, and the decisions that follow from it.
+
+Rules of this file:
+
+- It fails closed: an answer that is late, too large, malformed, or names something unknown is no answer.
+- A secret leaves this process only in the request. No error text is taken from the HTTP library, whose texts contain
+  URLs and thereby secrets; redirects are not followed, because they would carry the secret elsewhere.
+- Answers are bounded in size, in patterns and in the cost of matching (:mod:`flintmq.nsqd.regex`), and large ones are
+  read in a worker thread.
+- aiohttp is imported when the first client sends AUTH.
+
+Source: reference/nsq.md 1.7 and quirks 13 and 14; design/reliability.md section 6 (AUTH).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from flintmq.env import Env
+from flintmq.errors import FlintError
+from flintmq.net.address import format_address
+from flintmq.nsqd.regex import BadPattern, compiled
+from flintmq.wire.server import go_quote
+
+if TYPE_CHECKING:
+    import aiohttp
+
+ANSWER_SIZE_MAX = 1024 * 1024
+ANSWER_SIZE_IN_LOOP = 16 * 1024  # larger ones are read in a worker thread
+AUTHORIZATION_COUNT_MAX = 1000
+PATTERN_COUNT_MAX = 10_000
+DECISION_COUNT_MAX = 1024  # remembered per connection
+CONCURRENT_MAX = 64
+SUBSCRIBE, PUBLISH = "subscribe", "publish"
+_ANY = ".*"
+
+
+class AuthFailed(FlintError):
+    """No auth server gave a usable answer.
+
+    Args:
+        reason: for the log of this nsqd; clients are only told that it failed.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Who asks to be let in.
+
+    Attributes:
+        remote_ip: empty for a unix socket.
+        common_name: of the client's certificate; empty without one.
+    """
+
+    remote_ip: str
+    is_tls: bool
+    common_name: str
+    secret: bytes = field(repr=False)
+
+    def parameters(self) -> dict[str, str | bytes]:
+        """What the auth server is told, names in nsqd's order."""
+        return {
+            "common_name": self.common_name,
+            "remote_ip": self.remote_ip,
+            "secret": self.secret,
+            "tls": "true" if self.is_tls else "false",
+        }
+
+
+class _Authorization(msgspec.Struct):
+    topic: str | None = None
+    channels: list[str] | None = None
+    permissions: list[str] | None = None
+
+
+class _Answer(msgspec.Struct):
+    ttl: int | None = None
+    identity: str | None = None
+    identity_url: str | None = None
+    authorizations: list[_Authorization] | None = None
+
+
+class Grants:
+    """What an auth server lets one client do.
+
+    Attributes:
+        ttl_s: how long it holds.
+        identity, identity_url: who the client is, for people.
+    """
+
+    def __init__(self, answer: _Answer) -> None:
+        self.ttl_s = answer.ttl or 0
+        self.identity = answer.identity or ""
+        self.identity_url = answer.identity_url or ""
+        self._authorizations = answer.authorizations or []
+        self._decisions: dict[tuple[str, str, str | None], bool] = {}
+
+    @property
+    def count(self) -> int:
+        """How many authorizations there are; a client with none is not let in."""
+        return len(self._authorizations)
+
+    def may_publish(self, topic: str) -> bool:
+        """Whether PUB, MPUB and DPUB are allowed."""
+        # nsqd matches channels against "" here, so that an authorization without channels allows no publishing;
+        # nobody means that, so it counts as one for any channel
+        return self._decide(PUBLISH, topic, "")
+
+    def may_subscribe(self, topic: str, channel: str) -> bool:
+        """Whether SUB is allowed."""
+        return self._decide(SUBSCRIBE, topic, channel)
+
+    def may_read(self, topic: str) -> bool:
+        """Whether a topic may be read without a channel: whoever may subscribe to any channel of it sees it all."""
+        return self._decide(SUBSCRIBE, topic, None)
+
+    def _decide(self, permission: str, topic: str, channel: str | None) -> bool:
+        key = (permission, topic, channel)
+        decision = self._decisions.get(key)
+        if decision is None:
+            if len(self._decisions) >= DECISION_COUNT_MAX:
+                self._decisions.clear()
+            decision = any(_allows(each, permission, topic, channel) for each in self._authorizations)
+            self._decisions[key] = decision
+        return decision
+
+
+def _allows(authorization: _Authorization, permission: str, topic: str, channel: str | None) -> bool:
+    if permission not in (authorization.permissions or ()):
+        return False
+    if not compiled(authorization.topic or "").search(topic):
+        return False
+    channels = authorization.channels or ([_ANY] if permission == PUBLISH else [])
+    if channel is None:
+        return bool(channels)
+    return any(compiled(each).search(channel) for each in channels)
+
+
+class ClientAuth:
+    """What one connection may do, at the time.
+
+    Attributes:
+        secret: what it sent with AUTH; asked about again when the grants have expired.
+        grants: None before AUTH.
+    """
+
+    def __init__(self) -> None:
+        self.secret = b""
+        self.grants: Grants | None = None
+        self._expires_at_s = 0.0
+
+    def set(self, grants: Grants, now_s: float) -> None:
+        """Keep what the auth server answered."""
+        self.grants = grants
+        self._expires_at_s = now_s + grants.ttl_s
+
+    def has_expired(self, now_s: float) -> bool:
+        """Whether the auth server has to be asked again before the next decision."""
+        return self.grants is not None and now_s >= self._expires_at_s
+
+    def refusal(self, command: str, topic: str, channel: str | None = "") -> tuple[str, str] | None:
+        """Code and detail of the error that a command is answered with; None when it may go on.
+
+        Args:
+            channel: empty to publish, None to read without a channel.
+        """
+        grants = self.grants
+        if grants is None:
+            return "E_AUTH_FIRST", f"AUTH required before {command}"
+        if channel == "":
+            is_allowed = grants.may_publish(topic)
+        elif channel is None:
+            is_allowed = grants.may_read(topic)
+        else:
+            is_allowed = grants.may_subscribe(topic, channel)
+        if is_allowed:
+            return None
+        names = f"{go_quote(topic.encode())} {go_quote((channel or '').encode())}"
+        return "E_UNAUTHORIZED", f"AUTH failed for {command} on {names}"
+
+
+def parse_answer(body: bytes) -> Grants:
+    """Read and check the answer of an auth server.
+
+    Raises:
+        AuthFailed: it is malformed, beyond a bound, or names an unknown permission.
+    """
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise AuthFailed(f"the answer cannot be read: {error}") from error
+    authorizations = answer.authorizations or []
+    if len(authorizations) > AUTHORIZATION_COUNT_MAX:
+        raise AuthFailed(f"more than {AUTHORIZATION_COUNT_MAX} authorizations")
+    patterns: dict[str, None] = {}
+    for authorization in authorizations:
+        for permission in authorization.permissions or ():
+            if permission not in (SUBSCRIBE, PUBLISH):
+                raise AuthFailed(f"unknown permission {permission[:100]!r}; there are subscribe and publish")
+        patterns[authorization.topic or ""] = None
+        patterns |= dict.fromkeys(authorization.channels or ())
+    if len(patterns) > PATTERN_COUNT_MAX:
+        raise AuthFailed(f"more than {PATTERN_COUNT_MAX} regular expressions")
+    try:
+        for pattern in patterns:
+            compiled(pattern)
+    except BadPattern as error:
+        raise AuthFailed(str(error)) from error
+    if answer.ttl is None or answer.ttl <= 0:
+        raise AuthFailed(f"invalid ttl {answer.ttl}; it must be more than 0 seconds")
+    return Grants(answer)
+
+
+def https_endpoint(endpoint: str, body: bytes) -> str:
+    """Where to ask again after a 403 that names an ``https_port``.
+
+    Raises:
+        AuthFailed: it names none.
+    """
+    try:
+        port = msgspec.json.decode(body, type=dict[str, Any]).get("https_port")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        port = None
+    if not isinstance(port, int) or not 0 < port < 65536:
+        raise AuthFailed("status 403")
+    parts = urlsplit(endpoint)
+    return urlunsplit(("https", format_address(parts.hostname or "", port), parts.path, parts.query, ""))
+
+
+class AuthClient:
+    """Asks auth servers.
+
+    Args:
+        addresses: ``host:port`` or a whole URL each.
+        method: ``get`` or ``post``.
+        env: for the choice of the first server and a worker thread.
+        context: for servers with https.
+        connect_timeout_s, request_timeout_s: for a connection, for the whole of one request.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        method: str,
+        env: Env,
+        context: ssl.SSLContext,
+        connect_timeout_s: float,
+        request_timeout_s: float,
+    ) -> None:
+        self._endpoints = [each if "://" in each else f"http://{each}/auth" for each in addresses]
+        self._method = method
+        self._env = env
+        self._context = context
+        self._connect_timeout_s = connect_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._turns = asyncio.Semaphore(CONCURRENT_MAX)
+        self._tasks: dict[asyncio.Task[Grants], None] = {}
+
+    def ask(self, question: Question, done: Callable[[Grants | AuthFailed], None]) -> asyncio.Task[Grants]:
+        """Begin to ask; ``done`` is called once with the outcome, or never when what is returned is cancelled."""
+
+        def ended(task: asyncio.Task[Grants]) -> None:
+            self._tasks.pop(task, None)
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                done(task.result())
+            elif isinstance(error, AuthFailed):
+                done(error)
+            else:
+                done(AuthFailed(f"internal error {type(error).__name__}"))
+                raise error  # the loop's exception handler shows where it comes from
+
+        task = asyncio.get_running_loop().create_task(self._ask_in_turn(question))
+        self._tasks[task] = None
+        task.add_done_callback(ended)
+        return task
+
+    async def close(self) -> None:
+        """Give up what is being asked and close the connections."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask_in_turn(self, question: Question) -> Grants:
+        deadline_s = self._request_timeout_s * (2 * len(self._endpoints) + 1)
+        try:
+            async with asyncio.timeout(deadline_s), self._turns:
+                return await self._ask_any(question)
+        except TimeoutError as error:
+            raise AuthFailed(f"no answer within {deadline_s:g} s") from error
+
+    async def _ask_any(self, question: Question) -> Grants:
+        """Ask the servers one after the other, from a random one on, until one answers."""
+        endpoints = self._endpoints
+        first = self._env.random.randrange(len(endpoints))
+        reasons = []
+        for endpoint in endpoints[first:] + endpoints[:first]:
+            try:
+                body = await self._request(endpoint, question)
+                if len(body) <= ANSWER_SIZE_IN_LOOP:
+                    return parse_answer(body)
+                return cast(Grants, await self._env.run_blocking(parse_answer, body))
+            except AuthFailed as failure:
+                reasons.append(f"failed to auth against {endpoint} - {failure}")
+        raise AuthFailed("; ".join(reasons))
+
+    async def _request(self, endpoint: str, question: Question) -> bytes:
+        status, body = await self._request_once(endpoint, question)
+        if status == 403 and not endpoint.startswith("https"):
+            status, body = await self._request_once(https_endpoint(endpoint, body), question)
+        if status != 200:
+            raise AuthFailed(f"status {status}")
+        return body
+
+    async def _request_once(self, endpoint: str, question: Question) -> tuple[int, bytes]:
+        import aiohttp  # 135 ms that only nsqd with auth servers have to pay for
+        from yarl import URL
+
+        if self._session is None:
+            self._session = self._new_session()
+        parameters = question.parameters()
+        try:
+            if self._method == "post":
+                url = URL(endpoint)
+                values = {name: [_text(value)] for name, value in parameters.items()}
+                request = self._session.post(
+                    url,
+                    data=msgspec.json.encode(values),
+                    headers={"Content-Type": "application/json"},
+                    allow_redirects=False,
+                )
+            else:
+                url = URL(f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}", encoded=True)
+                request = self._session.get(url, allow_redirects=False)
+            async with request as response:
+                return response.status, await _read(response)
+        except TimeoutError as error:
+            raise AuthFailed(f"no answer within {self._request_timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise AuthFailed(_reason_of(error)) from None  # its text may have the URL in it, and that the secret
+        except (OSError, ValueError) as error:
+            raise AuthFailed(type(error).__name__) from None
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        return aiohttp.ClientSession(
+            # a connection each, as nsqd has it: an idle one may be closed just when it is used again
+            connector=aiohttp.TCPConnector(limit=CONCURRENT_MAX, force_close=True, ssl=self._context),
+            timeout=aiohttp.ClientTimeout(total=self._request_timeout_s, sock_connect=self._connect_timeout_s),
+            headers={
+                "Accept": "application/vnd.nsq; version=1.0",
+                "Accept-Encoding": "identity",  # what is not compressed cannot swell
+                "User-Agent": "nsqd",
+            },
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = b""
+    while piece := await response.content.read(64 * 1024):
+        body += piece
+        if len(body) > ANSWER_SIZE_MAX:
+            raise AuthFailed(f"the answer is larger than {ANSWER_SIZE_MAX} bytes")
+    return body
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _reason_of(error: Exception) -> str:
+    """Why a request failed, without anything that was in it."""
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {cause.verify_message}"
+    strerror = getattr(cause, "strerror", None)
+    return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
+
+
+__all__ = ["AuthClient", "AuthFailed", "ClientAuth", "Grants", "Question", "parse_answer"]

@@ -1,0 +1,28 @@
+"""pynsq 0.9.1 against our daemons.
+
+Its own defects, which these tests live with: ``close`` drops what is in flight instead of draining, a publish is
+answered by callback only, and compression fails with today's Tornado (not used here). Source: reference/clients.md B.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.foreign import scenarios
+from tests.foreign.scenarios import Client, python_client
+from tests.integration.daemons import Daemons, Nsqd
+
+CLIENT = Client(python_client("pynsq_client"))
+
+
+@pytest.mark.parametrize("scenario", scenarios.ON_ONE_NSQD, ids=lambda scenario: scenario.__name__)
+def test_on_one_nsqd(nsqd: Nsqd, scenario: scenarios.Scenario):
+    scenario(CLIENT, nsqd)
+
+
+def test_touches(daemons: Daemons):
+    scenarios.touches(CLIENT, daemons)
+
+
+@pytest.mark.parametrize("joins_late", [False, True], ids=["at-once", "late"])
+def test_discovers(daemons: Daemons, joins_late: bool):
+    scenarios.discovers(CLIENT, daemons, joins_late)

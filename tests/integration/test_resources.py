@@ -1,0 +1,407 @@
+"""What nsqd does when something runs out, breaks or is abused: disk, files, readers, connections, descriptors.
+
+Tests on a file system of their own mount it and need root; without, they are skipped. Source: design/reliability.md 4
+(S8, S9, S11), 6; the figures of Go's nsqd in the same situations are in its table 1, rows 14 to 19.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.daemons import ERROR, Connection, Daemons, Nsqd, mpub, pub, wait_until
+from tests.integration.load import Consumer, Numbers, Publisher, body_of, broken, check, drain, held, number_of
+from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
+
+MEBIBYTE = 1024 * 1024
+RESERVE_BYTES = 64 * MEBIBYTE  # kept free for the progress of consumers; publishing stops before
+BATCH_HEADER_BYTES = 72
+SEGMENT_HEADER_BYTES = 64
+BODY_SIZE = 2000
+
+
+# -- disk full ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Mount]:
+    with mounted_tmpfs(tmp_path / "disk", RESERVE_BYTES + 12 * MEBIBYTE) as mount:
+        yield mount
+
+
+def publish_until_refused(nsqd: Nsqd, numbers: Numbers, publishers: list[Publisher]) -> list[str]:
+    """Publish on several connections until each was told no; return what they were told."""
+    more = [Publisher(nsqd.tcp, "t", numbers, size=BODY_SIZE, window=20, **how) for how in ({}, {}, {"batch": 20})]
+    for publisher in more:
+        publisher.start()
+    for publisher in more:
+        publisher.finish()
+    last = Publisher(nsqd.tcp, "t", numbers, size=BODY_SIZE, window=1)  # until not even one message fits
+    last.start()
+    more.append(last.finish())
+    publishers += more
+    return [error for publisher in more for error in publisher.errors]
+
+
+@needs_root
+def test_a_full_disk_refuses_publishes_and_nothing_else(daemons: Daemons, small_disk: Mount):
+    """Refused at once with a reason, nothing acknowledged is lost, consumers go on, and it ends by itself."""
+    nsqd = daemons.nsqd("--max-bytes-per-file=1048576", data_path=small_disk.path / "data")
+    numbers = Numbers()
+    publishers: list[Publisher] = []
+    before = Publisher(nsqd.tcp, "t", numbers, size=BODY_SIZE, count_max=1000)
+    before.start()
+    publishers.append(before.finish())
+    consumer = Consumer(nsqd.tcp, "t", "c", 200, held).begin()
+    wait_until(lambda: len(consumer.deliveries) == 200, "200 in flight")
+
+    errors = publish_until_refused(nsqd, numbers, publishers)
+    assert len(errors) == 4
+    for error in errors:
+        assert re.match(r"E_M?PUB_FAILED M?PUB failed disk full: \S+ has \d+ bytes free and 67108864 are kept", error)
+    with nsqd.connect() as connection:
+        begun = time.monotonic()
+        assert connection.error(pub("t", body_of(10**9, BODY_SIZE))).startswith("E_PUB_FAILED PUB failed disk full")
+        assert time.monotonic() - begun < 1.0
+    answer = nsqd.request("POST", "/pub?topic=t", body_of(10**9, BODY_SIZE))
+    assert answer.error == (503, "EXITING")
+    assert small_disk.free_bytes() < RESERVE_BYTES + MEBIBYTE
+
+    consumer.stop()
+    drained = drain(nsqd, "t", "c")
+    check(publishers, consumer, drained)
+    wait_until(lambda: small_disk.free_bytes() > RESERVE_BYTES + 5 * MEBIBYTE, "finished segments deleted")
+    after = Publisher(nsqd.tcp, "t", numbers, size=BODY_SIZE, count_max=500)
+    after.start()
+    assert after.finish().is_complete, after.errors
+    nsqd.restart()
+    result = check([*publishers, after], drained, drain(nsqd, "t", "c"))
+    assert result.lost == []
+
+
+@needs_root
+def test_a_disk_without_a_single_byte_left(daemons: Daemons, small_disk: Mount):
+    """Somebody else took the reserve as well: nsqd stays up, says so, and is whole when the space comes back."""
+    nsqd = daemons.nsqd("--durability=os", "--max-bytes-per-file=262144", data_path=small_disk.path / "data")
+    numbers = Numbers()
+    first = Publisher(nsqd.tcp, "t", numbers, count_max=5000)
+    first.start()
+    first.finish()
+    consumer = Consumer(nsqd.tcp, "t", "c", 100, held).begin()
+    wait_until(lambda: len(consumer.deliveries) == 100, "100 in flight")
+    small_disk.fill()
+    with nsqd.connect() as connection:
+        begun = time.monotonic()
+        assert connection.error(pub("t", b"x" * 600_000)).startswith("E_PUB_FAILED PUB failed disk full")
+        assert time.monotonic() - begun < 1.0
+    with nsqd.connect() as connection:
+        assert connection.error(pub("new", b"x"), timeout_s=2).startswith("E_PUB_FAILED PUB failed ")
+    consumer.stop()
+    while_full = drain(nsqd, "t", "c")  # progress cannot be written, delivering goes on
+    check([first], consumer, while_full)
+    assert nsqd.is_running
+    small_disk.empty()
+
+    def publishes() -> bool:
+        with nsqd.connect() as connection:
+            connection.send(pub("t", body_of(numbers.take(1)[0])))
+            return connection.frame().kind != ERROR
+
+    begun = time.monotonic()
+    wait_until(publishes, "publishing again", 5.0)
+    wait_until(lambda: nsqd.request("GET", "/ping").body == b"OK", "healthy again", 5.0)
+    assert time.monotonic() - begun < 5.0
+    nsqd.restart()
+    again = drain(nsqd, "t", "c")
+    assert len(again.deliveries) <= 2, "what was finished while the disk was full is finished"
+    with nsqd.connect() as connection:
+        connection.ok(pub("new", b"x"))
+
+
+@needs_root
+def test_a_stop_while_the_disk_is_full(daemons: Daemons, small_disk: Mount):
+    """It cannot write how far the channels are, says so, and has lost nothing when it is started again."""
+    nsqd = daemons.nsqd("--durability=os", data_path=small_disk.path / "data")
+    publisher = Publisher(nsqd.tcp, "t", Numbers(), count_max=5000)
+    publisher.start()
+    publisher.finish()
+    nsqd.post("/channel/create?topic=t&channel=c")
+    small_disk.fill()
+    drain(nsqd, "t", "c")
+    assert nsqd.request("GET", "/ping").body.startswith(b"NOK - writing progress failed: ")
+    nsqd.send_signal(signal.SIGTERM)
+    assert nsqd.wait() == 1
+    line = nsqd.log.splitlines()[-1]
+    assert re.search(r" FATAL: stopped without writing everything - \S+channels.db: database or disk is full; ", line)
+    small_disk.empty()
+    nsqd.start()
+    check([publisher], drain(nsqd, "t", "c"))
+    nsqd.stop()
+
+
+@needs_root
+def test_a_kill_while_the_disk_is_full(daemons: Daemons, small_disk: Mount):
+    nsqd = daemons.nsqd("--durability=os", "--max-bytes-per-file=1048576", data_path=small_disk.path / "data")
+    publishers: list[Publisher] = []
+    publish_until_refused(nsqd, Numbers(), publishers)
+    small_disk.fill()
+    nsqd.kill()
+    small_disk.empty()
+    nsqd.start()
+    check(publishers, drain(nsqd, "t", "c"))
+
+
+# -- damaged files -----------------------------------------------------------------------------------------------------
+
+
+def published(nsqd: Nsqd, count: int, batch: int) -> None:
+    with nsqd.connect() as connection:
+        for start in range(0, count, batch):
+            connection.ok(mpub("t", [body_of(number) for number in range(start, start + batch)]))
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(BATCH_HEADER_BYTES + 500, id="body"),
+        pytest.param(11, id="size-of-the-batch"),
+        pytest.param(0, id="magic"),
+        pytest.param(23, id="first-id"),
+        pytest.param(70, id="crc"),
+    ],
+)
+def test_a_flipped_byte(daemons: Daemons, where: int):
+    """The batch it hits is reported, kept aside and skipped; everything else is delivered, nothing of it as good."""
+    batch = 10
+    nsqd = daemons.nsqd("--durability=os")
+    published(nsqd, 1000, batch)
+    nsqd.stop()
+    (segment,) = nsqd.segment_paths("t")
+    size = (segment.stat().st_size - SEGMENT_HEADER_BYTES) // 100
+    victim = 40
+    flip(segment, SEGMENT_HEADER_BYTES + victim * size + where)
+    nsqd.start()
+    rest = drain(nsqd, "t", "c")
+    lost = set(range(victim * batch, (victim + 1) * batch))
+    assert set(rest.numbers) == set(range(1000)) - lost
+    report = next(line for line in nsqd.log.splitlines() if " ERROR: " in line)
+    assert f"{segment.relative_to(nsqd.data_path)} at byte {SEGMENT_HEADER_BYTES + victim * size}, " in report
+    assert f"{batch} messages from sequence {victim * batch + 1} to {(victim + 1) * batch} skipped" in report
+    (aside,) = segment.parent.glob("*.bad")
+    assert aside.stat().st_size == size
+    published(nsqd, 10, 10)
+    assert sorted(drain(nsqd, "t", "c").numbers) == list(range(10))
+
+
+@pytest.mark.parametrize("what", ["index", "log.meta", "segment header"])
+def test_files_beside_the_messages(daemons: Daemons, what: str):
+    """What only helps to find messages is made again when it is damaged or gone."""
+    nsqd = daemons.nsqd("--durability=os", "--max-bytes-per-file=65536")
+    published(nsqd, 2000, 10)
+    nsqd.stop()
+    segments = nsqd.segment_paths("t")
+    assert len(segments) > 3
+    if what == "index":
+        indexes = sorted(segments[0].parent.glob("*.index"))
+        flip(indexes[0], 20)
+        indexes[1].write_bytes(indexes[1].read_bytes()[:10])
+        for index in indexes[2:]:
+            index.unlink()
+    elif what == "log.meta":
+        (segments[0].parent / "log.meta").unlink()
+    else:
+        flip(segments[0], 3)
+        flip(segments[-1], 30)
+    nsqd.start()
+    assert sorted(drain(nsqd, "t", "c").numbers) == list(range(2000))
+
+
+def test_a_torn_tail(daemons: Daemons):
+    """Half a batch at the end of the file, as a power loss leaves it, is cut; everything before it is there."""
+    nsqd = daemons.nsqd("--durability=os")
+    published(nsqd, 100, 10)
+    nsqd.kill()
+    (segment,) = nsqd.segment_paths("t")
+    size = segment.stat().st_size
+    os.truncate(segment, size - 700)
+    nsqd.start()
+    assert "unfinished write cut off" in nsqd.log
+    published(nsqd, 10, 10)
+    assert sorted(drain(nsqd, "t", "c").numbers) == sorted([*range(90), *range(10)])
+
+
+def test_a_damaged_database_is_refused_with_advice(daemons: Daemons):
+    nsqd = daemons.nsqd("--durability=os")
+    published(nsqd, 100, 10)
+    nsqd.stop()
+    database = nsqd.data_path / "channels.db"
+    database.write_bytes(b"no database" * 1000)
+    for path in nsqd.data_path.glob("channels.db-*"):
+        path.unlink()
+    nsqd.launch()
+    assert nsqd.wait() == 1
+    line = nsqd.log.splitlines()[-1]
+    assert "FATAL: failed to instantiate nsqd - " in line and "channels.db" in line and "move it away" in line
+    database.unlink()
+    nsqd.start()
+    assert sorted(drain(nsqd, "t", "c").numbers) == list(range(100)), "the messages need no database"
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+class Probe:
+    """A healthy client beside the trouble: how long a publish takes to come back as a message."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self._connection = nsqd.connect().subscribe("probe", "c", 1)
+
+    def p99_ms(self, count: int = 200) -> float:
+        """The 99th percentile of ``count`` round trips."""
+        took = []
+        for number in range(count):
+            begun = time.monotonic()
+            self._connection.send(pub("probe", body_of(number)))
+            frames = [self._connection.frame(), self._connection.frame()]  # OK and the message, in any order
+            took.append(time.monotonic() - begun)
+            data = next(data for kind, data in frames if kind == 2)
+            assert number_of(data[26:]) == number
+            self._connection.send(b"FIN " + data[10:26] + b"\n")
+        return sorted(took)[int(count * 0.99) - 1] * 1000
+
+
+def test_a_thousand_silent_connections(nsqd: Nsqd):
+    """They are closed by the deadline for the magic, and a good client hardly notices them."""
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(nsqd.tcp)) for _ in range(1000)]
+        for connection in silent[:200]:
+            connection.sendall(b"  V")  # almost
+        opened = time.monotonic()
+        begun = time.monotonic()
+        probe = Probe(nsqd)
+        assert time.monotonic() - begun < 1.0
+        assert probe.p99_ms() < 100
+        wait_until(lambda: all(map(broken, silent)), "all closed", 7.0)
+        assert time.monotonic() - opened > 4.0
+    wait_until(lambda: len(os.listdir(f"/proc/{nsqd.pid}/fd")) < 40, "descriptors closed")
+
+
+def test_a_reader_that_does_not_read(daemons: Daemons):
+    """It costs a bounded amount of memory, delays nobody, and is cut after a heartbeat; its messages go to others."""
+    nsqd = daemons.nsqd("--durability=os")
+    bodies = 400
+    with nsqd.connect() as connection:
+        for _ in range(bodies // 4):
+            connection.ok(mpub("t", [b"x" * 256 * 1024] * 4))
+    probe = Probe(nsqd)
+    before = nsqd.resident_bytes()
+    with nsqd.connect(receive_buffer_bytes=4096) as slow:
+        slow.identify(heartbeat_interval=1000)
+        slow.subscribe("t", "c", 2500)
+        time.sleep(0.3)
+        assert nsqd.stats("t", "c")["in_flight_count"] < bodies / 4, "sent without regard to what is read"
+        assert probe.p99_ms() < 100
+        assert nsqd.resident_bytes() - before < 40 * MEBIBYTE
+        wait_until(lambda: nsqd.stats("t", "c")["client_count"] == 0, "cut", 5.0)
+    other = Consumer(nsqd.tcp, "t", "d", 100, held)  # a later channel gets nothing of the backlog
+    other.begin()
+    with nsqd.connect() as reader:
+        reader.subscribe("t", "c", 100)
+        for _ in range(bodies):
+            message = reader.message()
+            reader.finish(message)
+    assert other.stop().deliveries == []
+
+
+def test_a_publisher_that_does_not_read_its_answers(nsqd: Nsqd):
+    """nsqd stops reading from it instead of gathering its answers."""
+    before = nsqd.resident_bytes()
+    probe = Probe(nsqd)
+    with nsqd.connect(receive_buffer_bytes=4096) as connection:
+        connection.socket.settimeout(1.0)
+        commands = b"".join(pub("t#ephemeral", b"x") for _ in range(1000))
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 3000:
+                connection.send(commands)
+                sent += 1
+        assert probe.p99_ms() < 100
+        assert nsqd.resident_bytes() - before < 40 * MEBIBYTE
+    assert sent < 3000, "nobody stopped it"
+
+
+def test_an_mpub_that_lies_about_its_size(nsqd: Nsqd):
+    """body_size 4 and a count of 600 MiB behind it: refused before anything is gathered."""
+    before = nsqd.resident_bytes()
+    with nsqd.connect() as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.send(b"MPUB t\n" + struct.pack(">ii", 4, 600))
+            for _ in range(100):
+                connection.send(struct.pack(">i", MEBIBYTE) + b"x" * MEBIBYTE)
+        frames = connection.wait_closed()
+    assert [frame.kind for frame in frames[:1]] in ([ERROR], []), "a reset may overtake the error"
+    assert nsqd.resident_bytes() - before < 12 * MEBIBYTE
+    assert nsqd.get("/stats?format=json")["topics"] in ([], None) or nsqd.stats("t")["message_count"] == 0
+
+
+def test_more_connections_than_descriptors(daemons: Daemons):
+    """It refuses some, neither spins nor floods its log, serves those it has, and recovers."""
+    nsqd = daemons.nsqd("--durability=os", limits=("prlimit", "--nofile=128:128"))
+    probe = Probe(nsqd)
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            connection = stack.enter_context(socket.create_connection(nsqd.tcp))
+            with contextlib.suppress(OSError):
+                connection.sendall(b"  V2")
+        time.sleep(0.3)
+        cpu_s, log_size, begun = nsqd.cpu_s(), len(nsqd.log), time.monotonic()
+        time.sleep(2.0)
+        seconds = time.monotonic() - begun
+        assert (nsqd.cpu_s() - cpu_s) / seconds < 0.2
+        assert (len(nsqd.log) - log_size) / seconds < 2000
+        assert probe.p99_ms() < 100
+    wait_until(lambda: len(os.listdir(f"/proc/{nsqd.pid}/fd")) < 40, "descriptors closed")
+    nsqd.publish("t", b"x")
+
+
+def test_connections_beyond_the_limit_are_refused(daemons: Daemons):
+    nsqd = daemons.nsqd("--durability=os", "--max-connections=10")
+    with contextlib.ExitStack() as stack:
+        good = [stack.enter_context(nsqd.connect()) for _ in range(10)]
+        for connection in good:
+            connection.settle()
+        with Connection(nsqd.tcp, magic=b"") as refused:
+            assert refused.wait_closed() == []
+        for connection in good:
+            connection.settle()
+        good[0].close()
+        with nsqd.connect() as again:
+            again.settle()
+
+
+def test_many_idle_consumers_cost_little(nsqd: Nsqd):
+    """500 subscribed connections on 50 channels: little memory, no CPU, the probe undisturbed."""
+    probe = Probe(nsqd)
+    before = nsqd.resident_bytes()
+    with contextlib.ExitStack() as stack:
+        for number in range(500):
+            stack.enter_context(nsqd.connect()).subscribe("t", f"c{number % 50}#ephemeral", 1)
+        assert nsqd.resident_bytes() - before < 500 * 20 * 1024 + 5 * MEBIBYTE
+        cpu_s = nsqd.cpu_s()
+        time.sleep(1.0)
+        assert nsqd.cpu_s() - cpu_s < 0.15
+        assert probe.p99_ms() < 100

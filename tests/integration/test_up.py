@@ -1,0 +1,211 @@
+"""flintmq up as a real process: what it prints works, it stops in order, and it says what is in its way."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.integration.daemons import PATIENCE_S, wait_until
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+SPARK_PATIENCE_S = 100.0
+
+
+class Up:
+    """A running ``flintmq up``; what it prints is in ``said``."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self._output = directory / "up.log"
+        self._start = self._output.stat().st_size if self._output.exists() else 0
+        with self._output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flintmq", "up", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=directory,
+                env=environment(),
+            )
+
+    @property
+    def said(self) -> str:
+        return self._output.read_bytes()[self._start :].decode()
+
+    def ready(self) -> Up:
+        def is_up() -> bool:
+            assert self.process.poll() is None, self.said
+            return "Ctrl-C stops it" in self.said and self.said.endswith("END\n\n")
+
+        wait_until(is_up, "flintmq up has greeted")
+        return self
+
+    def address(self, name: str, kind: str) -> str:
+        found = re.search(rf"^  {name} +tcp (?P<tcp>\S+) +http://(?P<http>\S+)$", self.said, re.MULTILINE)
+        assert found, self.said
+        return found[kind]
+
+    def script(self, number: int) -> str:
+        """One of the commands to try."""
+        end = r"^END\n" if number > 1 else r"\n"
+        found = re.search(rf"^{number}\. [^\n]*\n\n(.*?{end})", self.said, re.MULTILINE | re.DOTALL)
+        assert found, self.said
+        return found[1]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+    def discard(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCES)}
+
+
+@pytest.fixture
+def started() -> Iterator[list[Up]]:
+    """Every process in the list is ended after the test."""
+    each: list[Up] = []
+    yield each
+    for up in each:
+        up.discard()
+
+
+@pytest.fixture
+def up(tmp_path: Path, started: list[Up]) -> Up:
+    started.append(Up(tmp_path, "--free-ports"))
+    return started[-1].ready()
+
+
+def publish(up: Up) -> None:
+    """Do what the printed curl command does."""
+    url = re.fullmatch(r"curl -d 'hello' '(.*)'\n", up.script(1))
+    assert url, up.script(1)
+    parts = urlsplit(url[1])
+    assert parts.hostname == "127.0.0.1" and parts.port
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", f"{parts.path}?{parts.query}", b"hello")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"OK")
+    finally:
+        connection.close()
+
+
+def consume(up: Up) -> str:
+    """Do what the printed Python does, until it has printed a line; returns that."""
+    shell = subprocess.Popen(
+        ["sh", "-c", "exec " + up.script(2)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
+        cwd=up.directory,
+    )
+    try:
+        assert shell.stdout is not None
+        return shell.stdout.readline()
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
+def failure(directory: Path, *flags: str) -> str:
+    """What a start that must fail says; it is one line on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flintmq", "up", *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=directory,
+        env=environment(),
+    )
+    assert done.returncode == 1, done
+    assert done.stderr.startswith("flintmq up: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_the_printed_commands_publish_and_consume(up):
+    publish(up)
+    assert consume(up) == "hello\n"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_printed_spark_command_reads_the_topic(up):
+    publish(up)
+    done = subprocess.run(
+        ["sh", "-c", up.script(3)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SPARK_PATIENCE_S,
+        env=environment(),
+        cwd=up.directory,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"^\| +1\|.*\|hello\|$", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_stops_in_order_and_the_data_stays(number, tmp_path, started, up):
+    assert f"created the data directory {tmp_path / 'flintmq-data'}\n" in up.said
+    publish(up)
+    assert up.stop(number) == 0
+    assert "Traceback" not in up.said
+    assert up.said.endswith("stopped; the messages stay in flintmq-data\n")
+    started.append(Up(tmp_path, "--free-ports", "--durability=os"))
+    again = started[-1].ready()
+    assert f"using the data directory {tmp_path / 'flintmq-data'}\n" in again.said
+    assert re.search("^  durability  os ", again.said, re.MULTILINE)
+    assert consume(again) == "hello\n"
+
+
+def test_a_second_one_says_that_the_directory_is_in_use(tmp_path, up):
+    said = failure(tmp_path, "--free-ports")
+    assert f"the data directory {tmp_path / 'flintmq-data'} is in use by another nsqd or flintmq up" in said
+    assert "--data-path=DIRECTORY" in said
+    publish(up)  # and the first one has not noticed
+
+
+@pytest.mark.parametrize(
+    ("flag", "who"),
+    [
+        ("--tcp-port", "nsqd (TCP)"),
+        ("--http-port", "nsqd (HTTP)"),
+        ("--lookupd-tcp-port", "nsqlookupd (TCP)"),
+        ("--lookupd-http-port", "nsqlookupd (HTTP)"),
+    ],
+)
+def test_a_port_that_is_taken_is_named_with_its_flag(flag, who, tmp_path):
+    others = ["--tcp-port=0", "--http-port=0", "--lookupd-tcp-port=0", "--lookupd-http-port=0"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = failure(tmp_path, *others, f"{flag}={port}")
+    assert f"{who} cannot listen on 127.0.0.1:{port}: Address already in use" in said
+    assert f"{flag}=PORT" in said and "--free-ports" in said
+
+
+def test_a_data_path_that_cannot_be_one(tmp_path):
+    (tmp_path / "file").touch()
+    said = failure(tmp_path, "--free-ports", "--data-path=file")
+    assert f"cannot use {tmp_path / 'file'} as the data directory: " in said
+
+
+def test_an_unknown_flag_has_a_neighbour(tmp_path):
+    assert "did you mean --free-ports?" in failure(tmp_path, "--fre-ports")
+    assert not (tmp_path / "flintmq-data").exists()

@@ -1,0 +1,7 @@
+"""Fixtures of the tests of power loss."""
+
+from __future__ import annotations
+
+from tests.integration.conftest import daemons
+
+__all__ = ["daemons"]

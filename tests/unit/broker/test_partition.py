@@ -1,0 +1,110 @@
+"""Partition: how the publishes of a turn become batches."""
+
+import pytest
+
+from flintmq.broker.partition import Partition
+from flintmq.limits import BATCH_COUNT_MAX
+from flintmq.storage.memory_log import MemoryLog
+
+MIB = 1024 * 1024
+
+
+class RecordingLog(MemoryLog):
+    """Remembers the appends."""
+
+    def __init__(self):
+        super().__init__(0, 10**9)
+        self.appends = []
+
+    def append(self, bodies, timestamp_ns, due_ns=0):
+        self.appends.append((list(bodies), due_ns))
+        return super().append(bodies, timestamp_ns, due_ns)
+
+
+@pytest.fixture
+def partition():
+    return Partition("t", 0, RecordingLog())
+
+
+def sizes(partition):
+    return [len(bodies) for bodies, _ in partition.log.appends]
+
+
+def test_small_publishes_of_a_turn_are_one_batch(partition):
+    groups = [
+        partition.publish((b"a", b"b"), 0),
+        partition.publish_one(b"c"),
+        partition.publish([b"d"], 0),
+        partition.publish_one(b"e"),
+    ]
+    group = partition.write_pending(1)
+    assert all(each is group for each in groups)
+    assert partition.log.appends == [([b"a", b"b", b"c", b"d", b"e"], 0)]
+    assert group.end_sequence == 6
+    assert partition.bytes_count == 5
+
+
+def test_the_next_turn_has_a_group_of_its_own(partition):
+    first = partition.publish_one(b"a")
+    assert partition.write_pending(1) is first
+    second = partition.publish_one(b"b")
+    assert second is not first
+    assert partition.write_pending(1) is second
+    assert partition.log.appends == [([b"a"], 0), ([b"b"], 0)]
+    assert partition.write_pending(1) is None
+
+
+def test_the_callers_list_is_not_changed(partition):
+    bodies = [b"a"]
+    partition.publish(bodies, 0)
+    partition.publish_one(b"b")
+    assert bodies == [b"a"]
+
+
+def test_a_large_publish_keeps_its_place(partition):
+    partition.publish_one(b"a")
+    partition.publish([b"b"] * 100, 0)
+    partition.publish_one(b"c")
+    partition.write_pending(1)
+    assert sizes(partition) == [1, 100, 1]
+
+
+def test_delayed_messages_share_no_batch_with_others(partition):
+    partition.publish_one(b"a")
+    partition.publish([b"b"], 7)
+    partition.publish([b"c"], 7)
+    partition.publish_one(b"d")
+    partition.publish([b"e"], 8)
+    partition.write_pending(1)
+    assert partition.log.appends == [([b"a"], 0), ([b"b", b"c"], 7), ([b"d"], 0), ([b"e"], 8)]
+
+
+def test_what_is_too_much_for_a_batch_is_cut_between_bodies(partition):
+    """Many connections with large messages in one turn."""
+    bodies = [bytes([number]) * (MIB // 3) for number in range(10)] + [b"x" * (5 * MIB), b"y"]
+    for body in bodies:
+        partition.publish_one(body)
+    group = partition.write_pending(1)
+    assert [body for part, _ in partition.log.appends for body in part] == bodies
+    assert all(len(part) == 1 or sum(map(len, part)) <= MIB for part, _ in partition.log.appends)
+    assert len(partition.log.appends) == 6
+    assert group.end_sequence == 1 + len(bodies)
+    assert partition.bytes_count == sum(map(len, bodies))
+
+
+@pytest.mark.parametrize("count", [BATCH_COUNT_MAX, BATCH_COUNT_MAX + 1, 2 * BATCH_COUNT_MAX, 2 * BATCH_COUNT_MAX + 1])
+def test_no_batch_has_too_many_messages(partition, count):
+    partition.publish([b"x"] * count, 0)
+    partition.write_pending(1)
+    assert sum(sizes(partition)) == count
+    assert max(sizes(partition)) == BATCH_COUNT_MAX
+    assert len(sizes(partition)) == -(-count // BATCH_COUNT_MAX)
+
+
+def test_a_deleted_partition_ends_what_was_published(partition):
+    group = partition.publish_one(b"a")
+    partition.delete()
+    assert group.ended
+    assert group.error is None
+    assert partition.write_pending(1) is None
+    assert partition.log.appends == []

@@ -1,0 +1,145 @@
+"""Keeping addresses connected: when it is tried again, and when not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.sim.loop import Simulation
+
+from flintmq.client.links import Links
+from flintmq.errors import ConnectionFailed
+
+
+class FakeConnection:
+    """As much of a connection as Links looks at."""
+
+    is_publish_refused = False
+
+    def __init__(self) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+
+
+class Script:
+    """Counts attempts; fails while ``is_down``."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+        self.times: list[float] = []
+        self.results: list[object] = []
+        self.broken: list[BaseException] = []
+        self.connections: list[FakeConnection] = []
+
+    async def connect(self, address: str) -> FakeConnection:
+        self.times.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)
+        if self.is_down:
+            raise ConnectionFailed(address, "refused")
+        self.connections.append(FakeConnection())
+        return self.connections[-1]
+
+
+def run(scenario):
+    script = Script()
+    with Simulation(0) as sim:
+        links = Links(
+            script.connect,  # type: ignore[arg-type]
+            lambda address, error: script.results.append(error),
+            script.broken.append,
+            sim.driver.env,
+        )
+        sim.run(scenario(script, links))
+
+
+def test_one_task_per_address():
+    async def scenario(script, links):
+        links.keep(["a:1", "b:1", "a:1"])
+        links.keep(["a:1", "b:1"])
+        await links.all_tried()
+        assert links.listed == ("a:1", "b:1")
+        assert script.results == [None, None]
+        await asyncio.sleep(600)
+        assert len(script.connections) == 2
+        await links.close()
+
+    run(scenario)
+
+
+def test_attempts_after_a_loss_become_rare_and_start_within_a_second():
+    async def scenario(script, links):
+        links.keep(["a:1"])
+        await links.all_tried()
+        await asyncio.sleep(60)
+        script.is_down = True
+        script.connections[0].lost.set_result(ConnectionFailed("a:1", "closed"))
+        await asyncio.sleep(300)
+        gaps = [later - earlier for earlier, later in zip(script.times[1:], script.times[2:], strict=False)]
+        assert script.times[1] - script.times[0] - 60 < 1
+        assert gaps[0] < 1
+        assert 7 < gaps[-1] < 16
+        assert len(gaps) < 50
+        assert isinstance(script.results[-1], ConnectionFailed)
+        await links.close()
+
+    run(scenario)
+
+
+def test_an_address_that_is_not_wanted_is_kept_until_it_is_lost():
+    async def scenario(script, links):
+        links.keep(["a:1"])
+        await links.all_tried()
+        links.keep([])
+        await asyncio.sleep(600)
+        script.connections[0].lost.set_result(ConnectionFailed("a:1", "closed"))
+        await asyncio.sleep(600)
+        assert len(script.times) == 1
+        links.keep(["a:1"])
+        await links.all_tried()
+        assert len(script.times) == 2
+        await links.close()
+
+    run(scenario)
+
+
+def test_nothing_is_connected_after_the_end():
+    async def scenario(script, links):
+        links.keep(["a:1"])
+        waiting = asyncio.create_task(links.all_tried())
+        await asyncio.sleep(0)
+        await links.close()
+        await waiting
+        links.keep(["a:1", "b:1"])
+        await asyncio.sleep(60)
+        assert len(script.times) == 1
+        assert script.results == []
+
+    run(scenario)
+
+
+def test_a_bug_is_told_and_keeps_nobody_waiting():
+    async def scenario(script, links):
+        async def connect(address):
+            raise ZeroDivisionError
+
+        links._connect = connect
+        links.keep(["a:1"])
+        await links.all_tried()
+        await asyncio.sleep(0)
+        assert [type(error) for error in script.broken] == [ZeroDivisionError]
+        await links.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_refused_publish_is_no_reason_to_wait(is_refused):
+    async def scenario(script, links):
+        links.keep(["a:1"])
+        await links.all_tried()
+        script.connections[0].is_publish_refused = is_refused
+        script.connections[0].lost.set_result(ConnectionFailed("a:1", "closed"))
+        await asyncio.sleep(0.1)
+        assert len(script.times) == (2 if is_refused else 1)
+        await links.close()
+
+    run(scenario)
