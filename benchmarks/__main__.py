@@ -83,7 +83,9 @@ def main() -> int:
         if result.get("note"):
             print(result["note"])
         content = {"at": datetime.now(UTC).isoformat(), "quick": options.quick, "machine": facts, **result}
-        print(f"written to {harness.write_json(each, content)}\n", flush=True)
+        # a part must not take the place of a whole run
+        path = harness.write_json(f"{each}-part" if case or options.quick else each, content)
+        print(f"written to {path}\n", flush=True)
     return 1 if failed else 0
 
 

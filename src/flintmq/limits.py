@@ -30,6 +30,8 @@ CURSOR_FLUSH_S = 0.1  # how often progress of channels is written: what a kill -
 # log (design/performance.md decision 5, design/reliability.md R8)
 TAIL_CACHE_BYTES = 1024 * 1024
 READ_AHEAD_BYTES = 256 * 1024
+JOIN_SIZE_MAX = 8 * 1024  # stored batches up to this size are joined when they are read back
+JOIN_TIME_NS = 100_000_000  # and lie at most this far apart in time
 READ_CACHE_BYTES = 8 * 1024 * 1024
 INDEX_INTERVAL_BYTES = 4096
 FETCH_BYTES_MAX = 4 * 1024 * 1024  # one answer of FETCH

@@ -290,7 +290,7 @@ def test_what_topics_and_channels_refuse(shared_nsqd: Nsqd, target: str, status:
     ("method", "target", "status", "text", "allow"),
     [
         ("GET", "/nothing", 404, "NOT_FOUND", None),
-        ("POST", "/put?topic=t", 404, "NOT_FOUND", None),
+        ("POST", "/nothing?topic=t", 404, "NOT_FOUND", None),
         ("GET", "/pub?topic=t", 405, "METHOD_NOT_ALLOWED", "OPTIONS, POST"),
         ("POST", "/info", 405, "METHOD_NOT_ALLOWED", "GET, OPTIONS"),
         ("DELETE", "/topic/delete?topic=t", 405, "METHOD_NOT_ALLOWED", "OPTIONS, POST"),

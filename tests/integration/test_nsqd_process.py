@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -19,6 +20,7 @@ from tests.integration.daemons import (
     ERROR,
     HEARTBEAT,
     RESPONSE,
+    Closed,
     Connection,
     Daemons,
     Message,
@@ -49,14 +51,16 @@ def bodies(messages: list[Message]) -> list[bytes]:
 
 def test_it_is_ready_within_a_second(daemons: Daemons):
     nsqd = daemons.new_nsqd()
-    starts: list[float] = []
-    while min(starts, default=9.9) >= 1.0 and len(starts) < 5:  # the machine may be busy with something else
+    starts: list[tuple[float, float]] = []
+    while min(starts, default=(9.9, 0))[0] >= 1.0 and len(starts) < 5:
         begun = time.monotonic()
         nsqd.start()
         assert nsqd.request("GET", "/ping").body == b"OK"
-        starts.append(time.monotonic() - begun)
+        starts.append((time.monotonic() - begun, nsqd.cpu_s()))
         nsqd.stop()
-    assert min(starts) < 1.0, starts
+    wall_s, cpu_s = min(starts)
+    # when the machine is so busy with something else that no start got through, what nsqd itself needed has to do
+    assert wall_s < 1.0 or cpu_s < 0.5, starts
 
 
 @pytest.mark.parametrize(
@@ -416,16 +420,19 @@ def test_heartbeats_come_as_asked_for_and_silence_is_cut_off(nsqd: Nsqd):
         silent.identify(heartbeat_interval=1000)
         lively.identify(heartbeat_interval=1000)
         begun = time.monotonic()
-        beats = 0
-        while (frame := silent.any_frame()) is not None:
-            assert frame == (RESPONSE, HEARTBEAT)
-            beats += 1
-            lively.silence(0.01)
+        beats = closed_after_s = 0.0
+        while time.monotonic() < begun + 4.2:
+            lively.silence(0.1)
             lively.send(b"NOP\n")
-        assert 1.9 < time.monotonic() - begun < 3.5
+            if not closed_after_s:
+                with contextlib.suppress(TimeoutError):
+                    frame = silent.any_frame(0.02)
+                    assert frame in (None, (RESPONSE, HEARTBEAT))
+                    beats += frame is not None
+                    closed_after_s = time.monotonic() - begun if frame is None else 0.0
+        assert 1.9 < closed_after_s < 3.5
         assert beats in (1, 2)
-        lively.silence(1.2)
-        assert lively.heartbeat_count >= 2
+        assert lively.heartbeat_count >= 3
         lively.settle()
 
 
@@ -499,6 +506,79 @@ def test_rdy_is_a_level_and_cls_drains(nsqd: Nsqd):
         consumer.settle()
         stats = nsqd.stats("t", "c")
         assert (stats["in_flight_count"], stats["depth"], stats["clients"][0]["state"]) == (0, 13, 4)
+
+
+def test_more_consumers_than_a_channel_has_slots_for(nsqd: Nsqd):
+    """Beyond 250 consumers a channel keeps its books another way; nothing of it shows."""
+    nsqd.publish("t", *[b"%d" % number for number in range(500)])
+    with contextlib.ExitStack() as stack:
+        consumers = [stack.enter_context(nsqd.connect()).subscribe("t", "c", 1) for _ in range(300)]
+        held = [consumer.message() for consumer in consumers]
+        assert len(set(bodies(held))) == 300
+        for consumer, message in zip(consumers[:290], held, strict=False):
+            consumer.finish(message)
+        seen = set(bodies(held[:290]))
+        for consumer in consumers[290:]:
+            consumer.close()
+        wait_until(lambda: nsqd.stats("t", "c")["client_count"] == 290, "ten gone")
+        repeated = twice = 0
+        while len(seen) < 500:
+            for consumer in consumers[:290]:
+                with contextlib.suppress(AssertionError):
+                    message = consumer.message(timeout_s=0.01)
+                    repeated += message.body in seen
+                    twice += message.attempts == 2
+                    seen.add(message.body)
+                    consumer.finish(message)
+        assert (repeated, twice) == (0, 10)
+        wait_until(lambda: nsqd.unfinished("t", "c") == 0, "all finished")
+
+
+def test_what_is_due_does_not_wait_behind_what_is_deferred(nsqd: Nsqd):
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c", 1)
+        publisher = Publisher(nsqd.tcp, "t", Numbers(), defer_ms=60_000, count_max=30_000, window=500)
+        publisher.start()
+        publisher.finish()
+        nsqd.publish("t", b"now")
+        assert consumer.message(timeout_s=2).body == b"now"
+        stats = nsqd.stats("t", "c")
+        assert (stats["deferred_count"], stats["in_flight_count"], stats["depth"]) == (30_000, 1, 0)
+
+
+def test_every_publish_is_answered_while_its_topic_is_deleted(nsqd: Nsqd):
+    """OK, or an error and the end of the connection; never silence."""
+    deleting = threading.Event()
+    silent: list[str] = []
+    answered = [0]
+
+    def publish() -> None:
+        while not deleting.is_set():
+            with contextlib.suppress(Closed), nsqd.connect() as connection:
+                connection.send(pub("t", b"x") * 20)
+                for _ in range(20):
+                    try:
+                        kind, _ = connection.frame(timeout_s=5)
+                    except Closed:
+                        raise
+                    except AssertionError as error:
+                        silent.append(str(error))
+                        return
+                    answered[0] += 1
+                    if kind == ERROR:
+                        break
+
+    threads = [threading.Thread(target=publish) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    deleted = 0
+    while deleted < 100:
+        deleted += nsqd.request("POST", "/topic/delete?topic=t").status == 200
+    deleting.set()
+    for thread in threads:
+        thread.join()
+    assert not silent
+    assert answered[0] > 1000
 
 
 def test_too_many_consumers_of_a_channel(daemons: Daemons):

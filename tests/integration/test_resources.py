@@ -136,7 +136,7 @@ def test_a_stop_while_the_disk_is_full(daemons: Daemons, small_disk: Mount):
     nsqd.post("/channel/create?topic=t&channel=c")
     small_disk.fill()
     drain(nsqd, "t", "c")
-    assert nsqd.request("GET", "/ping").body.startswith(b"NOK - writing progress failed: ")
+    wait_until(lambda: nsqd.request("GET", "/ping").body.startswith(b"NOK - writing progress failed: "), "unhealthy")
     nsqd.send_signal(signal.SIGTERM)
     assert nsqd.wait() == 1
     line = nsqd.log.splitlines()[-1]
@@ -376,6 +376,22 @@ def test_more_connections_than_descriptors(daemons: Daemons):
         assert probe.p99_ms() < 100
     wait_until(lambda: len(os.listdir(f"/proc/{nsqd.pid}/fd")) < 40, "descriptors closed")
     nsqd.publish("t", b"x")
+
+
+def test_more_topics_than_descriptors(daemons: Daemons):
+    """Every topic keeps a file open: nsqd takes as many descriptors as it may, and says when they are too few."""
+    nsqd = daemons.nsqd("--durability=os", limits=("prlimit", "--nofile=256:4096"))
+    with nsqd.connect() as connection:
+        connection.ok(b"".join(pub(f"t{number}", b"x") for number in range(400)), 400)
+    nsqd.restart()
+    assert len(nsqd.get("/stats?format=json")["topics"]) == 400
+    nsqd.stop()
+    poor = daemons.new_nsqd(data_path=nsqd.data_path, limits=("prlimit", "--nofile=256:256"))
+    poor.launch()
+    assert poor.wait() == 1
+    assert re.search(r" FATAL: failed to instantiate nsqd - .*Too many open files", poor.log.splitlines()[-1])
+    nsqd.start()
+    assert len(nsqd.get("/stats?format=json")["topics"]) == 400
 
 
 def test_connections_beyond_the_limit_are_refused(daemons: Daemons):

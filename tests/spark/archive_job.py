@@ -1,27 +1,26 @@
-"""A driver to be killed: archives a topic to Parquet with nothing but PySpark's own session.
+"""A driver to be killed: archives a topic to Parquet, and tells what is there once it could finish.
 
-That ``format("nsq")`` is known without registration is part of what is tested.
+It uses PySpark's own session: that ``format("nsq")`` is known without registration is part of what is tested.
 
-Usage: ``archive_job.py <nsqd> <topic> <directory> <messages per trigger> <seconds between triggers, or now>``
+Usage: ``archive_job.py <nsqd> <topic> <directory> <messages per trigger> <trigger: continuous or now>``
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from flintmq.spark.session import settings
+
 
 def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> None:
     builder: Any = SparkSession.builder
-    spark = (
-        builder.master("local[2]")
-        .appName("archive")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
+    for name, value in settings("local[2]").items():
+        builder = builder.config(name, value)
+    spark = builder.master("local[2]").appName("archive").config("spark.ui.enabled", "false").getOrCreate()
     stream = spark.readStream.format("nsq").option("nsqd", nsqd).option("topic", topic)
     writer = (
         stream.option("channel", "archive")
@@ -32,9 +31,10 @@ def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> 
         .option("path", f"{directory}/archive")
         .option("checkpointLocation", f"{directory}/checkpoint")
     )
-    when: dict[str, Any] = {"availableNow": True} if trigger == "now" else {"processingTime": f"{trigger} seconds"}
+    when: dict[str, Any] = {"availableNow": True} if trigger == "now" else {"processingTime": "0 seconds"}
     writer.trigger(**when).start().awaitTermination()
-    print("finished", flush=True)
+    rows = spark.read.parquet(f"{directory}/archive").select("offset", "body").collect()
+    Path(directory, "found.txt").write_text("\n".join(f"{row.offset} {row.body.decode()}" for row in rows))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ Usage: ``count_job.py <nsqd> <topic> <directory>``
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from flintmq.spark import session
 
 
 def main(nsqd: str, topic: str, directory: str) -> None:
     spark = session("count", "local[2]", **{"spark.ui.enabled": "false"})
-    print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
+    jvm: Any = spark.sparkContext._jvm
+    print("java.home", jvm.System.getProperty("java.home"))
     options = {"nsqd": nsqd, "topic": topic}
     print("batch", spark.read.format("nsq").options(**options).load().count())
     stream = spark.readStream.format("nsq").options(**options).load()

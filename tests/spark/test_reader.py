@@ -15,10 +15,11 @@ from tests.spark.fake_nsqd import FakeLog, FakeNsqd
 
 from flintmq.errors import ConnectionFailed, DiscoveryError, NsqdError, OptionError, RemoteProtocolError
 from flintmq.spark import retry
+from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import POOL, NsqdConnection
 from flintmq.spark.errors import DataLost
 from flintmq.spark.options import SourceOptions
-from flintmq.spark.source import NsqReader, NsqStreamReader
+from flintmq.spark.stream_reader import NsqStreamReader
 
 ALL = ReadAllAvailable()
 
@@ -217,7 +218,7 @@ def test_a_log_that_does_not_move(nsqd):
     log = nsqd.topic("t", numbered(1, 101))
     reader = NsqReader(options(nsqd, retries="1"))
     tasks = reader.partitions()
-    log.fetch = lambda start, end, bytes_max: start.to_bytes(8, "big")  # type: ignore[method-assign]
+    setattr(log, "fetch", lambda start, _end, _bytes_max: start.to_bytes(8, "big"))  # noqa: B010
     with pytest.raises(RemoteProtocolError, match="does not get beyond 1"):
         offsets_read(reader, tasks)
 
@@ -268,8 +269,8 @@ def test_loss_between_planning_and_reading(nsqd):
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def stream(nsqd: FakeNsqd, clock: ManualClock | None = None, **more: str) -> NsqStreamReader:
-    return NsqStreamReader(options(nsqd, **more), clock)
+def stream(nsqd: FakeNsqd, **more: str) -> NsqStreamReader:
+    return NsqStreamReader(options(nsqd, **more))
 
 
 def test_readers_survive_pickling(nsqd):
@@ -293,14 +294,13 @@ def test_a_stream_from_the_beginning(nsqd):
     nsqd.topic("t", numbered(1, 101))
     reader = stream(nsqd)
     start = reader.initialOffset()
-    assert text(start) == text(reader.initialOffset())
-    assert at(start, nsqd) == 1
+    assert text(start) == text(reader.initialOffset()) == "{}"
     end = reader.latestOffset(start, ALL)
-    assert (at(end, nsqd), at(start, nsqd)) == (101, 1)
+    assert at(end, nsqd) == 101
     assert offsets_read(reader, reader.partitions(start, end)) == list(range(1, 101))
     assert text(reader.latestOffset(end, ALL)) == text(end), "nothing new must be the very same text"
     assert reader.partitions(end, end) == []
-    assert text(reader.reportLatestOffset() or {}) == text(end)
+    assert at(reader.reportLatestOffset() or {}, nsqd) == 101
 
 
 def test_a_micro_batch_replayed_is_the_same(nsqd):
@@ -338,13 +338,15 @@ def test_limits(nsqd):
 def test_min_messages_and_their_delay(nsqd):
     nsqd.topic("t", numbered(1, 11))
     clock = ManualClock()
-    reader = stream(nsqd, clock, minMessagesPerTrigger="100", maxTriggerDelay="60s", maxMessagesPerTrigger="0")
-    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
-    assert text(reader.latestOffset(start, limit)) == text(start)
+    given = options(nsqd, minMessagesPerTrigger="100", maxTriggerDelay="60s", maxMessagesPerTrigger="0")
+    reader = NsqStreamReader(given, clock)
+    limit = reader.getDefaultReadLimit()
+    here = reader.latestOffset(reader.initialOffset(), limit)
+    assert at(here, nsqd) == 1, "the first micro-batch records where the query starts, and takes nothing"
     clock.advance(59)
-    assert text(reader.latestOffset(start, limit)) == text(start)
+    assert text(reader.latestOffset(here, limit)) == text(here)
     clock.advance(2)
-    end = reader.latestOffset(start, limit)
+    end = reader.latestOffset(here, limit)
     assert at(end, nsqd) == 11
     nsqd.topic("t", numbered(1, 51))
     assert text(reader.latestOffset(end, limit)) == text(end), "the delay begins anew"
@@ -374,42 +376,81 @@ def test_available_now_with_an_nsqd_that_is_away(nsqd):
 
 
 def test_a_partition_that_appears_later(nsqd):
-    reader = stream(nsqd)
-    start = reader.initialOffset()
-    assert text(start) == '{"_log": {}}'
-    assert text(reader.latestOffset(start, ALL)) == text(start)
+    reader = stream(nsqd, startingOffsets="latest", channel="c")
+    begun = reader.latestOffset(reader.initialOffset(), ALL)
+    assert text(begun) == '{"_log": {}}', "the checkpoint now says that the query has begun"
+    assert text(reader.latestOffset(begun, ALL)) == text(begun)
     nsqd.topic("t", numbered(1, 101))
-    entered = reader.latestOffset(start, ALL)
-    assert at(entered, nsqd) == 1
-    assert reader.partitions(start, entered) == []
-    end = reader.latestOffset(entered, ALL)
-    assert offsets_read(reader, reader.partitions(entered, end)) == list(range(1, 101))
+    end = stream(nsqd, startingOffsets="latest", channel="c").latestOffset(begun, ALL)
+    assert end["_from"] == {"t": {f"{nsqd.address}/0": 1}}
+    assert offsets_read(reader, reader.partitions(begun, end)) == list(range(1, 101))
+    assert text(reader.latestOffset(end, ALL)) == text(end)
+    nsqd.topic("t", numbered(1, 11))
+    assert "_from" not in reader.latestOffset(end, ALL)
 
 
 def test_available_now_reads_a_partition_that_appeared_since_the_last_run(nsqd):
-    start = stream(nsqd).initialOffset()
+    first = stream(nsqd)
+    begun = first.latestOffset(first.initialOffset(), ALL)
     nsqd.topic("t", numbered(1, 101))
     reader = stream(nsqd, maxMessagesPerTrigger="60")
     reader.prepareForTriggerAvailableNow()
-    ends = [start]
-    for _ in range(4):
+    ends = [begun]
+    for _ in range(3):
         ends.append(reader.latestOffset(ends[-1], reader.getDefaultReadLimit()))
-    assert [at(end, nsqd) for end in ends[1:]] == [1, 61, 101, 101]
+    assert [at(end, nsqd) for end in ends[1:]] == [61, 101, 101]
+
+
+def test_available_now_asks_an_nsqd_that_is_no_longer_listed(nsqd):
+    with FakeNsqd() as other:
+        nsqd.topic("t", numbered(1, 11))
+        other.topic("t", numbered(1, 11))
+        before = NsqStreamReader(options(nsqd, other))
+        here = before.latestOffset(before.initialOffset(), ReadMaxRows(10))
+        reader = stream(nsqd, retries="1")
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset(here, ALL)
+        assert (at(end, nsqd), at(end, other)) == (11, 11)
+    reader = stream(nsqd, retries="1")
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(ConnectionFailed):
+        reader.latestOffset(here, ALL)
+
+
+def test_the_first_micro_batch_is_replayed_without_asking_where_it_started(nsqd):
+    """Between two attempts retention moved, another partition came, and nsqlookupd forgot one."""
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    given = {"startingOffsets": '{"t": {"0": 21}}'}
+    reader = stream(nsqd, **given)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(30))
+    tasks = reader.partitions({}, end)
+    log.append(numbered(101, 201))
+    asked = len(nsqd.asked)
+    again = stream(nsqd)
+    assert again.partitions(again.initialOffset(), json.loads(text(end))) == tasks
+    assert len(nsqd.asked) == asked
+    assert offsets_read(again, tasks) == list(range(21, 51))
 
 
 # -- cursors -----------------------------------------------------------------------------------------------------------
 
 
-def test_latest_survives_a_crash_before_the_first_commit(nsqd):
-    """Spark asks again after the crash: what was published since must not be skipped."""
+def first_end(reader: NsqStreamReader, limit=ALL) -> dict:
+    return reader.latestOffset(reader.initialOffset(), limit)
+
+
+def entered(reader: NsqStreamReader, nsqd: FakeNsqd) -> int:
+    return at(first_end(reader)["_from"], nsqd)
+
+
+def test_latest_survives_a_crash_before_the_first_micro_batch(nsqd):
+    """The query starts anew after the crash: what was published since must not be skipped."""
     log = nsqd.topic("t", numbered(1, 1001))
     given = {"startingOffsets": "latest", "channel": "archive"}
-    assert at(stream(nsqd, **given).initialOffset(), nsqd) == 1001
+    assert entered(stream(nsqd, **given), nsqd) == 1001
     nsqd.topic("t", numbered(1, 501))
-    restarted = stream(nsqd, **given)
-    start = restarted.initialOffset()
-    assert at(start, nsqd) == 1001
-    assert at(restarted.latestOffset(start, ALL), nsqd) == 1501
+    end = first_end(stream(nsqd, **given))
+    assert (at(end["_from"], nsqd), at(end, nsqd)) == (1001, 1501)
     assert log.channels == {"archive": 1001}
 
 
@@ -417,34 +458,43 @@ def test_latest_without_a_channel_is_refused(nsqd):
     with pytest.raises(OptionError, match="channel"):
         stream(nsqd, startingOffsets="latest")
     nsqd.topic("t", numbered(1, 11))
-    assert at(stream(nsqd, startingOffsets="latest", allowUnsafeLatest="true").initialOffset(), nsqd) == 11
+    assert entered(stream(nsqd, startingOffsets="latest", allowUnsafeLatest="true"), nsqd) == 11
+
+
+def test_available_now_from_latest_while_publishing_goes_on(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, startingOffsets="latest", channel="c")
+    reader.prepareForTriggerAvailableNow()
+    nsqd.topic("t", numbered(1, 11))
+    end = first_end(reader)
+    assert (at(end["_from"], nsqd), at(end, nsqd)) == (111, 111)
+    assert text(reader.latestOffset(end, ALL)) == text(end)
 
 
 def test_cursor_is_where_the_channel_stands(nsqd):
     log = nsqd.topic("t", numbered(1, 101))
     given = {"startingOffsets": "cursor", "channel": "archive"}
-    assert at(stream(nsqd, **given).initialOffset(), nsqd) == 1
+    assert entered(stream(nsqd, **given), nsqd) == 1
     log.channels["archive"] = 42
-    assert at(stream(nsqd, **given).initialOffset(), nsqd) == 42
+    assert entered(stream(nsqd, **given), nsqd) == 42
 
 
 def test_other_starts_hold_the_channel_there(nsqd):
     log = nsqd.topic("t", numbered(1, 101))
-    stream(nsqd, channel="a").initialOffset()
-    stream(nsqd, channel="b", startingOffsets='{"t": {"0": 33}}').initialOffset()
-    stream(nsqd, channel="c", startingTimestamp="1800000000000").initialOffset()
+    first_end(stream(nsqd, channel="a"))
+    first_end(stream(nsqd, channel="b", startingOffsets='{"t": {"0": 33}}'))
+    first_end(stream(nsqd, channel="c", startingTimestamp="1800000000000"))
     assert log.channels == {"a": 1, "b": 33, "c": 101}
 
 
 def test_commit_moves_the_cursor_and_may_repeat_and_fail(nsqd):
     log = nsqd.topic("t", numbered(1, 101))
     reader = stream(nsqd, channel="archive")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadMaxRows(60))
+    end = first_end(reader, ReadMaxRows(60))
     reader.commit(end)
     assert log.channels == {"archive": 61}
     reader.commit(end)
-    reader.commit(start)
+    reader.commit(reader.initialOffset())
     assert log.channels == {"archive": 61}
     nsqd.fail("CURSOR", "close")
     last = reader.latestOffset(end, ALL)
@@ -472,10 +522,8 @@ def test_a_topic_created_anew_is_never_read_in_silence(nsqd):
     nsqd.topic("t", numbered(1, 501))
     with pytest.raises(DataLost, match="messages from 101 are lost: the topic was deleted and created again"):
         strict.latestOffset(here, ALL)
-    moved = lenient.latestOffset(here, ALL)
-    assert lenient.partitions(here, moved) == []
-    end = lenient.latestOffset(moved, ALL)
-    assert offsets_read(lenient, lenient.partitions(moved, end)) == list(range(1, 501))
+    end = lenient.latestOffset(here, ALL)
+    assert offsets_read(lenient, lenient.partitions(here, end)) == list(range(1, 501))
 
 
 def test_a_deleted_topic(nsqd):
@@ -507,7 +555,8 @@ def test_retention_overtakes_a_slow_query(nsqd):
 def test_an_end_that_went_back_is_waited_for(nsqd):
     log = nsqd.topic("t", numbered(1, 101), batch=10)
     clock = ManualClock()
-    strict, lenient = stream(nsqd, clock), stream(nsqd, clock, failOnDataLoss="false")
+    strict = NsqStreamReader(options(nsqd), clock)
+    lenient = NsqStreamReader(options(nsqd, failOnDataLoss="false"), clock)
     here = strict.latestOffset(strict.initialOffset(), ALL)
     log.end, kept = 81, log.batches[:]
     del log.batches[8:]
@@ -532,10 +581,10 @@ def test_an_nsqd_that_is_away_does_not_hold_up_the_others(nsqd):
     other.topic("t", numbered(1, 51))
     clock = ManualClock()
     reader = NsqStreamReader(options(nsqd, other), clock)
-    start = reader.initialOffset()
+    start = first_end(reader, ReadMaxRows(30))
     other.close()
     end = reader.latestOffset(start, ALL)
-    assert (at(end, nsqd), at(end, other)) == (101, 1)
+    assert (at(end, nsqd), at(end, other)) == (101, at(start, other))
     clock.advance(299)
     reader.latestOffset(end, ALL)
     clock.advance(2)
@@ -550,10 +599,10 @@ def test_an_nsqd_that_is_away_does_not_hold_up_the_others(nsqd):
 def test_a_wrong_address_is_an_error_at_the_start():
     reader = NsqStreamReader(SourceOptions.parse({"nsqd": "127.0.0.1:1", "topic": "t", "retries": "2"}))
     with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
-        reader.initialOffset()
+        first_end(reader)
     lookup = NsqStreamReader(SourceOptions.parse({"lookupd": "127.0.0.1:1", "topic": "t", "retries": "2"}))
     with pytest.raises(DiscoveryError, match="no nsqlookupd answers"):
-        lookup.initialOffset()
+        first_end(lookup)
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -566,9 +615,8 @@ def test_answers_out_of_all_bounds(nsqd):
     with pytest.raises(RemoteProtocolError, match="at most 100 were due"):
         connection.receive(100)
     connection = NsqdConnection(nsqd.address, 5, 5)
-    connection.send(b"IDENTIFY\n\0\0\0\2{}")
-    with pytest.raises(RemoteProtocolError, match="where batches were due"):
-        connection._receive_head = lambda _: 3  # type: ignore[method-assign]
+    connection.send(b"MPUB t\n\0\0\0\11\0\0\0\1\0\0\0\1x")
+    with pytest.raises(RemoteProtocolError, match="2 bytes where batches were due"):
         connection.receive_fetch_head(1000)
 
 

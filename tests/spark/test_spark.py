@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_spark_finds_the_source_by_itself(spark):
 
 
 def test_the_settings_are_in_force(spark):
-    for name, value in settings("local[2]", quick_start=True).items():
+    for name, value in settings("local[2]").items():
         assert spark.conf.get(name) == value, name
 
 
@@ -161,7 +162,7 @@ def test_a_running_stream_sees_what_is_published(spark, nsqd, source, topic, arc
     try:
         for first in range(0, 3000, 1000):
             nsqd.publish(topic, numbered(first, first + 1000))
-            wait_until(lambda end=first + 1000: rows(query) >= end, query)
+            wait_until(partial(has_rows, query, first + 1000), query)
     finally:
         query.stop()
     assert_each_once(archived(spark, tmp_path), 3000)
@@ -169,6 +170,10 @@ def test_a_running_stream_sees_what_is_published(spark, nsqd, source, topic, arc
 
 def rows(query: Any) -> int:
     return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+def has_rows(query: Any, count: int) -> bool:
+    return rows(query) >= count
 
 
 def test_latest_with_a_channel_loses_nothing_when_the_first_micro_batch_fails(spark, nsqd, source, topic, tmp_path):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from flintmq import __version__, cli
 from flintmq.errors import DataPathLocked
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
+from flintmq.options import Text, option
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 
@@ -118,12 +120,20 @@ def test_a_daemon_that_cannot_start_says_so_in_nsq_s_words(called, monkeypatch, 
     )
 
 
-def test_what_a_file_sets_in_vain_is_told(called, tmp_path, capsys):
+@dataclass(frozen=True, kw_only=True)
+class OldOptions(NsqdOptions):
+    """nsqd's table with an option that is not implemented and that a file may set in vain."""
+
+    statsd_prefix: str = option(Text(), "nsq.%s", "", group="", implemented=False, ignored_in_file=True)
+
+
+def test_what_a_file_sets_in_vain_is_told(called, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("flintmq.nsqd.options.NsqdOptions", OldOptions)
     path = tmp_path / "nsqd.cfg"
-    path.write_text("e2e_processing_latency_percentiles = [0.99]\n", encoding="utf-8")
+    path.write_text('statsd_prefix = "x"\n', encoding="utf-8")
     assert cli.nsqd([f"--config={path}"]) == 7
     assert capsys.readouterr().err == (
-        f"nsqd: {path}: e2e_processing_latency_percentiles is ignored: this version does not support it yet\n"
+        f"nsqd: {path}: statsd_prefix is ignored: this version does not support it yet\n"
     )
 
 

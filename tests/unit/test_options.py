@@ -299,9 +299,8 @@ def test_an_official_file_loads_unchanged(config):
     assert options.lookupd_tcp_address == ("127.0.0.1:4160",)
     assert (options.node_id, options.max_msg_size, options.max_output_buffer_timeout_ns) == (515, 1024768, SECOND)
     assert (options.tls_min_version, options.tls_required) == ("tls1.2", "false")
-    assert resolved.notes == (
-        f"{path}: e2e_processing_latency_percentiles is ignored: this version does not support it yet",
-    )
+    assert options.e2e_processing_latency_percentile == (1.0, 0.99, 0.95)
+    assert resolved.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -405,10 +404,8 @@ def test_actions():
 @pytest.mark.parametrize(
     "flag",
     [
-        "--statsd-address=127.0.0.1:8125",
         "--enable-experiment=topology-aware-consumption",
         "--topology-zone=a",
-        "--e2e-processing-latency-percentile=0.99",
     ],
 )
 def test_an_option_without_its_feature_is_refused(flag):
@@ -438,9 +435,20 @@ def test_half_of_tls_is_refused(flags, expected):
     assert expected in refusal(*flags)
 
 
-def test_ignored_values_of_a_file_are_checked_all_the_same(config):
+def test_percentiles_of_a_file_are_checked(config):
     text = refusal("--config", config("e2e_processing_latency_percentiles = [100.0]"))
     assert "invalid E2E processing latency percentile: 100.0" in text
+
+
+@pytest.mark.parametrize("given", ["10.0.0.0/33", "here", "127.0.0.1/8,nothing"])
+def test_ranges_of_addresses_are_checked(given):
+    assert "it must be addresses such as 10.0.0.0/8" in refusal(f"--allow-config-from-cidr={given}")
+
+
+def test_ranges_of_addresses():
+    assert nsqd().allow_config_from_cidr == ("127.0.0.1/8", "::1/128")
+    assert nsqd("--allow-config-from-cidr=10.0.0.5/8,::/0").allow_config_from_cidr == ("10.0.0.5/8", "::/0")
+    assert nsqd("--allow-config-from-cidr=").allow_config_from_cidr == ()
 
 
 # --- plain construction ---

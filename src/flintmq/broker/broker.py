@@ -25,6 +25,7 @@ from typing import Any
 
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.deferred import AsideStore, Changes
+from flintmq.broker.latency import Latency
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
@@ -47,13 +48,18 @@ class ChannelNotFound(FlintError):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """What the broker needs of nsqd's options; sizes in bytes, times in ns; without retention channels decide alone."""
+    """What the broker needs of nsqd's options; sizes in bytes, times in ns; without retention channels decide alone.
+
+    Attributes:
+        latency_window_ns: how far back the latencies of a channel are kept; 0 when they are not.
+    """
 
     segment_bytes: int = 100 * 1024 * 1024
     ephemeral_depth_max: int = 10_000
     retention_time_ns: int = 0
     retention_bytes: int = 0
     max_channel_consumers: int = 0
+    latency_window_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -98,6 +104,9 @@ class Broker:
 
     Args:
         report: told of damage that a log found and set aside.
+
+    Attributes:
+        write_error: why something published or created last could not be stored; None after the next good write.
     """
 
     def __init__(
@@ -109,6 +118,7 @@ class Broker:
         report: Callable[[Corruption], None],
     ) -> None:
         self.topics: dict[str, Topic] = {}
+        self.write_error: StorageError | None = None
         self.options = options
         self._files = files
         self._store = store
@@ -158,8 +168,11 @@ class Broker:
             found[name] = sorted(numbers) or [0]
         for name in stored.topics:
             found.setdefault(name, [0])
+        channels: dict[str, list[tuple[str, bool]]] = {}
+        for (topic_name, channel_name), paused in stored.channels.items():
+            channels.setdefault(topic_name, []).append((channel_name, paused))
         for name, numbers in found.items():
-            self._restore_topic(name, numbers, stored, cursors, wall_ns)
+            self._restore_topic(name, numbers, stored, cursors, channels.get(name, []), wall_ns)
 
     def _restore_topic(
         self,
@@ -167,6 +180,7 @@ class Broker:
         numbers: list[int],
         stored: channel_store.StoredTopics,
         cursors: dict[tuple[str, int], list[channel_store.StoredCursor]],
+        channels: list[tuple[str, bool]],
         wall_ns: int,
     ) -> None:
         partitions = {}
@@ -182,11 +196,11 @@ class Broker:
             partitions[number] = partition
         topic = Topic(name, partitions, stored.topics.get(name, False))
         self.topics[name] = topic
+        topic.is_starting = not topic.paused and any(p.paused_at is not None for p in partitions.values())
         if name not in stored.topics:
             self._metadata.append(channel_store.put_topic(name, False))
-        for (topic_name, channel_name), paused in stored.channels.items():
-            if topic_name != name:
-                continue
+            self._hold_back(topic)  # it died before anything but its log was on disk
+        for channel_name, paused in channels:
             topic.channel_names[channel_name] = paused
             for number, partition in partitions.items():
                 cursor = next((c for c in cursors.get((name, number), []) if c.channel == channel_name), None)
@@ -217,11 +231,11 @@ class Broker:
         except KeyError:
             raise TopicNotFound(name) from None
 
-    def topic(self, name: str, wall_ns: int, channels: Iterable[str] = ()) -> Topic:
+    def topic(self, name: str, wall_ns: int, starting: bool = False) -> Topic:
         """Find a topic or create it.
 
         Args:
-            channels: channels a new topic begins with, because nsqlookupd knows them.
+            starting: a new topic takes messages, and hands out none before :meth:`start_topic`.
 
         Raises:
             StorageError: its log cannot be created.
@@ -234,14 +248,29 @@ class Broker:
         else:
             try:
                 log = self._open_log(name, 0, wall_ns, 1)
-            except OSError as error:
-                raise StorageError(f"cannot create topic {name}: {error}") from error
+            except (OSError, StorageError) as error:
+                self.write_error = StorageError(f"cannot create topic {name}: {error}")
+                raise self.write_error from error
             self._metadata.append(channel_store.put_topic(name, False))
         topic = self.topics[name] = Topic(name, {0: Partition(name, 0, log)})
+        if starting:
+            self._hold_back(topic)
         self.on_topic_change(name, None, True)
-        for channel in channels:
-            self.channel(topic, channel)
         return topic
+
+    def _hold_back(self, topic: Topic) -> None:
+        topic.is_starting = True
+        for partition in topic.partitions.values():
+            partition.paused_at = partition.backlog_start
+            if not topic.ephemeral:
+                self._put_partition(partition)  # a topic that died before its start has it after a restart
+
+    def start_topic(self, topic: Topic) -> None:
+        """Begin to hand out what a starting topic has taken so far, to every channel from the first message on."""
+        if topic.is_starting:
+            topic.is_starting = False
+            if not topic.paused:
+                self._limit(topic, paused=False)
 
     def channel(self, topic: Topic, name: str, at: int | None = None) -> tuple[list[Channel], bool]:
         """Find a channel in every partition or create it; the second value tells whether it is new.
@@ -293,6 +322,8 @@ class Broker:
         )
         channel.paused = paused
         channel.limit = partition.paused_at
+        if self.options.latency_window_ns:
+            channel.latency = Latency(self.options.latency_window_ns)
         if new:
             channel.counted_from = channel.floor
         partition.channels[name] = channel
@@ -327,7 +358,8 @@ class Broker:
             self._forget(channel)
             if not partition.channels:
                 # as in nsqd, what was handed to the deleted channel is gone; the next one starts from here
-                partition.backlog_start = partition.log.next_sequence
+                handed_out = partition.log.next_sequence if partition.paused_at is None else partition.paused_at
+                partition.backlog_start = handed_out
                 if not topic.ephemeral:
                     self._put_partition(partition)
         del topic.channel_names[name]
@@ -376,6 +408,13 @@ class Broker:
         if topic.paused == paused:
             return
         topic.paused = paused
+        if not topic.is_starting:
+            self._limit(topic, paused)
+        if not topic.ephemeral:
+            self._metadata.append(channel_store.put_topic(topic.name, paused))
+
+    def _limit(self, topic: Topic, paused: bool) -> None:
+        """Hand nothing more to channels from here on, or everything."""
         for partition in topic.partitions.values():
             partition.paused_at = partition.log.next_sequence if paused else None
             for channel in partition.channels.values():
@@ -383,8 +422,6 @@ class Broker:
                 self.mark(channel)
             if not topic.ephemeral:
                 self._put_partition(partition)
-        if not topic.ephemeral:
-            self._metadata.append(channel_store.put_topic(topic.name, paused))
 
     def pause_channel(self, topic: Topic, name: str, paused: bool) -> None:
         """Stop or go on delivering to a channel's consumers.
@@ -407,6 +444,8 @@ class Broker:
             end = partition.log.next_sequence
             if not partition.channels:
                 partition.backlog_start = end
+                if partition.paused_at is not None:
+                    partition.paused_at = end
             elif partition.paused_at is not None:
                 for channel in partition.channels.values():
                     channel.add_hole(partition.paused_at, end)
@@ -428,6 +467,9 @@ class Broker:
         for channel in topic.channels(name):
             channel.empty()
             self.mark(channel)
+        if not is_ephemeral(name) and not topic.ephemeral:
+            # nothing of this row changes: it makes who waits for metadata wait for the flush that has the cursors
+            self._metadata.append(channel_store.put_channel(topic.name, name, topic.channel_names[name]))
 
     def _put_partition(self, partition: Partition) -> None:
         self._metadata.append(
@@ -444,14 +486,12 @@ class Broker:
         Args:
             due_ns: wall time before which they are not delivered, 0 for at once.
         """
-        partition = topic.first_partition
+        return self.publish_to(topic.first_partition, bodies, due_ns)
+
+    def publish_to(self, partition: Partition, bodies: Sequence[bytes], due_ns: int = 0) -> PublishGroup:
+        """As :meth:`publish` for a partition that was looked up before."""
         self._publishing[partition] = None
         return partition.publish(bodies, due_ns)
-
-    def publish_one(self, partition: Partition, body: bytes) -> PublishGroup:
-        """As :meth:`publish` for one message to a partition that was looked up before."""
-        self._publishing[partition] = None
-        return partition.publish_one(body)
 
     @property
     def has_pending(self) -> bool:
@@ -464,6 +504,8 @@ class Broker:
             return []
         publishing, self._publishing = self._publishing, {}
         groups = [partition.write_pending(wall_ns) for partition in publishing]
+        errors = [partition.write_error for partition in publishing if partition.write_error is not None]
+        self.write_error = errors[0] if errors else None
         return [group for group in groups if group is not None]
 
     def commit(self, groups: Iterable[PublishGroup]) -> None:

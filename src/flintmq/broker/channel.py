@@ -35,6 +35,7 @@ from typing import Any, Protocol
 
 from flintmq.batch import Batch
 from flintmq.broker.deferred import Aside, AsideStore
+from flintmq.broker.latency import Latency
 from flintmq.broker.subscription import Run, Subscription
 from flintmq.limits import CHANNEL_WINDOW_MAX, DEFER_IN_WINDOW_NS, DELIVERY_BYTES_MAX, WINDOW_DEFERRED_MAX
 from flintmq.message import internal_id, with_attempts
@@ -125,6 +126,7 @@ class Channel:
         self.timeout_count = 0
         self.dropped_count = 0
         self.finish_count = 0
+        self.latency: Latency | None = None  # set when percentiles were asked for
         self.counted_from = log.committed_sequence
         self.dirty = True
         self._id_base = internal_id(partition, 0)
@@ -247,16 +249,20 @@ class Channel:
 
     # -- finish, requeue, touch ----------------------------------------------------------------------------------
 
-    def finish(self, subscription: Subscription, ids: Sequence[int]) -> list[int]:
-        """Finish messages by internal id; return those that were not in flight here."""
+    def finish(self, subscription: Subscription, ids: Sequence[int], wall_ns: int = 0) -> list[int]:
+        """Finish messages by internal id; return those that were not in flight here.
+
+        Args:
+            wall_ns: wall time, needed only where :attr:`latency` is kept.
+        """
         failed: list[int] = []
         base = self._id_base
         for first, end in _runs(ids):
-            if not self._finish_range(subscription, first - base, end - base):
-                failed += [n for n in range(first, end) if not self._finish_one(subscription, n - base)]
+            if not self._finish_range(subscription, first - base, end - base, wall_ns):
+                failed += [n for n in range(first, end) if not self._finish_one(subscription, n - base, wall_ns)]
         return failed
 
-    def _finish_range(self, subscription: Subscription, first: int, end: int) -> bool:
+    def _finish_range(self, subscription: Subscription, first: int, end: int, wall_ns: int) -> bool:
         index = first - self.floor
         count = end - first
         window = self._window
@@ -272,6 +278,8 @@ class Channel:
             self._strip()
         else:
             window[index : index + count] = bytes(count)
+        if self.latency is not None:
+            self.latency.finished(first, end, wall_ns, self.floor, self.log.read)
         self._finished(subscription, count)
         runs, floor = subscription.runs, self.floor
         while runs and runs[0].end <= floor:
@@ -284,14 +292,18 @@ class Channel:
         subscription.finish_count += count
         self._leave_flight(subscription, count)
 
-    def _finish_one(self, subscription: Subscription, sequence: int) -> bool:
+    def _finish_one(self, subscription: Subscription, sequence: int, wall_ns: int) -> bool:
         if self._owner(sequence) is subscription:
             self._mark_done(sequence)
+            if self.latency is not None:
+                self.latency.finished(sequence, sequence + 1, wall_ns, self.floor, self.log.read)
             self._finished(subscription, 1)
             return True
         aside = self.aside.loaded.get(sequence)
         if aside is not None and aside.owner is subscription:
             self.aside.finish(sequence)
+            if self.latency is not None:
+                self.latency.finished_frame(aside.frame, wall_ns)
             self._finished(subscription, 1)
             return True
         return False
@@ -579,6 +591,8 @@ class Channel:
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
         first = self.next
         end = first + count
+        if self.latency is not None:
+            self.latency.delivered(first, end, batch.timestamp_ns, self.floor)
         if subscription.sample_rate:
             self._send_sampled(subscription, batch, first, end, now_ns)
             return
@@ -684,6 +698,8 @@ class Channel:
 
     def _defer_batch(self, batch: Batch, wall_ns: int) -> bool:
         """Move the cursor over messages that are not due; False when the database has to catch up first."""
+        if self.latency is not None:
+            self.latency.delivered(self.next, min(batch.end, self.end), batch.timestamp_ns, self.floor)
         for sequence in range(self.next, min(batch.end, self.end)):
             if self.aside.pending_rows >= _ASIDE_PENDING_MAX:
                 return False

@@ -30,6 +30,7 @@ from itertools import pairwise
 
 from flintmq.batch import Batch
 from flintmq.errors import StorageError
+from flintmq.message import MESSAGE_HEADER
 
 _RANK_ERROR = 0.01
 _TAIL_ERROR = 0.1
@@ -64,52 +65,57 @@ class Summary:
         return len(self._values)
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[int, int]]) -> Summary:
-        """Return the exact summary of ``(value, weight)`` pairs in any order."""
-        totals: dict[int, int] = {}
-        for value, weight in pairs:
-            totals[value] = totals.get(value, 0) + weight
-        values = sorted(totals)
-        weights = [totals[value] for value in values]
-        lows, low = [], 0
-        for weight in weights:
-            lows.append(low)
-            low += weight
-        highs = [low + weight for low, weight in zip(lows, weights, strict=True)]
-        return cls(values, lows, highs, weights, low)
+    def of(cls, parts: Sequence[Summary], pairs: Iterable[tuple[int, int]] = ()) -> Summary:
+        """Return the summary of everything in ``parts`` and of ``(value, weight)`` pairs in any order.
 
-    def merged(self, other: Summary) -> Summary:
-        """Return the summary of both; the errors add up as the counts do."""
-        if not other.count:
-            return self
-        if not self.count:
-            return other
-        values = sorted({*self._values, *other._values})
-        mine, theirs = self._spread(values), other._spread(values)
-        lows, highs, weights = ([a + b for a, b in zip(*pair, strict=True)] for pair in zip(mine, theirs, strict=True))
-        return Summary(values, lows, highs, weights, self.count + other.count)
-
-    def _spread(self, values: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Lows, highs and weights of this summary at ``values``, which contain its own."""
-        own, own_lows, own_highs, own_weights = self._values, self._lows, self._highs, self._weights
-        lows, highs, weights = [], [], []
-        index, low = 0, 0
-        high = own_highs[0] - own_weights[0]  # what is smaller than the next value of ours
-        last = len(own) - 1
-        for value in values:
-            if index <= last and own[index] == value:
-                weight = own_weights[index]
-                lows.append(own_lows[index])
-                highs.append(own_highs[index])
-                weights.append(weight)
-                low = own_lows[index] + weight
-                high = own_highs[index + 1] - own_weights[index + 1] if index < last else self.count
-                index += 1
+        Pairs are exact; the errors of parts add up as their counts do.
+        """
+        parts = [part for part in parts if part.count]
+        if len(parts) == 1 and not pairs:
+            return parts[0]
+        steps = [(value, 0, weight, weight, weight) for value, weight in pairs]
+        count = sum(step[3] for step in steps)
+        low_after = high_after = 0  # of the next value, summed over all parts
+        for part in parts:
+            count += part.count
+            high_after += part._highs[0] - part._weights[0]
+            steps += part._steps()
+        steps.sort()
+        values: list[int] = []
+        lows: list[int] = []
+        highs: list[int] = []
+        weights: list[int] = []
+        previous = -1
+        for value, low, next_low, weight, next_high in steps:
+            if value == previous:
+                lows[-1] += low
+                highs[-1] += weight
+                weights[-1] += weight
             else:
-                lows.append(low)
-                highs.append(high)
-                weights.append(0)
-        return lows, highs, weights
+                previous = value
+                values.append(value)
+                lows.append(low_after + low)
+                highs.append(high_after + weight)
+                weights.append(weight)
+            low_after += next_low
+            high_after += next_high
+        return cls(values, lows, highs, weights, count)
+
+    def _steps(self) -> list[tuple[int, int, int, int, int]]:
+        """What each value adds when summaries are added up from the smallest value on.
+
+        Each is the value; what it adds to its own low; what it adds to the lows of greater values; its weight; and what
+        it adds to the highs of greater values.
+        """
+        steps = []
+        low = 0
+        befores = [high - weight for high, weight in zip(self._highs, self._weights, strict=True)]
+        befores.append(self.count)
+        for index, (value, own_low, weight) in enumerate(zip(self._values, self._lows, self._weights, strict=True)):
+            through = own_low + weight
+            steps.append((value, own_low - low, through - low, weight, befores[index + 1] - befores[index]))
+            low = through
+        return steps
 
     def compressed(self, entries_max: int = _ENTRIES_MAX) -> Summary:
         """Return a summary without the values that the promised precision does not need."""
@@ -119,8 +125,10 @@ class Summary:
             if len(kept) <= entries_max:
                 break
             slack *= 1.5
-        parts = ([part[i] for i in kept] for part in (self._values, self._lows, self._highs, self._weights))
-        return Summary(*parts, count=self.count)
+        values, lows, highs, weights = (
+            [part[index] for index in kept] for part in (self._values, self._lows, self._highs, self._weights)
+        )
+        return Summary(values, lows, highs, weights, self.count)
 
     def _kept(self, slack: float) -> list[int]:
         """Positions of the values to keep: the first, the last, and as few between as the errors allow."""
@@ -135,7 +143,7 @@ class Summary:
         for index in range(1, last):
             before_next = highs[index + 1] - weights[index + 1]
             gap = before_next - after_kept
-            if gap > gap_max or gap > tail * (count - before_next):
+            if gap > gap_max or gap > tail * max(1, count - before_next):
                 kept.append(index)
                 after_kept = lows[index] + weights[index]
         kept.append(last)
@@ -190,7 +198,7 @@ class _Stream:
         """Everything inserted so far."""
         if self._buffer:
             buffer, self._buffer = self._buffer, []
-            self._summary = self._summary.merged(Summary.of(buffer).compressed()).compressed()
+            self._summary = Summary.of((self._summary,), buffer).compressed()
         return self._summary
 
 
@@ -225,13 +233,13 @@ class Latency:
         """
         if self._first is None:
             self._first = first
+        self._forget(floor)
         ends, timestamps = self._ends, self._timestamps
-        if ends and timestamps[-1] == timestamp_ns:
+        if self._head < len(ends) and timestamps[-1] == timestamp_ns:
             ends[-1] = end
         else:
             ends.append(end)
             timestamps.append(timestamp_ns)
-        self._forget(floor)
 
     def finished(self, first: int, end: int, wall_ns: int, floor: int, read: Callable[[int], Batch | None]) -> None:
         """Count the messages ``first`` to ``end``, which were finished now.
@@ -265,6 +273,10 @@ class Latency:
             self.insert(wall_ns, wall_ns - batch.timestamp_ns, stop - first)
             first = stop
 
+    def finished_frame(self, frame: bytes, wall_ns: int) -> None:
+        """Count one message outside of the channel's window, of which the frame is at hand."""
+        self.insert(wall_ns, wall_ns - MESSAGE_HEADER.unpack_from(frame)[2], 1)
+
     def _forget(self, floor: int) -> None:
         ends, head = self._ends, self._head
         while head < len(ends) and ends[head] <= floor:
@@ -293,4 +305,4 @@ class Latency:
     def summary(self, wall_ns: int) -> Summary:
         """The latencies of the window."""
         self._rotate(wall_ns)
-        return self._old.summary().merged(self._new.summary())
+        return Summary.of((self._old.summary(), self._new.summary()))

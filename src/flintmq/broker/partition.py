@@ -60,12 +60,13 @@ class Partition:
 
     Attributes:
         backlog_start: where the first channel begins: what was published while there was no channel.
-        paused_at: while the topic is paused, nothing from this sequence on is handed to channels.
+        paused_at: while the topic is paused or starting, nothing from this sequence on is handed to channels.
+        write_error: why the last turn with publishes was not stored; None when it was.
     """
 
     __slots__ = ("_group", "_open", "_open_due_ns", "_pending", "backlog_start", "bytes_count", "channels",
                  "counted_from", "durable_floor", "is_deleted", "log", "number", "paused_at",
-                 "topic_name")  # fmt: skip
+                 "topic_name", "write_error")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
@@ -82,6 +83,7 @@ class Partition:
         self._open: list[bytes] | None = None  # the last of pending while publishes may still be merged into it
         self._open_due_ns = 0
         self._group: PublishGroup | None = None
+        self.write_error: StorageError | None = None
 
     def publish(self, bodies: Sequence[bytes], due_ns: int) -> PublishGroup:
         """Take messages for the end of the turn; the answer ends when they are stored."""
@@ -98,10 +100,10 @@ class Partition:
             group = self._group = PublishGroup(self)
         return group
 
-    def publish_one(self, body: bytes) -> PublishGroup:
-        """As :meth:`publish` for one message without delay, at less cost."""
-        if self._open is None or self._open_due_ns or self._group is None:
-            return self.publish((body,), 0)
+    def join(self, body: bytes) -> PublishGroup | None:
+        """Add a message without delay to the last publish of this turn; None when there is none that it can join."""
+        if self._open is None or self._open_due_ns:
+            return None
         self._open.append(body)
         return self._group
 
@@ -118,12 +120,14 @@ class Partition:
         """Append what the turn gathered; a failure ends the group at once.
 
         Returns:
-            The group, written and not ended; None when there is none or it failed.
+            What has been written and not ended; None when there is nothing.
         """
         group, self._group = self._group, None
         pending, self._pending, self._open = self._pending, [], None
         if group is None:
             return None
+        first = self.log.next_sequence
+        self.write_error = None
         try:
             for due_ns, bodies in pending:
                 size = sum(map(len, bodies))
@@ -132,9 +136,12 @@ class Partition:
                     self.log.append(part, wall_ns, due_ns)
                 self.bytes_count += size
         except StorageError as error:
-            # what was appended before the failure stays invisible: it is committed only with a later group
+            self.write_error = error
             group.end(error)
-            return None
+            if self.log.next_sequence == first:
+                return None
+            # a restart would bring what was stored to light: it is delivered, though nobody was promised it
+            group = PublishGroup(self)
         group.end_sequence = self.log.next_sequence
         return group
 

@@ -15,15 +15,18 @@ class Topic:
 
     Attributes:
         channel_names: every channel and whether it is paused.
+        is_starting: nothing is handed to channels yet, because it is not known which there must be; whatever is
+            created meanwhile begins with the first message.
     """
 
-    __slots__ = ("channel_names", "ephemeral", "name", "partitions", "paused")
+    __slots__ = ("channel_names", "ephemeral", "is_starting", "name", "partitions", "paused")
 
     def __init__(self, name: str, partitions: dict[int, Partition], paused: bool = False) -> None:
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.partitions = partitions
         self.paused = paused
+        self.is_starting = False
         self.channel_names: dict[str, bool] = {}
 
     @property

@@ -64,8 +64,8 @@ class ConnectionOwner(Protocol):
 
     def on_messages(self, connection: Connection, records: list[Record]) -> None: ...
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None: ...
-    def on_settled(self, connection: Connection, finished: int, requeued: int) -> None:
-        """``finished`` and ``requeued`` messages were answered; called before the answers are written."""
+    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
+        """So many messages were finished, requeued, or let go without an answer; called before that is written."""
 
     def on_lost(self, connection: Connection, error: FlintError) -> None: ...
 
@@ -106,6 +106,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._finished: list[bytes] = []
         self._requeued_count = 0
+        self._let_go_count = 0
         self._touched: dict[bytes, Callable[[TouchFailed], None]] = {}
         self._is_flush_due = False
         self._heard_at = loop.time()
@@ -275,10 +276,15 @@ class Connection(asyncio.Protocol):
         """Forget the ``failed`` callback of a message that is being answered."""
         self._touched.pop(message_id, None)
 
+    def let_go(self) -> None:
+        """Note that a message is done with and nsqd has taken it back already."""
+        self._let_go_count += 1
+        self._flush_soon()
+
     @property
     def unsent_count(self) -> int:
-        """Answers of the application that the owner has not been told of yet."""
-        return len(self._finished) + self._requeued_count
+        """Messages the application is done with and the owner has not been told of yet."""
+        return len(self._finished) + self._requeued_count + self._let_go_count
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -290,11 +296,12 @@ class Connection(asyncio.Protocol):
         self._is_flush_due = False
         finished, self._finished = self._finished, []
         requeued, self._requeued_count = self._requeued_count, 0
+        let_go, self._let_go_count = self._let_go_count, 0
         can_write = self._wire.state != BROKEN and self._transport is not None
         if finished and can_write:
             self._out.append(self._wire.finish(finished))
-        if finished or requeued:
-            self._owner.on_settled(self, len(finished), requeued)
+        if finished or requeued or let_go:
+            self._owner.on_settled(self, len(finished), requeued, let_go)
         if self._out:
             if can_write:
                 assert self._transport is not None

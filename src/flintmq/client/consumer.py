@@ -482,9 +482,10 @@ class Consumer:
         if is_first:
             self._flow.replan()
 
-    def on_settled(self, connection: Connection, finished: int, requeued: int) -> None:
+    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
         """Count answers."""
-        if self._flow.settled(connection, finished, requeued):
+        self._stats.dropped += let_go
+        if self._flow.settled(connection, finished, requeued + let_go):
             self._stats.finished += finished
             self._stats.requeued += requeued
         else:

@@ -140,15 +140,15 @@ class Flow:
         share.received(count, now)
         return is_first
 
-    def settled(self, connection: Connection, finished: int, requeued: int) -> bool:
-        """Note that messages were answered and adapt levels; False when their connection was lost before."""
+    def settled(self, connection: Connection, finished: int, others: int) -> bool:
+        """Note that messages are done with and adapt levels; False when their connection was lost before."""
         if finished:
             self.note_success()
         share = self._joined.get(connection)
         if share is None:
-            self._settle_orphans(connection, finished + requeued)
+            self._settle_orphans(connection, finished + others)
             return False
-        share.settled(finished + requeued)
+        share.settled(finished + others)
         if self._rdy.is_short:
             self.replan()
         if share.needs_refresh():

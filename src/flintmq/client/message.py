@@ -8,7 +8,8 @@ Rules of this file:
   :class:`ThreadMessage`, whose calls travel to the loop.
 - A message is answered once; a second answer is the application's mistake and raises.
 - An answer for a message that is not ours any more (its connection broke, its time is over) is not an error: nsqd gives
-  the message to somebody else. :attr:`Message.is_lost` tells.
+  the message to somebody else. :attr:`Message.is_lost` tells. A FIN is sent all the same, because the work is done. A
+  REQ or TOUCH is not: nsqd knows messages by their id only, so it would hit a later delivery of the message to us.
 
 Source: seed 002 "Message Handling", reference/nsq.md 1.10.
 """
@@ -66,6 +67,7 @@ class Link(Protocol):
     def requeue(self, message_id: bytes, delay_ms: int) -> None: ...
     def touch(self, message_id: bytes, failed: Callable[[TouchFailed], None]) -> None: ...
     def forget_touched(self, message_id: bytes) -> None: ...
+    def let_go(self) -> None: ...
 
 
 class Owner(Protocol):
@@ -176,7 +178,10 @@ class Message:
         self._answer = REQUEUED
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
-        self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
+        if self.time_left > 0.0:
+            self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
+        else:
+            self._delivery.link.let_go()
         if backoff:
             owner.message_failed()
 
@@ -188,6 +193,9 @@ class Message:
         """
         if self._answer:
             raise self._answered("TOUCH")
+        if self.time_left <= 0.0:
+            log.warning("message %r is touched after its time was over", self.id)
+            return
         self._touched_at = self._delivery.owner.time()
         self._delivery.link.touch(self.id, self._touch_failed)
 

@@ -649,7 +649,7 @@ class Producer:
         """No message was answered, so none can have failed."""
         connection.abort(f"it refused a {failure.command} that was never sent")
 
-    def on_settled(self, connection: Connection, finished: int, requeued: int) -> None:
+    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
         """No message is ever answered here."""
 
 

@@ -80,13 +80,22 @@ class Share:
         """How many of ``max_in_flight`` this connection takes (I2)."""
         if self.held_count <= self.rdy_count:
             return self.rdy_count
-        age = now - self.held_since
-        if age < SETTLE_S:
+        if now < self.settled_at:
             return self.held_count
-        if age >= self.msg_timeout_s or self.in_flight <= self.rdy_count:
+        if now >= self.released_at or self.in_flight <= self.rdy_count:
             self.held_count = 0
             return self.rdy_count
         return min(self.held_count, self.in_flight)
+
+    @property
+    def settled_at(self) -> float:
+        """When nsqd must have read the lowered level."""
+        return self.held_since + SETTLE_S
+
+    @property
+    def released_at(self) -> float:
+        """When nsqd has taken back what was delivered before."""
+        return self.held_since + self.msg_timeout_s
 
     def sent(self, count: int, now: float) -> None:
         """Note that ``RDY count`` was sent."""
@@ -149,11 +158,11 @@ class RdyPolicy:
 
     def next_at(self, now: float) -> float | None:
         """When to plan again although nothing happened, or None."""
-        times: list[float] = []
-        for share in self.shares:
-            if share.held_count > share.rdy_count:
-                settled_at = share.held_since + SETTLE_S
-                times.append(settled_at if settled_at > now else share.held_since + share.msg_timeout_s)
+        times = [
+            share.settled_at if now < share.settled_at else share.released_at
+            for share in self.shares
+            if share.held_count > share.rdy_count
+        ]
         permits = self.max_in_flight if self.limit is None else min(self.limit, self.max_in_flight)
         if 0 < permits < len(self.shares):
             times.extend(self._expires_at(share) for share in self.shares if share.rdy_count)

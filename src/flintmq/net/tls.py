@@ -186,15 +186,25 @@ def load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
         TlsSetupError: they cannot be read or do not belong together.
     """
     files = f"certificate {cert} with key {key}" if key else f"certificate {cert}"
+    if b"-----BEGIN CERTIFICATE-----" not in _read(f"certificate {cert}", cert):
+        raise TlsSetupError(f"certificate {cert}", "there is no certificate in PEM form in it")
+    key_pem = _read(f"key {key}" if key else files, key or cert)
+    if b"PRIVATE KEY-----" not in key_pem:
+        raise TlsSetupError(f"key {key}" if key else files, "there is no private key in PEM form in it")
     try:
         context.load_cert_chain(cert, key or None, password="")  # a prompt would stop a daemon for ever
-    except ssl.SSLError as error:
-        reason = reason_of(error)
-        if "bad" in reason or "password" in reason:
-            reason += "; a key with a passphrase cannot be used"
+    except (ssl.SSLError, ValueError) as error:
+        reason = reason_of(error) if isinstance(error, ssl.SSLError) else str(error)
+        if b"ENCRYPTED" in key_pem:
+            reason = "a key with a passphrase cannot be used"
         raise TlsSetupError(files, reason) from error
+
+
+def _read(what: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
     except OSError as error:
-        raise TlsSetupError(files, error.strerror or str(error)) from error
+        raise TlsSetupError(what, error.strerror or str(error)) from error
 
 
 def load_authorities(context: ssl.SSLContext, path: str, purpose: ssl.Purpose) -> None:

@@ -6,6 +6,7 @@ with OpenSSL's reason; a failed handshake may leave an alert in the output. Sour
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _GO_NAMES = {
     0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
 }
+_SOURCE_POSITION = re.compile(r" *\(_ssl\.c:\d+\)")
 _GO_VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 
 
@@ -210,7 +212,7 @@ def reason_of(error: ssl.SSLError) -> str:
     """OpenSSL's reason as words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
-    return error.reason.lower().replace("_", " ") if error.reason else str(error)
+    return error.reason.lower().replace("_", " ") if error.reason else _SOURCE_POSITION.sub("", str(error))
 
 
 def version_name(openssl_name: str) -> str:

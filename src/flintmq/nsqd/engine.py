@@ -220,8 +220,9 @@ class Engine:
         for (each, ticket), error in zip(pairs, errors, strict=True):
             each.finish_sync(ticket, error)
             if error is not None:
-                self.health = f"sync of {each.directory} failed: {error}"
-                log.error("%s; the partition takes no more messages until nsqd is restarted", self.health)
+                # /ping tells as long as the log is there: it has noted the failure
+                what = "the partition takes no more messages until nsqd is restarted"
+                log.error("sync of %s failed: %s; %s", each.directory, error, what)
 
     # -- progress --------------------------------------------------------------------------------------------------
 

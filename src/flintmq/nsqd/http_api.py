@@ -9,7 +9,7 @@ Source: reference/nsq.md 2.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flintmq.broker.broker import ChannelNotFound, TopicNotFound
 from flintmq.broker.topic import Topic
@@ -17,7 +17,11 @@ from flintmq.errors import FlintError
 from flintmq.names import is_valid_name
 from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response, json_response, text_response
 from flintmq.net.http_router import Router
-from flintmq.nsqd import stats
+from flintmq.net.metrics import exposition
+from flintmq.net.networks import Networks
+from flintmq.nsqd import metrics, stats
+from flintmq.nsqd.config import ConfigApi, Running
+from flintmq.nsqd.http_legacy import negotiated
 from flintmq.wire.server import RefusedBody, parse_mpub_body
 
 if TYPE_CHECKING:
@@ -60,13 +64,14 @@ class HttpApi:
         router = Router()
         options = self._nsqd.options
         router.add("GET", "/ping", self._ping, plain=True, is_logged=False)
-        router.add("GET", "/info", self._info)
-        router.add("GET", "/stats", self._stats)
-        publish = {"is_logged": False}
-        router.add("POST", "/pub", self._pub, body_limit_bytes=options.max_msg_size, too_big="MSG_TOO_BIG", **publish)
-        router.add(
-            "POST", "/mpub", self._mpub, body_limit_bytes=options.max_body_size, too_big="BODY_TOO_BIG", **publish
-        )
+        router.add("GET", "/info", negotiated(self._info))
+        router.add("GET", "/stats", negotiated(self._stats))
+        for path in ("/pub", "/put"):  # the second is its name before 1.0
+            pub, limit = negotiated(self._pub), options.max_msg_size
+            router.add("POST", path, pub, body_limit_bytes=limit, too_big="MSG_TOO_BIG", is_logged=False)
+        for path in ("/mpub", "/mput"):
+            mpub, limit = negotiated(self._mpub), options.max_body_size
+            router.add("POST", path, mpub, body_limit_bytes=limit, too_big="BODY_TOO_BIG", is_logged=False)
         for path, handler in (
             ("/topic/create", self._topic_create),
             ("/topic/delete", self._topic_delete),
@@ -80,6 +85,11 @@ class HttpApi:
             ("/channel/unpause", self._channel_unpause),
         ):
             router.add("POST", path, handler)
+        router.add("GET", "/metrics", self._metrics, is_logged=False)
+        networks = Networks(options.allow_config_from_cidr)
+        running = Running(lambda: self._nsqd.options, self._nsqd.change_options, self._nsqd.options_filled_in)
+        ConfigApi(running, networks).add_routes(router)
+        self._nsqd.debug.add_routes(router)
         return router
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -97,14 +107,18 @@ class HttpApi:
         query = request.query
         nsqd = self._nsqd
         include_clients = _BOOLEANS.get(query.get("include_clients", "true"), True)
-        figures = stats.memory() if _BOOLEANS.get(query.get("include_mem", "true"), True) else None
+        figures = stats.memory(nsqd.gc_pauses) if _BOOLEANS.get(query.get("include_mem", "true"), True) else None
+        now_ns = nsqd.env.clock.wall_ns()
         rows = stats.collect(
-            self._broker.topics, nsqd.sessions, query.get("topic", ""), query.get("channel", ""), include_clients
+            self._broker.topics,
+            nsqd.sessions,
+            query.get("topic", ""),
+            query.get("channel", ""),
+            include_clients,
+            stats.Latencies(nsqd.options.e2e_processing_latency_percentile, now_ns),
         )
         if query.get("format") != "json":
-            text = stats.as_text(
-                nsqd.version_line, rows, nsqd.health(), nsqd.start_ns, nsqd.env.clock.wall_ns(), figures
-            )
+            text = stats.as_text(nsqd.version_line, rows, nsqd.health(), nsqd.start_ns, now_ns, figures)
             return text_response(text)
         answer: dict[str, Any] = {
             "version": nsqd.version,
@@ -117,6 +131,13 @@ class HttpApi:
             answer["memory"] = figures
         answer["producers"] = rows["producers"]
         return json_response(answer)
+
+    async def _metrics(self, request: Request) -> Response:
+        nsqd = self._nsqd
+        latencies = stats.Latencies(nsqd.options.e2e_processing_latency_percentile, nsqd.env.clock.wall_ns())
+        families = [*nsqd.metrics(), *await metrics.collect_topics(self._broker.topics, latencies)]
+        accept = request.header("accept")
+        return cast(Response, await nsqd.env.run_blocking(exposition, families, accept))
 
     # -- publishing --------------------------------------------------------------------------------------------------
 

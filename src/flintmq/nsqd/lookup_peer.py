@@ -110,6 +110,7 @@ class LookupPeer:
     Attributes:
         address: as configured.
         info: what it said of itself, None while not connected.
+        tried: set when the first connection has been made or has failed.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class LookupPeer:
     ) -> None:
         self.address = address
         self.info: LookupdInfo | None = None
+        self.tried = asyncio.Event()
         self._env = env
         self._me = me
         self._registrations = registrations
@@ -136,6 +138,7 @@ class LookupPeer:
 
     async def close(self) -> None:
         """Stop; nsqlookupd forgets this nsqd when the connection closes."""
+        self.tried.set()
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -150,6 +153,7 @@ class LookupPeer:
                     log.warning("nsqlookupd %s: %s; trying again until it answers", self.address, reason)
             was_connected = self.info is not None
             self.info = None
+            self.tried.set()
             await asyncio.sleep(self._env.random.uniform(_RETRY_MIN_S, _RETRY_MAX_S))
 
     async def _serve(self) -> None:
@@ -163,6 +167,7 @@ class LookupPeer:
         try:
             answer = await connection.ask(_MAGIC_V1 + encode_identify(self._me()), 1)
             self.info = decode_lookupd_info(answer[0])
+            self.tried.set()
             self._reset = False
             self._changes.clear()
             await self._send(connection, [encode_register(*each) for each in self._registrations()])

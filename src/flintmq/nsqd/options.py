@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import hashlib
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import ClassVar
 
 from flintmq.errors import OptionError
@@ -35,6 +36,7 @@ MAX_MSG_SIZE_MAX = BATCH_SIZE_MAX - 1024  # one message with its headers must fi
 INT32_MAX = (1 << 31) - 1  # sizes and counts are int32 on the wire
 
 _LOGGING = "Logging"
+_OPERATION = "Operation"
 _ADDRESSES = "Addresses"
 _STORAGE = "Storage"
 _MESSAGES = "Messages"
@@ -112,6 +114,14 @@ class NsqdOptions(Options):
         0,
         "most client connections at a time, 0 for as many as the limit of open files allows",
         group=_ADDRESSES,
+        origin="flintmq",
+    )
+
+    allow_config_from_cidr: tuple[str, ...] = option(
+        Items(Text("CIDR")),
+        ("127.0.0.1/8", "::1/128"),
+        'addresses from which PUT /config and /debug are answered, "" for all',
+        group=_OPERATION,
         origin="flintmq",
     )
 
@@ -214,43 +224,31 @@ class NsqdOptions(Options):
         "statsd daemon to send counters to over UDP",
         group=_STATSD,
         default_text="none",
-        implemented=False,
-        ignored_in_file=True,
     )
     statsd_interval_ns: int = option(
         Duration(MILLISECOND),
         MINUTE,
         "time between two reports",
         group=_STATSD,
-        implemented=False,
-        ignored_in_file=True,
     )
     statsd_mem_stats: bool = option(
         Switch(),
         True,
         "report memory and garbage collection too",
         group=_STATSD,
-        implemented=False,
-        ignored_in_file=True,
     )
-    statsd_prefix: str = option(
-        Text(), "nsq.%s", "prefix of keys, %s is the host", group=_STATSD, implemented=False, ignored_in_file=True
-    )
+    statsd_prefix: str = option(Text(), "nsq.%s", "prefix of keys, %s is the host", group=_STATSD)
     statsd_udp_packet_size: int = option(
         Integer(1, 65507, "bytes"),
         508,
         "size of the largest datagram",
         group=_STATSD,
-        implemented=False,
-        ignored_in_file=True,
     )
     statsd_exclude_ephemeral: bool = option(
         Switch(),
         False,
         "leave out #ephemeral topics and channels",
         group=_STATSD,
-        implemented=False,
-        ignored_in_file=True,
     )
 
     e2e_processing_latency_percentile: tuple[float, ...] = option(
@@ -260,16 +258,12 @@ class NsqdOptions(Options):
         group=_LATENCY,
         key="e2e_processing_latency_percentiles",
         default_text="none",
-        implemented=False,
-        ignored_in_file=True,
     )
     e2e_processing_latency_window_time_ns: int = option(
         Duration(SECOND),
         10 * MINUTE,
         "how far back percentiles look",
         group=_LATENCY,
-        implemented=False,
-        ignored_in_file=True,
     )
 
     auth_http_address: tuple[str, ...] = option(
@@ -345,6 +339,12 @@ class NsqdOptions(Options):
     snappy: bool = option(Switch(), True, "let clients ask for snappy", group=_COMPRESSION)
 
     def check_together(self) -> None:
+        for each in self.allow_config_from_cidr:
+            try:
+                ip_network(each, strict=False)
+            except ValueError:
+                allowed = "it must be addresses such as 10.0.0.0/8"
+                raise OptionError("allow_config_from_cidr", each, allowed, "argument") from None
         if not (self.tls_cert and self.tls_key):
             allowed = "cannot require TLS client connections without TLS key and cert"
             if self.tls_required != "false":

@@ -8,11 +8,12 @@ Source: reference/nsq.md 4.3 and 5.3.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +24,23 @@ from flintmq.broker.partition import PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
-from flintmq.errors import Exiting, FlintError, StorageError
+from flintmq.errors import DiskFull, Exiting, FlintError, StorageError
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
+from flintmq.net.debug import DebugApi
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
+from flintmq.net.metrics import Family
+from flintmq.net.networks import Networks
 from flintmq.net.tls import ServerTls, client_context
 from flintmq.net.tls_engine import NewEngine
+from flintmq.nsqd import config, metrics, stats, statsd
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.engine import Ended, Engine
 from flintmq.nsqd.http_api import HttpApi
-from flintmq.nsqd.lookup_peer import LookupPeer, Registration
-from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.lookup_peer import Registration
+from flintmq.nsqd.lookupds import Lookupds
+from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqd.session import Session
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
 from flintmq.wire import server as wire
@@ -87,6 +93,7 @@ class Nsqd:
         self.version = NSQ_VERSION
         self.version_line = f"nsqd v{__version__} (built w/python{platform.python_version()})"
         self.start_ns = env.clock.wall_ns()
+        self.gc_pauses = stats.GcPauses(env.clock)
         self.sessions: dict[Session, None] = {}
         self.addresses = Addresses(None, None)
         self.wire_limits = wire.ServerLimits(
@@ -104,12 +111,22 @@ class Nsqd:
         self.features = _features(options, self.version)
         self._files = files
         self._is_exiting = False
+        self._gone: asyncio.Event | None = None
         self._connections_max = options.max_connections or _descriptor_limit() - _FILES_RESERVE
-        self._peers: list[LookupPeer] = []
+        self.debug = DebugApi(env, Networks(options.allow_config_from_cidr), self.describe)
+        self._lookupds = Lookupds(
+            env,
+            self._peer_info,
+            self._registrations,
+            options.http_client_connect_timeout_ns / 1e9,
+            options.http_client_request_timeout_ns / 1e9,
+        )
+        self._starting: dict[asyncio.Task[None], None] = {}
+        self._statsd: statsd.Reporter | None = None
         self._tcp: asyncio.AbstractServer | None = None
         self._http: HttpServer | None = None
         self._https: HttpServer | None = None
-        self._damage_count = 0
+        self.damage_count = 0
         broker = Broker(
             files,
             ChannelStore(files),
@@ -119,6 +136,7 @@ class Nsqd:
                 retention_time_ns=options.retention_time_ns,
                 retention_bytes=options.retention_bytes,
                 max_channel_consumers=options.max_channel_consumers,
+                latency_window_ns=_latency_window_ns(options),
             ),
             env.random,
             self._report,
@@ -161,10 +179,13 @@ class Nsqd:
             self._https = HttpServer(router, clock=self.env.clock)
             https = await self._listen_http("HTTPS", self._https, options.https_address, self.new_tls)
         self.addresses = Addresses(tcp, http, https)
-        self._peers = [
-            LookupPeer(address, self.env, self._peer_info, self._registrations)
-            for address in options.lookupd_tcp_address
-        ]
+        self._lookupds.set(options.lookupd_tcp_address)
+        for topic in list(broker.topics.values()):
+            if topic.is_starting:
+                self._start_topic(topic)
+        self.gc_pauses.start()
+        if options.statsd_address:
+            self._statsd = self._new_statsd()
 
     async def _listen_tcp(self, text: str) -> tuple[str, int] | None:
         loop = self.engine.loop
@@ -212,22 +233,32 @@ class Nsqd:
         await self.engine.settle()
         for session in list(self.sessions):
             session.drain()
+        self.debug.close()
         for server in (self._http, self._https):
             if server is not None:
                 await server.close()
         if self.auth is not None:
             await self.auth.close()
-        for peer in self._peers:
-            await peer.close()
-        deadline = self.engine.loop.time() + _DRAIN_DEADLINE_S
-        while self.sessions and self.engine.loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        for task in list(self._starting):
+            task.cancel()
+        await self._lookupds.close()
+        if self._statsd is not None:
+            await self._statsd.close()
+        self.gc_pauses.stop()
+        await self._all_gone(_DRAIN_DEADLINE_S)
         for session in list(self.sessions):
             session.abort()
-        while self.sessions:
-            await asyncio.sleep(0)
+        await self._all_gone(_DRAIN_DEADLINE_S)
         await self.engine.close()
         self._files.close()
+
+    async def _all_gone(self, deadline_s: float) -> None:
+        """Wait until the last connection is gone, or the deadline."""
+        if self.sessions:
+            self._gone = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._gone.wait()
 
     # -- what connections ask for --------------------------------------------------------------------------------------
 
@@ -244,6 +275,8 @@ class Nsqd:
     def forget(self, session: Session) -> None:
         """Count a connection out."""
         self.sessions.pop(session, None)
+        if not self.sessions and self._gone is not None:
+            self._gone.set()
 
     def create_topic(self, name: str) -> Topic:
         """Find a topic or create it.
@@ -257,8 +290,37 @@ class Nsqd:
             return topic
         if self._is_exiting:
             raise Exiting
+        topic = self.engine.broker.topic(name, self.env.clock.wall_ns(), starting=bool(self._lookupds))
         log.info("TOPIC(%s): created", name)
-        return self.engine.broker.topic(name, self.env.clock.wall_ns())
+        if topic.is_starting:
+            self._start_topic(topic)
+        return topic
+
+    def _start_topic(self, topic: Topic) -> None:
+        """Let a topic hand out messages once it has the channels that nsqlookupds know of."""
+        task = self.engine.loop.create_task(self._create_channels(topic))
+        self._starting[task] = None
+        task.add_done_callback(lambda done: self._channels_created(topic, done))
+
+    def _channels_created(self, topic: Topic, task: asyncio.Task[None]) -> None:
+        self._starting.pop(task, None)
+        if task.cancelled():
+            return  # this nsqd stops; the next one asks again
+        if task.exception() is not None:
+            log.error("creating channels of topic %s ended unexpectedly", topic.name, exc_info=task.exception())
+        if self.engine.broker.topics.get(topic.name) is topic:
+            self.engine.broker.start_topic(topic)
+            self.engine.schedule()
+
+    async def _create_channels(self, topic: Topic) -> None:
+        """Publishing goes on meanwhile: messages are stored and acknowledged, and handed out when this is done."""
+        names = await self._lookupds.channels_of(topic.name) if self._lookupds else []
+        if self.engine.broker.topics.get(topic.name) is not topic:
+            return
+        for name in names:
+            if name not in topic.channel_names:
+                log.info("TOPIC(%s): new channel(%s), which nsqlookupd knows", topic.name, name)
+                self.engine.broker.channel(topic, name)
 
     def publish(self, topic_name: str, bodies: Sequence[bytes], defer_ms: int) -> PublishGroup:
         """Publish messages.
@@ -369,8 +431,18 @@ class Nsqd:
             return f"NOK - {self.engine.health}"
         for each in self.engine.broker.logs():
             if each.failed:
-                return f"NOK - {each.failed}"
-        return "OK"
+                return f"NOK - {each.directory}: {each.failed}"
+        error = self.engine.broker.write_error
+        if error is None or (isinstance(error, DiskFull) and self._has_space(error)):
+            return "OK"
+        return f"NOK - {error}"
+
+    def _has_space(self, error: DiskFull) -> bool:
+        """Whether a disk that was full is so no longer; without publishes nothing else would tell."""
+        try:
+            return self._files.free_bytes() > error.needed_bytes
+        except OSError:
+            return False
 
     def info(self) -> dict[str, Any]:
         """The answer of /info."""
@@ -390,6 +462,58 @@ class Nsqd:
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
         }
+
+    def metrics(self) -> list[Family]:
+        """What Prometheus is told of the daemon itself."""
+        return metrics.describe_daemon(
+            self.version,
+            self.options.durability,
+            self.start_ns,
+            self.health() == "OK",
+            len(self.sessions),
+            self.damage_count,
+            self._lookupds.connected(),
+        )
+
+    def change_options(self, options: NsqdOptions) -> None:
+        """Put options that may change at run time into force: the nsqlookupds and the log level."""
+        self.options = options
+        self._lookupds.set(options.lookupd_tcp_address)
+        config.set_log_level(options.log_level)
+
+    def options_filled_in(self) -> dict[str, Any]:
+        """Options that are not shown as they were given, by their name in a configuration file."""
+        me = self._peer_info()
+        node_id = self.options.node_id
+        return {
+            "broadcast_address": me.broadcast_address,
+            "broadcast_tcp_port": me.tcp_port,
+            "broadcast_http_port": me.http_port,
+            "id": node_id_of(self.env.hostname) if node_id is None else node_id,
+            "statsd_prefix": self.statsd_prefix,
+        }
+
+    @property
+    def statsd_prefix(self) -> str:
+        """What every key told to statsd starts with."""
+        me = self._peer_info()
+        return statsd.prefix_of(self.options.statsd_prefix, me.broadcast_address, me.http_port)
+
+    def _new_statsd(self) -> statsd.Reporter:
+        options = self.options
+
+        def topics() -> Iterator[statsd.Row]:
+            latencies = stats.Latencies(options.e2e_processing_latency_percentile, self.env.clock.wall_ns())
+            return stats.topic_rows(self.engine.broker.topics, latencies)
+
+        return statsd.Reporter(
+            options.statsd_address,
+            options.statsd_interval_ns / 1e9,
+            options.statsd_udp_packet_size,
+            statsd.Lines(self.statsd_prefix, options.statsd_exclude_ephemeral),
+            topics,
+            (lambda: stats.memory(self.gc_pauses)) if options.statsd_mem_stats else None,
+        )
 
     def _peer_info(self) -> PeerInfo:
         options = self.options
@@ -411,19 +535,21 @@ class Nsqd:
         return rows
 
     def _topic_changed(self, topic: str, channel: str | None, exists: bool) -> None:
-        for peer in self._peers:
-            peer.register((topic, channel or ""), exists)
+        self._lookupds.register((topic, channel or ""), exists)
 
     def _problem(self, error: StorageError) -> None:
         log.error("%s", error)
 
     def _report(self, damage: Corruption) -> None:
-        self._damage_count += 1
+        self.damage_count += 1
         log.error("%s", damage)
 
     def describe(self) -> str:
         """The state of everything, for humans and failing tests."""
-        return "\n".join([self.engine.broker.describe(), *(session.describe() for session in self.sessions)])
+        parts = [self.engine.broker.describe(), *(session.describe() for session in self.sessions)]
+        parts += [server.describe() for server in (self._http, self._https) if server is not None]
+        parts.append(self._lookupds.describe())
+        return "\n".join(part for part in parts if part)
 
 
 def _features(options: NsqdOptions, version: str) -> ServerFeatures:
@@ -472,6 +598,20 @@ def _auth_client(options: NsqdOptions, env: Env) -> AuthClient | None:
     )
 
 
+def _latency_window_ns(options: NsqdOptions) -> int:
+    return options.e2e_processing_latency_window_time_ns if options.e2e_processing_latency_percentile else 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many files as the system lets it, as Go's runtime does: every topic keeps one open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of open files stays at %d, %d cannot be had: %s", soft, hard, error)
+
+
 def _descriptor_limit() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(2 * _FILES_RESERVE, soft)
@@ -510,6 +650,7 @@ async def main(
 def run(options: NsqdOptions) -> int:
     """Run an nsqd in this process until SIGTERM or SIGINT; return its exit code."""
     logs.configure(options.log_prefix, options.log_level)
+    _raise_descriptor_limit()
     try:
         files = OsFiles(options.data_path or ".")
         env = Env(hostname=platform.node() or "localhost")
@@ -518,7 +659,7 @@ def run(options: NsqdOptions) -> int:
     except StopFailed as error:
         log.critical("%s", error)
         return 1
-    except FlintError as error:
+    except (FlintError, OSError) as error:
         log.critical("failed to instantiate nsqd - %s", error)
         return 1
     return 0

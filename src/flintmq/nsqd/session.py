@@ -306,8 +306,18 @@ class Session(asyncio.Protocol):
 
     def publish_ended(self) -> None:
         """Something this connection waits for has ended."""
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        slots = self._slots
+        if len(slots) == 1 and isinstance(slots[0], PublishGroup) and self._has_only_slots() and not slots[0].error:
+            slots.clear()
+            self._transport.write(OK_FRAME)  # what a producer waits for when it publishes one by one
+        else:
             self.engine.wants_output(self)
+
+    def _has_only_slots(self) -> bool:
+        """Whether the next write of this connection can be nothing but what stands in its slots."""
+        return self.subscription is None and not self.out and not self._waiting and not self._is_draining
 
     def _flush_slots(self) -> None:
         slots = self._slots
@@ -596,12 +606,13 @@ class Session(asyncio.Protocol):
             return False
         if self._waiting or self._is_draining or self.auth is not None:
             return False
-        engine = self.engine
-        group = engine.broker.publish_one(partition, body)
+        group = partition.join(body)
+        if group is None:
+            group = self.engine.broker.publish_to(partition, (body,))
+            self.engine.schedule()
         group.waiters.append(self)
         self._slots.append(group)
         self.pub_counts[topic_name] += 1
-        engine.schedule()
         return True
 
     def _ready(self, event: wire.Ready) -> None:
@@ -612,7 +623,8 @@ class Session(asyncio.Protocol):
 
     def _finish_run(self, event: wire.FinishRun) -> None:
         assert self.subscription is not None and self.channel is not None
-        for internal in self.channel.finish(self.subscription, event.ids):
+        wall_ns = self.nsqd.env.clock.wall_ns() if self.channel.latency is not None else 0
+        for internal in self.channel.finish(self.subscription, event.ids, wall_ns):
             self._not_in_flight("FIN", hex_id(internal))
         self.engine.broker.mark(self.channel)
         self.engine.schedule()

@@ -1,6 +1,6 @@
-"""What ``/stats`` answers, as data and as text.
+"""What ``/stats`` answers, as data and as text; statsd and Prometheus are told the same.
 
-Source: reference/nsq.md 2.1.
+Source: reference/nsq.md 2.1 and 4.2.
 """
 
 from __future__ import annotations
@@ -8,34 +8,131 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from flintmq.broker.channel import Channel
+from flintmq.broker.latency import Summary
 from flintmq.broker.topic import Topic
+from flintmq.clock import Clock
 from flintmq.nsqd.session import Session
 
 NO_LATENCY: dict[str, Any] = {"count": 0, "percentiles": None}
+_PAUSE_COUNT = 256  # of the last collections, as Go's runtime keeps
+_FULL_GENERATION = 2
 
 
-def memory() -> dict[str, int]:
-    """nsqd's memory figures in Python's terms; those that only Go's collector has are 0."""
-    resident_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+class GcPauses:
+    """How long the last full garbage collections stopped this process.
+
+    Args:
+        clock: of the daemon.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begun_ns = 0
+        self._pauses_ns: deque[int] = deque(maxlen=_PAUSE_COUNT)
+
+    def start(self) -> None:
+        """Begin to measure."""
+        gc.callbacks.append(self._collecting)
+
+    def stop(self) -> None:
+        """Measure no more."""
+        if self._collecting in gc.callbacks:
+            gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, about: dict[str, int]) -> None:
+        if about["generation"] != _FULL_GENERATION:
+            return
+        if phase == "start":
+            self._begun_ns = self._clock.monotonic_ns()
+        else:
+            self._pauses_ns.append(self._clock.monotonic_ns() - self._begun_ns)
+
+    def percentiles_usec(self, percents: Iterable[float]) -> list[int]:
+        """Pauses at ``percents``, chosen as nsqd does; zeros when there was none."""
+        pauses = sorted(self._pauses_ns)
+        if not pauses:
+            return [0 for _ in percents]
+        last = len(pauses) - 1
+        return [pauses[min(last, int(percent / 100 * len(pauses) + 0.5))] // 1000 for percent in percents]
+
+
+def memory(pauses: GcPauses) -> dict[str, int]:
+    """nsqd's memory figures in Python's terms: blocks of its allocator, resident memory, full collections.
+
+    What only Go's collector has is 0.
+    """
+    pause_100, pause_99, pause_95 = pauses.percentiles_usec((100, 99, 95))
     return {
-        "heap_objects": len(gc.get_objects(generation=2)) if gc.get_count()[2] < 0 else sys.getallocatedblocks(),
+        "heap_objects": sys.getallocatedblocks(),
         "heap_idle_bytes": 0,
-        "heap_in_use_bytes": resident_bytes,
+        "heap_in_use_bytes": resident_bytes(),
         "heap_released_bytes": 0,
-        "gc_pause_usec_100": 0,
-        "gc_pause_usec_99": 0,
-        "gc_pause_usec_95": 0,
+        "gc_pause_usec_100": pause_100,
+        "gc_pause_usec_99": pause_99,
+        "gc_pause_usec_95": pause_95,
         "next_gc_bytes": 0,
         "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
     }
 
 
-def channel_row(name: str, parts: list[Channel], include_clients: bool, paused: bool) -> dict[str, Any]:
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; its peak where the system does not tell the present."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Latencies:
+    """Latencies from publishing to FIN as they are now, for one answer.
+
+    Args:
+        quantiles: which to show; none when they are not kept.
+        wall_ns: wall time now.
+    """
+
+    def __init__(self, quantiles: Iterable[float] = (), wall_ns: int = 0) -> None:
+        self._quantiles = sorted(quantiles, reverse=True)  # as nsqd has them
+        self._wall_ns = wall_ns
+        self._summaries: dict[Channel, Summary] = {}
+
+    def of_channel(self, parts: Sequence[Channel]) -> dict[str, Any]:
+        """``e2e_processing_latency`` of one channel, its partitions taken together."""
+        return self._row([self._summary(part) for part in parts]) if self._quantiles else NO_LATENCY
+
+    def of_topic(self, topic: Topic) -> dict[str, Any]:
+        """``e2e_processing_latency`` of all channels of a topic; to be asked for behind theirs."""
+        if not self._quantiles:
+            return NO_LATENCY
+        parts = [channel for partition in topic.partitions.values() for channel in partition.channels.values()]
+        row = self._row([self._summary(part) for part in parts])
+        self._summaries.clear()  # kept from its channels' turn to its own
+        return row
+
+    def _summary(self, channel: Channel) -> Summary:
+        summary = self._summaries.get(channel)
+        if summary is None:
+            summary = Summary() if channel.latency is None else channel.latency.summary(self._wall_ns)
+            self._summaries[channel] = summary
+        return summary
+
+    def _row(self, summaries: Sequence[Summary]) -> dict[str, Any]:
+        whole = Summary.of(summaries)
+        values = whole.values_at(self._quantiles)
+        pairs = zip(self._quantiles, values, strict=True)
+        return {"count": whole.count, "percentiles": [{"quantile": q, "value": value} for q, value in pairs]}
+
+
+def channel_row(
+    name: str, parts: list[Channel], include_clients: bool, paused: bool, latencies: Latencies
+) -> dict[str, Any]:
     """One channel, its partitions added up."""
     clients = [s.owner for part in parts for s in part.subscriptions if isinstance(s.owner, Session)]
     depth = sum(part.depth for part in parts)
@@ -51,33 +148,47 @@ def channel_row(name: str, parts: list[Channel], include_clients: bool, paused: 
         "client_count": len(clients),
         "clients": [client.stats() for client in clients] if include_clients else None,
         "paused": paused,
-        "e2e_processing_latency": NO_LATENCY,
+        "e2e_processing_latency": latencies.of_channel(parts),
     }
 
 
-def topic_row(topic: Topic, channel: str, include_clients: bool) -> dict[str, Any]:
+def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Latencies) -> dict[str, Any]:
     """One topic with its channels, or only the one named."""
     names = sorted(name for name in topic.channel_names if not channel or name == channel)
     return {
         "topic_name": topic.name,
         "channels": [
-            channel_row(name, topic.channels(name), include_clients, topic.channel_names[name]) for name in names
+            channel_row(name, topic.channels(name), include_clients, topic.channel_names[name], latencies)
+            for name in names
         ],
         "depth": topic.depth,
         "backend_depth": 0 if topic.ephemeral else topic.depth,
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": NO_LATENCY,
+        "e2e_processing_latency": latencies.of_topic(topic),
     }
 
 
+def topic_rows(topics: Mapping[str, Topic], latencies: Latencies) -> Iterator[dict[str, Any]]:
+    """All topics by name without their clients, each as it is when its turn comes; they may come and go meanwhile."""
+    for name in sorted(topics):
+        topic = topics.get(name)
+        if topic is not None:
+            yield topic_row(topic, "", False, latencies)
+
+
 def collect(
-    topics: dict[str, Topic], sessions: Iterable[Session], topic: str, channel: str, include_clients: bool
+    topics: dict[str, Topic],
+    sessions: Iterable[Session],
+    topic: str,
+    channel: str,
+    include_clients: bool,
+    latencies: Latencies,
 ) -> dict[str, Any]:
     """``topics`` and ``producers`` of ``/stats``; a filter that matches nothing gives what nsqd gives."""
     rows: list[dict[str, Any]] | None = [
-        topic_row(topics[name], channel, include_clients)
+        topic_row(topics[name], channel, include_clients, latencies)
         for name in sorted(topics)
         if (not topic or name == topic) and (not channel or channel in topics[name].channel_names)
     ]
@@ -120,7 +231,7 @@ def as_text(
         lines += [
             "",
             f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
-            f"msgs: {topic['message_count']:<8} e2e%: ",
+            f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}",
         ]
         for channel in topic["channels"]:
             mark = "   *P " if channel["paused"] else "      "
@@ -128,7 +239,8 @@ def as_text(
                 f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
                 f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
                 f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-                f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+                f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
+                f"e2e%: {_latency_text(channel)}"
             )
             lines += [_client_line(client, now_ns) for client in channel["clients"] or ()]
     lines += ["", "Producers:" if stats["producers"] else "Producers: None"]
@@ -140,6 +252,18 @@ def as_text(
             f"topics: {published} connected: {_connected(client, now_ns)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _latency_text(row: dict[str, Any]) -> str:
+    percentiles = row["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(_human_duration(each["value"]) for each in percentiles)
+
+
+def _human_duration(value_ns: int) -> str:
+    for unit_ns, unit in ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")):
+        if value_ns > unit_ns:
+            return f"{value_ns / unit_ns:.1f}{unit}"
+    return f"{value_ns:.1f}ns"
 
 
 def _client_name(client: dict[str, Any]) -> str:

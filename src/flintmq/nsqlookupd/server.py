@@ -17,8 +17,11 @@ from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, tcp_address
+from flintmq.net.debug import DebugApi
 from flintmq.net.http_server import HttpServer
 from flintmq.net.log import configure
+from flintmq.net.networks import LOOPBACK, Networks
+from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import build_router
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.session import Sessions
@@ -41,7 +44,11 @@ class Nsqlookupd:
         self.database = RegistrationDatabase(options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns)
         self._env = env
         self._options = options
-        self._http = HttpServer(build_router(self.database, env.clock, __version__), clock=env.clock)
+        router = build_router(self.database, env.clock, __version__)
+        metrics.add_route(router, env, self.database, __version__)
+        self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
+        self._debug.add_routes(router)
+        self._http = HttpServer(router, clock=env.clock)
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
         self._sessions = Sessions(self.database, env.clock, self._info, idle_deadline_s)
         self._listener: asyncio.AbstractServer | None = None
@@ -68,6 +75,7 @@ class Nsqlookupd:
         if self._listener is not None:
             self._listener.close()
         self._sessions.close_all()
+        self._debug.close()
         await self._http.close()
         _log.info("nsqlookupd: stopped")
 

@@ -2,7 +2,8 @@
 
 ::
 
-    {"_log":   {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
+    {"_from":   {"flights": {"127.0.0.1:4150/0": 1}},
+     "_log":    {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
      "flights": {"127.0.0.1:4150/0": 336777}}
 
 The rules of this file:
@@ -11,8 +12,8 @@ The rules of this file:
 - keys are sorted at every level, because Spark compares offsets as text and runs a micro-batch when they differ;
 - ``_log`` names the incarnation of each log: a topic that was deleted and created again counts from 1 once more, and
   without it messages would be skipped in silence;
-- a partition that only the end of a micro-batch names contributes no messages to it: the number there is where its
-  reading starts. So what a micro-batch reads follows from its two offsets alone, however often it is repeated.
+- ``_from`` says where reading starts in the partitions that enter with the micro-batch of which this is the end. So
+  what a micro-batch reads follows from its two offsets alone, however often and wherever it is repeated.
 
 Source: design/spark.md 0 and 10.
 """
@@ -27,6 +28,8 @@ from typing import Any, NamedTuple
 from flintmq.errors import OptionError
 
 LOG_KEY = "_log"
+FROM_KEY = "_from"
+RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY})
 FIRST_SEQUENCE = 1  # of a new log; a user's 0 means the same
 LATEST_SEQUENCE = -1
 EARLIEST_SEQUENCE = -2
@@ -56,15 +59,24 @@ class Position:
 Offsets = dict[PartitionKey, Position]
 
 
-def to_json(offsets: Mapping[PartitionKey, Position]) -> dict[str, Any]:
-    """The offsets as a dictionary whose keys are sorted at every level."""
-    result: dict[str, dict[str, Any]] = {}
-    logs: dict[str, dict[str, str]] = {}
-    for key in sorted(offsets, key=lambda key: (key.topic, key.label)):
-        result.setdefault(key.topic, {})[key.label] = offsets[key].sequence
-        logs.setdefault(key.topic, {})[key.label] = offsets[key].log_id
-    result[LOG_KEY] = logs
+def to_json(offsets: Mapping[PartitionKey, Position], entering: Mapping[PartitionKey, Position] = {}) -> dict[str, Any]:
+    """The offsets as a dictionary whose keys are sorted at every level.
+
+    Args:
+        entering: where reading starts in partitions that the offset before does not have.
+    """
+    result: dict[str, dict[str, Any]] = {LOG_KEY: _nested({key: position.log_id for key, position in offsets.items()})}
+    result |= _nested({key: position.sequence for key, position in offsets.items()})
+    if entering:
+        result[FROM_KEY] = _nested({key: position.sequence for key, position in entering.items()})
     return dict(sorted(result.items()))
+
+
+def _nested(values: Mapping[PartitionKey, Any]) -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {}
+    for key in sorted(values, key=lambda key: (key.topic, key.label)):
+        result.setdefault(key.topic, {})[key.label] = values[key]
+    return result
 
 
 def _split_label(label: str) -> tuple[str, int]:
@@ -75,20 +87,25 @@ def _split_label(label: str) -> tuple[str, int]:
 
 
 def from_json(value: Mapping[str, Any]) -> Offsets:
-    """The inverse of :func:`to_json`.
+    """The positions of :func:`to_json`; none for an empty dictionary.
 
     Raises:
         ValueError: Spark handed over something this source did not write.
     """
-    offsets: Offsets = {}
-    logs = value.get(LOG_KEY, {})
-    for topic, labels in value.items():
-        if topic == LOG_KEY:
-            continue
-        for label, sequence in labels.items():
-            nsqd, partition = _split_label(label)
-            offsets[PartitionKey(topic, nsqd, partition)] = Position(int(sequence), str(logs[topic][label]))
-    return offsets
+    return _positions({topic: labels for topic, labels in value.items() if topic not in RESERVED_TOPICS}, value)
+
+
+def entries_of(value: Mapping[str, Any]) -> Offsets:
+    """Where reading starts in the partitions that enter with the micro-batch of which this is the end."""
+    return _positions(value.get(FROM_KEY, {}), value)
+
+
+def _positions(sequences: Mapping[str, Mapping[str, Any]], value: Mapping[str, Any]) -> Offsets:
+    return {
+        PartitionKey(topic, *_split_label(label)): Position(int(sequence), str(value[LOG_KEY][topic][label]))
+        for topic, labels in sequences.items()
+        for label, sequence in labels.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +139,7 @@ def parse_given(option: str, text: str) -> GivenOffsets:
     error = OptionError(option, text, form, "option of format nsq")
     value = json.loads(text)
     logs = value.pop(LOG_KEY, {})
+    value.pop(FROM_KEY, None)
     if not isinstance(logs, dict):
         raise error
     for labels in value.values():

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.names import is_valid_name
+from flintmq.spark.offsets import RESERVED_TOPICS
 from flintmq.spark.schema import COLUMNS
 
 # what Spark itself leaves among the options of a source or sink
@@ -81,10 +82,15 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _topics(text: str) -> tuple[str, ...]:
     names = _names(text)
-    # "_log" is where offsets JSON keeps the identity of each log
-    if not names or any(not is_valid_name(name) or name == "_log" for name in names):
+    if not names:
         raise ValueError(text)
-    return tuple(sorted(set(names)))
+    return tuple(sorted({_source_topic(name) for name in names}))
+
+
+def _source_topic(text: str) -> str:
+    if text in RESERVED_TOPICS:
+        raise ValueError(text)
+    return _name(text)
 
 
 def _name(text: str) -> str:
@@ -171,14 +177,14 @@ _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
     @classmethod
-    def rows(cls) -> list[tuple[str, str, str, str]]:
-        """Name, default, allowed values and meaning of every option, for the documentation."""
-        rows = []
+    def markdown(cls) -> str:
+        """The table of all options for docs/spark.md; the allowed values stand in the error for any other."""
+        lines = ["| option | default | meaning |", "|---|---|---|"]
         for field in dataclasses.fields(cls):
             shown = field.metadata["shown"]
             default = str(field.default).lower() if shown is None else shown
-            rows.append((camel(field.name), default, field.metadata["allowed"], field.metadata["help"]))
-        return rows
+            lines.append(f"| `{camel(field.name)}` | {default} | {field.metadata['help']} |")
+        return "\n".join(lines)
 
     @classmethod
     def parse(cls, raw: Mapping[str, str]) -> Self:
@@ -222,9 +228,9 @@ class SourceOptions(_Options):
     lookupd: tuple[str, ...] = _option(
         (), _addresses, _ADDRESSES, "nsqlookupd HTTP addresses that know the nsqds; instead of `nsqd`", ""
     )
-    topic: str = _option("", _name, "a topic name", "topic to read", "")
+    topic: str = _option("", _source_topic, "a topic name (not _log, _from)", "topic to read", "")
     topics: tuple[str, ...] = _option(
-        (), _topics, "topic names separated by commas (not _log)", "several topics; instead of `topic`", ""
+        (), _topics, "topic names separated by commas (not _log, _from)", "several topics; instead of `topic`", ""
     )
     topic_pattern: str = _option(
         "", _pattern, "a regular expression", "all topics that match it wholly; needs `lookupd`; instead of `topic`", ""
@@ -291,7 +297,7 @@ class SourceOptions(_Options):
         False,
         _flag,
         "true or false",
-        "accept startingOffsets=latest without `channel`: a crash in the first micro-batch loses messages",
+        "accept startingOffsets=latest without `channel`: a crash before the first micro-batch skips messages",
     )
     columns: tuple[str, ...] = _option(
         COLUMNS, _columns, "distinct column names separated by commas", "read only these columns, in this order", "all"
@@ -326,8 +332,6 @@ class SourceOptions(_Options):
             raise _refuse("nsqd", ",".join(self.nsqd), "give either nsqd or lookupd")
         if sum((bool(self.topic), bool(self.topics), bool(self.topic_pattern))) != 1:
             raise _refuse("topic", self.topic, "give exactly one of topic, topics, topicPattern")
-        if self.topic == "_log":
-            raise _refuse("topic", self.topic, "offsets JSON keeps this name for itself")
         if self.topic_pattern and not self.lookupd:
             raise _refuse("topicPattern", self.topic_pattern, "it needs lookupd, which knows the topics")
         if self.starting_offsets == CURSOR and not self.channel:
@@ -350,8 +354,8 @@ class SourceOptions(_Options):
         """
         if self.ending_offsets != LATEST or self.ending_timestamp is not None:
             raise _refuse("endingOffsets", self.ending_offsets, "a stream has no end; use spark.read")
-        # Spark forgets where a new query started until its first micro-batch is committed, so after a crash it asks
-        # again, and "latest" has moved on; only a position that nsqd keeps makes it safe
+        # a query that crashes before its first micro-batch is planned starts anew, and "latest" has moved on by then;
+        # only a position that nsqd keeps makes it safe
         if not self.channel and not self.allow_unsafe_latest and self._starts_at_latest():
             raise _refuse(
                 "startingOffsets",

@@ -17,7 +17,7 @@ from flintmq.clock import Clock, SystemClock
 from flintmq.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from flintmq.spark.broker import POOL, PartitionLog
 from flintmq.spark.discovery import all_topics, nsqds_of_topic
-from flintmq.spark.offsets import PartitionKey
+from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retries
 
@@ -137,8 +137,8 @@ class Surveyor:
         topics: Iterable[str] = self._options.named_topics
         if self._options.topic_pattern:
             pattern = re.compile(self._options.topic_pattern)
-            # offsets JSON keeps "_log" for itself
-            topics = [t for t in all_topics(lookupds, timeout_s) if pattern.fullmatch(t) and t != "_log"]
+            found = all_topics(lookupds, timeout_s)
+            topics = [topic for topic in found if pattern.fullmatch(topic) and topic not in RESERVED_TOPICS]
         return {topic: tuple(nsqds_of_topic(lookupds, topic, timeout_s)) for topic in topics}
 
     def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[list[PartitionLog]]:

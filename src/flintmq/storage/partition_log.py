@@ -37,6 +37,7 @@ from flintmq.limits import (
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import Entry
+from flintmq.storage.read_ahead import decode_run
 from flintmq.storage.recovery import recover
 from flintmq.storage.scan import FLAGS_POSITION, SIZE_TABLE_ENTRY_BYTES
 from flintmq.storage.segment import Corruption, Found, Home, Segment
@@ -390,7 +391,8 @@ class PartitionLog:
     def read(self, sequence: int) -> Batch | None:
         """The batch that contains ``sequence``, or the next one when it is not stored; None at ``next_sequence``.
 
-        Damaged batches are reported, set aside and skipped.
+        Small batches that come from disk may be joined, see read_ahead.py. Damaged ones are reported, set aside and
+        skipped.
 
         Raises:
             StorageError: a file cannot be opened for a reason that says nothing about its content.
@@ -477,12 +479,7 @@ class PartitionLog:
             return []
         data, run, _position = found
         skipped = bisect_right(run.first_ids, self._id_base | sequence)
-        positions = [*run.positions[max(skipped - 1, 0) :], run.position]
-        batches = []
-        for number in range(len(positions) - 1):
-            batch_data = data[positions[number] : positions[number + 1]]
-            batches.append(Batch(batch_data, decode_header(batch_data)))
-        return batches
+        return decode_run(data, [*run.positions[max(skipped - 1, 0) :], run.position])
 
     def _next_run(self, sequence: int, size: int, stop: int) -> Found | None:
         """The next good batches at or after ``sequence``, in any segment; none that starts at or beyond ``stop``."""

@@ -3,6 +3,7 @@
 import pytest
 
 from flintmq.broker.partition import Partition
+from flintmq.errors import DiskFull
 from flintmq.limits import BATCH_COUNT_MAX
 from flintmq.storage.memory_log import MemoryLog
 
@@ -108,3 +109,25 @@ def test_a_deleted_partition_ends_what_was_published(partition):
     assert group.error is None
     assert partition.write_pending(1) is None
     assert partition.log.appends == []
+
+
+def test_what_was_stored_before_a_failure_is_delivered(partition, monkeypatch):
+    """A restart would find it in the log, so it must not stay behind the committed end."""
+    append = partition.log.append
+
+    def fail_when_delayed(bodies, timestamp_ns, due_ns=0):
+        if due_ns:
+            raise DiskFull("t", 0, 1)
+        return append(bodies, timestamp_ns, due_ns)
+
+    monkeypatch.setattr(partition.log, "append", fail_when_delayed)
+    group = partition.publish_one(b"a")
+    partition.publish((b"b",), 7)
+    stored = partition.write_pending(1)
+    assert isinstance(group.error, DiskFull)
+    assert stored is not group
+    assert stored.end_sequence == 2
+    assert not stored.ended
+    group = partition.publish((b"b",), 7)
+    assert partition.write_pending(1) is None
+    assert isinstance(group.error, DiskFull)

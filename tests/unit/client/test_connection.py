@@ -23,7 +23,7 @@ class Owner:
     def __init__(self) -> None:
         self.messages: list = []
         self.failures: list = []
-        self.settled: list[tuple[int, int]] = []
+        self.settled: list[tuple[int, int, int]] = []
         self.lost: list = []
 
     def on_messages(self, connection, records):
@@ -32,8 +32,8 @@ class Owner:
     def on_message_failed(self, connection, failure):
         self.failures.append(failure)
 
-    def on_settled(self, connection, finished, requeued):
-        self.settled.append((finished, requeued))
+    def on_settled(self, connection, finished, requeued, let_go):
+        self.settled.append((finished, requeued, let_go))
 
     def on_lost(self, connection, error):
         self.lost.append(error)
@@ -225,7 +225,7 @@ def test_answers_of_a_turn_are_one_write():
         assert writes == [
             b"TOUCH %s\n" % ids[0] + b"REQ %s 50\n" % ids[1] + b"FIN %s\nFIN %s\nFIN %s\n" % (ids[0], ids[2], ids[3])
         ]
-        assert owner.settled == [(3, 1)]
+        assert owner.settled == [(3, 1, 0)]
         assert connection.unsent_count == 0
 
     run(scenario)
@@ -323,10 +323,11 @@ def test_a_hang_up_and_calls_on_a_lost_connection():
         assert isinstance(outcomes[0], AnswerLost)
         connection.finish(owner.messages[0][2])
         connection.requeue(owner.messages[1][2], 0)
+        connection.let_go()
         connection.touch(owner.messages[1][2], lambda error: None)
         connection.rdy(1)
         await asyncio.sleep(1)
-        assert owner.settled == [(1, 1)], "counted, not sent"
+        assert owner.settled == [(1, 1, 1)], "counted, not sent"
         with pytest.raises(ConnectionFailed):
             await connection.end_subscription()
         connection.close()

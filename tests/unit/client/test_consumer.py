@@ -1011,7 +1011,9 @@ def test_nsqlookupd_that_fail_take_nothing_away(caplog):
             listed.is_down = False
             await until(lambda: consumer.connections)
             listed.is_down = True
+            polls = len(listed.asked)
             await asyncio.sleep(300)
+            assert len(listed.asked) - polls < 15, "what is down is not asked every two seconds"
             world.fake.drop_all()
             began = world.now
             await until(lambda: consumer.connections)

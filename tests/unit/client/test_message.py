@@ -38,6 +38,9 @@ class Link:
     def forget_touched(self, message_id):
         self.touched.pop(message_id, None)
 
+    def let_go(self):
+        self.sent.append("nothing")
+
 
 class Owner:
     """A consumer's clock and policies."""
@@ -130,6 +133,22 @@ def test_time_left_and_touch(message, owner):
     assert message.time_left == 50.0, "not beyond max_msg_timeout since the delivery"
     owner.now += 50.5
     assert message.time_left == -0.5
+    assert message.is_lost
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda message: message.finish(), ["FIN"]),
+        (lambda message: message.requeue(5), ["nothing"]),
+        (lambda message: message.touch(), []),
+    ],
+)
+def test_after_its_time_only_a_finish_is_sent(message, link, owner, call, expected):
+    """nsqd knows messages by id: the rest would hit a later delivery of the same message to us."""
+    owner.now += 60.0
+    call(message)
+    assert link.sent == expected
     assert message.is_lost
 
 

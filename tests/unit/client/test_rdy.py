@@ -245,6 +245,25 @@ def test_never_more_than_max_in_flight(seed):
             under_way.append((max([now + rng.uniform(0, SETTLE_S * 0.9), *earlier]), share, count))
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_time_passes_between_two_plans(seed):
+    """Whatever the clock's fractions are: what is due at a time is done by the plan of that time."""
+    rng = random.Random(seed)
+    policy = policy_of(3, *[2500] * 5, idle_timeout_s=rng.uniform(0.1, 3), tenure_s=rng.uniform(0.1, 9))
+    now = rng.uniform(0, 1e6)
+    for share in policy.shares:
+        share.msg_timeout_s = rng.uniform(0.3, 60)
+    plan(policy, now)
+    for share in policy.shares:
+        share.received(share.rdy_count, now)
+    for _ in range(200):
+        wake = policy.next_at(now)
+        assert wake is not None
+        assert wake > now, policy.describe()
+        now = wake
+        plan(policy, now)
+
+
 def test_everybody_gets_a_share_in_the_end():
     rng = random.Random(1)
     policy = policy_of(20, 2500, 2500, 2500)

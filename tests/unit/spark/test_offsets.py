@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.errors import OptionError
-from flintmq.spark.offsets import PartitionKey, Position, from_json, parse_given, to_json
+from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey, Position, entries_of, from_json, parse_given, to_json
 
-NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,20}(#ephemeral)?", fullmatch=True).filter(lambda name: name != "_log")
+NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,20}(#ephemeral)?", fullmatch=True).filter(
+    lambda name: name not in RESERVED_TOPICS
+)
 KEYS = st.builds(PartitionKey, NAMES, st.sampled_from(["127.0.0.1:4150", "[::1]:4150", "a.b:1"]), st.integers(0, 1023))
 POSITIONS = st.builds(Position, st.integers(0, (1 << 50) - 1), st.from_regex(r"[0-9a-f]{16}", fullmatch=True))
 
@@ -43,6 +45,21 @@ def test_equal_offsets_are_equal_text_and_come_back(offsets, random):
 
 def test_no_partition_yet():
     assert from_json(to_json({})) == {}
+    assert from_json({}) == {}
+    assert entries_of({}) == {}
+
+
+def test_where_partitions_enter_is_part_of_an_end():
+    old, new = PartitionKey("t", "a:1", 0), PartitionKey("u", "a:1", 0)
+    ends = {old: Position(9, "00000000000000a1"), new: Position(7, "00000000000000b2")}
+    entering = {new: Position(3, "00000000000000b2")}
+    end = json.loads(json.dumps(to_json(ends, entering)))
+    assert json.dumps(end) == (
+        '{"_from": {"u": {"a:1/0": 3}}, '
+        '"_log": {"t": {"a:1/0": "00000000000000a1"}, "u": {"a:1/0": "00000000000000b2"}}, '
+        '"t": {"a:1/0": 9}, "u": {"a:1/0": 7}}'
+    )
+    assert (from_json(end), entries_of(end)) == (ends, entering)
 
 
 def test_given_offsets():
@@ -56,7 +73,8 @@ def test_given_offsets():
 
 def test_offsets_of_a_checkpoint_may_be_pasted():
     key = PartitionKey("t", "a:1", 0)
-    pasted = parse_given("startingOffsets", json.dumps(to_json({key: Position(9, "00000000000000a1")})))
+    position = {key: Position(9, "00000000000000a1")}
+    pasted = parse_given("startingOffsets", json.dumps(to_json(position, position)))
     assert (pasted.sequence(key), pasted.log_id(key)) == (9, "00000000000000a1")
 
 

@@ -8,24 +8,24 @@ import pytest
 
 from flintmq.errors import OptionError
 from flintmq.spark import SetupError, session
-from flintmq.spark.session import settings
+from flintmq.spark.session import THROUGHPUT, settings
 
 
 def test_settings_of_a_local_session():
-    chosen = settings("local[3]", quick_start=True)
+    chosen = settings("local[3]")
     assert chosen["spark.sql.shuffle.partitions"] == "3"
     assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
     assert chosen["spark.sql.session.timeZone"] == "UTC"
     assert "FileSystemBased" in chosen["spark.sql.streaming.checkpointFileManagerClass"]
     assert "SerialGC" in chosen["spark.driver.extraJavaOptions"]
-    assert settings("local", quick_start=True)["spark.sql.shuffle.partitions"] == "1"
-    assert settings("local[2,4]", quick_start=True)["spark.sql.shuffle.partitions"] == "2"
-    assert int(settings("local[*]", quick_start=True)["spark.sql.shuffle.partitions"]) >= 1
-    assert "spark.driver.extraJavaOptions" not in settings("local[3]", quick_start=False)
+    assert settings("local")["spark.sql.shuffle.partitions"] == "1"
+    assert settings("local[2,4]")["spark.sql.shuffle.partitions"] == "2"
+    assert int(settings("local[*]")["spark.sql.shuffle.partitions"]) >= 1
+    assert "spark.driver.extraJavaOptions" not in settings("local[3]", THROUGHPUT)
 
 
 def test_a_cluster_keeps_its_own_checkpoints_and_partitions():
-    chosen = settings("spark://host:7077", quick_start=True)
+    chosen = settings("spark://host:7077")
     assert "spark.sql.shuffle.partitions" not in chosen
     assert "spark.sql.streaming.checkpointFileManagerClass" not in chosen
 
@@ -33,6 +33,11 @@ def test_a_cluster_keeps_its_own_checkpoints_and_partitions():
 def test_names_of_settings():
     with pytest.raises(OptionError, match=r"spark\."):
         session("app", master="local[1]", driver_memory="1g")
+
+
+def test_the_jvm_is_one_of_two():
+    with pytest.raises(OptionError, match="quick or throughput"):
+        session("app", jvm="fast")
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -77,13 +77,13 @@ def check(sample: Sample, kit: Kit, hit: set[int], thoroughly: bool = True) -> N
     assert log.failed is None
     stored = read_all(log)
     assert stored == {sequence: body for sequence, body in sample.model.items() if sequence not in hit}
-    assert fetch_all(log) == stored
     assert log.log_id == CREATED_NS
     assert not kit.lost() & set(stored)
     gone = {sequence for sequence in hit if log.start_sequence <= sequence < log.next_sequence}
     assert gone <= kit.lost()
     if not thoroughly:
         return
+    assert fetch_all(log) == stored
     first = log.append([b"after"], 5000)
     assert first == log.next_sequence - 1 >= max(stored, default=0) + 1
     stored[first] = b"after"
@@ -92,8 +92,7 @@ def check(sample: Sample, kit: Kit, hit: set[int], thoroughly: bool = True) -> N
     assert read_all(log) == fetch_all(log) == stored
 
 
-@pytest.mark.parametrize("change", ["one bit", "all bits"])
-@pytest.mark.parametrize("state", SAMPLES)
+@pytest.mark.parametrize(("state", "change"), [("clean", "one bit"), ("killed", "all bits")])
 def test_any_byte_changed(state, change):
     sample = SAMPLES[state]
     for path, content in sample.contents.items():
@@ -119,10 +118,9 @@ def test_any_length(state):
                 assert not any(report.kind == "damage" for report in kit.all_reports), "an unfinished write is no loss"
 
 
-@pytest.mark.parametrize("state", SAMPLES)
-def test_any_length_filled_with_zeros(state):
+def test_any_length_filled_with_zeros():
     """What a file system leaves when it knew the new size but not yet the new bytes."""
-    sample = SAMPLES[state]
+    sample = SAMPLES["killed"]
     for path, content in sample.contents.items():
         for size in range(len(content)):
             kit = sample.disk({path: content[:size].ljust(len(content), b"\0")})

@@ -188,6 +188,9 @@ def test_a_torn_tail_is_cut_and_kept_aside():
     log = kit.open()
     model = fill(log, 3)
     sync(log)
+    durable = log.next_sequence
+    model[durable] = b"written after the sync"
+    log.append([model[durable]], 9)
     tail = log.append([b"torn" * 20], 9)
     kill(kit)
     path = kit.logs()[-1]
@@ -201,7 +204,7 @@ def test_a_torn_tail_is_cut_and_kept_aside():
     position = size - 1 - report.size
     assert (report.kind, report.path, report.position) == ("torn", path, position)
     assert report.first_sequence_lost == report.end_sequence_lost == tail
-    assert report.synced_before == tail
+    assert report.synced_before == durable, "as the last good batch says"
     assert f"cut short: {report.size} of {report.size + 1} bytes" in report.reason
     aside = kit.disk.content(f"{path}.{position}.bad")
     assert len(aside) == report.size
@@ -511,15 +514,34 @@ def test_only_what_came_after_a_checkpoint_is_walked(monkeypatch):
     assert read_all(log) == model
 
 
-def test_a_checkpoint_of_bytes_that_were_cut_is_not_believed_later():
+def test_an_index_of_bytes_that_were_cut_is_not_believed_later():
     """Otherwise it would look good again as soon as other batches have grown over the place."""
     kit = Kit(segment_bytes=100_000)
-    filled(kit, 6)
-    index = kit.path(1, ".index")
-    assert index in kit.disk.paths()
-    kit.disk.cut(kit.path(1), 200)
     log = kit.open()
-    assert index not in kit.disk.paths() or log.segments()[-1].first_sequence > 1
+    for number in range(6):
+        log.append([b"old %d" % number], number)
+    log.roll()
+    index, path = kit.path(1, ".index"), kit.path(1)
+    assert index in kit.disk.paths()
+    kit.files().remove(kit.path(7))
+    kit.disk.cut(path, 200)
+    log = kit.open()
+    assert index not in kit.disk.paths()
+    model = {1: b"old 0"}
+    for number in range(8):
+        model[log.append([b"new and longer %d" % number], number)] = b"new and longer %d" % number
+    kill(kit)
+    assert read_all(kit.open()) == model
+
+
+def test_an_index_that_cannot_be_removed_makes_the_log_read_only():
+    kit = Kit(segment_bytes=100_000)
+    filled(kit, 6)
+    kit.disk.flip_bit(kit.path(1, ".index"), 80)
+    kit.disk.fail("remove")
+    log = kit.open()
+    assert log.failed is not None
+    assert "cannot remove it" in log.failed
 
 
 def test_everything_recovered_is_durable():

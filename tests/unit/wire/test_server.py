@@ -293,7 +293,8 @@ stream_parts = st.one_of(
 def test_any_split_gives_the_same_commands(parts, cuts):
     data = b"".join(parts)
     whole = flatten(connection(subscribed=True).receive_data(data))
-    parser, pieces, start = connection(subscribed=True), [], 0
+    parser, start = connection(subscribed=True), 0
+    pieces: list[wire.Event] = []
     for cut in [*sorted(cuts), len(data)]:
         pieces += parser.receive_data(data[start:cut]) if cut > start else []
         start = max(start, cut)
@@ -302,7 +303,7 @@ def test_any_split_gives_the_same_commands(parts, cuts):
 
 def flatten(events):
     """Undo the joining of runs, which depends on how the bytes arrive."""
-    flat = []
+    flat: list[object] = []
     for event in events:
         if isinstance(event, FinishRun):
             flat += [("FIN", internal) for internal in event.ids]

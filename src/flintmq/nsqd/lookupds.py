@@ -1,0 +1,143 @@
+"""All nsqlookupds of one nsqd: told of every topic and channel, and asked which channels a new topic has elsewhere.
+
+Rules of this file: every wait is bounded; one that is away or slow delays only what asks it.
+
+Source: reference/nsq.md 2.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+import msgspec
+
+from flintmq.env import Env
+from flintmq.errors import ConnectionFailed
+from flintmq.names import is_ephemeral, is_valid_name
+from flintmq.net.http_client import get
+from flintmq.nsqd.lookup_peer import LookupPeer, Registration
+from flintmq.wire.lookup import LookupdInfo, PeerInfo
+
+log = logging.getLogger(__name__)
+
+_CONCURRENT_MAX = 32
+_CHANNELS_MAX = 1000  # created ahead for one topic
+_FIRST_TRY_DEADLINE_S = 2.5  # a connection and IDENTIFY have 2 s
+
+
+class _Channels(msgspec.Struct):
+    channels: list[str] = []
+
+
+class _Answer(msgspec.Struct):
+    """nsqlookupd's answer; before 1.0 it stood in an envelope."""
+
+    channels: list[str] | None = None
+    data: _Channels | None = None
+
+
+class Lookupds:
+    """Keeps all nsqlookupds informed.
+
+    Args:
+        me: what they are told of this nsqd.
+        registrations: everything they have to know.
+        connect_timeout_s, request_timeout_s: for a question over HTTP.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        me: Callable[[], PeerInfo],
+        registrations: Callable[[], Iterable[Registration]],
+        connect_timeout_s: float,
+        request_timeout_s: float,
+    ) -> None:
+        self._env = env
+        self._me = me
+        self._registrations = registrations
+        self._connect_timeout_s = connect_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._peers: dict[str, LookupPeer] = {}
+        self._leaving: dict[asyncio.Task[None], None] = {}
+        self._turns = asyncio.Semaphore(_CONCURRENT_MAX)
+
+    def set(self, addresses: Iterable[str]) -> None:
+        """Talk to these from now on, and no longer to others."""
+        before, self._peers = self._peers, {}
+        for address in addresses:
+            peer = before.pop(address, None)
+            self._peers[address] = peer or LookupPeer(address, self._env, self._me, self._registrations)
+        for peer in before.values():
+            task = asyncio.get_running_loop().create_task(peer.close())
+            self._leaving[task] = None
+            task.add_done_callback(lambda done: self._leaving.pop(done, None))
+
+    def __bool__(self) -> bool:
+        return bool(self._peers)
+
+    def connected(self) -> dict[str, bool]:
+        """Every address, and whether it is connected now."""
+        return {address: peer.info is not None for address, peer in self._peers.items()}
+
+    def register(self, registration: Registration, exists: bool) -> None:
+        """Tell all of a topic or channel that was created or deleted."""
+        for peer in self._peers.values():
+            peer.register(registration, exists)
+
+    async def channels_of(self, topic: str) -> list[str]:
+        """Ask those that are connected for a topic's channels; return the names worth creating, without doubles.
+
+        Takes as long as the slowest of them, and at most the sum of all deadlines.
+        """
+        try:
+            deadline_s = _FIRST_TRY_DEADLINE_S + self._connect_timeout_s + self._request_timeout_s
+            async with asyncio.timeout(deadline_s):
+                found = await self._ask_all(topic)
+        except TimeoutError:
+            log.warning("nsqlookupds did not say in time which channels topic %s has", topic)
+            found = []
+        names = [name for name in dict.fromkeys(found) if is_valid_name(name) and not is_ephemeral(name)]
+        if len(names) > _CHANNELS_MAX:
+            log.warning("topic %s has %d channels elsewhere; %d are created now", topic, len(names), _CHANNELS_MAX)
+        return names[:_CHANNELS_MAX]
+
+    async def _ask_all(self, topic: str) -> list[str]:
+        peers = list(self._peers.values())
+        for peer in peers:
+            await peer.tried.wait()  # its first connection is about to be made or has failed
+        infos = {peer.address: peer.info for peer in peers if peer.info is not None}
+        if not infos:
+            log.error("no available nsqlookupd to query for channels to pre-create for topic %s", topic)
+        answers = await asyncio.gather(*(self._ask(address, info, topic) for address, info in infos.items()))
+        return [name for answer in answers for name in answer]
+
+    async def _ask(self, address: str, info: LookupdInfo, topic: str) -> list[str]:
+        target = f"/channels?topic={quote(topic, safe='')}"
+        try:
+            async with self._turns:
+                body = await get(
+                    info.broadcast_address,
+                    info.http_port,
+                    target,
+                    connect_timeout_s=self._connect_timeout_s,
+                    request_timeout_s=self._request_timeout_s,
+                )
+            answer = msgspec.json.decode(body, type=_Answer)
+        except (ConnectionFailed, msgspec.MsgspecError) as error:
+            log.warning("nsqlookupd %s does not say which channels topic %s has: %s", address, topic, error)
+            return []
+        return answer.channels or (answer.data.channels if answer.data is not None else [])
+
+    async def close(self) -> None:
+        """Stop; every nsqlookupd forgets this nsqd when its connection closes."""
+        self.set(())
+        while self._leaving:
+            await asyncio.wait(list(self._leaving))
+
+    def describe(self) -> str:
+        """One line per nsqlookupd, for humans."""
+        return "\n".join(f"nsqlookupd {address} connected={state}" for address, state in self.connected().items())

@@ -1,0 +1,148 @@
+"""nsqd's figures for Prometheus: what ``/stats`` tells, under names with units.
+
+Clients make topics and channels, so they decide how many series there are: at most ``ROWS_MAX`` topics and channels are
+shown, in the order of their names, with about ten series each; ``flintmq_nsqd_rows_left_out`` counts the others. There
+are no series per client.
+
+Source: the names follow https://prometheus.io/docs/practices/naming/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flintmq.broker.topic import Topic
+from flintmq.net.metrics import Family, single
+from flintmq.nsqd import stats
+
+ROWS_MAX = 5000
+_TOPICS_PER_TURN = 20  # looked at before others get a turn
+_NAMESPACE = "flintmq_nsqd"
+_TOPIC, _CHANNEL = ("topic",), ("topic", "channel")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One metric of topics or of channels, and where its figure stands in their row."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    field: str
+
+
+_TOPIC_COLUMNS = (
+    _Column("topic_depth", "gauge", "Messages of a topic that no channel has been given yet", "depth"),
+    _Column("topic_messages", "counter", "Messages published to a topic", "message_count"),
+    _Column("topic_message_bytes", "counter", "Bytes of the bodies published to a topic", "message_bytes"),
+    _Column("topic_log_bytes", "gauge", "Size of a topic's log", "log_bytes"),
+    _Column("topic_paused", "gauge", "1 while a topic is paused", "paused"),
+)
+_CHANNEL_COLUMNS = (
+    _Column("channel_depth", "gauge", "Messages waiting for a consumer", "depth"),
+    _Column("channel_in_flight", "gauge", "Messages that consumers hold", "in_flight_count"),
+    _Column("channel_deferred", "gauge", "Messages waiting for their time", "deferred_count"),
+    _Column("channel_messages", "counter", "Messages a channel was given", "message_count"),
+    _Column("channel_finished", "counter", "Messages finished by consumers", "finish_count"),
+    _Column("channel_requeued", "counter", "Messages given back by consumers", "requeue_count"),
+    _Column("channel_timed_out", "counter", "Messages that consumers held for too long", "timeout_count"),
+    _Column("channel_clients", "gauge", "Consumers of a channel", "client_count"),
+    _Column("channel_paused", "gauge", "1 while a channel is paused", "paused"),
+)
+_LATENCY_HELP = "Time from publishing to FIN, over the window of --e2e-processing-latency-window-time"
+
+
+class _Table:
+    """The families of one kind of row."""
+
+    def __init__(self, labels: tuple[str, ...], columns: Iterable[_Column]) -> None:
+        kind = labels[-1]
+        self._columns = [
+            (column.field, Family(f"{_NAMESPACE}_{column.name}", column.kind, column.help, labels))
+            for column in columns
+        ]
+        self._latency = Family(
+            f"{_NAMESPACE}_{kind}_e2e_latency_seconds", "gauge", _LATENCY_HELP, (*labels, "quantile")
+        )
+
+    @property
+    def families(self) -> list[Family]:
+        found = [family for _, family in self._columns]
+        return [*found, self._latency] if self._latency.samples else found
+
+    def add(self, labels: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        for name, family in self._columns:
+            family.samples.append((labels, row[name]))
+        for each in row["e2e_processing_latency"]["percentiles"] or ():
+            self._latency.samples.append(((*labels, f"{each['quantile']:g}"), each["value"] / 1e9))
+
+
+async def collect_topics(
+    topics: Mapping[str, Topic], latencies: stats.Latencies, rows_max: int = ROWS_MAX
+) -> list[Family]:
+    """Return the figures of topics and channels; others get their turn meanwhile."""
+    topic_table, channel_table = _Table(_TOPIC, _TOPIC_COLUMNS), _Table(_CHANNEL, _CHANNEL_COLUMNS)
+    room = rows_max
+    left_out_count = channel_count = 0
+    for number, name in enumerate(sorted(topics), 1):
+        if number % _TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        topic = topics.get(name)
+        if topic is None:
+            continue
+        channel_count += len(topic.channel_names)
+        if not room:
+            left_out_count += 1 + len(topic.channel_names)
+            continue
+        row = stats.topic_row(topic, "", False, latencies)
+        log_bytes = sum(partition.log.size_bytes for partition in topic.partitions.values())
+        topic_table.add((name,), row | {"log_bytes": log_bytes})
+        channels = row["channels"][: room - 1]
+        for channel in channels:
+            channel_name = channel["channel_name"]
+            finish_count = sum(part.finish_count for part in topic.channels(channel_name))
+            channel_table.add((name, channel_name), channel | {"finish_count": finish_count})
+        room -= 1 + len(channels)
+        left_out_count += len(row["channels"]) - len(channels)
+    left_out_help = f"Topics and channels that are not shown, because there are more than {rows_max}"
+    return [
+        single(f"{_NAMESPACE}_topics", "gauge", "Topics of this nsqd", len(topics)),
+        single(f"{_NAMESPACE}_channels", "gauge", "Channels of this nsqd", channel_count),
+        single(f"{_NAMESPACE}_rows_left_out", "gauge", left_out_help, left_out_count),
+        *topic_table.families,
+        *channel_table.families,
+    ]
+
+
+def describe_daemon(
+    version: str,
+    durability: str,
+    start_ns: int,
+    is_healthy: bool,
+    connection_count: int,
+    damage_count: int,
+    nsqlookupds: Mapping[str, bool],
+) -> list[Family]:
+    """Return the figures of the daemon itself.
+
+    Args:
+        damage_count: damaged stretches of logs found since the start.
+        nsqlookupds: by address, whether it is connected.
+    """
+    about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs", ("version", "durability"))
+    about.samples.append(((version, durability), 1))
+    connected = Family(f"{_NAMESPACE}_nsqlookupd_connected", "gauge", "1 while a nsqlookupd is connected", ("address",))
+    connected.samples += [((address,), is_connected) for address, is_connected in nsqlookupds.items()]
+    return [
+        about,
+        single(f"{_NAMESPACE}_start_time_seconds", "gauge", "When nsqd was started, as Unix time", start_ns / 1e9),
+        single(f"{_NAMESPACE}_healthy", "gauge", "1 while /ping answers OK", is_healthy),
+        single(f"{_NAMESPACE}_connections", "gauge", "TCP connections of clients", connection_count),
+        single(
+            f"{_NAMESPACE}_damaged_stretches", "counter", "Damaged stretches of logs found and set aside", damage_count
+        ),
+        connected,
+    ]

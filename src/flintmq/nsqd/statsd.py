@@ -1,0 +1,238 @@
+"""Counters and gauges for a statsd daemon, over UDP.
+
+One metric per line, datagrams of whole lines::
+
+    nsq.10_0_0_1_4151.topic.orders.message_count:17|c\\n
+    nsq.10_0_0_1_4151.topic.orders.depth:3|g\\n
+
+Rules of this file: a counter is what was added since the last report, the first report has all of it; names are not
+sanitised, because dashboards know nsqd's; a report is spread over its interval, so that neither this process nor the
+daemon sees a burst; nothing that happens to a datagram concerns anybody else here.
+
+Source: reference/nsq.md 4.1, and quirk 7 of its section 6 for the names of percentiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from flintmq.names import is_ephemeral
+from flintmq.net.address import format_address, split_address
+
+log = logging.getLogger(__name__)
+
+_HERE = "127.0.0.1"
+_CONNECT_DEADLINE_S = 1.0
+_KEPT_FREE_S = 1.0  # at the end of an interval, as nsqd does
+_TOPICS_PER_TURN = 20  # looked at before others get a turn
+
+Row = Mapping[str, Any]  # of a topic or a channel, as in /stats
+_MEMORY_GAUGES = (
+    "heap_objects",
+    "heap_idle_bytes",
+    "heap_in_use_bytes",
+    "heap_released_bytes",
+    "gc_pause_usec_100",
+    "gc_pause_usec_99",
+    "gc_pause_usec_95",
+    "next_gc_bytes",
+)
+
+
+def prefix_of(template: str, host: str, port: int) -> str:
+    """What every key starts with: ``%s`` is host and port, ``.`` and ``:`` are ``_`` in them; ends with a point."""
+    key = format_address(host, port).replace(".", "_").replace(":", "_")
+    prefix = template.replace("%s", key)
+    return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+
+
+def percentile_name(quantile: float) -> str:
+    """``99`` for 0.99 and ``99_9`` for 0.999, which nsqd calls 100."""
+    return f"{quantile * 100:.10g}".replace(".", "_")
+
+
+class Lines:
+    """Turns rows of ``/stats`` into lines; remembers counters from one report to the next.
+
+    Args:
+        prefix: what every key starts with.
+        exclude_ephemeral: leave out ephemeral topics and channels.
+    """
+
+    def __init__(self, prefix: str, exclude_ephemeral: bool) -> None:
+        self._prefix = prefix
+        self._exclude_ephemeral = exclude_ephemeral
+        self._reported: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+
+    def report(self, topics: Iterable[Row], memory: Mapping[str, int] | None) -> list[bytes]:
+        """Return the lines of one report; counters of the next begin where this one ends."""
+        self._counts = {}
+        lines = [line for topic in topics for line in self._topic(topic)]
+        if memory is not None:
+            lines += [self._gauge(f"mem.{name}", memory[name]) for name in _MEMORY_GAUGES]
+            lines.append(self._count("mem.gc_runs", memory["gc_total_runs"]))
+        self._reported = self._counts
+        return lines
+
+    def _is_excluded(self, name: str) -> bool:
+        return self._exclude_ephemeral and is_ephemeral(name)
+
+    def _topic(self, row: Row) -> Iterator[bytes]:
+        if self._is_excluded(row["topic_name"]):
+            return
+        key = f"topic.{row['topic_name']}"
+        yield self._count(f"{key}.message_count", row["message_count"])
+        yield self._count(f"{key}.message_bytes", row["message_bytes"])
+        yield self._gauge(f"{key}.depth", row["depth"])
+        yield self._gauge(f"{key}.backend_depth", row["backend_depth"])
+        yield from self._latency(key, row)
+        for channel in row["channels"]:
+            if not self._is_excluded(channel["channel_name"]):
+                yield from self._channel(f"{key}.channel.{channel['channel_name']}", channel)
+
+    def _channel(self, key: str, row: Row) -> Iterator[bytes]:
+        yield self._count(f"{key}.message_count", row["message_count"])
+        for name in ("depth", "backend_depth", "in_flight_count", "deferred_count"):
+            yield self._gauge(f"{key}.{name}", row[name])
+        for name in ("requeue_count", "timeout_count"):
+            yield self._count(f"{key}.{name}", row[name])
+        yield self._gauge(f"{key}.clients", row["client_count"])
+        yield from self._latency(key, row)
+
+    def _latency(self, key: str, row: Row) -> Iterator[bytes]:
+        for each in row["e2e_processing_latency"]["percentiles"] or ():
+            yield self._gauge(f"{key}.e2e_processing_latency_{percentile_name(each['quantile'])}", each["value"])
+
+    def _gauge(self, name: str, value: int) -> bytes:
+        return f"{self._prefix}{name}:{value}|g\n".encode()
+
+    def _count(self, name: str, value: int) -> bytes:
+        self._counts[name] = value
+        before = self._reported.get(name, 0)
+        added = value - before if value >= before else value  # a new topic of an old name begins at 0
+        return f"{self._prefix}{name}:{added}|c\n".encode()
+
+
+def datagrams(lines: Iterable[bytes], size_max: int) -> Iterator[bytes]:
+    """Whole lines, as many as fit into ``size_max`` bytes; a longer line stands alone."""
+    packet: list[bytes] = []
+    size = 0
+    for line in lines:
+        if packet and size + len(line) > size_max:
+            yield b"".join(packet)
+            packet, size = [], 0
+        packet.append(line)
+        size += len(line)
+    if packet:
+        yield b"".join(packet)
+
+
+class _Socket(asyncio.DatagramProtocol):
+    """Notes what the network says about our datagrams."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def error_received(self, exc: Exception) -> None:
+        self.error = exc
+
+
+class Reporter:
+    """Reports at every interval until it is closed.
+
+    Args:
+        address: ``host:port`` of the daemon.
+        interval_s: between two reports.
+        packet_size: of the largest datagram in bytes.
+        lines: forms the reports.
+        topics: rows of all topics as in ``/stats``, each formed when it is asked for.
+        memory: figures of this process; None to leave them out.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        interval_s: float,
+        packet_size: int,
+        lines: Lines,
+        topics: Callable[[], Iterable[Row]],
+        memory: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
+        self._address = address
+        self._interval_s = interval_s
+        self._packet_size = packet_size
+        self._lines = lines
+        self._topics = topics
+        self._memory = memory
+        self._is_failing = False
+        self._closing = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(_ended)
+
+    async def close(self) -> None:
+        """Send what is left of a report that has begun, and stop."""
+        self._closing.set()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        next_at = self._loop.time()
+        while not self._closing.is_set():
+            next_at = max(next_at + self._interval_s, self._loop.time())
+            await self._pause(next_at - self._loop.time())
+            if self._closing.is_set():
+                return
+            try:
+                await self._report()
+            except (OSError, TimeoutError) as error:
+                self._note(error if str(error) else TimeoutError("no answer to the look-up of its name"))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but no longer once this is being closed."""
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._closing.wait()
+        except TimeoutError:
+            pass
+
+    async def _report(self) -> None:
+        address = split_address(self._address)
+        assert address is not None, "the option is checked when it is read"
+        host, port = address
+        async with asyncio.timeout(_CONNECT_DEADLINE_S):
+            transport, socket = await self._loop.create_datagram_endpoint(_Socket, remote_addr=(host or _HERE, port))
+        try:
+            packets = list(datagrams(await self._collect(), self._packet_size))
+            pause_s = max(0.0, self._interval_s - _KEPT_FREE_S) / max(1, len(packets))
+            for packet in packets:
+                transport.sendto(packet)
+                if not self._closing.is_set():
+                    await self._pause(pause_s)
+        finally:
+            transport.close()
+        self._note(socket.error)
+
+    async def _collect(self) -> list[bytes]:
+        rows: list[Row] = []
+        for row in self._topics():
+            rows.append(row)
+            if len(rows) % _TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return self._lines.report(rows, self._memory() if self._memory is not None else None)
+
+    def _note(self, error: Exception | None) -> None:
+        """Say it once when reports begin to fail, and once when they get through again."""
+        if error is not None and not self._is_failing:
+            log.warning("statsd %s: %s; reports go on", self._address, error)
+        elif error is None and self._is_failing:
+            log.info("statsd %s: reports get through again", self._address)
+        self._is_failing = error is not None
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("statsd reports ended unexpectedly", exc_info=task.exception())

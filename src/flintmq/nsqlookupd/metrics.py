@@ -1,0 +1,46 @@
+"""nsqlookupd's figures for Prometheus. There are no series per topic or node, so their number never grows.
+
+Source: the names follow https://prometheus.io/docs/practices/naming/.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flintmq.cluster.registration import RegistrationDatabase
+from flintmq.env import Env
+from flintmq.net.http_messages import Request, Response
+from flintmq.net.http_router import Router
+from flintmq.net.metrics import Family, exposition, single
+
+_NAMESPACE = "flintmq_nsqlookupd"
+
+
+def collect(database: RegistrationDatabase, now_ns: int, version: str) -> list[Family]:
+    """Return the figures as they are now.
+
+    Args:
+        now_ns: monotonic time, which decides who is active.
+    """
+    topics = database.topics()
+    active = database.nodes(now_ns)
+    about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs", ("version",), [((version,), 1)])
+    figures = (
+        ("topics", "Topics that are known", len(topics)),
+        ("channels", "Channels that are known", sum(len(database.channels(topic)) for topic in topics)),
+        ("nodes", "nsqds that are connected", len(database.all_nodes())),
+        ("active_nodes", "nsqds that are listed, because they have pinged lately", len(active)),
+        ("topic_registrations", "Topics of all active nsqds, added up", sum(len(node.topics) for node in active)),
+        ("tombstones", "Topics that are hidden on a nsqd", sum(sum(node.tombstones) for node in active)),
+    )
+    return [about, *(single(f"{_NAMESPACE}_{name}", "gauge", about_it, value) for name, about_it, value in figures)]
+
+
+def add_route(router: Router, env: Env, database: RegistrationDatabase, version: str) -> None:
+    """Answer ``GET /metrics``."""
+
+    async def metrics(request: Request) -> Response:
+        families = collect(database, env.clock.monotonic_ns(), version)
+        return cast(Response, await env.run_blocking(exposition, families, request.header("accept")))
+
+    router.add("GET", "/metrics", metrics, is_logged=False)

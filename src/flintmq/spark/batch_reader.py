@@ -1,0 +1,108 @@
+"""``spark.read``: reads what there is between two positions, once.
+
+The rules of this file: a batch read promises all there is, so an nsqd that stays away is an error.
+"""
+
+# ruff: noqa: N802 - method names are Spark's
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from flintmq.errors import NsqdError
+from flintmq.spark.broker import TOPIC_NOT_EXIST, PartitionLog
+from flintmq.spark.errors import DataLost
+from flintmq.spark.offsets import PartitionKey, Position, parse_given
+from flintmq.spark.options import LATEST, SourceOptions
+from flintmq.spark.plan import FetchRange
+from flintmq.spark.pushdown import Bounds, bounds_of
+from flintmq.spark.starting import StartingPoints
+from flintmq.spark.survey import Survey, Surveyor
+from flintmq.spark.tasks import make_tasks, read_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("flintmq.spark")
+
+
+class NsqReader(DataSourceReader):
+    """Plans on the driver and reads on executors."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        options.check_batch()
+        self._options = options
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        surveyor = Surveyor(options)
+        survey = surveyor.look(timestamp_ns=options.starting_timestamp, is_waiting=True)
+        for topic in options.named_topics:
+            if not any(key.topic == topic for key in survey.logs):
+                where = ",".join(options.nsqd or options.lookupd)
+                raise NsqdError(TOPIC_NOT_EXIST, f"no nsqd of {where} has topic {topic!r}")
+        starts = StartingPoints(options, surveyor).find(survey)
+        ends = self._ends(surveyor, survey)
+        ranges = [self._range(key, starts[key], ends[key], survey.logs[key]) for key in starts]
+        return make_tasks(self._within_bounds(ranges, surveyor), options)
+
+    def _within_bounds(self, ranges: list[FetchRange], surveyor: Surveyor) -> Iterator[FetchRange]:
+        bounds = self._bounds
+        since: dict[PartitionKey, PartitionLog] = {}
+        if bounds.timestamp_min_ns is not None:
+            since = surveyor.look([r.key for r in ranges], bounds.timestamp_min_ns, is_waiting=True).logs
+        for wanted in ranges:
+            if bounds.admits(wanted.key):
+                start, end = bounds.clip(wanted)
+                at = since[wanted.key].at if wanted.key in since else None
+                yield replace(wanted, start=max(start, at or start), end=end)
+
+    def _ends(self, surveyor: Surveyor, survey: Survey) -> dict[PartitionKey, int]:
+        options = self._options
+        if options.ending_timestamp is not None:
+            late = surveyor.look(survey.logs, options.ending_timestamp, is_waiting=True)
+            found = {key: late.logs.get(key, entry) for key, entry in survey.logs.items()}
+            return {key: entry.end if entry.at is None else entry.at for key, entry in found.items()}
+        ends = {key: entry.end for key, entry in survey.logs.items()}
+        if options.ending_offsets != LATEST:
+            given = parse_given("endingOffsets", options.ending_offsets)
+            for key in ends:
+                wanted = given.sequence(key)
+                if wanted is not None and wanted >= 0:
+                    ends[key] = wanted
+        return ends
+
+    def _range(self, key: PartitionKey, start: Position, end: int, entry: PartitionLog) -> FetchRange:
+        first, last = start.sequence, end
+        if first < entry.start:
+            self._lose(key, first, min(entry.start, last), f"retention has removed everything below {entry.start}")
+            first = entry.start
+        if last > entry.end:
+            self._lose(key, max(first, entry.end), last, f"the log ends at {entry.end}")
+            last = entry.end
+        return FetchRange(*key, first, max(first, last), start.log_id)
+
+    def _lose(self, key: PartitionKey, start: int, end: int, reason: str) -> None:
+        if start >= end:
+            return
+        lost = DataLost(key.topic, key.label, start, end, reason)
+        if self._options.fail_on_data_loss:
+            raise lost
+        log.warning("%s", lost)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(partition, self._options)
+
+
+class NsqPushdownReader(NsqReader):
+    """:class:`NsqReader` with option ``pushdown``; apart, as Spark refuses ``pushFilters`` where its setting is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds = bounds_of(filters)
+        return filters  # Spark applies them all again

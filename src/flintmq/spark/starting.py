@@ -1,0 +1,79 @@
+"""Where reading starts, and that the channel of the query keeps what is read from there.
+
+The rules of this file: with a channel, asking twice gives the same answer, whatever was published in between.
+"""
+
+from __future__ import annotations
+
+from flintmq.spark.broker import PartitionLog
+from flintmq.spark.errors import DataLost
+from flintmq.spark.offsets import (
+    EARLIEST_SEQUENCE,
+    FIRST_SEQUENCE,
+    LATEST_SEQUENCE,
+    GivenOffsets,
+    Offsets,
+    PartitionKey,
+    Position,
+    parse_given,
+)
+from flintmq.spark.options import CURSOR, EARLIEST, LATEST, SourceOptions
+from flintmq.spark.survey import Survey, Surveyor
+
+
+class StartingPoints:
+    """Where reading starts: the options, applied to what nsqd has."""
+
+    def __init__(self, options: SourceOptions, surveyor: Surveyor) -> None:
+        self._options = options
+        self._surveyor = surveyor
+
+    def find(self, survey: Survey) -> Offsets:
+        """The starting position in every log of a survey that was asked for ``startingTimestamp``."""
+        options = self._options
+        given: GivenOffsets | None = None
+        if options.starting_timestamp is None and options.starting_offsets not in (EARLIEST, LATEST, CURSOR):
+            given = parse_given("startingOffsets", options.starting_offsets)
+        return {
+            key: Position(self._sequence(key, entry, given), entry.log_id) for key, entry in sorted(survey.logs.items())
+        }
+
+    def _sequence(self, key: PartitionKey, entry: PartitionLog, given: GivenOffsets | None) -> int:
+        options = self._options
+        if options.starting_timestamp is not None:
+            return self._held(key, entry.end if entry.at is None else entry.at)
+        if given is None:
+            wanted = {EARLIEST: EARLIEST_SEQUENCE, LATEST: LATEST_SEQUENCE}.get(options.starting_offsets)
+            if wanted is None:  # cursor; a channel that is new gets the whole log, as the first channel of NSQ does
+                return self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
+        else:
+            wanted = given.sequence(key)
+            log_id = given.log_id(key)
+            if wanted is not None and log_id is not None and log_id != entry.log_id and wanted >= 0:
+                if options.fail_on_data_loss:
+                    raise DataLost(key.topic, key.label, wanted, None, "the topic was deleted and created again")
+                wanted = EARLIEST_SEQUENCE
+        if wanted is None or wanted == EARLIEST_SEQUENCE:
+            if options.channel:
+                self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
+            return entry.start
+        if wanted == LATEST_SEQUENCE:
+            return self._surveyor.move_cursor(key, LATEST_SEQUENCE) if options.channel else entry.end
+        return self._held(key, max(wanted, FIRST_SEQUENCE))
+
+    def _held(self, key: PartitionKey, sequence: int) -> int:
+        """Make the channel keep what is read from here on."""
+        if self._options.channel:
+            self._surveyor.move_cursor(key, sequence)
+        return sequence
+
+    def of_newcomer(self, key: PartitionKey, entry: PartitionLog) -> Position:
+        """The starting position in a log that appeared after the query began: its beginning.
+
+        A channel that has been there before, from a query with another checkpoint, is gone on with.
+        """
+        if self._options.channel:
+            floor = self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
+            if self._options.starting_offsets in (CURSOR, LATEST):
+                return Position(floor, entry.log_id)
+        return Position(entry.start, entry.log_id)

@@ -1,0 +1,415 @@
+"""AUTH against an auth server of the test: who may do what, how long, who is told what (reference/nsq.md 1.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from tests.certificates import CLIENT_NAME, Certificates
+from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, pub, sized, wait_until
+from tests.integration.upgraded import Upgraded
+
+SECRET = "sesame-4711"
+EVERYTHING = [{"permissions": ["subscribe", "publish"], "topic": ".*", "channels": [".*"]}]
+
+
+class AuthServer:
+    """An HTTP server in a thread; what it answers can be changed at any time.
+
+    Attributes:
+        answer: JSON of the next answers; with status 200 unless ``status`` says otherwise.
+        delay_s: before it answers.
+        questions: what it was asked: query or body, and the method.
+    """
+
+    def __init__(self) -> None:
+        self.answer: Any = {"ttl": 3600, "identity": "me", "identity_url": "http://me", "authorizations": EVERYTHING}
+        self.status = 200
+        self.delay_s = 0.0
+        self.questions: list[dict[str, Any]] = []
+        self.address = ""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
+
+    def __enter__(self) -> AuthServer:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def grant(self, *authorizations: dict[str, Any], ttl: int = 3600) -> None:
+        self.answer = {**self.answer, "ttl": ttl, "authorizations": list(authorizations)}
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        runner = web.ServerRunner(web.Server(cast(Any, self._handle)), shutdown_timeout=0.05)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+        self._ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        question = json.loads(body) if body else dict(request.query)
+        self.questions.append({"method": request.method, "path": request.path, **question})
+        answer, status = self.answer, self.status
+        await asyncio.sleep(self.delay_s)
+        return web.json_response(answer, status=status)
+
+
+@pytest.fixture
+def server() -> Iterator[AuthServer]:
+    with AuthServer() as server:
+        yield server
+
+
+@pytest.fixture
+def guarded(daemons: Daemons, server: AuthServer) -> Nsqd:
+    """An nsqd that asks ``server``."""
+    return daemons.nsqd(f"--auth-http-address={server.address}", "--log-level=debug", "--durability=os")
+
+
+def auth(secret: str = SECRET) -> bytes:
+    return b"AUTH\n" + sized(secret.encode())
+
+
+@contextlib.contextmanager
+def authorized(nsqd: Nsqd) -> Iterator[Connection]:
+    with nsqd.connect() as connection:
+        connection.send(auth())
+        assert json.loads(connection.response())["permission_count"] > 0
+        yield connection
+
+
+# -- letting in --------------------------------------------------------------------------------------------------------
+
+
+def test_without_auth_servers(nsqd: Nsqd):
+    with nsqd.connect() as connection:
+        assert connection.identify()["auth_required"] is False
+        assert connection.error(auth()) == "E_AUTH_DISABLED AUTH disabled"
+        assert connection.wait_closed() == []
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_the_question_and_the_answer(daemons: Daemons, server: AuthServer, method: str):
+    nsqd = daemons.nsqd(f"--auth-http-address={server.address}", f"--auth-http-request-method={method}")
+    with nsqd.connect() as connection:
+        assert connection.identify()["auth_required"] is True
+        connection.send(auth("sess&me ü"))
+        assert connection.response() == b'{"identity":"me","identity_url":"http://me","permission_count":1}'
+        connection.ok(pub("t", b"x"))
+        connection.subscribe("t", "c", 1)
+        connection.finish(connection.message())
+    expected = {"common_name": "", "remote_ip": "127.0.0.1", "secret": "sess&me ü", "tls": "false"}
+    if method == "post":
+        expected = {name: [value] for name, value in expected.items()}  # type: ignore[misc]
+    assert server.questions == [{"method": method.upper(), "path": "/auth", **expected}]
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("SUB", b"SUB t c\n"),
+        ("PUB", pub("t", b"x")),
+        ("MPUB", mpub("t", [b"x"])),
+        ("DPUB", b"DPUB t 1\n" + sized(b"x")),
+        ("OFFSETS", b"OFFSETS t\n"),
+        ("FETCH", b"FETCH t 0\n" + bytes(28)),
+        ("CURSOR", b"CURSOR t c 0 -1\n"),
+    ],
+)
+def test_nothing_before_auth(guarded: Nsqd, server: AuthServer, command: str, line: bytes):
+    with guarded.connect() as connection:
+        assert connection.error(line) == f"E_AUTH_FIRST AUTH required before {command}"
+        assert connection.wait_closed() == []
+    assert server.questions == []
+    assert guarded.get("/stats?format=json")["topics"] == []
+
+
+def test_the_body_of_an_mpub_is_not_waited_for(guarded: Nsqd, server: AuthServer):
+    with guarded.connect() as connection:
+        assert connection.error(b"MPUB t\n") == "E_AUTH_FIRST AUTH required before MPUB"
+    server.grant({"permissions": ["publish"], "topic": "^u$"})
+    with authorized(guarded) as connection:
+        assert connection.error(b"MPUB t\n") == 'E_UNAUTHORIZED AUTH failed for MPUB on "t" ""'
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "error"),
+    [
+        (200, {"ttl": 1, "authorizations": []}, "E_UNAUTHORIZED AUTH no authorizations found"),
+        (200, {"ttl": 0, "authorizations": EVERYTHING}, "E_AUTH_FAILED AUTH failed"),
+        (200, {"ttl": 1, "authorizations": [{"permissions": ["x"], "topic": ""}]}, "E_AUTH_FAILED AUTH failed"),
+        (200, {"ttl": 1, "authorizations": [{"permissions": [], "topic": "("}]}, "E_AUTH_FAILED AUTH failed"),
+        (200, "text", "E_AUTH_FAILED AUTH failed"),
+        (403, {"ttl": 1, "authorizations": EVERYTHING}, "E_AUTH_FAILED AUTH failed"),
+        (500, {}, "E_AUTH_FAILED AUTH failed"),
+    ],
+)
+def test_who_is_not_let_in(guarded: Nsqd, server: AuthServer, status: int, answer: Any, error: str):
+    server.status, server.answer = status, answer
+    with guarded.connect() as connection:
+        connection.send(auth() + pub("t", b"x"))  # nothing behind it is executed
+        assert connection.error() == error
+        assert connection.wait_closed() == []
+    assert guarded.get("/stats?format=json")["topics"] == []
+
+
+def test_servers_that_do_not_answer(daemons: Daemons, server: AuthServer):
+    server.delay_s = 5
+    nsqd = daemons.nsqd(
+        "--auth-http-address=127.0.0.1:1",
+        f"--auth-http-address={server.address}",
+        "--http-client-request-timeout=200ms",
+    )
+    with nsqd.connect() as connection, nsqd.connect() as other:
+        connection.send(auth())
+        other.send(b"NOP\n")
+        assert other.error(b"PUB t\n" + sized(b"x")) == "E_AUTH_FIRST AUTH required before PUB"
+        assert connection.error() == "E_AUTH_FAILED AUTH failed"
+    assert "failed to auth against http://127.0.0.1:1/auth - " in nsqd.log
+    assert f"failed to auth against http://{server.address}/auth - no answer within 0.2 s" in nsqd.log
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"AUTH x\n", "E_INVALID AUTH invalid number of parameters"),
+        (b"AUTH\n\x00\x00\x00\x00", "E_BAD_BODY AUTH invalid body size 0"),
+        (b"AUTH\n\xff\xff\xff\xff", "E_BAD_BODY AUTH invalid body size -1"),
+        (b"AUTH\n\x7f\xff\xff\xff", "E_BAD_BODY AUTH body too big 2147483647 > 5242880"),
+    ],
+)
+def test_malformed(guarded: Nsqd, line: bytes, error: str):
+    with guarded.connect() as connection:
+        assert connection.error(line) == error
+
+
+def test_only_once_and_only_at_the_start(guarded: Nsqd):
+    with authorized(guarded) as connection:
+        assert connection.error(auth()) == "E_INVALID AUTH already set"
+    with authorized(guarded) as connection:
+        connection.subscribe("t", "c")
+        assert connection.error(auth()) == "E_INVALID cannot AUTH in current state"
+
+
+def test_everything_in_one_packet(guarded: Nsqd, server: AuthServer):
+    """The answer of the auth server decides about what stands behind; nothing is lost, the order is kept."""
+    server.delay_s = 0.1
+    commands = auth() + pub("t", b"1") + mpub("t", [b"2", b"3"]) + b"SUB t c\nRDY 10\n"
+    for cut in (len(commands), 9, 30):
+        with guarded.connect() as connection:
+            connection.send(commands[:cut])
+            time.sleep(0.02)
+            connection.send(commands[cut:])
+            assert b"permission_count" in connection.response()
+            connection.ok(count=3)
+            received = connection.messages(3)
+            assert [message.body for message in received] == [b"1", b"2", b"3"]
+            connection.finish(*received)
+            connection.settle()
+
+
+def test_a_client_that_leaves_meanwhile(guarded: Nsqd, server: AuthServer):
+    server.delay_s = 0.3
+    for _ in range(5):
+        with guarded.connect() as connection:
+            connection.send(auth() + pub("t", b"x"))
+            wait_until(lambda: server.questions, "the question")
+        server.questions.clear()
+    server.delay_s = 0.0
+    with authorized(guarded) as connection:
+        connection.ok(pub("t", b"x"))
+    assert guarded.stats("t")["message_count"] == 1
+
+
+def test_much_behind_auth_is_not_gathered(guarded: Nsqd, server: AuthServer):
+    """A client cannot make nsqd hold what it sends while the auth server thinks."""
+    server.delay_s = 1.0
+    with authorized(guarded) as warm:
+        warm.ok(pub("warm", b"x"))
+    before_bytes = guarded.resident_bytes()
+    with guarded.connect() as connection:
+        connection.send(auth())
+        connection.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            for _ in range(1000):
+                connection.socket.sendall(pub("t", bytes(100_000)))
+        assert guarded.resident_bytes() - before_bytes < 8 * 1024 * 1024
+
+
+# -- permissions -------------------------------------------------------------------------------------------------------
+
+
+def test_permissions(guarded: Nsqd, server: AuthServer):
+    server.grant(
+        {"permissions": ["publish"], "topic": "^in$"},
+        {"permissions": ["subscribe"], "topic": "^out$", "channels": ["^c$"]},
+        {"permissions": ["subscribe", "publish"], "topic": "^both", "channels": [".*"]},
+    )
+    allowed = [
+        pub("in", b"x"),
+        mpub("in", [b"x"]),
+        b"DPUB in 1\n" + sized(b"x"),
+        b"SUB out c\n",
+        b"SUB both_of_them d#ephemeral\n",
+        pub("both", b"x"),
+    ]
+    for command in allowed:
+        with authorized(guarded) as connection:
+            connection.ok(command)
+    refused = [
+        (pub("out", b"x"), 'PUB on "out" ""'),
+        (pub("in2", b"x"), 'PUB on "in2" ""'),
+        (pub("IN", b"x"), 'PUB on "IN" ""'),
+        (pub("in#ephemeral", b"x"), 'PUB on "in#ephemeral" ""'),
+        (mpub("out", [b"x"]), 'MPUB on "out" ""'),
+        (b"DPUB out 1\n" + sized(b"x"), 'DPUB on "out" ""'),
+        (b"SUB in c\n", 'SUB on "in" "c"'),
+        (b"SUB out cc\n", 'SUB on "out" "cc"'),
+        (b"SUB out c#ephemeral\n", 'SUB on "out" "c#ephemeral"'),
+        (b"OFFSETS in\n", 'OFFSETS on "in" ""'),
+        (b"FETCH in 0\n" + bytes(28), 'FETCH on "in" ""'),
+        (b"CURSOR in c 0 -1\n", 'CURSOR on "in" "c"'),
+        (b"CURSOR out d 0 -1\n", 'CURSOR on "out" "d"'),
+    ]
+    for command, what in refused:
+        with authorized(guarded) as connection:
+            assert connection.error(command) == f"E_UNAUTHORIZED AUTH failed for {what}"
+            assert connection.wait_closed() == []
+    names = {row["topic_name"] for row in guarded.get("/stats?format=json")["topics"]}
+    assert names == {"in", "out", "both", "both_of_them"}
+
+
+def test_stats_show_who_it_is(guarded: Nsqd):
+    with authorized(guarded) as connection, guarded.connect() as stranger:
+        connection.ok(pub("t", b"x"))
+        stranger.send(b"NOP\n")
+        (row,) = guarded.get("/stats?format=json")["producers"]
+        names = list(row)
+        at = names.index("user_agent")
+        assert names[at + 1 : at + 5] == ["authed", "auth_identity", "auth_identity_url", "topology_zone"]
+        assert (row["authed"], row["auth_identity"], row["auth_identity_url"]) == (True, "me", "http://me")
+
+
+def test_stats_leave_out_what_is_empty(guarded: Nsqd, server: AuthServer):
+    server.answer = {"ttl": 10, "authorizations": EVERYTHING}
+    with authorized(guarded) as connection:
+        connection.ok(pub("t", b"x"))
+        (row,) = guarded.get("/stats?format=json")["producers"]
+        assert row["authed"] is True
+        assert "auth_identity" not in row
+        assert "auth_identity_url" not in row
+
+
+@pytest.mark.parametrize("policy", ["require", "require-verify"])
+def test_the_certificate_s_name_is_told(daemons: Daemons, server: AuthServer, tmp_path: Path, policy: str):
+    certificates = Certificates(tmp_path / "certificates")
+    nsqd = daemons.nsqd(
+        f"--auth-http-address={server.address}",
+        f"--tls-cert={certificates.server.cert}",
+        f"--tls-key={certificates.server.key}",
+        f"--tls-root-ca-file={certificates.ca}",
+        f"--tls-client-auth-policy={policy}",
+        "--https-address=",
+    )
+    with Upgraded(nsqd.tcp) as connection:
+        connection.upgrade(certificates.client_context("good" if policy == "require-verify" else "stranger"), "snappy")
+        connection.send(auth())
+        assert b"permission_count" in connection.response()
+    (question,) = server.questions
+    assert (question["common_name"], question["tls"]) == (CLIENT_NAME, "true")
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_after_the_ttl_the_server_is_asked_again(guarded: Nsqd, server: AuthServer):
+    server.grant(*EVERYTHING, ttl=1)
+    with authorized(guarded) as connection:
+        for _ in range(20):
+            connection.ok(pub("t", b"x"))
+        assert len(server.questions) == 1
+        time.sleep(1.1)
+        connection.ok(pub("t", b"x") * 3 + mpub("t", [b"y", b"z"]), count=4)
+        assert len(server.questions) == 2
+        assert server.questions[0] == server.questions[1]
+    assert guarded.stats("t")["message_count"] == 25
+
+
+def test_what_is_granted_may_change(guarded: Nsqd, server: AuthServer):
+    server.grant(*EVERYTHING, ttl=1)
+    with authorized(guarded) as connection, authorized(guarded) as consumer:
+        connection.ok(pub("t", b"x"))
+        consumer.subscribe("t", "c", 10)
+        consumer.finish(consumer.message())
+        server.grant({"permissions": ["subscribe"], "topic": ".*", "channels": [".*"]})
+        time.sleep(1.1)
+        assert connection.error(pub("t", b"x")) == 'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'
+        server.grant(*EVERYTHING)
+        with authorized(guarded) as producer:
+            producer.ok(pub("t", b"y"))
+        assert consumer.message().body == b"y"  # a subscription that stands is not asked about again
+
+
+@pytest.mark.parametrize("change", [{"status": 500}, {"answer": {"ttl": 0}}])
+def test_when_it_cannot_be_asked_again(guarded: Nsqd, server: AuthServer, change: dict[str, Any]):
+    server.grant(*EVERYTHING, ttl=1)
+    with authorized(guarded) as connection:
+        connection.ok(pub("t", b"x"))
+        time.sleep(1.1)
+        for name, value in change.items():
+            setattr(server, name, value)
+        assert connection.error(pub("t", b"x") + pub("t", b"y")) == "E_AUTH_FAILED AUTH failed"
+        assert connection.wait_closed() == []
+    assert guarded.stats("t")["message_count"] == 1
+
+
+def test_commands_wait_in_order_while_it_is_asked_again(guarded: Nsqd, server: AuthServer):
+    server.grant(*EVERYTHING, ttl=1)
+    with authorized(guarded) as connection:
+        time.sleep(1.1)
+        server.delay_s = 0.2
+        for number in range(50):
+            connection.send(pub("t", b"%d" % number))
+            if number % 10 == 0:
+                time.sleep(0.01)
+        connection.send(b"SUB t c\nRDY 100\n")
+        connection.ok(count=51)
+        assert [message.body for message in connection.messages(50)] == [b"%d" % number for number in range(50)]
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_secret_is_nowhere_to_be_read(guarded: Nsqd, server: AuthServer):
+    with authorized(guarded) as connection:
+        connection.ok(pub("t", b"x"))
+        outputs = [guarded.request("GET", target).text for target in ("/stats?format=json", "/stats", "/info")]
+    for server.status in (500, 403, 302):
+        with guarded.connect() as connection:
+            outputs.append(connection.error(auth()))
+    with guarded.connect() as connection:
+        outputs.append(connection.error(auth() + auth()))
+    guarded.stop()
+    for output in (*outputs, guarded.whole_log):
+        assert "sesame" not in output

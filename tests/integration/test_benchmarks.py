@@ -1,0 +1,41 @@
+"""The benchmarks of nsqd run and count right; how fast it is, they say themselves."""
+
+import json
+
+import pytest
+from benchmarks import bench_nsqd, harness
+
+
+@pytest.mark.parametrize("case", ["mpub-os-pipelined", "deliver-fin-shuffled", "pub-10-connections", "latency-10k"])
+def test_a_case_of_nsqd(case):
+    result = bench_nsqd.main(quick=True, only=case)
+    (row,) = result["rows"]
+    assert row["case"] == case
+    assert row["msg_per_s"] > 1000
+    assert 0 < row["cpu_s_per_M"] < 1000
+    assert row["peak_MiB"] > 5
+    assert (row["p50_ms"] is None) == (case != "latency-10k")
+    (sample,) = result["details"][case]["samples"]
+    assert sample.messages == result["details"][case]["messages"]
+    assert json.dumps(result, default=str)
+
+
+def test_a_load_that_fails_fails_the_benchmark():
+    def refuse(ready):
+        raise ValueError("no load today")
+
+    with harness.floor() as server, pytest.raises(harness.BenchmarkError, match="no load today"):
+        harness.measure(server, harness.Load(refuse))
+
+
+def test_table_has_a_column_for_every_key():
+    rows: list[dict[str, object]] = [
+        {"case": "a", "msg_per_s": 1234567.8},
+        {"case": "long name", "msg_per_s": None, "ok": True},
+    ]
+    assert harness.table(rows).splitlines() == [
+        "case       msg_per_s   ok",
+        "---------  ---------  ---",
+        "a          1,234,568",
+        "long name             yes",
+    ]
