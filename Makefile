@@ -27,7 +27,7 @@ static: .venv/.dev # style, types, layers
 conformance: setup # the protocol, rule by rule, and other people's clients
 	$(BIN)/pytest $(wildcard tests/conformance tests/foreign)
 chaos: .venv/.dev # simulated and real crashes
-	$(BIN)/pytest tests/chaos
+	$(BIN)/pytest tests/sim tests/power tests/integration/test_kill.py
 spark: .venv/.dev # the Spark source and sink
 	$(BIN)/pytest -m spark
 bench: setup # speed and memory, side by side with others
@@ -55,4 +55,4 @@ $(BIN)/python:
 tests/foreign/node_modules/.ready: tests/foreign/package.json
 	@command -v npm >/dev/null || [ -n "$(SUDO)" ] || $(call apt,npm (for the tests with nsqjs),nodejs npm)
 	@command -v npm >/dev/null || echo "==> no npm and not root: the tests with nsqjs will be skipped"
-	@! command -v npm >/dev/null || { cd tests/foreign && npm install --no-audit --no-fund --no-package-lock && touch node_modules/.ready; }
+	@! command -v npm >/dev/null || { cd tests/foreign && npm ci --no-audit --no-fund && touch node_modules/.ready; }

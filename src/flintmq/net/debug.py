@@ -87,7 +87,7 @@ class DebugApi:
     def _guarded(self, handler: Handler) -> Handler:
         def answer(request: Request) -> Response | Coroutine[Any, Any, Response]:
             if not self._networks.allows(request.remote_address):
-                raise HttpError(403, "FORBIDDEN: /debug answers only from where --allow-config-from-cidr says")
+                raise HttpError(403, f"FORBIDDEN: /debug does not answer {request.remote_address}")
             return handler(request)
 
         return answer

@@ -309,15 +309,14 @@ class Session(asyncio.Protocol):
         if self._transport is None:
             return
         slots = self._slots
-        if len(slots) == 1 and isinstance(slots[0], PublishGroup) and self._has_only_slots() and not slots[0].error:
-            slots.clear()
-            self._transport.write(OK_FRAME)  # what a producer waits for when it publishes one by one
-        else:
-            self.engine.wants_output(self)
-
-    def _has_only_slots(self) -> bool:
-        """Whether the next write of this connection can be nothing but what stands in its slots."""
-        return self.subscription is None and not self.out and not self._waiting and not self._is_draining
+        if len(slots) == 1 and self.subscription is None and not self.out and not self._waiting:
+            slot = slots[0]
+            if isinstance(slot, PublishGroup) and slot.ended and slot.error is None and not self._is_draining:
+                # a producer that publishes one by one: nothing else can be written to it in this turn
+                slots.clear()
+                self._transport.write(OK_FRAME)
+                return
+        self.engine.wants_output(self)
 
     def _flush_slots(self) -> None:
         slots = self._slots

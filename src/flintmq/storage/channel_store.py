@@ -105,21 +105,20 @@ class ChannelStore:
         try:
             self._database: Database = files.open_database(DATABASE_NAME)
             version = self._database.query("PRAGMA user_version")[0][0]
-            if version not in (0, SCHEMA_VERSION):
-                raise StorageError(
-                    f"{DATABASE_NAME} has schema version {version}; this release knows {SCHEMA_VERSION}: "
-                    "start the release that wrote it, or one that is newer"
-                )
             statements: list[Statement] = [(sql, ((),)) for sql in _SCHEMA]
             if version == 0:
                 self._database.commit(statements, True)
                 self._database.commit([(f"PRAGMA user_version = {SCHEMA_VERSION}", ((),))], True)
-        except StorageError:
-            raise
-        except Exception as error:
+        except StorageError as error:
             raise StorageError(
-                f"cannot open {DATABASE_NAME}: {error}; restore it from a copy or move it away"
+                f"cannot open {DATABASE_NAME}: {error}; restore it from a copy, or move it away: then messages stay, "
+                "channels are gone, and the first new channel of a topic gets all that is stored"
             ) from error
+        if version not in (0, SCHEMA_VERSION):
+            raise StorageError(
+                f"{DATABASE_NAME} has schema version {version}; this release knows {SCHEMA_VERSION}: "
+                "start the release that wrote it, or one that is newer"
+            )
 
     def load(self) -> StoredTopics:
         """Read everything but the frames set aside."""

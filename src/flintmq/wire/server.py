@@ -32,6 +32,7 @@ _ID_LINE_BYTES = MESSAGE_ID_SIZE + 5  # "FIN " + id + "\n"
 _NUMBER_DIGITS_MAX = 19
 _FIN_COLUMNS = ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" "))  # a single line's first four are checked
 _NO_LINE = b"\0"  # begins no command
+_read_size = INT32.unpack_from
 
 
 @dataclass(slots=True)
@@ -364,7 +365,7 @@ class ServerConnection:
             return None
         at = len(line) + 4
         size = len(data) - at
-        if 0 < size <= self.limits.max_msg_size and data[at - 4 : at] == size.to_bytes(4, "big"):
+        if 0 < size <= self.limits.max_msg_size and _read_size(data, at - 4)[0] == size:
             return data[at:]
         return None
 
