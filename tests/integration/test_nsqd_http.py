@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.daemons import Daemons, Nsqd, mpub_body, pub, wait_until
+from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 
 INFO_FIELDS = [
     "version",
@@ -154,6 +159,8 @@ def test_pub_defer(nsqd: Nsqd):
         ("/mpub?topic=t&binary=true", mpub_body([b"1\n2", b"3"]), [b"1\n2", b"3"]),
         ("/mpub?topic=t&binary=1", mpub_body([b"1"]), [b"1"]),
         ("/mpub?topic=t&binary=anything", mpub_body([b"1"]), [b"1"]),
+        ("/mput?topic=t", b"1\n2", [b"1", b"2"]),
+        ("/put?topic=t", b"1\n2", [b"1\n2"]),
     ],
 )
 def test_mpub(nsqd: Nsqd, target: str, body: bytes, expected: list[bytes]):
@@ -189,6 +196,8 @@ def test_mpub(nsqd: Nsqd, target: str, body: bytes, expected: list[bytes]):
         ("/mpub?topic=t&binary=true", b"\0\0\0\x01\0\0\0\x05ab", 413, "BAD_MESSAGE"),
         ("/mpub?topic=t&binary=true", b"\0\0\0\x01\0\0\0\0", 413, "BAD_MESSAGE"),
         ("/mpub?topic=t&binary=true", mpub_body([b"x" * 101]), 413, "BAD_MESSAGE"),
+        ("/put?topic=t", b"x" * 101, 413, "MSG_TOO_BIG"),
+        ("/mput?topic=t", b"x" * 1001, 413, "BODY_TOO_BIG"),
     ],
 )
 def test_what_publishing_refuses(shared_nsqd: Nsqd, target: str, body: bytes, status: int, text: str):
@@ -290,7 +299,9 @@ def test_what_topics_and_channels_refuse(shared_nsqd: Nsqd, target: str, status:
     ("method", "target", "status", "text", "allow"),
     [
         ("GET", "/nothing", 404, "NOT_FOUND", None),
-        ("POST", "/nothing?topic=t", 404, "NOT_FOUND", None),
+        ("POST", "/create_topic?topic=t", 404, "NOT_FOUND", None),
+        ("GET", "/mput?topic=t", 405, "METHOD_NOT_ALLOWED", "OPTIONS, POST"),
+        ("POST", "/config/log_level", 405, "METHOD_NOT_ALLOWED", "GET, OPTIONS, PUT"),
         ("GET", "/pub?topic=t", 405, "METHOD_NOT_ALLOWED", "OPTIONS, POST"),
         ("POST", "/info", 405, "METHOD_NOT_ALLOWED", "GET, OPTIONS"),
         ("DELETE", "/topic/delete?topic=t", 405, "METHOD_NOT_ALLOWED", "OPTIONS, POST"),
@@ -438,3 +449,396 @@ def test_counts_start_again_with_the_process(nsqd: Nsqd):
     assert (topic["message_count"], topic["message_bytes"]) == (0, 0)
     channel = nsqd.stats("t", "c")
     assert (channel["depth"], channel["message_count"]) == (1, 0)
+
+
+# -- latency -----------------------------------------------------------------------------------------------------------
+
+
+def test_latency_percentiles(daemons: Daemons):
+    nsqd = daemons.nsqd(
+        "--durability=os", "--e2e-processing-latency-percentile=0.5", "--e2e-processing-latency-percentile=0.9,1.0"
+    )
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c", 100)
+        zeros = [{"quantile": quantile, "value": 0} for quantile in (1.0, 0.9, 0.5)]
+        assert nsqd.stats("t", "c")["e2e_processing_latency"] == {"count": 0, "percentiles": zeros}
+        nsqd.publish("t", *[b"x"] * 20)
+        messages = consumer.messages(20)
+        consumer.finish(*messages[:18])
+        consumer.settle()
+        time.sleep(0.4)
+        consumer.finish(*messages[18:])
+        consumer.settle()
+    for row in (nsqd.stats("t"), nsqd.stats("t", "c")):
+        latency = row["e2e_processing_latency"]
+        assert latency["count"] == 20
+        slowest, usual, half = (each["value"] for each in latency["percentiles"])
+        assert 0.4e9 <= slowest < 5e9
+        assert half <= usual < slowest - 0.3e9
+        assert all(isinstance(each["value"], int) for each in latency["percentiles"])
+    text = nsqd.request("GET", "/stats").text
+    found = re.findall(r"e2e%: ([\d.]+m?s), ([\d.]+)([mu]?s), ([\d.]+)([mu]?s)$", text, re.MULTILINE)
+    assert len(found) == 2, text
+    nsqd.restart()
+    assert nsqd.stats("t", "c")["e2e_processing_latency"]["count"] == 0
+
+
+def test_latency_looks_no_further_back_than_its_window(daemons: Daemons):
+    nsqd = daemons.nsqd(
+        "--durability=os", "--e2e-processing-latency-percentile=1", "--e2e-processing-latency-window-time=1s"
+    )
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c", 1)
+        nsqd.publish("t", b"x")
+        consumer.finish(consumer.message())
+        consumer.settle()
+        assert nsqd.stats("t", "c")["e2e_processing_latency"]["count"] == 1
+        wait_until(lambda: nsqd.stats("t", "c")["e2e_processing_latency"]["count"] == 0, "the window to pass", 5)
+
+
+# -- config ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def configured_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    """One nsqd with options of its own, for tests that change none."""
+    daemons = Daemons(tmp_path_factory.mktemp("configured"))
+    try:
+        yield daemons.nsqd(
+            "--durability=os", "--max-msg-size=100", "--statsd-prefix=x.%s", "--node-id=7", "--tls-min-version=tls1.3"
+        )
+    finally:
+        daemons.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("max_msg_size", 100),
+        ("id", 7),
+        ("msg_timeout", 60_000_000_000),
+        ("nsqlookupd_tcp_addresses", []),
+        ("e2e_processing_latency_percentiles", []),
+        ("log_level", 2),
+        ("tls_required", 0),
+        ("tls_min_version", 772),
+        ("deflate", True),
+        ("statsd_exclude_ephemeral", False),
+        ("allow_config_from_cidr", ["127.0.0.1/8", "::1/128"]),
+    ],
+)
+def test_config_values(configured_nsqd: Nsqd, name: str, expected: object):
+    answer = configured_nsqd.request("GET", f"/config/{name}")
+    assert (answer.status, answer.json) == (200, expected)
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("broadcast_address", "127.0.0.1"), ("tls_cert", ""), ("durability", "os"), ("statsd_prefix", "x.127_0_0_1_")],
+)
+def test_config_text_is_bare(configured_nsqd: Nsqd, name: str, expected: str):
+    answer = configured_nsqd.request("GET", f"/config/{name}")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    port = f"{configured_nsqd.http[1]}." if name == "statsd_prefix" else ""
+    assert answer.text == expected + port
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "body", "status", "text"),
+    [
+        ("GET", "nothing", b"", 400, "INVALID_OPTION"),
+        ("GET", "verbose", b"", 400, "INVALID_OPTION"),
+        ("GET", "lookupd_tcp_address", b"", 400, "INVALID_OPTION"),
+        ("PUT", "log_level", b"", 413, "INVALID_VALUE"),
+        ("PUT", "log_level", b"x" * 101, 413, "INVALID_VALUE"),
+        ("PUT", "log_level", b"loud", 400, "INVALID_VALUE"),
+        ("PUT", "log_level", b'"info"', 400, "INVALID_VALUE"),
+        ("PUT", "log_level", b"\xff", 400, "INVALID_VALUE"),
+        ("PUT", "nsqlookupd_tcp_addresses", b"127.0.0.1:1", 400, "INVALID_VALUE"),
+        ("PUT", "nsqlookupd_tcp_addresses", b"[1]", 400, "INVALID_VALUE"),
+        ("PUT", "nsqlookupd_tcp_addresses", b'["nowhere"]', 400, "INVALID_VALUE"),
+        ("PUT", "max_msg_size", b"5", 400, "INVALID_OPTION"),
+        ("PUT", "nothing", b"5", 400, "INVALID_OPTION"),
+    ],
+)
+def test_what_config_refuses(configured_nsqd: Nsqd, method: str, name: str, body: bytes, status: int, text: str):
+    assert configured_nsqd.request(method, f"/config/{name}", body).error == (status, text)
+    assert configured_nsqd.get("/config/nsqlookupd_tcp_addresses") == []
+
+
+def test_the_log_level_changes_at_run_time(nsqd: Nsqd):
+    nsqd.get("/info")
+    assert "GET /info" in nsqd.log
+    assert nsqd.request("PUT", "/config/log_level", b"ERROR").json == 4
+    before = nsqd.log.count("GET /info")
+    nsqd.get("/info")
+    assert nsqd.log.count("GET /info") == before
+    assert nsqd.request("PUT", "/config/log_level", b"info").json == 2
+    nsqd.get("/info")
+    wait_until(lambda: nsqd.log.count("GET /info") == before + 1)
+
+
+def test_nsqlookupds_change_at_run_time(daemons: Daemons):
+    one, two = daemons.nsqlookupd(), daemons.nsqlookupd()
+    addresses = [f"127.0.0.1:{lookupd.tcp[1]}" for lookupd in (one, two)]
+    nsqd = daemons.nsqd("--durability=os", f"--lookupd-tcp-address={addresses[0]}")
+    nsqd.post("/topic/create?topic=t")
+    wait_until(lambda: one.producers("t") == [nsqd.tcp[1]])
+    answer = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", json.dumps(addresses[1:] * 2).encode())
+    assert answer.json == addresses[1:]
+    wait_until(lambda: two.producers("t") == [nsqd.tcp[1]] and one.producers("t") == [])
+    assert nsqd.get("/config/nsqlookupd_tcp_addresses") == addresses[1:]
+    nsqd.post("/channel/create?topic=t&channel=c")
+    wait_until(lambda: two.channels("t") == ["c"])
+    assert nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", b"[]").json == []
+    wait_until(lambda: two.producers("t") == [])
+    nsqd.post("/topic/create?topic=u")
+    nsqd.stop()
+
+
+def test_only_some_may_change_options_and_look_inside(daemons: Daemons):
+    nsqd = daemons.nsqd("--durability=os", "--allow-config-from-cidr=10.0.0.0/8")
+    assert nsqd.request("PUT", "/config/log_level", b"debug").error == (403, "FORBIDDEN")
+    assert nsqd.get("/config/log_level") == 2
+    for method, target in (("GET", "/debug/"), ("GET", "/debug/pprof/heap"), ("POST", "/debug/freememory")):
+        answer = nsqd.request(method, target)
+        assert answer.status == 403 and answer.text.startswith("FORBIDDEN")
+    for addresses in ("", "::/0,127.0.0.0/8"):
+        nsqd.stop()
+        nsqd.flags[-1] = f"--allow-config-from-cidr={addresses}"
+        nsqd.start()
+        assert nsqd.request("PUT", "/config/log_level", b"info").status == 200
+        assert nsqd.request("GET", "/debug/").status == 200
+
+
+# -- debug -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/debug/", r"GET  /debug/state  "),
+        ("/debug/pprof/", r"GET  /debug/profile  "),
+        ("/debug/tasks", r"(?s)^\d+ tasks\n.*Stack for <Task.*_flush_forever"),
+        ("/debug/threads", r"(?s)^\d+ threads\nthread MainThread.*server\.py"),
+        ("/debug/pprof/goroutine", r"(?s) tasks\n.* threads\n"),
+        ("/debug/pprof/threadcreate", r"thread MainThread"),
+        ("/debug/memory", r"(?s)objects +own bytes  type\n.* +\d+ +\d+  builtins\.dict\n"),
+        ("/debug/pprof/heap", r"builtins\.function"),
+        ("/debug/pprof/block", r"no profile of blocking"),
+        ("/debug/pprof/symbol", r"num_symbols: 0"),
+        ("/debug/pprof/cmdline", r"\0--durability=os\0"),
+    ],
+)
+def test_debug(configured_nsqd: Nsqd, target: str, expected: str):
+    answer = configured_nsqd.request("GET", target)
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert re.search(expected, answer.text), answer.text[:2000]
+
+
+def test_debug_state(busy: Nsqd):
+    text = busy.request("GET", "/debug/state").text
+    assert re.search(r"^partition t/0 ", text, re.MULTILINE)
+    assert re.search(r"^  channel c floor=\d+ ", text, re.MULTILINE)
+    assert re.search(r"^session 127\.0\.0\.1:\d+ state=", text, re.MULTILINE)
+
+
+def test_a_profile_shows_where_time_goes(nsqd: Nsqd):
+    body = mpub_body([b"x" * 100] * 500)
+    ended = threading.Event()
+
+    def publish() -> None:
+        while not ended.is_set():
+            nsqd.post("/mpub?topic=t&binary=true", body)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        begun = time.monotonic()
+        answer = nsqd.request("GET", "/debug/pprof/profile?seconds=1")
+        assert 0.9 < time.monotonic() - begun < 10
+    finally:
+        ended.set()
+        publisher.join()
+    assert answer.status == 200
+    lines = answer.text.splitlines()
+    assert all(re.fullmatch(r"\S+ \d+", line) for line in lines)
+    main = [line for line in lines if line.startswith("MainThread;")]
+    assert any("flintmq.batch.encode_batch" in line or "flintmq.nsqd.http_api.HttpApi._mpub" in line for line in main)
+
+
+def test_one_profile_at_a_time_and_none_outlives_the_daemon(nsqd: Nsqd):
+    for bad in ("0", "-1", "61", "x", "nan"):
+        assert nsqd.request("GET", f"/debug/profile?seconds={bad}").status == 400
+    answers: list[int] = []
+    profile = threading.Thread(
+        target=lambda: answers.append(nsqd.request("GET", "/debug/profile?seconds=60").status), daemon=True
+    )
+    profile.start()
+    wait_until(lambda: nsqd.request("GET", "/debug/profile?seconds=0.01").status == 409)
+    begun = time.monotonic()
+    nsqd.stop()
+    assert time.monotonic() - begun < 10
+    profile.join(5)
+    assert answers == [200]
+
+
+def test_set_block_rate_and_free_memory_answer_empty(nsqd: Nsqd):
+    for method, target in (
+        ("PUT", "/debug/setblockrate?rate=100"),
+        ("PUT", "/debug/setblockrate?rate=-1"),
+        ("POST", "/debug/freememory"),
+    ):
+        answer = nsqd.request(method, target)
+        assert (answer.status, answer.body) == (200, b""), target
+    for rate in ("", "?rate=", "?rate=x", "?rate=1.5", "?rate=99999999999999999999"):
+        answer = nsqd.request("PUT", f"/debug/setblockrate{rate}")
+        assert answer.status == 400
+        assert answer.text.startswith("invalid block rate : strconv.Atoi: parsing ")
+
+
+# -- the envelope before 1.0 -------------------------------------------------------------------------------------------
+
+
+def test_the_old_envelope_is_there_for_who_asks(nsqd: Nsqd):
+    old = {"Accept": "application/vnd.nsq; version=0"}
+    answer = nsqd.request("GET", "/info", headers=old)
+    assert answer.status == 200
+    assert answer.json == {"status_code": 200, "status_txt": "OK", "data": nsqd.get("/info")}
+    assert "X-NSQ-Content-Type" not in answer.headers
+    stats = nsqd.request("GET", "/stats?format=json", headers=old).json
+    assert stats["status_code"] == 200 and stats["data"]["health"] == "OK"
+    assert nsqd.request("GET", "/stats", headers=old).text.startswith("nsqd v")
+    assert nsqd.request("POST", "/put?topic=t", b"x", old).body == b"OK"
+    error = nsqd.request("POST", "/pub", b"x", old)
+    assert error.status == 500
+    assert error.json == {"status_code": 500, "status_txt": "MISSING_ARG_TOPIC", "data": None}
+
+
+@pytest.mark.parametrize("accept", ["application/vnd.nsq; version=1.0", "*/*", "application/json"])
+def test_everybody_else_gets_plain_answers(shared_nsqd: Nsqd, accept: str):
+    headers = {"Accept": accept}
+    assert list(shared_nsqd.request("GET", "/info", headers=headers).json) == INFO_FIELDS
+    assert shared_nsqd.request("POST", "/pub", b"x", headers).error == (400, "MISSING_ARG_TOPIC")
+
+
+# -- Prometheus --------------------------------------------------------------------------------------------------------
+
+
+def metrics_of(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Samples by name and the values of their labels, the topic first, the others by their names."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sorted(sample.labels.items(), key=lambda item: (item[0] != "topic", item[0]))
+            found.setdefault(sample.name, {})[tuple(value for _, value in labels)] = sample.value
+    return found
+
+
+def test_metrics(busy: Nsqd):
+    answer = busy.request("GET", "/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    metrics = metrics_of(answer.text)
+    expected = {
+        "flintmq_nsqd_healthy": {(): 1},
+        "flintmq_nsqd_connections": {(): 2},
+        "flintmq_nsqd_topics": {(): 2},
+        "flintmq_nsqd_channels": {(): 2},
+        "flintmq_nsqd_rows_left_out": {(): 0},
+        "flintmq_nsqd_topic_depth": {("other",): 2, ("t",): 0},
+        "flintmq_nsqd_topic_messages_total": {("other",): 2, ("t",): 5},
+        "flintmq_nsqd_topic_message_bytes_total": {("other",): 2, ("t",): 25},
+        "flintmq_nsqd_channel_depth": {("t", "b"): 5, ("t", "c"): 3},
+        "flintmq_nsqd_channel_deferred": {("t", "b"): 0, ("t", "c"): 1},
+        "flintmq_nsqd_channel_finished_total": {("t", "b"): 0, ("t", "c"): 1},
+        "flintmq_nsqd_channel_requeued_total": {("t", "b"): 0, ("t", "c"): 2},
+        "flintmq_nsqd_channel_clients": {("t", "b"): 0, ("t", "c"): 1},
+        "flintmq_nsqd_topic_paused": {("other",): 0, ("t",): 0},
+        "flintmq_nsqd_damaged_stretches_total": {(): 0},
+    }
+    assert {name: metrics[name] for name in expected} == expected
+    version = busy.get("/info")["version"]
+    assert metrics["flintmq_nsqd_build_info"] == {("os", version): 1}
+    assert metrics["process_resident_memory_bytes"][()] > 1_000_000
+    assert metrics["flintmq_nsqd_topic_log_bytes"][("t",)] > 25
+    assert abs(metrics["flintmq_nsqd_start_time_seconds"][()] - time.time()) < 60
+    assert not any("e2e" in name for name in metrics)
+
+
+def test_metrics_of_latencies_and_nsqlookupds(daemons: Daemons):
+    lookupd = daemons.nsqlookupd()
+    up = f"127.0.0.1:{lookupd.tcp[1]}"
+    nsqd = daemons.nsqd(
+        "--durability=os",
+        "--e2e-processing-latency-percentile=0.999",
+        f"--lookupd-tcp-address={up},127.0.0.1:1",
+    )
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c", 1)
+        nsqd.publish("t", b"x")
+        consumer.finish(consumer.message())
+        consumer.settle()
+        wait_until(
+            lambda: lookupd.channels("t") == ["c"] and lookupd.get("/topics")["topics"] == ["settle#ephemeral", "t"]
+        )
+    metrics = metrics_of(nsqd.request("GET", "/metrics").text)
+    (latency,) = metrics["flintmq_nsqd_channel_e2e_latency_seconds"].items()
+    assert latency[0] == ("t", "c", "0.999") and 0 < latency[1] < 10
+    assert metrics["flintmq_nsqd_topic_e2e_latency_seconds"][("t", "0.999")] == latency[1]
+    assert metrics["flintmq_nsqd_nsqlookupd_connected"] == {(up,): 1, ("127.0.0.1:1",): 0}
+    found = metrics_of(lookupd.request("GET", "/metrics").text)
+    prefix = "flintmq_nsqlookupd_"
+    names = ("topics", "channels", "nodes", "active_nodes", "tombstones")
+    assert [found[prefix + name][()] for name in names] == [2, 1, 1, 1, 0]
+
+
+def test_nsqlookupd_can_be_looked_into_as_well(daemons: Daemons):
+    lookupd = daemons.nsqlookupd()
+    assert "RegistrationDatabase nodes=0" in lookupd.request("GET", "/debug/state").text
+    assert lookupd.get("/debug") == {}
+    assert lookupd.request("GET", "/debug/pprof/goroutine").status == 200
+    assert lookupd.request("POST", "/debug/freememory").body == b""
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Mount]:
+    """A disk that is nearly all reserve."""
+    with mounted_tmpfs(tmp_path / "disk", 80 * 1024 * 1024) as mount:
+        yield mount
+
+
+@needs_root
+def test_ping_tells_of_a_full_disk_while_it_is_full(daemons: Daemons, small_disk: Mount):
+    nsqd = daemons.nsqd("--durability=os", data_path=small_disk.path)
+    nsqd.publish("t", b"x")
+    small_disk.fill()
+    assert nsqd.request("GET", "/ping").status == 200, "nothing has failed yet"
+    with nsqd.connect() as producer:
+        assert producer.error(pub("t", b"x" * 300_000)).startswith("E_PUB_FAILED PUB failed disk full")
+    answer = nsqd.request("GET", "/ping")
+    assert answer.status == 500 and answer.text.startswith("NOK - disk full: ")
+    assert nsqd.get("/stats?format=json")["health"] == answer.text
+    assert "\nHealth: NOK - disk full" in nsqd.request("GET", "/stats").text
+    small_disk.empty()
+    wait_until(lambda: nsqd.request("GET", "/ping").body == b"OK", "space to be seen without a publish")
+    nsqd.publish("t", b"x" * 300_000)
+
+
+@needs_root
+def test_ping_tells_of_a_write_error_until_the_next_good_write(daemons: Daemons, small_disk: Mount):
+    nsqd = daemons.nsqd("--durability=os", data_path=small_disk.path)
+    nsqd.publish("t", b"x")
+    small_disk.fill()
+    assert nsqd.request("POST", "/pub?topic=new", b"x").error == (503, "EXITING")
+    answer = nsqd.request("GET", "/ping")
+    assert answer.status == 500 and answer.text.startswith("NOK - ")
+    small_disk.empty()
+    nsqd.publish("t", b"x" * 300_000)
+    wait_until(lambda: nsqd.request("GET", "/ping").body == b"OK", "the next good write")

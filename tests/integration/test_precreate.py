@@ -34,7 +34,7 @@ class FakeLookupd:
         self.tcp = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _TcpHandler)
         for server in (self.http, self.tcp):
             server.daemon_threads = True
-            server.lookupd = self  # type: ignore[attr-defined]
+            server.lookupd = self  # type: ignore[union-attr]
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self.address = f"127.0.0.1:{self.tcp.server_address[1]}"
 

@@ -19,7 +19,7 @@ class StatsdServer:
     def __init__(self) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self.socket.getsockname()[1]
+        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
         self.datagrams: list[tuple[float, bytes]] = []
 
     def receive_until(self, mark: bytes, timeout_s: float = PATIENCE_S) -> list[bytes]:

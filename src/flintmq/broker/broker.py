@@ -502,11 +502,16 @@ class Broker:
         """Append what the turn published; return the groups that now wait for durability."""
         if not self._publishing:
             return []
-        publishing, self._publishing = self._publishing, {}
-        groups = [partition.write_pending(wall_ns) for partition in publishing]
-        errors = [partition.write_error for partition in publishing if partition.write_error is not None]
-        self.write_error = errors[0] if errors else None
-        return [group for group in groups if group is not None]
+        groups: list[PublishGroup] = []
+        error = None
+        for partition in list(self._publishing):
+            del self._publishing[partition]  # first: if writing it goes wrong, the others come in the next turn
+            group = partition.write_pending(wall_ns)
+            error = error or partition.write_error
+            if group is not None:
+                groups.append(group)
+        self.write_error = error
+        return groups
 
     def commit(self, groups: Iterable[PublishGroup]) -> None:
         """The groups are stored: answer the publishers and let consumers see the messages."""

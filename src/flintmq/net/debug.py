@@ -11,7 +11,6 @@ Source: reference/nsq.md 2.1; design/reliability.md section 6 (loopback only).
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import io
 import sys
@@ -260,6 +259,8 @@ def _memory_text() -> str:
 
 def _free_memory() -> None:
     """Collect garbage and give free pages back to the system where its allocator can. For a worker thread."""
+    import ctypes  # only ever needed here
+
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

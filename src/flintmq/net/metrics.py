@@ -1,75 +1,85 @@
-"""Figures of a daemon in Prometheus' text formats, on every daemon under ``/metrics``.
+"""Figures of a daemon in Prometheus' text format, on every daemon under ``/metrics``.
 
-Rules of this file: figures are collected at each scrape, nothing is counted for it in between; prometheus-client writes
-the formats and is loaded at the first scrape; the text is written in a worker thread, because it may be megabytes.
+::
+
+    # HELP flintmq_nsqd_topic_messages_total Messages published to a topic
+    # TYPE flintmq_nsqd_topic_messages_total counter
+    flintmq_nsqd_topic_messages_total{topic="orders"} 17
+
+Rules of this file: figures are collected at each scrape, nothing is counted for it in between. The lines are written
+here and not by prometheus-client, which takes four times as long: a scrape of thousands of topics must not be felt by
+those who publish meanwhile.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/ (text format 0.0.4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+import os
+import resource
+from collections.abc import Iterable
+from typing import Literal
 
 from flintmq.net.http_messages import Response
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+CONTENT_TYPE = ("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-@dataclass(slots=True)
+def labels_of(**labels: str) -> str:
+    """Labels as they stand in a line, to be made once for many metrics."""
+    return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items()) + "}"
+
+
 class Family:
     """One metric with all of its samples.
 
-    Attributes:
-        name: without the ``_total`` of a counter.
-        help: what it counts, as a phrase.
-        labels: names; each sample has a value for each.
-        samples: values of the labels and the figure.
-    """
-
-    name: str
-    kind: Literal["gauge", "counter"]
-    help: str
-    labels: Sequence[str] = ()
-    samples: list[tuple[Sequence[str], float]] = field(default_factory=list)
-
-
-def single(name: str, kind: Literal["gauge", "counter"], help: str, value: float) -> Family:  # noqa: A002
-    """A metric without labels."""
-    return Family(name, kind, help, (), [((), value)])
-
-
-def exposition(families: Iterable[Family], accept: str) -> Response:
-    """Write ``families`` and the figures of this process in the format that ``accept`` asks for. For a worker thread.
-
     Args:
-        accept: the request's header; OpenMetrics where it says so, otherwise Prometheus' text format 0.0.4.
+        name: in full, a counter's ends in ``_total``.
+        help: what it counts, as a phrase.
     """
-    from prometheus_client import CollectorRegistry, ProcessCollector
-    from prometheus_client.exposition import choose_encoder
 
-    registry = CollectorRegistry(auto_describe=False)
-    ProcessCollector(registry=registry)
-    registry.register(_Collected(families))
-    encode, content_type = choose_encoder(accept)
-    return Response(200, encode(registry), (("Content-Type", content_type),))
+    __slots__ = ("_name", "lines")
+
+    def __init__(self, name: str, kind: Literal["gauge", "counter"], help: str) -> None:  # noqa: A002
+        assert name.endswith("_total") == (kind == "counter"), name
+        self._name = name
+        self.lines = [f"# HELP {name} {help}\n# TYPE {name} {kind}\n"]
+
+    def add(self, value: float, labels: str = "") -> Family:
+        """Add a sample with labels of :func:`labels_of`; a bool counts as 0 or 1."""
+        self.lines.append(f"{self._name}{labels} {value + 0}\n")
+        return self
 
 
-class _Collected:
-    """Families that are collected already, as prometheus-client wants to be given them."""
+def exposition(families: Iterable[Family]) -> Response:
+    """The answer to a scrape: ``families`` in their order, those without samples left out."""
+    lines = [line for family in families if len(family.lines) > 1 for line in family.lines]
+    return Response(200, "".join(lines).encode(), (CONTENT_TYPE,))
 
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
 
-    def describe(self) -> list[Metric]:
-        return []
+def process_families() -> list[Family]:
+    """Figures of this process under the names that Prometheus' own libraries use."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    families = [
+        Family("process_cpu_seconds_total", "counter", "CPU time of the process, user and system").add(
+            usage.ru_utime + usage.ru_stime
+        ),
+        Family("process_resident_memory_bytes", "gauge", "Memory of the process in RAM").add(resident_bytes()),
+        Family("process_max_fds", "gauge", "Most files the process may have open").add(
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        ),
+    ]
+    if os.path.isdir("/proc/self/fd"):
+        open_count = len(os.listdir("/proc/self/fd"))
+        families.append(Family("process_open_fds", "gauge", "Files the process has open").add(open_count))
+    return families
 
-    def collect(self) -> Iterable[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for family in self._families:
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(family.name, family.help, labels=family.labels)
-            for labels, value in family.samples:
-                metric.add_metric(labels, value)
-            yield metric
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; its peak where the system does not tell the present."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -115,8 +115,8 @@ class Engine:
                 self._pump()
         finally:
             self._scheduled = False
-        if broker.has_pending or broker.has_marked:
-            self.schedule()
+            if broker.has_pending or broker.has_marked:
+                self.schedule()
         if broker.has_metadata:
             self._flush_wanted.set()
         outputs, self._outputs = self._outputs, {}

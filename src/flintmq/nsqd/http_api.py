@@ -9,7 +9,7 @@ Source: reference/nsq.md 2.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from flintmq.broker.broker import ChannelNotFound, TopicNotFound
 from flintmq.broker.topic import Topic
@@ -17,7 +17,7 @@ from flintmq.errors import FlintError
 from flintmq.names import is_valid_name
 from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response, json_response, text_response
 from flintmq.net.http_router import Router
-from flintmq.net.metrics import exposition
+from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
 from flintmq.nsqd import metrics, stats
 from flintmq.nsqd.config import ConfigApi, Running
@@ -135,9 +135,8 @@ class HttpApi:
     async def _metrics(self, request: Request) -> Response:
         nsqd = self._nsqd
         latencies = stats.Latencies(nsqd.options.e2e_processing_latency_percentile, nsqd.env.clock.wall_ns())
-        families = [*nsqd.metrics(), *await metrics.collect_topics(self._broker.topics, latencies)]
-        accept = request.header("accept")
-        return cast(Response, await nsqd.env.run_blocking(exposition, families, accept))
+        topics = await metrics.collect_topics(self._broker.topics, latencies)
+        return exposition([*nsqd.metrics(), *topics, *process_families()])
 
     # -- publishing --------------------------------------------------------------------------------------------------
 

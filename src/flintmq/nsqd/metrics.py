@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flintmq.broker.topic import Topic
-from flintmq.net.metrics import Family, single
+from flintmq.net.metrics import Family, labels_of
 from flintmq.nsqd import stats
 
 ROWS_MAX = 5000
 _TOPICS_PER_TURN = 20  # looked at before others get a turn
 _NAMESPACE = "flintmq_nsqd"
-_TOPIC, _CHANNEL = ("topic",), ("topic", "channel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,8 @@ class _Column:
 
 _TOPIC_COLUMNS = (
     _Column("topic_depth", "gauge", "Messages of a topic that no channel has been given yet", "depth"),
-    _Column("topic_messages", "counter", "Messages published to a topic", "message_count"),
-    _Column("topic_message_bytes", "counter", "Bytes of the bodies published to a topic", "message_bytes"),
+    _Column("topic_messages_total", "counter", "Messages published to a topic", "message_count"),
+    _Column("topic_message_bytes_total", "counter", "Bytes of the bodies published to a topic", "message_bytes"),
     _Column("topic_log_bytes", "gauge", "Size of a topic's log", "log_bytes"),
     _Column("topic_paused", "gauge", "1 while a topic is paused", "paused"),
 )
@@ -45,10 +44,10 @@ _CHANNEL_COLUMNS = (
     _Column("channel_depth", "gauge", "Messages waiting for a consumer", "depth"),
     _Column("channel_in_flight", "gauge", "Messages that consumers hold", "in_flight_count"),
     _Column("channel_deferred", "gauge", "Messages waiting for their time", "deferred_count"),
-    _Column("channel_messages", "counter", "Messages a channel was given", "message_count"),
-    _Column("channel_finished", "counter", "Messages finished by consumers", "finish_count"),
-    _Column("channel_requeued", "counter", "Messages given back by consumers", "requeue_count"),
-    _Column("channel_timed_out", "counter", "Messages that consumers held for too long", "timeout_count"),
+    _Column("channel_messages_total", "counter", "Messages a channel was given", "message_count"),
+    _Column("channel_finished_total", "counter", "Messages finished by consumers", "finish_count"),
+    _Column("channel_requeued_total", "counter", "Messages given back by consumers", "requeue_count"),
+    _Column("channel_timed_out_total", "counter", "Messages that consumers held for too long", "timeout_count"),
     _Column("channel_clients", "gauge", "Consumers of a channel", "client_count"),
     _Column("channel_paused", "gauge", "1 while a channel is paused", "paused"),
 )
@@ -58,33 +57,29 @@ _LATENCY_HELP = "Time from publishing to FIN, over the window of --e2e-processin
 class _Table:
     """The families of one kind of row."""
 
-    def __init__(self, labels: tuple[str, ...], columns: Iterable[_Column]) -> None:
-        kind = labels[-1]
+    def __init__(self, kind: str, columns: Iterable[_Column]) -> None:
         self._columns = [
-            (column.field, Family(f"{_NAMESPACE}_{column.name}", column.kind, column.help, labels))
-            for column in columns
+            (column.field, Family(f"{_NAMESPACE}_{column.name}", column.kind, column.help)) for column in columns
         ]
-        self._latency = Family(
-            f"{_NAMESPACE}_{kind}_e2e_latency_seconds", "gauge", _LATENCY_HELP, (*labels, "quantile")
-        )
+        self._latency = Family(f"{_NAMESPACE}_{kind}_e2e_latency_seconds", "gauge", _LATENCY_HELP)
 
     @property
     def families(self) -> list[Family]:
-        found = [family for _, family in self._columns]
-        return [*found, self._latency] if self._latency.samples else found
+        return [*(family for _, family in self._columns), self._latency]
 
-    def add(self, labels: tuple[str, ...], row: Mapping[str, Any]) -> None:
+    def add(self, row: Mapping[str, Any], **labels: str) -> None:
+        text = labels_of(**labels)
         for name, family in self._columns:
-            family.samples.append((labels, row[name]))
+            family.add(row[name], text)
         for each in row["e2e_processing_latency"]["percentiles"] or ():
-            self._latency.samples.append(((*labels, f"{each['quantile']:g}"), each["value"] / 1e9))
+            self._latency.add(each["value"] / 1e9, labels_of(**labels, quantile=f"{each['quantile']:.10g}"))
 
 
 async def collect_topics(
     topics: Mapping[str, Topic], latencies: stats.Latencies, rows_max: int = ROWS_MAX
 ) -> list[Family]:
     """Return the figures of topics and channels; others get their turn meanwhile."""
-    topic_table, channel_table = _Table(_TOPIC, _TOPIC_COLUMNS), _Table(_CHANNEL, _CHANNEL_COLUMNS)
+    topic_table, channel_table = _Table("topic", _TOPIC_COLUMNS), _Table("channel", _CHANNEL_COLUMNS)
     room = rows_max
     left_out_count = channel_count = 0
     for number, name in enumerate(sorted(topics), 1):
@@ -99,19 +94,19 @@ async def collect_topics(
             continue
         row = stats.topic_row(topic, "", False, latencies)
         log_bytes = sum(partition.log.size_bytes for partition in topic.partitions.values())
-        topic_table.add((name,), row | {"log_bytes": log_bytes})
+        topic_table.add(row | {"log_bytes": log_bytes}, topic=name)
         channels = row["channels"][: room - 1]
         for channel in channels:
             channel_name = channel["channel_name"]
             finish_count = sum(part.finish_count for part in topic.channels(channel_name))
-            channel_table.add((name, channel_name), channel | {"finish_count": finish_count})
+            channel_table.add(channel | {"finish_count": finish_count}, topic=name, channel=channel_name)
         room -= 1 + len(channels)
         left_out_count += len(row["channels"]) - len(channels)
     left_out_help = f"Topics and channels that are not shown, because there are more than {rows_max}"
     return [
-        single(f"{_NAMESPACE}_topics", "gauge", "Topics of this nsqd", len(topics)),
-        single(f"{_NAMESPACE}_channels", "gauge", "Channels of this nsqd", channel_count),
-        single(f"{_NAMESPACE}_rows_left_out", "gauge", left_out_help, left_out_count),
+        _gauge("topics", "Topics of this nsqd", len(topics)),
+        _gauge("channels", "Channels of this nsqd", channel_count),
+        _gauge("rows_left_out", left_out_help, left_out_count),
         *topic_table.families,
         *channel_table.families,
     ]
@@ -132,17 +127,20 @@ def describe_daemon(
         damage_count: damaged stretches of logs found since the start.
         nsqlookupds: by address, whether it is connected.
     """
-    about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs", ("version", "durability"))
-    about.samples.append(((version, durability), 1))
-    connected = Family(f"{_NAMESPACE}_nsqlookupd_connected", "gauge", "1 while a nsqlookupd is connected", ("address",))
-    connected.samples += [((address,), is_connected) for address, is_connected in nsqlookupds.items()]
+    about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs")
+    damaged = Family(f"{_NAMESPACE}_damaged_stretches_total", "counter", "Damaged stretches of logs that were found")
+    connected = Family(f"{_NAMESPACE}_nsqlookupd_connected", "gauge", "1 while a nsqlookupd is connected")
+    for address, is_connected in nsqlookupds.items():
+        connected.add(is_connected, labels_of(address=address))
     return [
-        about,
-        single(f"{_NAMESPACE}_start_time_seconds", "gauge", "When nsqd was started, as Unix time", start_ns / 1e9),
-        single(f"{_NAMESPACE}_healthy", "gauge", "1 while /ping answers OK", is_healthy),
-        single(f"{_NAMESPACE}_connections", "gauge", "TCP connections of clients", connection_count),
-        single(
-            f"{_NAMESPACE}_damaged_stretches", "counter", "Damaged stretches of logs found and set aside", damage_count
-        ),
+        about.add(1, labels_of(version=version, durability=durability)),
+        _gauge("start_time_seconds", "When nsqd was started, as Unix time", start_ns / 1e9),
+        _gauge("healthy", "1 while /ping answers OK", is_healthy),
+        _gauge("connections", "TCP connections of clients", connection_count),
+        damaged.add(damage_count),
         connected,
     ]
+
+
+def _gauge(name: str, about: str, value: float) -> Family:
+    return Family(f"{_NAMESPACE}_{name}", "gauge", about).add(value)

@@ -6,7 +6,6 @@ Source: reference/nsq.md 2.1 and 4.2.
 from __future__ import annotations
 
 import gc
-import resource
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.latency import Summary
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
+from flintmq.net.metrics import resident_bytes
 from flintmq.nsqd.session import Session
 
 NO_LATENCY: dict[str, Any] = {"count": 0, "percentiles": None}
@@ -79,15 +79,6 @@ def memory(pauses: GcPauses) -> dict[str, int]:
         "next_gc_bytes": 0,
         "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
     }
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM; its peak where the system does not tell the present."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Latencies:

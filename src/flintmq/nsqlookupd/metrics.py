@@ -5,13 +5,11 @@ Source: the names follow https://prometheus.io/docs/practices/naming/.
 
 from __future__ import annotations
 
-from typing import cast
-
+from flintmq.clock import Clock
 from flintmq.cluster.registration import RegistrationDatabase
-from flintmq.env import Env
 from flintmq.net.http_messages import Request, Response
 from flintmq.net.http_router import Router
-from flintmq.net.metrics import Family, exposition, single
+from flintmq.net.metrics import Family, exposition, labels_of, process_families
 
 _NAMESPACE = "flintmq_nsqlookupd"
 
@@ -24,7 +22,7 @@ def collect(database: RegistrationDatabase, now_ns: int, version: str) -> list[F
     """
     topics = database.topics()
     active = database.nodes(now_ns)
-    about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs", ("version",), [((version,), 1)])
+    about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs").add(1, labels_of(version=version))
     figures = (
         ("topics", "Topics that are known", len(topics)),
         ("channels", "Channels that are known", sum(len(database.channels(topic)) for topic in topics)),
@@ -33,14 +31,13 @@ def collect(database: RegistrationDatabase, now_ns: int, version: str) -> list[F
         ("topic_registrations", "Topics of all active nsqds, added up", sum(len(node.topics) for node in active)),
         ("tombstones", "Topics that are hidden on a nsqd", sum(sum(node.tombstones) for node in active)),
     )
-    return [about, *(single(f"{_NAMESPACE}_{name}", "gauge", about_it, value) for name, about_it, value in figures)]
+    return [about, *(Family(f"{_NAMESPACE}_{name}", "gauge", text).add(value) for name, text, value in figures)]
 
 
-def add_route(router: Router, env: Env, database: RegistrationDatabase, version: str) -> None:
+def add_route(router: Router, clock: Clock, database: RegistrationDatabase, version: str) -> None:
     """Answer ``GET /metrics``."""
 
-    async def metrics(request: Request) -> Response:
-        families = collect(database, env.clock.monotonic_ns(), version)
-        return cast(Response, await env.run_blocking(exposition, families, request.header("accept")))
+    def metrics(request: Request) -> Response:
+        return exposition([*collect(database, clock.monotonic_ns(), version), *process_families()])
 
     router.add("GET", "/metrics", metrics, is_logged=False)

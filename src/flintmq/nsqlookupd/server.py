@@ -45,7 +45,7 @@ class Nsqlookupd:
         self._env = env
         self._options = options
         router = build_router(self.database, env.clock, __version__)
-        metrics.add_route(router, env, self.database, __version__)
+        metrics.add_route(router, env.clock, self.database, __version__)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
         self._http = HttpServer(router, clock=env.clock)

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SIZE_FIELD_BYTES = 4
-COUNT_FIELD_BYTES = 4
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from struct import Struct
 
 from flintmq.errors import ConnectionFailed, NsqdError, PublishRefused, RemoteProtocolError
 from flintmq.spark.broker import NsqdConnection
-from flintmq.spark.encode import COUNT_FIELD_BYTES
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.retry import Retries
 
+COUNT_FIELD_BYTES = 4
 _SIZE_AND_COUNT = Struct(">II")
 
 # what nsqd says about a request that will never do, and the option that knows its limit

@@ -74,9 +74,10 @@ class SyncTicket:
     Attributes:
         end_sequence: every sequence below it is durable once :meth:`run` returned.
         segments: the segments it covers, each with its size when the ticket was begun.
+        is_abandoned: whether the log was deleted since, so that errors say nothing.
     """
 
-    __slots__ = ("_directory", "_files", "_held", "_paths", "end_sequence", "segments")
+    __slots__ = ("_directory", "_files", "_held", "_paths", "end_sequence", "is_abandoned", "segments")
 
     def __init__(self, files: Files, directory: str, segments: list[Segment], held: list[File], end: int) -> None:
         self._files = files
@@ -85,6 +86,7 @@ class SyncTicket:
         self._paths = [segment.path for segment in segments[: len(segments) - len(held)]]
         self.segments = [(segment, segment.size) for segment in segments]
         self.end_sequence = end
+        self.is_abandoned = False
 
     def run(self) -> None:
         """Sync the files, and the directory if its entries changed. Blocks; for a worker thread.
@@ -92,6 +94,13 @@ class SyncTicket:
         Raises:
             OSError: nothing is known about what is durable.
         """
+        try:
+            self._run()
+        except OSError:
+            if not self.is_abandoned:
+                raise
+
+    def _run(self) -> None:
         for path in self._paths:
             file = self._files.open(path)
             try:
@@ -542,9 +551,8 @@ class PartitionLog:
         for segment in self._segments:
             if segment.timestamp_max < timestamp_ns or segment.is_empty:
                 continue
-            for data, run, _position in segment.runs_from(
-                segment.index().before_timestamp(timestamp_ns), READ_AHEAD_BYTES
-            ):
+            runs = segment.runs_from(lambda index: index.before_timestamp(timestamp_ns), READ_AHEAD_BYTES)
+            for data, run, _position in runs:
                 for number, latest in enumerate(run.timestamps):
                     if latest >= timestamp_ns:
                         return _first_at(decode_batch(data, run.positions[number]), timestamp_ns)
@@ -555,9 +563,8 @@ class PartitionLog:
         for segment in self._segments:
             if segment.end_offset_bytes <= offset_bytes or segment.is_empty:
                 continue
-            for data, run, _position in segment.runs_from(
-                segment.index().before_offset(offset_bytes), READ_AHEAD_BYTES
-            ):
+            runs = segment.runs_from(lambda index: index.before_offset(offset_bytes), READ_AHEAD_BYTES)
+            for data, run, _position in runs:
                 for position in run.positions:
                     batch = decode_batch(data, position)
                     into = offset_bytes - batch.header.offset_bytes
@@ -639,6 +646,8 @@ class PartitionLog:
             OSError: some of it may be left.
         """
         self.close()
+        if self._ticket is not None:
+            self._ticket.is_abandoned = True
         self._files.remove_directory(self.directory)
 
     def describe(self) -> str:

@@ -36,7 +36,7 @@ from zlib import crc32
 
 from flintmq.batch import HEADER_BYTES
 from flintmq.errors import DiskFull, StorageError, WriteFailed
-from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX
+from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
 from flintmq.storage.index import IndexSummary, SparseIndex
 from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
@@ -113,7 +113,8 @@ class _Opening:
         self.failed: str | None = None
         self.files.make_directory(home.directory)
         names = self.files.list(home.directory)
-        self._firsts = [int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name))]
+        firsts = [int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name))]
+        self._firsts = [first for first in firsts if 0 < first <= SEQUENCE_MAX]
         self._owned = [name for name in names if _OWNED_NAME.fullmatch(name)]
         self._bad_paths: dict[int, list[str]] = {}
         for name in self._owned:
@@ -315,7 +316,8 @@ class _Opening:
             summary, segment.live_index = loaded
             _adopt(segment, summary)
             walker = Walker(segment, segment.size, segment.end, segment.end_offset_bytes, file_size)
-            segment.walk_into(segment.live_index, walker)
+            if walker.position == file_size or walker.is_at_batch():
+                segment.walk_into(segment.live_index, walker)
         if walker is None or walker.position < file_size:
             # Bytes nobody understands behind a checkpoint: perhaps those before it were shifted. Look at all of them.
             segment.timestamp_max = 0

@@ -405,8 +405,11 @@ class Segment:
 
     def _rebuild_index(self) -> SparseIndex:
         index = SparseIndex()
-        self.walk_into(index, self.walker_at_start(self.size))
-        if len(index):
+        walker = self.walker_at_start(self.size)
+        self.walk_into(index, walker)
+        if walker.position < self.size:
+            walker.give_up(self.end)
+        if self.live_index is None and len(index):
             self.write_index(index, self.synced_before)
         return index
 
@@ -445,6 +448,7 @@ class Segment:
         hopped = walker.hop_to(base | sequence, size, base | stop)
         if hopped is not None:
             return hopped
+        walker = self.walker_before(lambda index: index.before_sequence(sequence))
         while (found := walker.next_run(size, base | stop)) is not None:
             if found.run.next_id > base | sequence:
                 return found
@@ -462,11 +466,29 @@ class Segment:
         before = bisect_right(found.run.first_ids, self.home.id_base | sequence) - 1
         return found.position + found.run.positions[max(before, 0)]
 
-    def runs_from(self, entry: Entry | None, size: int) -> Iterable[Found]:
-        """All good batches from an index entry on."""
-        walker = self._walker_at(entry)
+    def runs_from(self, find: Callable[[SparseIndex], Entry | None], size: int) -> Iterable[Found]:
+        """All good batches from the index entry on that ``find`` finds."""
+        walker = self.walker_before(find)
         while (found := walker.next_run(size, NO_STOP)) is not None:
             yield found
+
+    def walker_before(self, find: Callable[[SparseIndex], Entry | None]) -> Walker:
+        """A walker at the index entry that ``find`` finds, which is known to be right."""
+        entry = find(self.index())
+        if entry is not None and self.known_damage(entry.position, entry.sequence) is None:
+            walker = self._walker_at(entry)
+            if walker.is_at_batch():
+                return walker
+            # The batch is damaged, or bytes before it were lost and all positions behind them are wrong: only a walk
+            # from the beginning can tell.
+            self.home.cache.discard((self.home, self.first))
+            rebuilt = self._rebuild_index()
+            if self.live_index is not None:
+                self.live_index = rebuilt
+            else:
+                self.home.cache.put((self.home, self.first), rebuilt, rebuilt.size_bytes)
+            entry = find(rebuilt)
+        return self._walker_at(entry)
 
     def _walker_at(self, entry: Entry | None) -> Walker:
         if entry is None:
@@ -597,6 +619,13 @@ class Walker:
             elif not self._step_over(data):
                 return None
         return None
+
+    def is_at_batch(self) -> bool:
+        """Whether the batch expected here is here, and good."""
+        claim = claim_at(self._read(self.position, HEADER_BYTES), 0, self.position, self._segment.home.id_base)
+        if claim is None or claim.first_id != self.next_id or claim.end_position > self._limit:
+            return False
+        return bool(walk(self._read(self.position, claim.size), 0, self.next_id, NO_STOP).positions)
 
     def hop_to(self, wanted_id: int, window: int, stop_id: int) -> Found | None:
         """The run that starts with the batch that contains ``wanted_id``, without verifying those before it.

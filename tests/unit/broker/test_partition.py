@@ -27,6 +27,11 @@ def partition():
     return Partition("t", 0, RecordingLog())
 
 
+def publish_one(partition, body):
+    """As a connection does that publishes one by one."""
+    return partition.join(body) or partition.publish((body,), 0)
+
+
 def sizes(partition):
     return [len(bodies) for bodies, _ in partition.log.appends]
 
@@ -34,9 +39,9 @@ def sizes(partition):
 def test_small_publishes_of_a_turn_are_one_batch(partition):
     groups = [
         partition.publish((b"a", b"b"), 0),
-        partition.publish_one(b"c"),
+        publish_one(partition, b"c"),
         partition.publish([b"d"], 0),
-        partition.publish_one(b"e"),
+        publish_one(partition, b"e"),
     ]
     group = partition.write_pending(1)
     assert all(each is group for each in groups)
@@ -46,9 +51,9 @@ def test_small_publishes_of_a_turn_are_one_batch(partition):
 
 
 def test_the_next_turn_has_a_group_of_its_own(partition):
-    first = partition.publish_one(b"a")
+    first = publish_one(partition, b"a")
     assert partition.write_pending(1) is first
-    second = partition.publish_one(b"b")
+    second = publish_one(partition, b"b")
     assert second is not first
     assert partition.write_pending(1) is second
     assert partition.log.appends == [([b"a"], 0), ([b"b"], 0)]
@@ -58,23 +63,36 @@ def test_the_next_turn_has_a_group_of_its_own(partition):
 def test_the_callers_list_is_not_changed(partition):
     bodies = [b"a"]
     partition.publish(bodies, 0)
-    partition.publish_one(b"b")
+    publish_one(partition, b"b")
     assert bodies == [b"a"]
 
 
+def test_what_a_single_message_can_join(partition):
+    assert partition.join(b"a") is None
+    partition.publish([b"a"] * 100, 0)
+    assert partition.join(b"b") is None
+    partition.publish((b"b",), 7)
+    assert partition.join(b"c") is None
+    group = partition.publish((b"c",), 0)
+    assert partition.join(b"d") is group
+    partition.write_pending(1)
+    assert partition.join(b"e") is None
+    assert [bodies for bodies, _ in partition.log.appends] == [[b"a"] * 100, [b"b"], [b"c", b"d"]]
+
+
 def test_a_large_publish_keeps_its_place(partition):
-    partition.publish_one(b"a")
+    publish_one(partition, b"a")
     partition.publish([b"b"] * 100, 0)
-    partition.publish_one(b"c")
+    publish_one(partition, b"c")
     partition.write_pending(1)
     assert sizes(partition) == [1, 100, 1]
 
 
 def test_delayed_messages_share_no_batch_with_others(partition):
-    partition.publish_one(b"a")
+    publish_one(partition, b"a")
     partition.publish([b"b"], 7)
     partition.publish([b"c"], 7)
-    partition.publish_one(b"d")
+    publish_one(partition, b"d")
     partition.publish([b"e"], 8)
     partition.write_pending(1)
     assert partition.log.appends == [([b"a"], 0), ([b"b", b"c"], 7), ([b"d"], 0), ([b"e"], 8)]
@@ -84,7 +102,7 @@ def test_what_is_too_much_for_a_batch_is_cut_between_bodies(partition):
     """Many connections with large messages in one turn."""
     bodies = [bytes([number]) * (MIB // 3) for number in range(10)] + [b"x" * (5 * MIB), b"y"]
     for body in bodies:
-        partition.publish_one(body)
+        publish_one(partition, body)
     group = partition.write_pending(1)
     assert [body for part, _ in partition.log.appends for body in part] == bodies
     assert all(len(part) == 1 or sum(map(len, part)) <= MIB for part, _ in partition.log.appends)
@@ -103,7 +121,7 @@ def test_no_batch_has_too_many_messages(partition, count):
 
 
 def test_a_deleted_partition_ends_what_was_published(partition):
-    group = partition.publish_one(b"a")
+    group = publish_one(partition, b"a")
     partition.delete()
     assert group.ended
     assert group.error is None
@@ -121,7 +139,7 @@ def test_what_was_stored_before_a_failure_is_delivered(partition, monkeypatch):
         return append(bodies, timestamp_ns, due_ns)
 
     monkeypatch.setattr(partition.log, "append", fail_when_delayed)
-    group = partition.publish_one(b"a")
+    group = publish_one(partition, b"a")
     partition.publish((b"b",), 7)
     stored = partition.write_pending(1)
     assert isinstance(group.error, DiskFull)

@@ -1,5 +1,7 @@
 """statsd: the very lines, counters from report to report, and how lines are packed into datagrams."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,5 +138,5 @@ def test_datagrams_hold_whole_lines_in_order(sizes, size_max):
     assert b"".join(packets) == b"".join(lines)
     assert all(len(packet) <= size_max or packet.count(b"\n") == 1 for packet in packets)
     assert all(packet.endswith(b"\n") for packet in packets)
-    for packet, following in zip(packets, packets[1:], strict=False):
+    for packet, following in pairwise(packets):
         assert len(packet) + len(following.split(b"\n")[0]) + 1 > size_max, "a line that would have fitted"

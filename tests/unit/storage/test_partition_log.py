@@ -926,6 +926,20 @@ def test_delete_removes_everything():
     assert (log.next_sequence, kit.reports) == (1, [])
 
 
+def test_deleting_during_a_sync_is_no_error_of_the_sync():
+    kit = Kit(segment_bytes=300)
+    log = kit.open()
+    fill(log, 8)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    log.delete()
+    ticket.run()
+    log.finish_sync(ticket, None)
+    assert kit.disk.paths() == []
+    log = kit.open()
+    assert log.append([b"a new log"], 1) == 1
+
+
 def test_describe_is_one_line():
     log = Kit().open()
     log.append([b"x"], 1)

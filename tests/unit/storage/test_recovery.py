@@ -624,6 +624,7 @@ def test_other_files_in_the_directory_are_left_alone():
     model = filled(kit)
     files = kit.files()
     names = ["notes.txt", "1.log", "00000000000000000001.log.bak", "00000000000000000001.index.tmp", "x.index"]
+    names += ["99999999999999999999.log", "00000000000000000000.log"]
     for name in names:
         files.open(f"{DIRECTORY}/{name}", create=True).write_at(0, b"mine")
     assert read_all(kit.open()) == model

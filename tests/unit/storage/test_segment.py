@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from tests.unit.storage.log_kit import Kit, ReadFaults, bodies_of, fetch_all, fill, read_all, sync
+from tests.unit.storage.log_kit import Kit, ReadFaults, bodies_of, fetch_all, fill, read_all, read_randomly, sync
 
 from flintmq.batch import decode_header
 from flintmq.errors import StorageError
 from flintmq.limits import BAD_FILES_MAX, DISK_RESERVE_BYTES, PAGE_BYTES
 from flintmq.storage import segment as segment_module
+from flintmq.storage.index import encode_index
 from flintmq.storage.partition_log import PartitionLog
 from flintmq.storage.segment import (
     SEGMENT_HEADER_BYTES,
@@ -253,16 +254,38 @@ def test_an_index_that_is_no_use_is_rebuilt_while_reading(how):
     elif how == "not opening":
         kit.faults.not_opening[path] = errno.EACCES
     else:
-        log._segments[0].write_index(log._segments[0].index(), 1)
-        kit.cache.discard((log._home, 1))
-        log._segments[0].size -= 1
-        log._segments[0].write_index(log._segments[0].index(), 1)
-        log._segments[0].size += 1
-        kit.cache.discard((log._home, 1))
+        loaded = log._segments[0].load_index()
+        assert loaded is not None
+        kit.disk.damage(path, 0, encode_index(replace(loaded[0], data_size=loaded[0].data_size - 1), loaded[1]))
     assert read_all(log) == expected
     assert kit.reports == []
     if how in ("missing", "another segment's"):
         assert kit.disk.content(path)[:60] == good[:60]
+
+
+@pytest.mark.parametrize("shift", [-50, 50])
+def test_bytes_that_moved_are_found_by_every_reader(monkeypatch, shift):
+    """The index still says where they were; readers that start in the middle must find what readers of all find."""
+    monkeypatch.setattr("flintmq.storage.index.INDEX_INTERVAL_BYTES", 100)
+    kit = Kit(segment_bytes=100_000)
+    log = kit.open()
+    model = fill(log, 40)
+    sync(log)
+    log.close()
+    path = kit.logs()[0]
+    position = list(positions(kit, path).values())[10] + 80
+    content = kit.disk.content(path)
+    moved = content[: position + min(shift, 0)] + b"x" * max(shift, 0) + content[position:]
+    for sequences in (range(max(model), 0, -1), range(1, max(model) + 1)):
+        kit.disk.cut(path, 0)
+        kit.disk.damage(path, 0, moved.ljust(len(content), b"\0") if shift < 0 else moved[: len(content)])
+        log = kit.open()
+        stored = read_randomly(log, list(sequences))
+        assert stored == read_all(log) == fetch_all(log)
+        lost = set(model) - set(stored)
+        assert lost == kit.lost()
+        assert len(lost) <= (8 if shift > 0 else 5)
+    assert kit.reports
 
 
 def test_only_so_many_copies_are_kept(monkeypatch):
