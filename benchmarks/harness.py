@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -398,5 +398,9 @@ def write_json(name: str, content: Any) -> Path:
     """Write a result beside the others; return where."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    path.write_text(json.dumps(content, indent=1, default=_jsonable) + "\n")
     return path
+
+
+def _jsonable(value: Any) -> Any:
+    return asdict(value) if isinstance(value, Sample) else str(value)

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from tests.certificates import CLIENT_NAME, Certificates
 from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, pub, sized, wait_until
+from tests.integration.upgrade_clients import COUNT, run_client
 from tests.integration.upgraded import Upgraded
 
 SECRET = "sesame-4711"
@@ -229,6 +230,17 @@ def test_everything_in_one_packet(guarded: Nsqd, server: AuthServer):
             connection.settle()
 
 
+def test_a_slow_answer_is_waited_for_whatever_the_heartbeat(guarded: Nsqd, server: AuthServer):
+    """nsqd does not read meanwhile, so it must not take the client for silent."""
+    server.delay_s = 3.2
+    with guarded.connect() as connection:
+        connection.identify(heartbeat_interval=1000)
+        connection.send(auth() + pub("t", b"x"))
+        assert b"permission_count" in connection.response()
+        connection.ok()
+        assert connection.heartbeat_count >= 2
+
+
 def test_a_client_that_leaves_meanwhile(guarded: Nsqd, server: AuthServer):
     server.delay_s = 0.3
     for _ in range(5):
@@ -413,3 +425,14 @@ def test_the_secret_is_nowhere_to_be_read(guarded: Nsqd, server: AuthServer):
     guarded.stop()
     for output in (*outputs, guarded.whole_log):
         assert "sesame" not in output
+
+
+# -- other people's clients --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.foreign
+@pytest.mark.parametrize("client", ["pynsq", "gnsq"])
+def test_other_people_s_clients(guarded: Nsqd, server: AuthServer, client: str):
+    server.grant({"permissions": ["subscribe", "publish"], "topic": f"^{client}$", "channels": ["^c$", "^$"]})
+    assert run_client(client, guarded.tcp, client, {"auth_secret": SECRET}) == COUNT
+    assert {question["secret"] for question in server.questions} == {SECRET}

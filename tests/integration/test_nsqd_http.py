@@ -678,7 +678,8 @@ def test_one_profile_at_a_time_and_none_outlives_the_daemon(nsqd: Nsqd):
         target=lambda: answers.append(nsqd.request("GET", "/debug/profile?seconds=60").status), daemon=True
     )
     profile.start()
-    wait_until(lambda: nsqd.request("GET", "/debug/profile?seconds=0.01").status == 409)
+    wait_until(lambda: "DebugApi._profile" in nsqd.request("GET", "/debug/tasks").text)
+    assert nsqd.request("GET", "/debug/profile?seconds=0.01").status == 409
     begun = time.monotonic()
     nsqd.stop()
     assert time.monotonic() - begun < 10

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -112,15 +114,18 @@ class NsqdProcess:
 
 
 class Driver:
-    """A Spark driver in a session of its own, so that kill -9 takes its JVM and Python workers along."""
+    """A Spark driver in a session of its own, so that kill -9 takes its JVM along; the workers end with that."""
 
     def __init__(self, script: Path, *arguments: str, **more: str) -> None:
+        # what a killed JVM leaves behind; a short path, because sockets are made below it
+        self._scratch = tempfile.mkdtemp(prefix="spark-")
+        scratch = {"SPARK_LOCAL_DIRS": self._scratch, "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={self._scratch}"}
         self._process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(**more),
+            env=environment(**scratch, **more),
             start_new_session=True,
         )
         self.output: list[str] = []
@@ -146,6 +151,7 @@ class Driver:
         """kill -9 of the driver, its JVM and its workers."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(20)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def finish(self, timeout_s: float = 90) -> str:
         """Wait for a clean end and return the output."""
@@ -155,6 +161,7 @@ class Driver:
             self.kill()
             raise AssertionError(f"the driver does not end:\n{''.join(self.output)[-8000:]}") from None
         self._reader.join(5)
+        shutil.rmtree(self._scratch, ignore_errors=True)
         assert code == 0, "".join(self.output)[-8000:]
         return "".join(self.output)
 

@@ -157,7 +157,9 @@ def test_an_original_nsqd_is_named_as_such(nsqd):
 # -- failures while reading --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["cut", "close", "flip", "heartbeat", "E_STALE_EPOCH 1", "E_OFFSET_OUT_OF_RANGE x"])
+@pytest.mark.parametrize(
+    "how", ["cut", "close", "flip", "heartbeat", "E_STALE_EPOCH 1", "E_OFFSET_OUT_OF_RANGE x", "E_FETCH_FAILED y"]
+)
 def test_reading_goes_on_after_a_failure_without_repeating(nsqd, how):
     nsqd.topic("t", numbered(1, 3001, 100), batch=100)
     nsqd.fail("FETCH", "", "", how, "", how, how)
@@ -485,6 +487,16 @@ def test_other_starts_hold_the_channel_there(nsqd):
     first_end(stream(nsqd, channel="b", startingOffsets='{"t": {"0": 33}}'))
     first_end(stream(nsqd, channel="c", startingTimestamp="1800000000000"))
     assert log.channels == {"a": 1, "b": 33, "c": 101}
+
+
+def test_a_cursor_that_cannot_be_set_at_once(nsqd):
+    log = nsqd.topic("t", numbered(1, 101))
+    nsqd.fail("CURSOR", "close", "E_SUB_FAILED CURSOR failed", "cut")
+    first_end(stream(nsqd, channel="a"))
+    assert log.channels == {"a": 1}
+    nsqd.fail("CURSOR", "E_BAD_CHANNEL no")
+    with pytest.raises(NsqdError, match="E_BAD_CHANNEL"):
+        first_end(stream(nsqd, channel="b"))
 
 
 def test_commit_moves_the_cursor_and_may_repeat_and_fail(nsqd):

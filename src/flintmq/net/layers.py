@@ -74,6 +74,19 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
         self._is_full = False
         self._last: Callable[[asyncio.Transport], None] | None = None  # to be called when the queue is empty
 
+    def __repr__(self) -> str:
+        layers = [*(["tls"] if self.tls is not None else []), *([self._codec.name] if self._codec is not None else [])]
+        flags = {
+            "handshake": self._done is not None,
+            "failed": self._has_failed,
+            "closing": self._is_closing,
+            "read-paused": self._is_read_paused,
+            "pull-due": self._has_pull,
+            "full": self._is_full,
+        }
+        states = "".join(f" {name}" for name, is_set in flags.items() if is_set)
+        return f"<{'+'.join(layers) or 'clear'} queued={self._queued_bytes}{states}>"
+
     # -- layers ----------------------------------------------------------------------------------------------------
 
     def take_over(self, transport: asyncio.Transport) -> None:
@@ -220,9 +233,8 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
             return
         self._send_tls_output()  # reading can make TLS write: tickets, answers to key updates
         self._update_reading()
-        if self._tls is not None and self._tls.is_ended and not self._has_pull and not self._is_read_paused:
-            if not self._tell_eof():
-                self.close()
+        if self._is_input_ended() and not self._has_pull and not self._is_read_paused and not self._tell_eof():
+            self.close()
 
     def _next(self) -> bytes:
         """The next piece for the protocol, empty when there is none yet."""
@@ -242,6 +254,10 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
         log.info("client %s: %s: closing", format_peer(self.get_extra_info("peername")), failure)
         self._send_tls_output()
         self.abort()
+
+    def _is_input_ended(self) -> bool:
+        """Whether a layer of the peer has said its end."""
+        return (self._tls is not None and self._tls.is_ended) or (self._codec is not None and self._codec.is_ended)
 
     def _tell_eof(self) -> bool:
         """Tell the protocol once; whether it wants to go on writing."""

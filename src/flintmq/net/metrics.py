@@ -15,14 +15,15 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/ (text forma
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 from flintmq.net.http_messages import Response
 
 CONTENT_TYPE = ("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+_PROCESS = Path("/proc/self")  # of the kernel, where it is Linux
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -70,8 +71,8 @@ def process_families() -> list[Family]:
             resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         ),
     ]
-    if os.path.isdir("/proc/self/fd"):
-        open_count = len(os.listdir("/proc/self/fd"))
+    if (_PROCESS / "fd").is_dir():
+        open_count = sum(1 for _ in (_PROCESS / "fd").iterdir())
         families.append(Family("process_open_fds", "gauge", "Files the process has open").add(open_count))
     return families
 
@@ -79,7 +80,6 @@ def process_families() -> list[Family]:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM; its peak where the system does not tell the present."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize()
+        return int((_PROCESS / "statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

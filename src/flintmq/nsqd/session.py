@@ -253,6 +253,8 @@ class Session(asyncio.Protocol):
             self._arm_heartbeat()  # a handshake has its own deadline, and nothing may stand before its OK
             return
         now = self.loop.time()
+        if self._asking is not None:
+            self._received_at = now  # it is we who do not read
         if now - self._received_at >= 2 * self._heartbeat_s:
             log.info("client %s was silent for two heartbeats: closing", self.peer)
             self.abort()
@@ -452,7 +454,7 @@ class Session(asyncio.Protocol):
             layers.take_over(transport)
             self._transport = self._layers = layers
         received = self.parser.take_held()  # the first bytes of the new layer, whatever the client took them for
-        transport.resume_reading()
+        self._resume_reading(transport)
         if negotiated.tls and self.nsqd.new_tls is not None:
             layers.start_tls(self.nsqd.new_tls(), received, self._secured)
         else:
@@ -511,7 +513,7 @@ class Session(asyncio.Protocol):
             return None
         if isinstance(answer, AuthFailed):
             log.warning("client %s: AUTH failed: %s", self.peer, answer)
-            self._transport.resume_reading()  # to see the peer close
+            self._resume_reading(self._transport)  # to see the peer close
             self._fail("E_AUTH_FAILED", "AUTH failed")
             self.loop.call_soon(self._finish_when_answered)
             return None
@@ -524,18 +526,24 @@ class Session(asyncio.Protocol):
         if grants is None or self._transport is None:
             return
         if not grants.count:
+            self._resume_reading(self._transport)
             self._fail("E_UNAUTHORIZED", "AUTH no authorizations found")
             self.loop.call_soon(self._finish_when_answered)
             return
         about = {"identity": grants.identity, "identity_url": grants.identity_url, "permission_count": grants.count}
         self._reply(response_frame(msgspec.json.encode(about)))
-        self._transport.resume_reading()
+        self._resume_reading(self._transport)
         self._resume_parser()
 
     def _renewed(self, answer: Grants | AuthFailed) -> None:
         """What had expired is there again."""
         if self._has_answer(answer) is not None:
             self._go_on()
+
+    def _resume_reading(self, transport: asyncio.Transport) -> None:
+        self._received_at = self.loop.time()
+        if not transport.is_closing():
+            transport.resume_reading()
 
     def _early_refusal(self, command: str, topic: str) -> tuple[str, str] | None:
         """What the parser may know before a command is executed."""
@@ -776,7 +784,7 @@ class Session(asyncio.Protocol):
         """One line for humans."""
         return (
             f"session {self.peer} state={self.parser.state} slots={len(self._slots)} waiting={len(self._waiting)} "
-            f"held_bytes={self.parser.held_bytes} {self.subscription.describe() if self.subscription else ''}"
+            f"held_bytes={self.parser.held_bytes} layers={self._layers} {self.subscription.describe() if self.subscription else ''}"
         )
 
 

@@ -44,9 +44,19 @@ ANSWER_SIZE_MAX = 16 << 20  # of everything but FETCH
 IDLE_CONNECTIONS_MAX = 4  # kept per nsqd and process
 PAD_BYTES = 32  # readable bytes behind the content of a BatchBuffer
 
-# errors after which the same request may succeed; all others are final
-RETRYABLE_CODES = frozenset({"E_STALE_EPOCH", "E_OFFSET_OUT_OF_RANGE", "E_PUB_FAILED", "E_MPUB_FAILED", "E_EXITING"})
 TOPIC_NOT_EXIST = "E_TOPIC_NOT_EXIST"
+# errors after which the same request, or asking for the offsets again, may succeed; all others are final
+RETRYABLE_CODES = frozenset(
+    {
+        TOPIC_NOT_EXIST,
+        "E_OFFSET_OUT_OF_RANGE",
+        "E_STALE_EPOCH",
+        "E_FETCH_FAILED",
+        "E_SUB_FAILED",  # of CURSOR
+        "E_PUB_FAILED",
+        "E_MPUB_FAILED",
+    }
+)
 
 _FETCH = Struct(">QQII")
 _NEXT_SEQUENCE = Struct(">Q")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from flintmq.clock import Clock, SystemClock
-from flintmq.errors import ConnectionFailed, FlintError, RemoteProtocolError
+from flintmq.errors import ConnectionFailed, FlintError, NsqdError, RemoteProtocolError
 from flintmq.spark.broker import POOL, PartitionLog
 from flintmq.spark.discovery import all_topics, nsqds_of_topic
 from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
@@ -94,7 +94,9 @@ class Surveyor:
         while True:
             try:
                 return self.try_cursor(key, sequence)
-            except (ConnectionFailed, RemoteProtocolError) as error:
+            except (ConnectionFailed, RemoteProtocolError, NsqdError) as error:
+                if isinstance(error, NsqdError) and not error.retryable:
+                    raise
                 retries.failed(error, f"setting the cursor of {key.topic} {key.label}")
 
     def try_cursor(self, key: PartitionKey, sequence: int) -> int:

@@ -261,9 +261,9 @@ class OsFiles:
             child = f"{parent}/{part}" if parent else part
             try:
                 os.mkdir(self._absolute(child), 0o700)
-            except FileExistsError:
+            except FileExistsError as error:
                 if not os.path.isdir(self._absolute(child)):
-                    raise
+                    raise NotADirectoryError(errno.ENOTDIR, "not a directory", self._absolute(child)) from error
             else:
                 self.sync_directory(parent)
             parent = child

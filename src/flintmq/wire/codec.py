@@ -70,6 +70,10 @@ class Codec(Protocol):
     def name(self) -> str:
         """What IDENTIFY calls it."""
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether the peer has ended its stream; what came behind the end counts for nothing."""
+
     def write(self, data: bytes) -> bytes:
         """Compress and flush."""
 
@@ -94,6 +98,7 @@ class Deflate:
     name = "deflate"
 
     def __init__(self, level: int = DEFLATE_LEVEL_DEFAULT) -> None:
+        self.is_ended = False
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, _RAW_DEFLATE)
         self._decompressor = zlib.decompressobj(_RAW_DEFLATE)
         self._received = b""
@@ -110,7 +115,7 @@ class Deflate:
     def read(self) -> bytes:
         if self._corrupt:
             raise CorruptStream(self.name, self._corrupt)
-        if not self._has_more:
+        if not self._has_more or self.is_ended:
             return b""
         decompressor = self._decompressor
         try:
@@ -123,10 +128,9 @@ class Deflate:
         # a full piece may have left bytes inside the decompressor although all input was taken
         self._has_more = len(plain) == READ_SIZE_MAX
         if decompressor.eof:
-            self._corrupt = "the stream has ended"
+            self.is_ended = True
             self._received = b""
-            if not plain:
-                raise CorruptStream(self.name, self._corrupt)
+            self._has_more = False
         return plain
 
 
@@ -134,6 +138,7 @@ class Snappy:
     """Snappy in its framing format."""
 
     name = "snappy"
+    is_ended = False  # the format has no end
 
     def __init__(self) -> None:
         self._compressor = cramjam.snappy.Compressor()  # sends the stream identifier with the first write only

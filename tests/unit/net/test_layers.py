@@ -531,6 +531,28 @@ def test_an_end_inside_tls_may_be_one_sided(run: Run, certificates: Certificates
     run(work)
 
 
+def test_the_end_of_a_compressed_stream_is_the_end_of_input(run: Run):
+    """Some clients end their stream before they close; what they are still to be told they are told."""
+
+    async def work() -> None:
+        for keeps_open in (True, False):
+            server, client = await started(Server(codec=Deflate))
+            server.keeps_open_after_eof = keeps_open
+            compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+            client.sendall(b"GO\n" + compressor.compress(b"FIN\n") + compressor.flush(zlib.Z_FINISH))
+            await until(lambda server=server: "eof" in server.events)  # type: ignore[misc]
+            assert server.received == b"FIN\n"
+            if keeps_open:
+                server.transport.write(b"answer")
+                server.transport.close()
+            own = Deflate()
+            own.receive((await in_thread(read_to_end, client))[4:])
+            assert own.read() == (b"OK\nanswer" if keeps_open else b"OK\n")
+            await server.gone
+
+    run(work)
+
+
 def test_writing_to_a_connection_that_is_gone_does_nothing(run: Run):
     async def work() -> None:
         server, client = await started(Server(codec=Deflate))

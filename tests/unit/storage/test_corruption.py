@@ -92,6 +92,7 @@ def check(sample: Sample, kit: Kit, hit: set[int], thoroughly: bool = True) -> N
     assert read_all(log) == fetch_all(log) == stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "change"), [("clean", "one bit"), ("killed", "all bits")])
 def test_any_byte_changed(state, change):
     sample = SAMPLES[state]
@@ -106,6 +107,7 @@ def test_any_byte_changed(state, change):
                 assert any(report.path == path for report in kit.all_reports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", SAMPLES)
 def test_any_length(state):
     sample = SAMPLES[state]
@@ -118,6 +120,7 @@ def test_any_length(state):
                 assert not any(report.kind == "damage" for report in kit.all_reports), "an unfinished write is no loss"
 
 
+@pytest.mark.slow
 def test_any_length_filled_with_zeros():
     """What a file system leaves when it knew the new size but not yet the new bytes."""
     sample = SAMPLES["killed"]

@@ -343,6 +343,7 @@ def test_sectors_of_one_write_survive_one_by_one():
     unsynced=st.lists(st.tuples(st.integers(0, 3000), st.binary(min_size=1, max_size=1500)), max_size=4),
     seed=st.integers(0, 1000),
 )
+@pytest.mark.slow
 def test_every_byte_after_a_power_loss_was_there_or_was_written(
     synced: list[tuple[int, bytes]], unsynced: list[tuple[int, bytes]], seed: int
 ):
