@@ -621,7 +621,10 @@ def test_only_some_may_change_options_and_look_inside(daemons: Daemons):
     [
         ("/debug/", r"GET  /debug/state  "),
         ("/debug/pprof/", r"GET  /debug/profile  "),
-        ("/debug/tasks", r"(?s)^\d+ tasks\n.*Stack for <Task.*_flush_forever"),
+        (
+            "/debug/tasks",
+            r"(?s)^\d+ tasks\n.*task Task-\d+\n.*flintmq\.nsqd\.engine\.Engine\._flush_forever line \d+\n",
+        ),
         ("/debug/threads", r"(?s)^\d+ threads\nthread MainThread.*server\.py"),
         ("/debug/pprof/goroutine", r"(?s) tasks\n.* threads\n"),
         ("/debug/pprof/threadcreate", r"thread MainThread"),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
 import sys
 import threading
 import traceback
@@ -215,13 +214,26 @@ def _module(path: str) -> str:
 
 def _tasks_text() -> str:
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
-    out = io.StringIO()
-    out.write(f"{len(tasks)} tasks\n")
+    lines = [f"{len(tasks)} tasks"]
     for task in tasks[:_TASK_COUNT_MAX]:
-        task.print_stack(limit=_TASK_DEPTH_MAX, file=out)
+        lines += [f"task {task.get_name()}", *_awaited(task.get_coro())]
     if len(tasks) > _TASK_COUNT_MAX:
-        out.write(f"and {len(tasks) - _TASK_COUNT_MAX} more\n")
-    return out.getvalue()
+        lines.append(f"and {len(tasks) - _TASK_COUNT_MAX} more")
+    return "\n".join(lines) + "\n"
+
+
+def _awaited(coroutine: Any) -> list[str]:
+    """Where a coroutine waits, and where the one it waits for does, and so on."""
+    lines: list[str] = []
+    while coroutine is not None and len(lines) < _TASK_DEPTH_MAX:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            lines.append(f"  {coroutine!r}"[:200])
+        else:
+            code = frame.f_code
+            lines.append(f"  {_module(code.co_filename)}.{code.co_qualname} line {frame.f_lineno}")
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return lines
 
 
 def _threads_text() -> str:
