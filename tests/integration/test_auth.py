@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from tests.certificates import CLIENT_NAME, Certificates
-from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, pub, sized, wait_until
+from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, mpub_body, pub, sized, wait_until
 from tests.integration.upgrade_clients import COUNT, run_client
 from tests.integration.upgraded import Upgraded
 
@@ -32,10 +33,9 @@ class AuthServer:
     """
 
     def __init__(self) -> None:
-        self.answer: Any = {"ttl": 3600, "identity": "me", "identity_url": "http://me", "authorizations": EVERYTHING}
-        self.status = 200
-        self.delay_s = 0.0
+        self.answer: Any = None
         self.questions: list[dict[str, Any]] = []
+        self.reset()
         self.address = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -50,6 +50,13 @@ class AuthServer:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+
+    def reset(self) -> None:
+        """As if it had just been started."""
+        self.answer = {"ttl": 3600, "identity": "me", "identity_url": "http://me", "authorizations": EVERYTHING}
+        self.status = 200
+        self.delay_s = 0.0
+        self.questions.clear()
 
     def grant(self, *authorizations: dict[str, Any], ttl: int = 3600) -> None:
         self.answer = {**self.answer, "ttl": ttl, "authorizations": list(authorizations)}
@@ -76,16 +83,43 @@ class AuthServer:
         return web.json_response(answer, status=status)
 
 
-@pytest.fixture
-def server() -> Iterator[AuthServer]:
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[AuthServer]:
     with AuthServer() as server:
         yield server
 
 
 @pytest.fixture
-def guarded(daemons: Daemons, server: AuthServer) -> Nsqd:
-    """An nsqd that asks ``server``."""
-    return daemons.nsqd(f"--auth-http-address={server.address}", "--log-level=debug", "--durability=os")
+def server(one_server: AuthServer) -> AuthServer:
+    one_server.reset()
+    return one_server
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, one_server: AuthServer) -> Iterator[Nsqd]:
+    """An nsqd that asks ``server``; the tests of this file share it, each has a topic of its own."""
+    daemons = Daemons(tmp_path_factory.mktemp("guarded"))
+    try:
+        yield daemons.nsqd(f"--auth-http-address={one_server.address}", "--log-level=debug", "--durability=os")
+    finally:
+        daemons.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of this test."""
+    return f"t{zlib.crc32(request.node.name.encode()):08x}"
+
+
+def topics(nsqd: Nsqd) -> set[str]:
+    return {row["topic_name"] for row in nsqd.get("/stats?format=json&include_mem=false")["topics"]}
+
+
+def client_row(nsqd: Nsqd, topic: str) -> dict[str, Any]:
+    """The row of the only producer of a topic."""
+    rows: list[dict[str, Any]] = nsqd.get("/stats?format=json&include_mem=false")["producers"]
+    (found,) = [row for row in rows if row["pub_counts"][0]["topic"] == topic]
+    return found
 
 
 def auth(secret: str = SECRET) -> bytes:
@@ -129,21 +163,21 @@ def test_the_question_and_the_answer(daemons: Daemons, server: AuthServer, metho
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("SUB", b"SUB t c\n"),
-        ("PUB", pub("t", b"x")),
-        ("MPUB", mpub("t", [b"x"])),
-        ("DPUB", b"DPUB t 1\n" + sized(b"x")),
-        ("OFFSETS", b"OFFSETS t\n"),
-        ("FETCH", b"FETCH t 0\n" + bytes(28)),
-        ("CURSOR", b"CURSOR t c 0 -1\n"),
+        ("SUB", b"SUB %s c\n"),
+        ("PUB", b"PUB %s\n" + sized(b"x")),
+        ("MPUB", b"MPUB %s\n" + sized(mpub_body([b"x"]))),
+        ("DPUB", b"DPUB %s 1\n" + sized(b"x")),
+        ("OFFSETS", b"OFFSETS %s\n"),
+        ("FETCH", b"FETCH %s 0\n" + bytes(28)),
+        ("CURSOR", b"CURSOR %s c 0 -1\n"),
     ],
 )
-def test_nothing_before_auth(guarded: Nsqd, server: AuthServer, command: str, line: bytes):
+def test_nothing_before_auth(guarded: Nsqd, server: AuthServer, topic: str, command: str, line: bytes):
     with guarded.connect() as connection:
-        assert connection.error(line) == f"E_AUTH_FIRST AUTH required before {command}"
+        assert connection.error(line % topic.encode()) == f"E_AUTH_FIRST AUTH required before {command}"
         assert connection.wait_closed() == []
     assert server.questions == []
-    assert guarded.get("/stats?format=json")["topics"] == []
+    assert topic not in topics(guarded)
 
 
 def test_the_body_of_an_mpub_is_not_waited_for(guarded: Nsqd, server: AuthServer):
@@ -166,13 +200,13 @@ def test_the_body_of_an_mpub_is_not_waited_for(guarded: Nsqd, server: AuthServer
         (500, {}, "E_AUTH_FAILED AUTH failed"),
     ],
 )
-def test_who_is_not_let_in(guarded: Nsqd, server: AuthServer, status: int, answer: Any, error: str):
+def test_who_is_not_let_in(guarded: Nsqd, topic: str, server: AuthServer, status: int, answer: Any, error: str):
     server.status, server.answer = status, answer
     with guarded.connect() as connection:
-        connection.send(auth() + pub("t", b"x"))  # nothing behind it is executed
+        connection.send(auth() + pub(topic, b"x"))  # nothing behind it is executed
         assert connection.error() == error
         assert connection.wait_closed() == []
-    assert guarded.get("/stats?format=json")["topics"] == []
+    assert topic not in topics(guarded)
 
 
 def test_servers_that_do_not_answer(daemons: Daemons, server: AuthServer):
@@ -205,18 +239,18 @@ def test_malformed(guarded: Nsqd, line: bytes, error: str):
         assert connection.error(line) == error
 
 
-def test_only_once_and_only_at_the_start(guarded: Nsqd):
+def test_only_once_and_only_at_the_start(guarded: Nsqd, topic: str):
     with authorized(guarded) as connection:
         assert connection.error(auth()) == "E_INVALID AUTH already set"
     with authorized(guarded) as connection:
-        connection.subscribe("t", "c")
+        connection.subscribe(topic, "c")
         assert connection.error(auth()) == "E_INVALID cannot AUTH in current state"
 
 
-def test_everything_in_one_packet(guarded: Nsqd, server: AuthServer):
+def test_everything_in_one_packet(guarded: Nsqd, topic: str, server: AuthServer):
     """The answer of the auth server decides about what stands behind; nothing is lost, the order is kept."""
     server.delay_s = 0.1
-    commands = auth() + pub("t", b"1") + mpub("t", [b"2", b"3"]) + b"SUB t c\nRDY 10\n"
+    commands = auth() + pub(topic, b"1") + mpub(topic, [b"2", b"3"]) + b"SUB %s c\nRDY 10\n" % topic.encode()
     for cut in (len(commands), 9, 30):
         with guarded.connect() as connection:
             connection.send(commands[:cut])
@@ -230,31 +264,31 @@ def test_everything_in_one_packet(guarded: Nsqd, server: AuthServer):
             connection.settle()
 
 
-def test_a_slow_answer_is_waited_for_whatever_the_heartbeat(guarded: Nsqd, server: AuthServer):
+def test_a_slow_answer_is_waited_for_whatever_the_heartbeat(guarded: Nsqd, topic: str, server: AuthServer):
     """nsqd does not read meanwhile, so it must not take the client for silent."""
     server.delay_s = 3.2
     with guarded.connect() as connection:
         connection.identify(heartbeat_interval=1000)
-        connection.send(auth() + pub("t", b"x"))
+        connection.send(auth() + pub(topic, b"x"))
         assert b"permission_count" in connection.response()
         connection.ok()
         assert connection.heartbeat_count >= 2
 
 
-def test_a_client_that_leaves_meanwhile(guarded: Nsqd, server: AuthServer):
+def test_a_client_that_leaves_meanwhile(guarded: Nsqd, topic: str, server: AuthServer):
     server.delay_s = 0.3
     for _ in range(5):
         with guarded.connect() as connection:
-            connection.send(auth() + pub("t", b"x"))
+            connection.send(auth() + pub(topic, b"x"))
             wait_until(lambda: server.questions, "the question")
         server.questions.clear()
     server.delay_s = 0.0
     with authorized(guarded) as connection:
-        connection.ok(pub("t", b"x"))
-    assert guarded.stats("t")["message_count"] == 1
+        connection.ok(pub(topic, b"x"))
+    assert guarded.stats(topic)["message_count"] == 1
 
 
-def test_much_behind_auth_is_not_gathered(guarded: Nsqd, server: AuthServer):
+def test_much_behind_auth_is_not_gathered(guarded: Nsqd, topic: str, server: AuthServer):
     """A client cannot make nsqd hold what it sends while the auth server thinks."""
     server.delay_s = 1.0
     with authorized(guarded) as warm:
@@ -265,7 +299,7 @@ def test_much_behind_auth_is_not_gathered(guarded: Nsqd, server: AuthServer):
         connection.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             for _ in range(1000):
-                connection.socket.sendall(pub("t", bytes(100_000)))
+                connection.socket.sendall(pub(topic, bytes(100_000)))
         assert guarded.resident_bytes() - before_bytes < 8 * 1024 * 1024
 
 
@@ -312,9 +346,9 @@ def test_permissions(guarded: Nsqd, server: AuthServer):
     assert names == {"in", "out", "both", "both_of_them"}
 
 
-def test_stats_show_who_it_is(guarded: Nsqd):
+def test_stats_show_who_it_is(guarded: Nsqd, topic: str):
     with authorized(guarded) as connection, guarded.connect() as stranger:
-        connection.ok(pub("t", b"x"))
+        connection.ok(pub(topic, b"x"))
         stranger.send(b"NOP\n")
         (row,) = guarded.get("/stats?format=json")["producers"]
         names = list(row)
@@ -323,10 +357,10 @@ def test_stats_show_who_it_is(guarded: Nsqd):
         assert (row["authed"], row["auth_identity"], row["auth_identity_url"]) == (True, "me", "http://me")
 
 
-def test_stats_leave_out_what_is_empty(guarded: Nsqd, server: AuthServer):
+def test_stats_leave_out_what_is_empty(guarded: Nsqd, topic: str, server: AuthServer):
     server.answer = {"ttl": 10, "authorizations": EVERYTHING}
     with authorized(guarded) as connection:
-        connection.ok(pub("t", b"x"))
+        connection.ok(pub(topic, b"x"))
         (row,) = guarded.get("/stats?format=json")["producers"]
         assert row["authed"] is True
         assert "auth_identity" not in row
@@ -355,57 +389,57 @@ def test_the_certificate_s_name_is_told(daemons: Daemons, server: AuthServer, tm
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_after_the_ttl_the_server_is_asked_again(guarded: Nsqd, server: AuthServer):
+def test_after_the_ttl_the_server_is_asked_again(guarded: Nsqd, topic: str, server: AuthServer):
     server.grant(*EVERYTHING, ttl=1)
     with authorized(guarded) as connection:
         for _ in range(20):
-            connection.ok(pub("t", b"x"))
+            connection.ok(pub(topic, b"x"))
         assert len(server.questions) == 1
         time.sleep(1.1)
-        connection.ok(pub("t", b"x") * 3 + mpub("t", [b"y", b"z"]), count=4)
+        connection.ok(pub(topic, b"x") * 3 + mpub(topic, [b"y", b"z"]), count=4)
         assert len(server.questions) == 2
         assert server.questions[0] == server.questions[1]
-    assert guarded.stats("t")["message_count"] == 25
+    assert guarded.stats(topic)["message_count"] == 25
 
 
-def test_what_is_granted_may_change(guarded: Nsqd, server: AuthServer):
+def test_what_is_granted_may_change(guarded: Nsqd, topic: str, server: AuthServer):
     server.grant(*EVERYTHING, ttl=1)
     with authorized(guarded) as connection, authorized(guarded) as consumer:
-        connection.ok(pub("t", b"x"))
-        consumer.subscribe("t", "c", 10)
+        connection.ok(pub(topic, b"x"))
+        consumer.subscribe(topic, "c", 10)
         consumer.finish(consumer.message())
         server.grant({"permissions": ["subscribe"], "topic": ".*", "channels": [".*"]})
         time.sleep(1.1)
-        assert connection.error(pub("t", b"x")) == 'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'
+        assert connection.error(pub(topic, b"x")) == 'E_UNAUTHORIZED AUTH failed for PUB on "' + f'{topic}" ""'
         server.grant(*EVERYTHING)
         with authorized(guarded) as producer:
-            producer.ok(pub("t", b"y"))
+            producer.ok(pub(topic, b"y"))
         assert consumer.message().body == b"y"  # a subscription that stands is not asked about again
 
 
 @pytest.mark.parametrize("change", [{"status": 500}, {"answer": {"ttl": 0}}])
-def test_when_it_cannot_be_asked_again(guarded: Nsqd, server: AuthServer, change: dict[str, Any]):
+def test_when_it_cannot_be_asked_again(guarded: Nsqd, topic: str, server: AuthServer, change: dict[str, Any]):
     server.grant(*EVERYTHING, ttl=1)
     with authorized(guarded) as connection:
-        connection.ok(pub("t", b"x"))
+        connection.ok(pub(topic, b"x"))
         time.sleep(1.1)
         for name, value in change.items():
             setattr(server, name, value)
-        assert connection.error(pub("t", b"x") + pub("t", b"y")) == "E_AUTH_FAILED AUTH failed"
+        assert connection.error(pub(topic, b"x") + pub(topic, b"y")) == "E_AUTH_FAILED AUTH failed"
         assert connection.wait_closed() == []
-    assert guarded.stats("t")["message_count"] == 1
+    assert guarded.stats(topic)["message_count"] == 1
 
 
-def test_commands_wait_in_order_while_it_is_asked_again(guarded: Nsqd, server: AuthServer):
+def test_commands_wait_in_order_while_it_is_asked_again(guarded: Nsqd, topic: str, server: AuthServer):
     server.grant(*EVERYTHING, ttl=1)
     with authorized(guarded) as connection:
         time.sleep(1.1)
         server.delay_s = 0.2
         for number in range(50):
-            connection.send(pub("t", b"%d" % number))
+            connection.send(pub(topic, b"%d" % number))
             if number % 10 == 0:
                 time.sleep(0.01)
-        connection.send(b"SUB t c\nRDY 100\n")
+        connection.send(b"SUB %s c\nRDY 100\n" % topic.encode())
         connection.ok(count=51)
         assert [message.body for message in connection.messages(50)] == [b"%d" % number for number in range(50)]
 
@@ -413,9 +447,9 @@ def test_commands_wait_in_order_while_it_is_asked_again(guarded: Nsqd, server: A
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_secret_is_nowhere_to_be_read(guarded: Nsqd, server: AuthServer):
+def test_the_secret_is_nowhere_to_be_read(guarded: Nsqd, topic: str, server: AuthServer):
     with authorized(guarded) as connection:
-        connection.ok(pub("t", b"x"))
+        connection.ok(pub(topic, b"x"))
         outputs = [guarded.request("GET", target).text for target in ("/stats?format=json", "/stats", "/info")]
     for server.status in (500, 403, 302):
         with guarded.connect() as connection:

@@ -784,7 +784,8 @@ class Session(asyncio.Protocol):
         """One line for humans."""
         return (
             f"session {self.peer} state={self.parser.state} slots={len(self._slots)} waiting={len(self._waiting)} "
-            f"held_bytes={self.parser.held_bytes} layers={self._layers} {self.subscription.describe() if self.subscription else ''}"
+            f"held_bytes={self.parser.held_bytes} layers={self._layers} "
+            f"{self.subscription.describe() if self.subscription else ''}"
         )
 
 
