@@ -436,6 +436,19 @@ def test_stats_text(busy: Nsqd):
     assert re.search(r"   \[V2 127\.0\.0\.1:\d+ *\] msgs: 6        topics: other=1,t=5 connected: \S+s", text)
 
 
+def test_stats_of_many_topics(nsqd: Nsqd):
+    names = [f"t{number:03d}" for number in range(50)]
+    for name in names:
+        nsqd.post(f"/topic/create?topic={name}")
+    nsqd.post("/channel/create?topic=t030&channel=c")
+    assert [row["topic_name"] for row in nsqd.get("/stats?format=json")["topics"]] == names
+    assert [row["topic_name"] for row in nsqd.get("/stats?format=json&channel=c")["topics"]] == ["t030"]
+    old = nsqd.request("GET", "/stats?format=json", headers={"Accept": "application/vnd.nsq"}).json
+    assert [row["topic_name"] for row in old["data"]["topics"]] == names
+    lines = nsqd.request("GET", "/stats").text.splitlines()
+    assert [line[4:8] for line in lines if line.startswith("   [t")] == names
+
+
 def test_stats_text_of_nothing(shared_nsqd: Nsqd):
     text = shared_nsqd.request("GET", "/stats?topic=unknown").text
     assert "\nTopics: None\n" in text and "\nProducers: None\n" in text

@@ -65,7 +65,7 @@ class Summary:
         return len(self._values)
 
     @classmethod
-    def of(cls, parts: Sequence[Summary], pairs: Iterable[tuple[int, int]] = ()) -> Summary:
+    def of(cls, parts: Sequence[Summary], pairs: Sequence[tuple[int, int]] = ()) -> Summary:
         """Return the summary of everything in ``parts`` and of ``(value, weight)`` pairs in any order.
 
         Pairs are exact; the errors of parts add up as their counts do.
@@ -183,22 +183,25 @@ EMPTY = Summary()
 class _Stream:
     """What came in one half of the window."""
 
-    __slots__ = ("_buffer", "_summary")
+    __slots__ = ("_summary", "_values", "_weights")
 
     def __init__(self) -> None:
-        self._buffer: list[tuple[int, int]] = []
+        self._values = array("q")  # not in the summary yet
+        self._weights = array("q")
         self._summary = EMPTY
 
     def insert(self, value: int, weight: int) -> None:
-        self._buffer.append((value, weight))
-        if len(self._buffer) >= _BUFFER_COUNT:
+        self._values.append(value)
+        self._weights.append(weight)
+        if len(self._values) >= _BUFFER_COUNT:
             self.summary()
 
     def summary(self) -> Summary:
         """Everything inserted so far."""
-        if self._buffer:
-            buffer, self._buffer = self._buffer, []
-            self._summary = Summary.of((self._summary,), buffer).compressed()
+        if self._values:
+            pairs = list(zip(self._values, self._weights, strict=True))
+            del self._values[:], self._weights[:]
+            self._summary = Summary.of((self._summary,), pairs).compressed()
         return self._summary
 
 

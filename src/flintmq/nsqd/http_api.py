@@ -8,7 +8,8 @@ Source: reference/nsq.md 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flintmq.broker.broker import ChannelNotFound, TopicNotFound
@@ -27,6 +28,7 @@ from flintmq.wire.server import RefusedBody, parse_mpub_body
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
 
+_TOPICS_PER_TURN = 20
 _OK = text_response("OK")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -103,21 +105,35 @@ class HttpApi:
     def _info(self, request: Request) -> Response:
         return json_response(self._nsqd.info())
 
-    def _stats(self, request: Request) -> Response:
+    def _stats(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         query = request.query
-        nsqd = self._nsqd
+        topic, topics = query.get("topic", ""), self._broker.topics
         include_clients = _BOOLEANS.get(query.get("include_clients", "true"), True)
+        rows = stats.topic_rows(topics, self._latencies(), topic, query.get("channel", ""), include_clients)
+        if topic or len(topics) <= _TOPICS_PER_TURN:
+            return self._stats_answer(query, list(rows), include_clients)
+        return self._stats_in_turns(query, rows, include_clients)
+
+    async def _stats_in_turns(
+        self, query: Mapping[str, str], rows: Iterable[dict[str, Any]], include_clients: bool
+    ) -> Response:
+        """Answer with many topics, and let others have their turn meanwhile."""
+        found: list[dict[str, Any]] = []
+        for row in rows:
+            found.append(row)
+            if len(found) % _TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return self._stats_answer(query, found, include_clients)
+
+    def _stats_answer(self, query: Mapping[str, str], found: list[dict[str, Any]], include_clients: bool) -> Response:
+        nsqd = self._nsqd
+        is_unknown = bool(query.get("topic")) and query["topic"] not in self._broker.topics
+        topics = None if is_unknown else found
+        producers = stats.producer_rows(nsqd.sessions) if include_clients and not is_unknown else None
         figures = stats.memory(nsqd.gc_pauses) if _BOOLEANS.get(query.get("include_mem", "true"), True) else None
-        now_ns = nsqd.env.clock.wall_ns()
-        rows = stats.collect(
-            self._broker.topics,
-            nsqd.sessions,
-            query.get("topic", ""),
-            query.get("channel", ""),
-            include_clients,
-            stats.Latencies(nsqd.options.e2e_processing_latency_percentile, now_ns),
-        )
         if query.get("format") != "json":
+            rows = {"topics": topics, "producers": producers}
+            now_ns = nsqd.env.clock.wall_ns()
             text = stats.as_text(nsqd.version_line, rows, nsqd.health(), nsqd.start_ns, now_ns, figures)
             return text_response(text)
         answer: dict[str, Any] = {
@@ -125,18 +141,20 @@ class HttpApi:
             "health": nsqd.health(),
             "start_time": nsqd.start_ns // 1_000_000_000,
             "durability": nsqd.options.durability,
-            "topics": rows["topics"],
+            "topics": topics,
         }
         if figures is not None:
             answer["memory"] = figures
-        answer["producers"] = rows["producers"]
+        answer["producers"] = producers
         return json_response(answer)
 
-    async def _metrics(self, request: Request) -> Response:
+    def _latencies(self) -> stats.Latencies:
         nsqd = self._nsqd
-        latencies = stats.Latencies(nsqd.options.e2e_processing_latency_percentile, nsqd.env.clock.wall_ns())
-        topics = await metrics.collect_topics(self._broker.topics, latencies)
-        return exposition([*nsqd.metrics(), *topics, *process_families()])
+        return stats.Latencies(nsqd.options.e2e_processing_latency_percentile, nsqd.env.clock.wall_ns())
+
+    async def _metrics(self, request: Request) -> Response:
+        topics = await metrics.collect_topics(self._broker.topics, self._latencies())
+        return exposition([*self._nsqd.metrics(), *topics, *process_families()])
 
     # -- publishing --------------------------------------------------------------------------------------------------
 

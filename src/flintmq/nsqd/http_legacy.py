@@ -14,7 +14,7 @@ Source: reference/nsq.md 2.0, reference/youzan.md 1 (which endpoints have it).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from flintmq.net.http_messages import JSON_TYPE, HttpError, PendingResponse, Req
 log = logging.getLogger(__name__)
 
 _JSON = JSON_TYPE[1].encode()
-Answer = Response | PendingResponse
+Answer = Response | PendingResponse | Coroutine[Any, Any, Response]
 
 
 def negotiated(handler: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
@@ -46,11 +46,20 @@ def _wrapped(handler: Callable[[Request], Answer], request: Request) -> Answer:
         return _failure(error.message)
     if isinstance(result, Response):
         return _success(result)
+    if isinstance(result, Coroutine):
+        return _wrapped_later(result)
     if result.outcome is not None:
         return _outcome(result.outcome)
     pending = PendingResponse()
     result.attach(lambda outcome: pending.complete(_outcome(outcome)))
     return pending
+
+
+async def _wrapped_later(answer: Coroutine[Any, Any, Response]) -> Response:
+    try:
+        return _success(await answer)
+    except HttpError as error:
+        return _failure(error.message)
 
 
 def _outcome(outcome: Response | BaseException) -> Response:

@@ -161,34 +161,28 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
     }
 
 
-def topic_rows(topics: Mapping[str, Topic], latencies: Latencies) -> Iterator[dict[str, Any]]:
-    """All topics by name without their clients, each as it is when its turn comes; they may come and go meanwhile."""
-    for name in sorted(topics):
-        topic = topics.get(name)
-        if topic is not None:
-            yield topic_row(topic, "", False, latencies)
-
-
-def collect(
-    topics: dict[str, Topic],
-    sessions: Iterable[Session],
-    topic: str,
-    channel: str,
-    include_clients: bool,
+def topic_rows(
+    topics: Mapping[str, Topic],
     latencies: Latencies,
-) -> dict[str, Any]:
-    """``topics`` and ``producers`` of ``/stats``; a filter that matches nothing gives what nsqd gives."""
-    rows: list[dict[str, Any]] | None = [
-        topic_row(topics[name], channel, include_clients, latencies)
-        for name in sorted(topics)
-        if (not topic or name == topic) and (not channel or channel in topics[name].channel_names)
-    ]
-    producers: list[dict[str, Any]] | None = None
-    if topic and topic not in topics:
-        rows = None
-    elif include_clients:
-        producers = [session.stats() for session in sessions if session.pub_counts] or None
-    return {"topics": rows, "producers": producers}
+    topic: str = "",
+    channel: str = "",
+    include_clients: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Topics by name, each as it is when its turn comes; they may come and go meanwhile.
+
+    Args:
+        topic: only this one; empty for all.
+        channel: only this one, and only topics that have it; empty for all.
+    """
+    for name in [topic] if topic else sorted(topics):
+        found = topics.get(name)
+        if found is not None and (not channel or channel in found.channel_names):
+            yield topic_row(found, channel, include_clients, latencies)
+
+
+def producer_rows(sessions: Iterable[Session]) -> list[dict[str, Any]] | None:
+    """Connections that have published; None when there are none, as nsqd has it."""
+    return [session.stats() for session in sessions if session.pub_counts] or None
 
 
 def go_duration(seconds: float) -> str:
