@@ -17,6 +17,7 @@ from benchmarks.harness import Daemon, Load, Sample
 RUNS = 5
 BATCH = 200
 MESSAGE_BYTES = 200
+WINDOW = 32  # MPUBs under way; fsync has to gather enough of them while a sync runs
 PEER_FLAGS = ("--mem-queue-size=10000000",)
 CHANNELS_OF_BACKLOG = RUNS
 
@@ -51,7 +52,7 @@ def _publish(window: int) -> Callable[[Daemon, str, int], Sample]:
     return run
 
 
-def _batches(daemon: Daemon, topic: str, messages: int, window: int = 16) -> Load:
+def _batches(daemon: Daemon, topic: str, messages: int, window: int = WINDOW) -> Load:
     return Load(
         load.publish_batches,
         address=daemon.tcp,
@@ -196,10 +197,10 @@ def _peak(sample: Sample) -> dict[str, float]:
 MILLION = 1_000_000
 CASES = [
     Case("mpub-os", _publish(1), MILLION, targets={"cpu_s_per_M": 0.6}),
-    Case("mpub-os-pipelined", _publish(16), 2 * MILLION, targets={"msg_per_s": 1.2e6, "cpu_s_per_M": 0.6}),
+    Case("mpub-os-pipelined", _publish(WINDOW), 2 * MILLION, targets={"msg_per_s": 1.2e6, "cpu_s_per_M": 0.6}),
     Case("mpub-fsync", _publish(1), 100_000, "fsync", has_peer=False),
-    Case("mpub-fsync-pipelined", _publish(16), MILLION, "fsync", {"cpu_s_per_M": 0.6}, has_peer=False),
-    Case("mpub-interval-pipelined", _publish(16), 2 * MILLION, "interval", {"cpu_s_per_M": 0.6}, has_peer=False),
+    Case("mpub-fsync-pipelined", _publish(WINDOW), MILLION, "fsync", {"cpu_s_per_M": 0.6}, has_peer=False),
+    Case("mpub-interval-pipelined", _publish(WINDOW), 2 * MILLION, "interval", {"cpu_s_per_M": 0.6}, has_peer=False),
     Case("deliver-fin", _deliver(), MILLION, targets={"msg_per_s": 0.8e6, "cpu_s_per_M": 0.8}),
     Case("deliver-fin-shuffled", _deliver(shuffled=True), MILLION, targets={"cpu_s_per_M": 1.5}),
     Case("drain-backlog", Backlog().run, 5 * MILLION, targets={"peak_MiB": 80.0, "cpu_s_per_M": 0.8}, extra=_peak),

@@ -204,6 +204,7 @@ class Consumer:
                     heard = loop.time()
                     wire.send(commands.NOP)
             history.flow.append((self.world.now_ns(), "close", key, None))
+            self.world._forget_due_times(seconds=0.5)  # what was sent last may never arrive
             wire.transport.abort()
 
     def _on_message(self, key, wire, frame):

@@ -71,6 +71,7 @@ class Server(asyncio.Protocol):
         self.transport: Any = None
         self.gone = asyncio.get_running_loop().create_future()
         self.keeps_open_after_eof = False
+        self.closes_after_failure = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -100,7 +101,8 @@ class Server(asyncio.Protocol):
         assert self.layers is not None
         if failure is not None:
             self.layers.write(f"E {failure}\n".encode())
-            self.layers.close()
+            if self.closes_after_failure:
+                self.layers.close()
             return
         self.layers.write(b"OK\n")
         if self._codec is not None:
@@ -294,6 +296,20 @@ def test_commands_in_clear_behind_the_request_are_never_read(run: Run, new_tls: 
     run(work)
 
 
+def test_what_comes_after_a_failed_handshake_is_not_read_either(run: Run, new_tls: NewEngine):
+    async def work() -> None:
+        server, client = await started(Server(new_tls))
+        server.closes_after_failure = False
+        client.sendall(b"GO\nnot a handshake")
+        await until(lambda: server.failure)
+        client.sendall(b"PUB t\n\0\0\0\1x")
+        client.shutdown(socket.SHUT_WR)
+        await server.gone
+        assert server.received == b""
+
+    run(work)
+
+
 @pytest.mark.parametrize("codec", [Deflate, Snappy])
 def test_clear_bytes_in_a_compressed_stream_close_it(run: Run, codec: Any):
     async def work() -> None:
@@ -473,6 +489,29 @@ def test_half_close_after_everything_written(run: Run, certificates: Certificate
         await in_thread(secured.sendall, own.write(b"FIN\n"))
         await until(lambda: server.received == b"FIN\n")
         secured.close()
+        await server.gone
+
+    run(work)
+
+
+@pytest.mark.parametrize("codec", [Deflate, Snappy])
+def test_half_close_without_tls(run: Run, codec: Any):
+    async def work() -> None:
+        server, client = await started(Server(codec=codec))
+        client.sendall(b"GO\n")
+        await until(lambda: server.layers)
+        data = random.Random(2).randbytes(300_000)
+        server.transport.write(data)
+        server.transport.write_eof()
+        own = codec()
+        own.receive((await in_thread(read_to_end, client))[4:])
+        out = b""
+        while plain := own.read():
+            out += plain
+        assert out == b"OK\n" + data
+        client.sendall(own.write(b"FIN\n"))
+        await until(lambda: server.received == b"FIN\n")
+        client.close()
         await server.gone
 
     run(work)
