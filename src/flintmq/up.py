@@ -26,6 +26,7 @@ from flintmq.env import Env
 from flintmq.errors import DataPathLocked, FlintError, StorageError
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, format_address, split_address
+from flintmq.net.loop import loop_factory
 from flintmq.nsqd import server as nsqd_server
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -261,7 +262,7 @@ def _serve(options: UpOptions) -> None:
     logs.configure(options.log_prefix, options.log_level)
     files = _open_data_path(options.data_path)
     env = Env(hostname=socket.gethostname())
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_signal(env, files, options))
     print(f"stopped; the messages stay in {options.data_path}", flush=True)
 
@@ -343,16 +344,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (``pip install flintmq[fast]``), else asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 __all__ = ["Listening", "UpFailed", "UpOptions", "greeting", "main", "python_command", "run"]

@@ -85,8 +85,8 @@ def with_policy(shared: Daemons, certificates: Certificates) -> Callable[[str], 
 
 
 def https_address(nsqd: Nsqd) -> tuple[str, int]:
-    found = re.search(r"HTTPS: listening on (\S+):(\d+)\n", nsqd.log)
-    assert found, nsqd.log
+    found = wait_until(lambda: re.search(r"HTTPS: listening on (\S+):(\d+)\n", nsqd.log), "the line of HTTPS")
+    assert found is not None
     return found[1], int(found[2])
 
 

@@ -26,26 +26,23 @@ class Waiter(Protocol):
     def publish_ended(self) -> None: ...
 
 
-class PublishGroup:
-    """The publishes of one turn to one partition.
+class Ended:
+    """Something that connections wait for before they answer; it ends once.
 
     Attributes:
-        ended: True once stored as the durability policy says, or failed.
-        error: why it failed, None when stored.
-        end_sequence: one past the last message of the group.
-        waiters: connections with a publish in the group.
+        ended: whether it has.
+        error: why it failed; None when it ended well.
+        waiters: who is told.
     """
 
-    __slots__ = ("end_sequence", "ended", "error", "partition", "waiters")
+    __slots__ = ("ended", "error", "waiters")
 
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
+    def __init__(self) -> None:
         self.ended = False
-        self.error: StorageError | None = None
-        self.end_sequence = 0
+        self.error: BaseException | None = None
         self.waiters: list[Waiter] = []
 
-    def end(self, error: StorageError | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Tell every waiter; later calls do nothing."""
         if self.ended:
             return
@@ -53,6 +50,21 @@ class PublishGroup:
         self.error = error
         for waiter in self.waiters:
             waiter.publish_ended()
+
+
+class PublishGroup(Ended):
+    """The publishes of one turn to one partition; ends when stored as the durability policy says, or failed.
+
+    Attributes:
+        end_sequence: one past the last message of the group.
+    """
+
+    __slots__ = ("end_sequence", "partition")
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__()
+        self.partition = partition
+        self.end_sequence = 0
 
 
 class Partition:

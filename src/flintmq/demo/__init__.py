@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flintmq import __version__
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import FLIGHT_COUNT
+from flintmq.net.loop import loop_factory
 from flintmq.options import Integer, Options, Switch, Text, help_text, option, resolve, show_config
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _tell(options: DemoOptions, directory: Path) -> int:
 
     story = Story(options, directory, Screen.on_stdout(options.plain))
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             outcomes = runner.run(_until_signal(story))
     finally:
         story.kill_processes()  # nothing outlives the demo, however it ends
@@ -154,13 +155,3 @@ def _log_to(path: Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger("flintmq").setLevel(logging.INFO)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (``pip install flintmq[fast]``), else asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

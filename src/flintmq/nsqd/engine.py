@@ -39,26 +39,6 @@ class Output(Protocol):
     def flush(self) -> None: ...
 
 
-class Ended:
-    """Something a connection waits for before it answers; ends once, with or without an error."""
-
-    __slots__ = ("ended", "error", "waiters")
-
-    def __init__(self) -> None:
-        self.ended = False
-        self.error: BaseException | None = None
-        self.waiters: list[Any] = []
-
-    def end(self, error: BaseException | None) -> None:
-        """Tell every waiter; later calls do nothing."""
-        if self.ended:
-            return
-        self.ended = True
-        self.error = error
-        for waiter in self.waiters:
-            waiter.publish_ended()
-
-
 class Engine:
     """Owner of the broker's timing. All methods run on the event loop."""
 

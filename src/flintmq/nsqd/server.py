@@ -20,7 +20,7 @@ from typing import Any
 from flintmq import __version__
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
-from flintmq.broker.partition import PublishGroup
+from flintmq.broker.partition import Ended, PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
@@ -30,13 +30,14 @@ from flintmq.net.address import ListenFailed, bind_host, format_address, listeni
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
+from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
 from flintmq.net.tls import ServerTls, client_context
 from flintmq.net.tls_engine import NewEngine
 from flintmq.nsqd import config, metrics, stats, statsd
 from flintmq.nsqd.auth import AuthClient
-from flintmq.nsqd.engine import Ended, Engine
+from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.http_api import HttpApi
 from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.lookupds import Lookupds
@@ -654,7 +655,7 @@ def run(options: NsqdOptions) -> int:
     try:
         files = OsFiles(options.data_path or ".")
         env = Env(hostname=platform.node() or "localhost")
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_signal(env, files, options))
     except StopFailed as error:
         log.critical("%s", error)
@@ -665,20 +666,13 @@ def run(options: NsqdOptions) -> int:
     return 0
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
 async def _until_signal(env: Env, files: Files, options: NsqdOptions) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    # there is no log file to open again, and upstream dies of it
+    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing to reopen, the log is on stderr")
     await main(env, files, options, stop=stop)
 
 

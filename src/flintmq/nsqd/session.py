@@ -25,7 +25,7 @@ import msgspec
 
 from flintmq.broker.broker import TopicNotFound
 from flintmq.broker.channel import Channel
-from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, RemoteProtocolError, StorageError
@@ -42,7 +42,6 @@ from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
-from flintmq.nsqd.engine import Ended
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
@@ -823,5 +822,3 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Fetch: Session._fetch,
     wire.Cursor: Session._cursor,
 }
-
-__all__ = ["Ended", "Session"]

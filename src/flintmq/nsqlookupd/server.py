@@ -20,6 +20,7 @@ from flintmq.net.address import ListenFailed, bind_host, format_address, listeni
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_server import HttpServer
 from flintmq.net.log import configure
+from flintmq.net.loop import loop_factory
 from flintmq.net.networks import LOOPBACK, Networks
 from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import build_router
@@ -147,7 +148,7 @@ def run(options: NsqlookupdOptions) -> int:
     configure(options.log_prefix, options.log_level)
     env = Env(hostname=socket.gethostname())  # noqa: TID251 - the process fills its Env
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_signal(env, options))
     except FlintError as error:
         _log.critical("failed to instantiate nsqlookupd - %s", error)
@@ -164,13 +165,3 @@ async def _until_signal(env: Env, options: NsqlookupdOptions) -> None:
     loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: nothing to reopen, the log is on stderr")
     _log.info("nsqlookupd v%s", __version__)
     await main(env, options, stop=stop)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (``pip install flintmq[fast]``), else asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
