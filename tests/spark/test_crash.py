@@ -21,15 +21,16 @@ def logged(checkpoint: Path, name: str) -> int:
     return sum(path.name.isdecimal() for path in directory.iterdir()) if directory.is_dir() else 0
 
 
-def wait_until_between(checkpoint: Path, committed: int) -> None:
+def wait_until_between(driver: Driver, checkpoint: Path, committed: int) -> None:
     """Wait until a micro-batch is planned and not finished, after so many finished ones."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         done = logged(checkpoint, "commits")
         if done >= committed and logged(checkpoint, "offsets") > done:
             return
         time.sleep(0.005)
-    raise AssertionError(f"{logged(checkpoint, 'commits')} micro-batches finished, waited for {committed}")
+    done = logged(checkpoint, "commits")
+    raise AssertionError(f"{done} micro-batches finished, waited for {committed}:\n{''.join(driver.output)[-8000:]}")
 
 
 @pytest.mark.timeout(180)
@@ -42,7 +43,7 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
     for committed in (0, 3):
         driver = Driver(JOB, *arguments, "continuous")
         try:
-            wait_until_between(checkpoint, committed)
+            wait_until_between(driver, checkpoint, committed)
         finally:
             driver.kill()
         unfinished += logged(checkpoint, "offsets") > logged(checkpoint, "commits")

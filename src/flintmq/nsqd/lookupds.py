@@ -17,6 +17,7 @@ import msgspec
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed
 from flintmq.names import is_ephemeral, is_valid_name
+from flintmq.net.address import split_address
 from flintmq.net.http_client import get
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
 from flintmq.wire.lookup import LookupdInfo, PeerInfo
@@ -117,20 +118,29 @@ class Lookupds:
 
     async def _ask(self, address: str, info: LookupdInfo, topic: str) -> list[str]:
         target = f"/channels?topic={quote(topic, safe='')}"
-        try:
-            async with self._turns:
-                body = await get(
-                    info.broadcast_address,
-                    info.http_port,
-                    target,
-                    connect_timeout_s=self._connect_timeout_s,
-                    request_timeout_s=self._request_timeout_s,
-                )
-            answer = msgspec.json.decode(body, type=_Answer)
-        except (ConnectionFailed, msgspec.MsgspecError) as error:
-            log.warning("nsqlookupd %s does not say which channels topic %s has: %s", address, topic, error)
-            return []
-        return answer.channels or (answer.data.channels if answer.data is not None else [])
+        # the name it calls itself by need not mean anything here; the one we reach it under does
+        reached_by = split_address(address)
+        failures = []
+        for host in dict.fromkeys((info.broadcast_address, reached_by[0] if reached_by else "")):
+            if not host:
+                continue
+            try:
+                async with self._turns:
+                    body = await get(
+                        host,
+                        info.http_port,
+                        target,
+                        connect_timeout_s=self._connect_timeout_s,
+                        request_timeout_s=self._request_timeout_s,
+                    )
+                answer = msgspec.json.decode(body, type=_Answer)
+            except (ConnectionFailed, msgspec.MsgspecError) as error:
+                failures.append(str(error))
+                continue
+            return answer.channels or (answer.data.channels if answer.data is not None else [])
+        reasons = "; ".join(failures)
+        log.warning("nsqlookupd %s does not say which channels topic %s has: %s", address, topic, reasons)
+        return []
 
     async def close(self) -> None:
         """Stop; every nsqlookupd forgets this nsqd when its connection closes."""
