@@ -7,16 +7,19 @@ Usage: ``archive_job.py <nsqd> <topic> <directory> <messages per trigger> <trigg
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from flintmq.spark.java import find_java_home
 from flintmq.spark.session import settings
 
 
 def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> None:
+    os.environ["JAVA_HOME"] = str(find_java_home(os.environ))  # the machine may have no Java of its own
     builder: Any = SparkSession.builder
     for name, value in settings("local[2]").items():
         builder = builder.config(name, value)
