@@ -135,6 +135,7 @@ class Channel:
         self._window_max = window_max
         self._admitted = log.committed_sequence
         self._rotation = 0
+        self._not_deferred_at = 0
         self._sent_to: dict[Subscription, None] = {}
         self._slots: list[Subscription | None] = [None] * (SLOT_MAX + 1)
         self._shared: dict[int, Subscription] = {}
@@ -537,6 +538,7 @@ class Channel:
         if self._depth_max is not None:
             self._bound_depth()
         if self.paused or not self.subscriptions:
+            self._pass_deferred(wall_ns)
             return
         if self.next >= self.end and not self._requeued and not self.aside.ready:
             return  # before the consumers are looked at, which may be many
@@ -544,6 +546,7 @@ class Channel:
         start = self._rotation % len(subscriptions)
         ready = [s for s in subscriptions[start:] + subscriptions[:start] if s.capacity > 0]
         if not ready:
+            self._pass_deferred(wall_ns)
             return
         self._rotation = start + 1
         if self._requeued or self.aside.ready:
@@ -708,6 +711,16 @@ class Channel:
             self.next = sequence + 1
             self._defer(sequence, batch.due_ns, wall_ns)
         return True
+
+    def _pass_deferred(self, wall_ns: int) -> None:
+        """With nobody to deliver to, take delayed messages at the cursor for what they are: deferred, not waiting."""
+        while self.next < self.end and self.next != self._not_deferred_at and not self._holes:
+            batch = self.log.read(self.next)
+            if batch is None or batch.first > self.next or batch.due_ns <= wall_ns:
+                self._not_deferred_at = self.next  # looked at once, however often something is published behind it
+                return
+            if len(self._window) >= self._window_max or not self._defer_batch(batch, wall_ns):
+                return
 
     def _skip_to(self, sequence: int) -> None:
         """Move the cursor over sequences that do not exist or are not for this channel."""

@@ -64,12 +64,17 @@ class NsqdOptions(Options):
     verbose: bool = option(Switch(), False, "has no effect, use --log-level", group=_LOGGING, deprecated=True)
     worker_id: bool = option(Switch(), False, "has no effect, use --node-id", group=_LOGGING, deprecated=True)
 
-    tcp_address: str = option(Address(), "0.0.0.0:4150", "where to listen for TCP clients", group=_ADDRESSES)
+    tcp_address: str = option(
+        Address(may_be_path=True), "0.0.0.0:4150", "where to listen for TCP clients", group=_ADDRESSES
+    )
     http_address: str = option(
-        Address(may_be_empty=True), "0.0.0.0:4151", 'where to listen for HTTP clients, "" for nowhere', group=_ADDRESSES
+        Address(may_be_empty=True, may_be_path=True),
+        "0.0.0.0:4151",
+        'where to listen for HTTP clients, "" for nowhere',
+        group=_ADDRESSES,
     )
     https_address: str = option(
-        Address(may_be_empty=True),
+        Address(may_be_empty=True, may_be_path=True),
         "0.0.0.0:4152",
         "where to listen for HTTPS clients; nothing listens there without --tls-cert and --tls-key",
         group=_ADDRESSES,

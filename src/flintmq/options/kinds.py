@@ -255,22 +255,31 @@ class Address(_Scalar):
     Args:
         may_be_empty: whether "" turns the listener off.
         to_connect: the address of somebody else: host and port must be there.
+        may_be_path: whether the path of a unix socket will do; it is told by its slash.
     """
 
     may_be_empty: bool = False
     to_connect: bool = False
+    may_be_path: bool = False
     placeholder = "HOST:PORT"
 
     def check(self, value: Any) -> None:
         super().check(value)
         if not value and self.may_be_empty:
             return
+        if self.may_be_path and "/" in value:
+            return
         host, port = _split_address(value)
         if self.to_connect and not (host and port):
             raise ValueError("it must name a host and a port, such as 127.0.0.1:4160")
 
     def allowed(self) -> str:
-        return 'host:port or ""' if self.may_be_empty else "host:port"
+        forms = ["host:port"]
+        if self.may_be_path:
+            forms.append("the path of a unix socket, with a /")
+        if self.may_be_empty:
+            forms.append('""')
+        return " or ".join(forms)
 
 
 @dataclass(frozen=True)

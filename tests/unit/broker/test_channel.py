@@ -203,6 +203,24 @@ def test_deferred_publish_is_overtaken_and_comes_when_due_with_attempts_1():
     assert received(consumer) == [(3, 1, b"m3")]
 
 
+def test_deferred_publishes_count_as_deferred_without_a_consumer():
+    log = make_log(0)
+    publish(log, 2, due_ns=10 * SECOND)
+    publish(log, 1)
+    publish(log, 1, due_ns=10 * SECOND)
+    channel = make_channel(log)
+    channel.pump(0, 0)
+    assert (channel.deferred_count, channel.depth) == (2, 2)
+    channel.paused = True
+    channel.pump(0, 0)
+    assert channel.expire(10 * SECOND, 10 * SECOND)
+    assert (channel.deferred_count, channel.depth) == (0, 4)
+    channel.paused = False
+    consumer = subscribe(channel)
+    channel.pump(10 * SECOND, 10 * SECOND)
+    assert sorted(message[:2] for message in received(consumer)) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
 def test_restart_redelivers_what_was_not_finished_and_nothing_else():
     log = make_log(10)
     channel = make_channel(log)
