@@ -58,7 +58,6 @@ class BrokerOptions:
     ephemeral_depth_max: int = 10_000
     retention_time_ns: int = 0
     retention_bytes: int = 0
-    max_channel_consumers: int = 0
     latency_window_ns: int = 0
 
 

@@ -136,7 +136,6 @@ class Nsqd:
                 ephemeral_depth_max=options.mem_queue_size,
                 retention_time_ns=options.retention_time_ns,
                 retention_bytes=options.retention_bytes,
-                max_channel_consumers=options.max_channel_consumers,
                 latency_window_ns=_latency_window_ns(options),
             ),
             env.random,
