@@ -16,6 +16,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -331,6 +332,12 @@ class Daemon:
 
     program = ""
 
+    @property
+    def command(self) -> list[str]:
+        """What starts it: ours, or another implementation's that the environment names (CONFORMANCE_NSQD=/bin/nsqd)."""
+        other = shlex.split(os.environ.get(f"CONFORMANCE_{self.program.upper()}", ""))
+        return other or [sys.executable, "-m", "flintmq", self.program]
+
     def __init__(self, log_path: Path, flags: Iterable[str] = (), limits: Sequence[str] = ()) -> None:
         self.flags = list(flags)
         self.tcp = ("127.0.0.1", 0)
@@ -350,7 +357,7 @@ class Daemon:
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._limits, sys.executable, "-m", "flintmq", self.program, *addresses, *self.flags],
+                [*self._limits, *self.command, *addresses, *self.flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
