@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.integration.conftest import daemons
@@ -71,11 +70,3 @@ def connection(nsqd: Nsqd) -> Iterator[Connection]:
     """A connection to the shared nsqd, its magic sent."""
     with nsqd.connect() as connection:
         yield connection
-
-
-@pytest.fixture
-def tmp_data(tmp_path: Path) -> Path:
-    """An empty data directory."""
-    path = tmp_path / "data"
-    path.mkdir()
-    return path
