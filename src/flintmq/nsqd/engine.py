@@ -130,8 +130,14 @@ class Engine:
         delay_s = max(_DEADLINE_SLACK_S, (deadline_ns - self.env.clock.monotonic_ns()) / 1e9)
         self._deadline_timer = self.loop.call_later(delay_s, self._expire)
 
+    def look_at_clock(self) -> None:
+        """Act on every deadline that has passed; for a clock that does not pass by itself."""
+        self._expire()
+
     def _expire(self) -> None:
-        self._deadline_timer = None
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
         self.broker.expire(self.env.clock.monotonic_ns(), self.due_clock_ns())
         self._pump()
         self.schedule()

@@ -1,0 +1,178 @@
+"""The nsqd for users' tests, used as they would: with asyncio, with threads, with a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from flintmq import Consumer, Message, Producer
+from flintmq.errors import LocalProtocolError, OptionError, PublishUnknown, StorageError
+from flintmq.testing import ManualClock, MemoryDisk, MemoryNsqd
+
+
+@pytest.fixture
+def nsqd() -> Iterator[MemoryNsqd]:
+    with MemoryNsqd() as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def slow_nsqd() -> Iterator[MemoryNsqd]:
+    with MemoryNsqd("--msg-timeout=60s", clock=ManualClock()) as nsqd:
+        yield nsqd
+
+
+async def test_what_a_service_consumes_and_publishes(nsqd: MemoryNsqd):
+    """The test publishes, the service under test turns orders into invoices, the test looks at what it published."""
+    nsqd.publish("orders", b"1", b"2", b"3")
+
+    async def bill(message: Message) -> None:
+        await producer.pub("invoices", b"invoice of " + message.body)
+
+    async with (
+        Producer(nsqd.tcp_address) as producer,
+        Consumer("orders", "billing", nsqlookupd_http_addresses=nsqd.nsqlookupd_http_address, handler=bill),
+    ):
+        await nsqd.drained("orders", "billing")
+    assert nsqd.published("invoices") == [b"invoice of 1", b"invoice of 2", b"invoice of 3"]
+    assert nsqd.published("orders") == [b"1", b"2", b"3"]
+    assert [message.id for message in nsqd.messages("orders")] == [b"%016x" % number for number in (1, 2, 3)]
+
+
+def test_a_service_in_a_thread(nsqd: MemoryNsqd):
+    nsqd.publish("t", *(b"%d" % number for number in range(1000)))
+    seen: list[bytes] = []
+
+    async def serve() -> None:
+        async with Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=50) as consumer:
+            async for message in consumer:
+                seen.append(message.body)
+                message.finish()
+                if len(seen) == 1000:
+                    return
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    nsqd.wait_drained("t", "c")
+    thread.join()
+    assert sorted(seen, key=int) == nsqd.published("t")
+
+
+async def test_time_passes_when_the_test_says_so(slow_nsqd: MemoryNsqd):
+    """A message that is not answered comes again after a minute that takes no time."""
+    nsqd = slow_nsqd
+    nsqd.publish("t", b"x")
+    async with Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        messages = aiter(consumer)
+        first = await anext(messages)
+        nsqd.advance(59.9)
+        assert nsqd.counts("t", "c").in_flight == 1 and nsqd.counts("t", "c").timed_out == 0
+        nsqd.advance(0.2)
+        again = await anext(messages)
+        assert (again.id, again.attempts) == (first.id, 2)
+        assert nsqd.counts("t", "c").timed_out == 1
+        again.finish()
+        await nsqd.drained("t", "c")
+
+
+async def test_delays_pass_too(slow_nsqd: MemoryNsqd):
+    nsqd = slow_nsqd
+    nsqd.create("t", "c")
+    nsqd.publish("t", b"later", delay=3600)
+    assert nsqd.counts("t", "c") == (0, 0, 1, 0, 0, 0)
+    async with Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        nsqd.advance(3599)
+        assert nsqd.counts("t", "c").deferred == 1
+        nsqd.advance(1.1)
+        message = await anext(aiter(consumer))
+        assert message.body == b"later"
+        message.finish()
+
+
+async def test_a_restart_keeps_messages_and_addresses(nsqd: MemoryNsqd):
+    address = nsqd.tcp_address
+    async with Producer(address) as producer:
+        await producer.pub("t", b"before")
+        nsqd.restart()
+        assert nsqd.tcp_address == address
+        await producer.pub("t", b"after")
+    assert nsqd.published("t") == [b"before", b"after"]
+
+
+async def test_connections_are_cut(nsqd: MemoryNsqd):
+    async with Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        nsqd.cut_connections()
+        nsqd.publish("t", b"x")
+        message = await anext(aiter(consumer))
+        message.finish()
+        await nsqd.drained("t", "c")
+
+
+async def test_a_disk_that_fails(nsqd: MemoryNsqd):
+    """An application's own handling of a publish that failed can be tried."""
+    nsqd.publish("t", b"x")
+    nsqd.disk.fail("write", times=1000)
+    with pytest.raises(StorageError):
+        nsqd.publish("t", b"y")
+    async with Producer(nsqd.tcp_address, timeout=0.3) as producer:
+        with pytest.raises(PublishUnknown):
+            await producer.pub("t", b"y")
+    nsqd.disk.heal()
+    assert nsqd.published("t") == [b"x"]
+
+
+def test_the_disk_outlives_it():
+    disk = MemoryDisk()
+    with MemoryNsqd(disk=disk) as nsqd:
+        nsqd.publish("t", b"x")
+    with MemoryNsqd(disk=disk) as nsqd:
+        assert nsqd.published("t") == [b"x"]
+
+
+def test_flags_and_http_are_nsqds_own():
+    with (
+        MemoryNsqd("--max-msg-size=10") as nsqd,
+        urllib.request.urlopen(f"{nsqd.http_address}/info", timeout=5) as answer,
+    ):
+        assert json.load(answer)["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])
+    with pytest.raises(OptionError, match="msg-timeot"):
+        MemoryNsqd("--msg-timeot=1s")
+
+
+def test_waiting_ends_and_says_where_the_messages_are(nsqd: MemoryNsqd):
+    nsqd.create("t", "c")
+    nsqd.publish("t", b"x")
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"t/c not drained within 0.05 s: ChannelCounts\(depth=1, in_flight=0"):
+        nsqd.wait_drained("t", "c", timeout=0.05)
+    assert time.monotonic() - begun < 5
+    assert not nsqd.is_drained("t", "unknown")
+
+
+def test_wrong_use_is_told(nsqd: MemoryNsqd):
+    with pytest.raises(LocalProtocolError, match="topic name 'a b' is not valid"):
+        nsqd.publish("a b", b"x")
+    with pytest.raises(LocalProtocolError, match="empty"):
+        nsqd.publish("t", b"")
+    with pytest.raises(LocalProtocolError, match="channel name"):
+        nsqd.create("t", "?")
+    with pytest.raises(RuntimeError, match="ManualClock"):
+        nsqd.advance(1)
+    with pytest.raises(RuntimeError, match="already"):
+        nsqd.start()
+    with pytest.raises(RuntimeError, match="start it first"):
+        MemoryNsqd().publish("t", b"x")
+
+
+def test_nothing_is_left_behind():
+    before = threading.active_count()
+    with MemoryNsqd() as nsqd:
+        nsqd.publish("t", b"x")
+    nsqd.close()  # again: nothing happens
+    assert threading.active_count() == before
