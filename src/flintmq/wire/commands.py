@@ -75,7 +75,22 @@ def _topic(name: str) -> bytes:
     return name.encode()
 
 
-def _channel(name: str) -> bytes:
+def partition_bytes(partition: int | None) -> bytes:
+    """A partition as it ends a command's line: behind a space; empty when none is named."""
+    if partition is None:
+        return b""
+    if partition < 0:
+        raise LocalProtocolError("E_BAD_PARTITION", f"partition {partition} is negative")
+    return b" %d" % partition
+
+
+def target(topic: str, partition: int | None = None) -> bytes:
+    """A topic, or one of its partitions, as a command names it."""
+    return _topic(topic) if partition is None else _topic(topic) + partition_bytes(partition)
+
+
+def channel_bytes(name: str) -> bytes:
+    """A channel as a command names it."""
     if not is_valid_name(name):
         raise LocalProtocolError(
             "E_BAD_CHANNEL", f"channel name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
@@ -93,24 +108,24 @@ def auth(secret: bytes) -> bytes:
     return b"AUTH\n" + UINT32.pack(len(secret)) + secret
 
 
-def sub(topic: str, channel: str) -> bytes:
-    """``SUB``."""
-    return b"SUB %s %s\n" % (_topic(topic), _channel(channel))
+def sub(topic: str, channel: str, partition: int | None = None) -> bytes:
+    """``SUB``, to one partition of a redesigned NSQ if it is named."""
+    return b"SUB %s %s%s\n" % (_topic(topic), channel_bytes(channel), partition_bytes(partition))
 
 
-def pub(topic: str, body: bytes) -> bytes:
-    """``PUB``; the body must not be empty."""
+def pub(topic: str, body: bytes, partition: int | None = None) -> bytes:
+    """``PUB``, to one partition of a redesigned NSQ if it is named; the body must not be empty."""
     if not body:
         raise LocalProtocolError("E_BAD_MESSAGE", "PUB of an empty body; nsqd accepts 1 byte or more")
-    return b"".join((b"PUB ", _topic(topic), b"\n", UINT32.pack(len(body)), body))
+    return b"".join((b"PUB ", target(topic, partition), b"\n", UINT32.pack(len(body)), body))
 
 
-def mpub(topic: str, bodies: Sequence[bytes]) -> bytes:
-    """``MPUB``; at least one body, none empty."""
+def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
+    """``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
     if not bodies or not all(bodies):
         raise LocalProtocolError("E_BAD_MESSAGE", "MPUB needs at least one body and none may be empty")
     size = 4 + 4 * len(bodies) + sum(map(len, bodies))
-    parts: list[bytes] = [b"MPUB ", _topic(topic), b"\n", UINT32.pack(size), UINT32.pack(len(bodies))]
+    parts: list[bytes] = [b"MPUB ", target(topic, partition), b"\n", UINT32.pack(size), UINT32.pack(len(bodies))]
     fields: list[bytes] = [b""] * (2 * len(bodies))
     fields[0::2] = map(UINT32.pack, map(len, bodies))
     fields[1::2] = bodies
@@ -176,4 +191,4 @@ def fetch(topic: str, partition: int, start: int, end: int, bytes_max: int, epoc
 
 def cursor(topic: str, channel: str, partition: int, sequence: int) -> bytes:
     """``CURSOR``: create the channel at ``sequence`` (-1 latest, -2 earliest), or confirm everything below it."""
-    return b"CURSOR %s %s %d %d\n" % (_topic(topic), _channel(channel), partition, sequence)
+    return b"CURSOR %s %s %d %d\n" % (_topic(topic), channel_bytes(channel), partition, sequence)
