@@ -1,0 +1,1 @@
+"""The utilities: programs around NSQ that are clients like any other."""

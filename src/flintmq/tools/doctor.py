@@ -1,0 +1,478 @@
+"""``flintmq doctor``: look at a deployment as a client does, and say what to do about what is wrong.
+
+Rules of this file:
+
+- It only looks: nothing is published, created or subscribed.
+- A finding says what was seen and, unless all is well, what to do. One part that does not answer hides no other.
+- Every question has a deadline (``--timeout``); nsqd are asked at the same time, at most 32 at once.
+- Exit code 0: it works, perhaps with warnings. 1: somebody will fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from flintmq import __version__
+from flintmq.client.connection import Connection
+from flintmq.client.discovery import ANSWER_SIZE_MAX, Node, parse_nodes
+from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
+from flintmq.env import Env
+from flintmq.errors import DiscoveryError, FlintError, OptionError
+from flintmq.net.loop import loop_factory
+from flintmq.options import (
+    MILLISECOND,
+    SECOND,
+    Address,
+    Duration,
+    Items,
+    Options,
+    Switch,
+    Text,
+    help_text,
+    option,
+    resolve,
+    show_config,
+)
+from flintmq.wire.client import MessageFailed, Record
+
+PROGRAM = "flintmq doctor"
+CONCURRENT_MAX = 32
+CLOCK_TOLERANCE_S = 2.0  # the Date header of HTTP has whole seconds
+SLOW_S = 0.5
+
+_WHAT, _HOW = "What to look at", "How"
+OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+_ACCELERATORS = (
+    ("uvloop", "a faster event loop", "pip install 'flintmq[fast]'"),
+    ("cramjam", "snappy", "pip install flintmq (it is a dependency)"),
+    ("msgspec", "JSON", "pip install flintmq (it is a dependency)"),
+    ("httptools", "HTTP", "pip install flintmq (it is a dependency)"),
+    ("pyspark", "the Spark source and sink", "pip install 'flintmq[spark]', if you want Spark"),
+    ("opentelemetry-api", "tracing", "pip install 'flintmq[otel]', if you want OpenTelemetry"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Options):
+    """What ``flintmq doctor`` can be told."""
+
+    program: ClassVar[str] = "doctor"
+    summary: ClassVar[str] = (
+        "flintmq doctor looks at a deployment as a client does and says what is wrong and what to do. "
+        "It changes nothing."
+    )
+
+    lookupd_http_address: tuple[str, ...] = option(
+        Items(Text("HOST:PORT")),
+        (),
+        "a nsqlookupd; its nsqd are looked at too",
+        group=_WHAT,
+    )
+    nsqd_tcp_address: tuple[str, ...] = option(
+        Items(Address()),
+        (),
+        "an nsqd that no nsqlookupd has to know",
+        group=_WHAT,
+    )
+    topic: str = option(Text("TOPIC"), "", "also look who has this topic, and whether anybody consumes it", group=_WHAT)
+    timeout_ns: int = option(Duration(MILLISECOND), 3 * SECOND, "how long anybody may take to answer", group=_HOW)
+    json: bool = option(Switch(), False, "print the findings as JSON, one a line", group=_HOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: ``ok``, ``note`` (good to know), ``warning`` (works, and will bite), ``problem`` (does not work).
+        subject: who it is about.
+        text: what was seen.
+        advice: what to do; empty when there is nothing to be done.
+    """
+
+    level: str
+    subject: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """An HTTP answer; ``took_s`` until its last byte, ``clock_ahead_s`` None when it has no date."""
+
+    status: int
+    body: bytes
+    took_s: float
+    clock_ahead_s: float | None
+
+
+@dataclass(slots=True)
+class Seen:
+    """An nsqd: where it is, and which nsqlookupd list it."""
+
+    node: Node
+    listed_by: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+class Doctor:
+    """Collects the findings.
+
+    Args:
+        options: what to look at.
+        env: whose clock the others are compared with.
+    """
+
+    def __init__(self, options: DoctorOptions, env: Env) -> None:
+        self._env = env
+        self._topic = options.topic
+        self._lookups = http_addresses(options.lookupd_http_address, "--lookupd-http-address")
+        self._nsqd = tcp_addresses(options.nsqd_tcp_address, "--nsqd-tcp-address")
+        if not self._lookups and not self._nsqd:
+            raise OptionError("--lookupd-http-address", "", "at least one, or --nsqd-tcp-address", "command line")
+        self._timeout_s = options.timeout_ns / SECOND
+        self._connection_options = ConnectionOptions(connect_timeout=self._timeout_s)
+        self._turns = asyncio.Semaphore(CONCURRENT_MAX)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def examine(self) -> list[Finding]:
+        """Look at everything; return the findings, grouped by whom they are about."""
+        findings = examine_machine()
+        headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"flintmq-doctor/{__version__}"}
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            self._session = session
+            seen = {address: Seen(_node_of(address)) for address in self._nsqd}
+            answered: list[str] = []
+            for address, (more, nodes) in zip(
+                self._lookups, await asyncio.gather(*map(self._examine_lookup, self._lookups)), strict=True
+            ):
+                findings += more
+                if nodes is None:
+                    continue
+                answered.append(address)
+                for node in nodes:
+                    known = seen.setdefault(node.address, Seen(node))
+                    known.listed_by.append(address)
+                    known.node = node  # it knows the HTTP port as well
+            if answered and not seen:
+                advice = "start nsqd with --lookupd-tcp-address=<the nsqlookupd's host>:4160"
+                findings.append(Finding(PROBLEM, "discovery", "no nsqlookupd lists any nsqd", advice))
+            await asyncio.gather(*(self._examine_nsqd(each, answered) for each in seen.values()))
+            for each in seen.values():
+                findings += each.findings
+            if self._topic:
+                findings += await self._examine_topic(answered)
+        return findings
+
+    # -- nsqlookupd ----------------------------------------------------------------------------------------------------
+
+    async def _examine_lookup(self, address: str) -> tuple[list[Finding], tuple[Node, ...] | None]:
+        subject = f"nsqlookupd {address}"
+        try:
+            info = await self._get(f"{address}/info")
+            listed = await self._get(f"{address}/nodes")
+            nodes = parse_nodes(listed.body) if listed.status == 200 else ()
+        except (OSError, DiscoveryError) as error:
+            advice = "is it running there, and is this its HTTP port (4161), not the TCP port (4160)?"
+            return [Finding(PROBLEM, subject, f"cannot be asked: {error}", advice)], None
+        findings = [_answered(subject, info)]
+        if listed.status != 200:
+            text = f"/nodes is answered with status {listed.status}"
+            return [*findings, Finding(PROBLEM, subject, text, "is this a nsqlookupd?")], None
+        findings += self._clock(subject, info)
+        findings.append(Finding(OK if nodes else NOTE, subject, f"lists {_count(len(nodes), 'nsqd', 'nsqd')}"))
+        other = await self._try_get(f"{address}/listlookup")
+        if other is not None and other.status == 200:
+            findings.append(Finding(OK, subject, "has /listlookup: partitions and leaders can be looked up"))
+        return findings, nodes
+
+    # -- nsqd ----------------------------------------------------------------------------------------------------------
+
+    async def _examine_nsqd(self, seen: Seen, lookups: Sequence[str]) -> None:
+        async with self._turns:
+            seen.findings += await self._tcp(seen.node)
+            if seen.node.http_port:
+                seen.findings += await self._http(seen.node)
+        missing = [address for address in lookups if address not in seen.listed_by]
+        if missing:
+            level = WARNING if seen.listed_by else PROBLEM
+            text = f"is not registered with {', '.join(missing)}"
+            advice = "give it --lookupd-tcp-address of every nsqlookupd; clients that ask only that one do not find it"
+            seen.findings.append(Finding(level, _name(seen.node), text, advice))
+
+    async def _tcp(self, node: Node) -> list[Finding]:
+        subject = _name(node)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await loop.getaddrinfo(node.broadcast_address, node.tcp_port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            advice = (
+                "start it with --broadcast-address=<an address that this machine can reach>, or make the name known"
+            )
+            text = f"its address {node.broadcast_address} cannot be resolved here: {str(error) or 'no answer'}"
+            return [Finding(PROBLEM, subject, text, advice)]
+        begun = loop.time()
+        owner = _Owner()
+        try:
+            connection = await Connection.open(node.address, owner, self._connection_options, self._env)
+        except FlintError as error:
+            return [Finding(PROBLEM, subject, f"cannot be used: {error}", _tcp_advice(error, node))]
+        took_s = loop.time() - begun
+        features = connection.features
+        connection.close()
+        offers = [name for name, granted in (("TLS", features.tls_v1), ("AUTH", features.auth_required)) if granted]
+        text = f"speaks NSQ {features.version or 'of before 1.0'}, identified in {_ms(took_s)}"
+        return [Finding(OK, subject, f"{text}{', with ' + ' and '.join(offers) if offers else ''}")]
+
+    async def _http(self, node: Node) -> list[Finding]:
+        subject = _name(node)
+        base = f"http://{join_address(node.broadcast_address, node.http_port)}"
+        try:
+            ping = await self._get(f"{base}/ping")
+            stats = await self._get(f"{base}/stats?format=json&include_clients=false&include_mem=false")
+        except OSError as error:
+            advice = "nsqadmin and monitoring need it; check --http-address, --broadcast-http-port and the firewall"
+            return [Finding(WARNING, subject, f"its HTTP port cannot be asked: {error}", advice)]
+        if ping.status == 403:
+            return [Finding(NOTE, subject, "its HTTP API wants TLS (--tls-required)")]
+        findings = self._clock(subject, ping)
+        if ping.status != 200:
+            reason = ping.body[:200].decode(errors="replace")
+            advice = "its disk refuses writes, so publishing fails: look at free space and the kernel's log"
+            findings.append(Finding(PROBLEM, subject, f"is not well: {reason}", advice))
+        return findings + _stats_findings(subject, stats)
+
+    # -- topic ---------------------------------------------------------------------------------------------------------
+
+    async def _examine_topic(self, lookups: Iterable[str]) -> list[Finding]:
+        subject = f"topic {self._topic}"
+        found: dict[str, Node] = {}
+        channels: dict[str, None] = {}
+        asked = False
+        for address in lookups:
+            answer = await self._try_get(f"{address}/lookup?topic={quote(self._topic, safe='')}")
+            if answer is None or answer.status not in (200, 404):
+                continue
+            asked = True
+            if answer.status == 200:
+                found.update({node.address: node for node in parse_nodes(answer.body)})
+                channels.update(dict.fromkeys(_channels(answer.body)))
+        if not asked:
+            return [Finding(NOTE, subject, "no nsqlookupd could be asked for it")]
+        if not found:
+            advice = "publish to it or create it (POST /topic/create on an nsqd); is its name spelled right?"
+            return [Finding(WARNING, subject, "no nsqd has it", advice)]
+        findings = [Finding(OK, subject, f"is on {', '.join(found)}")]
+        if channels:
+            return [*findings, Finding(OK, subject, f"channels: {', '.join(channels)}")]
+        advice = "messages gather at the topic until somebody subscribes"
+        return [*findings, Finding(WARNING, subject, "has no channel", advice)]
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def _get(self, url: str) -> Answer:
+        """Ask.
+
+        Raises:
+            OSError: no answer; the text says why.
+        """
+        assert self._session is not None
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                body = await response.content.read(ANSWER_SIZE_MAX)
+                date = response.headers.get("Date", "")
+        except TimeoutError as error:
+            raise OSError(f"no answer within {self._timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise OSError(str(error) or type(error).__name__) from error
+        took_s = loop.time() - begun
+        return Answer(response.status, body, took_s, self._ahead_s(date, took_s))
+
+    async def _try_get(self, url: str) -> Answer | None:
+        try:
+            return await self._get(url)
+        except OSError:
+            return None
+
+    def _ahead_s(self, date: str, took_s: float) -> float | None:
+        try:
+            theirs = parsedate_to_datetime(date)
+        except ValueError:
+            return None
+        ours = datetime.fromtimestamp(self._env.clock.wall_ns() / SECOND - took_s / 2, UTC)
+        return (theirs - ours).total_seconds() + 0.5  # the header has no fraction: half a second is lost on average
+
+    def _clock(self, subject: str, answer: Answer) -> list[Finding]:
+        ahead_s = answer.clock_ahead_s
+        if ahead_s is None or abs(ahead_s) <= CLOCK_TOLERANCE_S:
+            return []
+        text = f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+        return [Finding(WARNING, subject, text, "run NTP on both: timestamps and delays of messages differ by that")]
+
+
+class _Owner:
+    """Owns a connection that nothing is sent on."""
+
+    def on_messages(self, connection: Connection, records: list[Record]) -> None: ...
+    def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None: ...
+    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None: ...
+    def on_lost(self, connection: Connection, error: FlintError) -> None: ...
+
+
+def examine_machine() -> list[Finding]:
+    """What this Python has of what makes FlintMQ fast or adds to it."""
+    subject = "this machine"
+    findings = [Finding(OK, subject, f"flintmq {__version__}, Python {platform.python_version()}, {sys.platform}")]
+    for name, use, advice in _ACCELERATORS:
+        try:
+            findings.append(Finding(OK, subject, f"{name} {importlib.metadata.version(name)}: {use}"))
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(Finding(NOTE, subject, f"{name} is not installed: {use}", advice))
+    return findings
+
+
+def render(findings: Iterable[Finding]) -> str:
+    """The findings as text, grouped by whom they are about, and a last line that sums up."""
+    lines: list[str] = []
+    subject = ""
+    counts = dict.fromkeys((PROBLEM, WARNING), 0)
+    for finding in findings:
+        if finding.subject != subject:
+            subject = finding.subject
+            lines += ["", subject] if lines else [subject]
+        lines.append(f"  {finding.level:<8} {finding.text}")
+        if finding.advice:
+            lines.append(f"           -> {finding.advice}")
+        if finding.level in counts:
+            counts[finding.level] += 1
+    summary = [_count(counts[level], level, f"{level}s") for level in counts if counts[level]]
+    return "\n".join([*lines, "", ", ".join(summary) or "all is well", ""])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``flintmq doctor``; return its exit code.
+
+    Raises:
+        OptionError: a flag is wrong.
+    """
+    resolved = resolve(DoctorOptions, arguments, os.environ)
+    if resolved.action == "help":
+        sys.stdout.write(help_text(DoctorOptions).replace("Usage: doctor", f"Usage: {PROGRAM}", 1))
+        return 0
+    if resolved.action == "version":
+        print(f"{PROGRAM} v{__version__} (built w/python{platform.python_version()})")
+        return 0
+    if resolved.action == "show-config":
+        sys.stdout.write(show_config(resolved))
+        return 0
+    doctor = Doctor(resolved.options, system_env())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        findings = runner.run(doctor.examine())
+    if resolved.options.json:
+        for finding in findings:
+            print(
+                json.dumps(
+                    {"level": finding.level, "subject": finding.subject, "text": finding.text, "advice": finding.advice}
+                )
+            )
+    else:
+        sys.stdout.write(render(findings))
+    return 1 if any(finding.level == PROBLEM for finding in findings) else 0
+
+
+# -- small ones --------------------------------------------------------------------------------------------------------
+
+
+def _node_of(address: str) -> Node:
+    host, _, port = address.rpartition(":")
+    return Node(broadcast_address=host.strip("[]"), tcp_port=int(port))
+
+
+def _name(node: Node) -> str:
+    return f"nsqd {node.address}"
+
+
+def _answered(subject: str, info: Answer) -> Finding:
+    version = ""
+    try:
+        fields = msgspec.json.decode(info.body, type=dict[str, Any])
+        version = str((fields.get("data") or fields).get("version", ""))
+    except (msgspec.MsgspecError, AttributeError):
+        pass  # /info is a courtesy; whether it can be used is seen from /nodes
+    text = f"answers in {_ms(info.took_s)}{', version ' + version if version else ''}"
+    if info.took_s > SLOW_S:
+        return Finding(WARNING, subject, text, "discovery is as slow as its slowest nsqlookupd: is the machine busy?")
+    return Finding(OK, subject, text)
+
+
+def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
+    try:
+        fields = msgspec.json.decode(answer.body, type=dict[str, Any])
+        topics = (fields.get("data") or fields).get("topics") or []
+        waiting = sum(topic["depth"] for topic in topics if not topic["channels"])
+        depth = sum(channel["depth"] for topic in topics for channel in topic["channels"])
+        paused = [topic["topic_name"] for topic in topics if topic["paused"]]
+        paused += [
+            f"{topic['topic_name']}/{channel['channel_name']}"
+            for topic in topics
+            for channel in topic["channels"]
+            if channel["paused"]
+        ]
+    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError) as error:
+        return [Finding(WARNING, subject, f"its /stats cannot be read: {error!r}", "is this port nsqd's HTTP API?")]
+    findings = [Finding(OK, subject, f"{_count(len(topics), 'topic', 'topics')}, {depth} messages wait in channels")]
+    if waiting:
+        text = f"{_count(waiting, 'message', 'messages')} in topics that have no channel"
+        findings.append(Finding(NOTE, subject, text, "they are kept for the first channel; is a consumer missing?"))
+    if paused:
+        findings.append(
+            Finding(NOTE, subject, f"paused: {', '.join(paused[:20])}", "unpause them, if that was not wanted")
+        )
+    return findings
+
+
+def _channels(body: bytes) -> list[str]:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        return [str(name) for name in (fields.get("data") or fields).get("channels") or []]
+    except (msgspec.MsgspecError, AttributeError):
+        return []
+
+
+def _tcp_advice(error: FlintError, node: Node) -> str:
+    text = str(error)
+    if "E_AUTH" in text or "AUTH" in text:
+        return "it wants a secret: clients need auth_secret"
+    if "refused" in text.lower() or "no answer" in text:
+        return f"is it running, does it listen on port {node.tcp_port}, does a firewall stand between?"
+    return "is this nsqd's TCP port (4150), not its HTTP port (4151)?"
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _ms(duration_s: float) -> str:
+    return f"{duration_s * 1000:.0f} ms"
+
+
+__all__ = ["Doctor", "DoctorOptions", "Finding", "examine_machine", "render", "run"]

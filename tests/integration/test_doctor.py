@@ -1,0 +1,181 @@
+"""``flintmq doctor`` as an operator runs it, on deployments that are well and on some that are not."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+
+
+class Report:
+    """What doctor printed with ``--json``, and how it ended."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "flintmq", "doctor", "--json", "--timeout=2s", *flags]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+        self.code = done.returncode
+        self.stderr = done.stderr
+        self.findings = [json.loads(line) for line in done.stdout.splitlines()]
+
+    def of(self, subject: str, level: str) -> list[str]:
+        """Text and advice of the findings of a level about a subject."""
+        return [
+            f"{finding['text']} -> {finding['advice']}"
+            for finding in self.findings
+            if finding["subject"].startswith(subject) and finding["level"] == level
+        ]
+
+    def bad(self) -> list[str]:
+        return [finding["text"] for finding in self.findings if finding["level"] in ("problem", "warning")]
+
+
+def address_of(pair: tuple[str, int]) -> str:
+    return f"{pair[0]}:{pair[1]}"
+
+
+def test_a_deployment_that_is_well(daemons: Daemons):
+    lookupd = daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--durability=os", f"--lookupd-tcp-address={address_of(lookupd.tcp)}")
+    nsqd.publish("orders", b"1", b"2")
+    with nsqd.connect() as connection:
+        connection.subscribe("orders", "billing")
+    wait_until(lambda: lookupd.request("GET", "/channels?topic=orders").json["channels"] == ["billing"])
+    report = Report(f"--lookupd-http-address={address_of(lookupd.http)}", "--topic=orders")
+    assert report.code == 0 and report.bad() == [], report.findings
+    assert any("lists 1 nsqd" in text for text in report.of("nsqlookupd", "ok"))
+    assert any("speaks NSQ 1.3.0" in text for text in report.of("nsqd", "ok"))
+    assert any("1 topic, 2 messages wait" in text for text in report.of("nsqd", "ok"))
+    assert any("channels: billing" in text for text in report.of("topic orders", "ok"))
+
+
+def test_an_nsqd_that_one_nsqlookupd_does_not_know(daemons: Daemons):
+    first, second = daemons.nsqlookupd(), daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--durability=os", f"--lookupd-tcp-address={address_of(first.tcp)}")
+    wait_until(lambda: first.get("/nodes")["producers"])
+    report = Report(*(f"--lookupd-http-address={address_of(each.http)}" for each in (first, second)))
+    assert report.code == 0
+    [warning] = report.of(f"nsqd {address_of(nsqd.tcp)}", "warning")
+    assert f"not registered with http://{address_of(second.http)}" in warning and "--lookupd-tcp-address" in warning
+
+
+def test_ports_taken_for_one_another_and_nobody_there(daemons: Daemons):
+    lookupd = daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--durability=os")
+    report = Report(f"--lookupd-http-address={address_of(lookupd.tcp)}", f"--nsqd-tcp-address={address_of(nsqd.http)}")
+    assert report.code == 1
+    assert any("not the TCP port (4160)" in text for text in report.of("nsqlookupd", "problem"))
+    assert any("not its HTTP port (4151)" in text for text in report.of("nsqd", "problem"))
+    nobody = Report("--nsqd-tcp-address=127.0.0.1:1")
+    assert nobody.code == 1
+    assert any("refused" in text and "is it running" in text for text in nobody.of("nsqd", "problem"))
+
+
+def test_an_address_that_only_its_own_machine_knows(daemons: Daemons):
+    lookupd = daemons.nsqlookupd()
+    flags = ("--durability=os", f"--lookupd-tcp-address={address_of(lookupd.tcp)}")
+    nsqd = daemons.new_nsqd(*flags)
+    nsqd.flags.append("--broadcast-address=no-such-host.invalid")
+    nsqd.start()
+    wait_until(lambda: lookupd.get("/nodes")["producers"])
+    report = Report(f"--lookupd-http-address={address_of(lookupd.http)}")
+    assert report.code == 1
+    [problem] = report.of("nsqd no-such-host.invalid", "problem")
+    assert "cannot be resolved here" in problem and "--broadcast-address" in problem
+
+
+def test_nobody_is_registered(daemons: Daemons):
+    report = Report(f"--lookupd-http-address={address_of(daemons.nsqlookupd().http)}", "--topic=orders")
+    assert report.code == 1
+    assert any("no nsqlookupd lists any nsqd" in text for text in report.of("discovery", "problem"))
+    assert any("no nsqd has it" in text for text in report.of("topic orders", "warning"))
+
+
+def test_what_is_paused_and_what_nobody_consumes(daemons: Daemons):
+    lookupd = daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--durability=os", f"--lookupd-tcp-address={address_of(lookupd.tcp)}")
+    nsqd.publish("alone", b"x")
+    nsqd.post("/topic/create?topic=held")
+    nsqd.post("/channel/create?topic=held&channel=c")
+    nsqd.post("/channel/pause?topic=held&channel=c")
+    wait_until(lambda: "held" in lookupd.get("/topics")["topics"])
+    report = Report(f"--lookupd-http-address={address_of(lookupd.http)}", "--topic=alone")
+    notes = report.of("nsqd", "note")
+    assert any("1 message in topics that have no channel" in text for text in notes)
+    assert any("paused: held/c" in text for text in notes)
+    assert any("has no channel" in text for text in report.of("topic alone", "warning"))
+
+
+class LateClock(http.server.BaseHTTPRequestHandler):
+    """A nsqlookupd an hour ahead, of the kind that wraps its answers."""
+
+    ANSWERS: ClassVar[dict[str, object]] = {
+        "/info": {"status_code": 200, "data": {"version": "0.3.8"}},
+        "/nodes": {"status_code": 200, "data": {"producers": []}},
+        "/listlookup": {"lookupdleader": {}, "lookupdnodes": []},
+    }
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.ANSWERS.get(self.path, {})).encode()
+        self.send_response(200 if self.path in self.ANSWERS else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(time.time() + 3600, usegmt=True)
+
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the base class has it so
+
+
+@pytest.fixture
+def late_lookupd() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), LateClock) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_old_nsqlookupd_whose_clock_is_wrong(late_lookupd: str, daemons: Daemons):
+    nsqd = daemons.nsqd("--durability=os")
+    report = Report(f"--lookupd-http-address={late_lookupd}", f"--nsqd-tcp-address={address_of(nsqd.tcp)}")
+    [warning] = report.of("nsqlookupd", "warning")
+    assert "3600 s ahead" in warning and "NTP" in warning
+    oks = report.of("nsqlookupd", "ok")
+    assert any("version 0.3.8" in text for text in oks) and any("/listlookup" in text for text in oks)
+
+
+def test_it_changes_nothing(nsqd: Nsqd):
+    with nsqd.connect() as connection:
+        connection.ok(pub("t", b"x"))
+        before = nsqd.get("/stats?format=json&include_mem=false&include_clients=false")["topics"]
+        Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}", "--topic=other")
+        assert nsqd.get("/stats?format=json&include_mem=false&include_clients=false")["topics"] == before
+
+
+def test_text_and_mistakes():
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "flintmq", "doctor", *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+
+    text = run("--nsqd-tcp-address=127.0.0.1:1").stdout
+    assert "nsqd 127.0.0.1:1\n  problem  cannot be used:" in text and text.endswith("\n\n1 problem\n")
+    assert "at least one" in run().stderr and run().returncode == 1
+    assert "did you mean" in run("--lookupd-http-adress=x").stderr
