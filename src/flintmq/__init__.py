@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flintmq import errors
+    from flintmq.client.app import App
     from flintmq.client.consumer import Consumer
     from flintmq.client.message import Discard, Message, Requeue
     from flintmq.client.options import ConnectionOptions
     from flintmq.client.producer import Producer
+    from flintmq.client.security import TlsRefused
     from flintmq.errors import (
+        BodyError,
         ConnectionFailed,
         DiscoveryError,
         FinFailed,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "App",
     "Producer",
     "Consumer",
     "Message",
@@ -64,19 +68,23 @@ __all__ = [
     "PublishRefused",
     "PublishUnknown",
     "ConnectionFailed",
+    "TlsRefused",
     "DiscoveryError",
     "NoNsqd",
+    "BodyError",
     "OptionError",
     "__version__",
 ]
 
 _CLIENT = {
+    "App": "flintmq.client.app",
     "Producer": "flintmq.client.producer",
     "Consumer": "flintmq.client.consumer",
     "Message": "flintmq.client.message",
     "Requeue": "flintmq.client.message",
     "Discard": "flintmq.client.message",
     "ConnectionOptions": "flintmq.client.options",
+    "TlsRefused": "flintmq.client.security",
 }
 
 

@@ -14,6 +14,7 @@ do). Assertions are for our own mistakes, exceptions for the world's. Nothing he
     │   └── PublishError
     │       └── PublishRefused  PublishUnknown        definitely not stored / may be stored
     ├── ConnectionFailed(address, reason)
+    │   └── TlsRefused                                (flintmq.client.security) no TLS with this peer, now or later
     ├── DiscoveryError(detail)
     │   └── NoNsqd(topic)
     ├── StorageError
@@ -21,6 +22,7 @@ do). Assertions are for our own mistakes, exceptions for the world's. Nothing he
     │   ├── DiskFull(path, free_bytes, needed_bytes)
     │   ├── WriteFailed(path, reason)                 the partition is read-only from here on
     │   └── DataPathLocked(path, reason)
+    ├── BodyError(kind, reason)                       a body is not what the application says it is
     ├── OptionError(option, value, allowed, source)
     └── Exiting                                       the daemon drains and takes no new work
 
@@ -227,6 +229,23 @@ class OptionError(FlintError):
         if self.value is None:
             return f"{self.source}: unknown option {self.option}; {self.allowed}"
         return f"{self.source}: {self.option}={self.value!r} is not allowed; {self.allowed}"
+
+
+class BodyError(FlintError):
+    """The body of a message cannot be read as what the application says it is; reading it again would not help.
+
+    Args:
+        kind: what it should be.
+        reason: where it is not.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(kind, reason)
+        self.kind = kind
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the body is not {self.kind}: {self.reason}"
 
 
 class Exiting(FlintError):

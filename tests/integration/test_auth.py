@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from aiohttp import web
 from tests.certificates import CLIENT_NAME, Certificates
+from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
 from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, mpub_body, pub, sized, wait_until
 from tests.integration.upgrade_clients import COUNT, run_client
 from tests.integration.upgraded import Upgraded
-
-SECRET = "sesame-4711"
-EVERYTHING = [{"permissions": ["subscribe", "publish"], "topic": ".*", "channels": [".*"]}]
-
-
-class AuthServer:
-    """An HTTP server in a thread; what it answers can be changed at any time.
-
-    Attributes:
-        answer: JSON of the next answers; with status 200 unless ``status`` says otherwise.
-        delay_s: before it answers.
-        questions: what it was asked: query or body, and the method.
-    """
-
-    def __init__(self) -> None:
-        self.answer: Any = None
-        self.questions: list[dict[str, Any]] = []
-        self.reset()
-        self.address = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
-        self._ready = threading.Event()
-        self._stop = asyncio.Event()
-
-    def __enter__(self) -> AuthServer:
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def reset(self) -> None:
-        """As if it had just been started."""
-        self.answer = {"ttl": 3600, "identity": "me", "identity_url": "http://me", "authorizations": EVERYTHING}
-        self.status = 200
-        self.delay_s = 0.0
-        self.questions.clear()
-
-    def grant(self, *authorizations: dict[str, Any], ttl: int = 3600) -> None:
-        self.answer = {**self.answer, "ttl": ttl, "authorizations": list(authorizations)}
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        runner = web.ServerRunner(web.Server(cast(Any, self._handle)), shutdown_timeout=0.05)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.address = f"127.0.0.1:{runner.addresses[0][1]}"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
-
-    async def _handle(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        question = json.loads(body) if body else dict(request.query)
-        self.questions.append({"method": request.method, "path": request.path, **question})
-        answer, status = self.answer, self.status
-        await asyncio.sleep(self.delay_s)
-        return web.json_response(answer, status=status)
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,12 @@ from functools import partial
 from typing import Protocol, cast
 
 from flintmq import __version__
+from flintmq.client.handshake import Handshake, refusal
+from flintmq.client.opening import Opening
 from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address
+from flintmq.client.security import obtain_secret
 from flintmq.env import Env
-from flintmq.errors import ConnectionFailed, FlintError, NsqdError, TouchFailed
+from flintmq.errors import ConnectionFailed, FlintError, OptionError, TouchFailed
 from flintmq.wire.client import (
     BROKEN,
     Broken,
@@ -33,9 +36,7 @@ from flintmq.wire.client import (
     Record,
     Refused,
     Reply,
-    parse_features,
 )
-from flintmq.wire.codes import CODES
 
 log = logging.getLogger("flintmq.client")
 
@@ -70,18 +71,13 @@ class ConnectionOwner(Protocol):
     def on_lost(self, connection: Connection, error: FlintError) -> None: ...
 
 
-def refusal(code: str, detail: str, address: str) -> NsqdError:
-    """The exception for an error frame."""
-    row = CODES.get(code)
-    return NsqdError(code, detail, address, retryable=row is not None and row.action != "give_up")
-
-
 class Connection(asyncio.Protocol):
     """A connection after its handshake. Make it with :meth:`open`; it belongs to the loop it was made in.
 
     Attributes:
         address: ``host:port``.
         features: what nsqd granted.
+        layers: what its bytes go through, lowest first: ``tls``, ``snappy``, ``deflate``.
         lost: done when the connection is lost; its result says why.
         is_write_paused: nsqd takes bytes more slowly than they are sent.
         is_publish_refused: nsqd closed it because of what was published; nsqd itself is well.
@@ -92,6 +88,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.address = address
         self.features = Features()
+        self.layers: tuple[str, ...] = ()
         self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
         self.max_msg_timeout_s = self.features.max_msg_timeout / MS_PER_S
         self.lost: asyncio.Future[FlintError] = loop.create_future()
@@ -115,16 +112,16 @@ class Connection(asyncio.Protocol):
 
     def describe(self) -> str:
         """Say in one line where the connection stands."""
-        return f"{self.address} {self._wire.describe()} lost={self.is_lost}"
+        return f"{self.address} {self._wire.describe()} layers={'+'.join(self.layers) or '-'} lost={self.is_lost}"
 
     # --- life ---
 
     @classmethod
     async def open(cls, address: str, owner: ConnectionOwner, options: ConnectionOptions, env: Env) -> Connection:
-        """Connect and identify.
+        """Connect, identify, put in TLS and compression, authorise.
 
         Raises:
-            ConnectionFailed: nsqd cannot be reached, or does not answer in time.
+            ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
             NsqdError: nsqd refuses what was asked for.
             RemoteProtocolError: it is not an nsqd.
         """
@@ -132,29 +129,49 @@ class Connection(asyncio.Protocol):
         host, port = split_address(address)
         timeout_s = seconds(options.connect_timeout, "connect_timeout")
         connection = cls(address, owner, options, loop)
+        handshake = connection._handshake(host, env)
+        opening = Opening(handshake, partial(connection._begin, handshake), loop, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: connection, host, port)
-                await connection._identify(env)
-        except TimeoutError as error:
-            connection._lose(ConnectionFailed(address, f"no answer within {timeout_s:g} s"))
-            raise ConnectionFailed(address, str(error) or f"no answer within {timeout_s:g} s") from error
-        except OSError as error:
-            raise ConnectionFailed(address, str(error)) from error
+                await loop.create_connection(lambda: opening, host, port)
+                if await opening.wants_secret():
+                    assert options.auth_secret is not None
+                    await opening.authorise(await obtain_secret(options.auth_secret, address, env))
         except BaseException as error:
-            connection._lose(error if isinstance(error, FlintError) else ConnectionFailed(address, "given up"))
-            raise
+            failure = _not_opened(error, address, handshake.waits_for, timeout_s)
+            opening.abort()
+            if connection._transport is not None:  # open, and nobody will have it
+                connection._lose(failure if isinstance(failure, FlintError) else ConnectionFailed(address, "given up"))
+            if failure is error:
+                raise
+            raise failure from error
         return connection
 
-    async def _identify(self, env: Env) -> None:
-        request = self._options.identify_request(env.hostname, __version__)
-        self._out.append(self._wire.open())
-        answer = await self._call(lambda token: self._wire.identify(request, token))
-        self.features = parse_features(answer)
+    def _handshake(self, host: str, env: Env) -> Handshake:
+        options = self._options
+        try:
+            tls = options.client_tls(self.address, host) if options.tls else None
+        except OptionError as error:  # a file that was there when the options were made
+            raise ConnectionFailed(self.address, str(error)) from error
+        return Handshake(
+            self.address,
+            self._wire,
+            options.identify_request(env.hostname, __version__),
+            tls,
+            has_secret=options.auth_secret is not None,
+            can_renew_secret=callable(options.auth_secret),
+        )
+
+    def _begin(self, handshake: Handshake, transport: asyncio.Transport, received: bytes) -> None:
+        """Take over from the handshake, in the callback that read its last answer."""
+        self.features = handshake.features
+        self.layers = handshake.layers
         self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
         self.max_msg_timeout_s = self.features.max_msg_timeout / MS_PER_S
-        if self.features.auth_required:
-            raise NsqdError("E_AUTH_FIRST", "this nsqd wants a secret (AUTH) and the client has none", self.address)
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        if received:
+            self.data_received(received)
 
     async def subscribe(self, topic: str, channel: str) -> None:
         """Subscribe to a channel; nothing is delivered before :meth:`rdy`.
@@ -312,9 +329,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self.is_lost:  # given up while it was being made
-            self._transport.abort()
-            return
         self._heard_at = self._loop.time()
         self._watch_silence()
 
@@ -349,7 +363,7 @@ class Connection(asyncio.Protocol):
         elif isinstance(event, Broken):
             self._lose(event.error)
         else:
-            error = refusal(event.code, event.detail, self.address)
+            error = refusal(event.code, event.detail, self.address, callable(self._options.auth_secret))
             if event.token is not None:
                 cast(Answered, event.token)(error)
             if event.is_fatal:
@@ -380,3 +394,10 @@ def _resolve(future: asyncio.Future[bytes], outcome: bytes | FlintError) -> None
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
+
+
+def _not_opened(error: BaseException, address: str, waited_for: str, timeout_s: float) -> BaseException:
+    """What to raise when a connection could not be opened."""
+    if isinstance(error, TimeoutError):
+        return ConnectionFailed(address, str(error) or f"no answer within {timeout_s:g} s: waiting for {waited_for}")
+    return ConnectionFailed(address, str(error)) if isinstance(error, OSError) else error

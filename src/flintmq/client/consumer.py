@@ -15,21 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, cast
 
 from flintmq.client import handlers
 from flintmq.client.backoff import Backoff, jittered_s, requeue_delay_s
+from flintmq.client.bodies import decoder
 from flintmq.client.connection import Connection
-from flintmq.client.discovery import Fetch, Lookup, PollTimes
+from flintmq.client.dead_letters import DeadLetters
+from flintmq.client.discovery import Fetch, HttpFetch, Lookup, PollTimes
 from flintmq.client.flow import Flow
-from flintmq.client.handlers import Handler
 from flintmq.client.inbox import Inbox
 from flintmq.client.links import Links
-from flintmq.client.message import Delivery, Message, ThreadMessage
+from flintmq.client.message import Delivery, Message, ThreadMessage, Value
 from flintmq.client.options import (
+    SOURCE,
     ConnectionOptions,
     Seconds,
     addresses,
@@ -37,14 +41,17 @@ from flintmq.client.options import (
     system_env,
     whole,
 )
+from flintmq.client.producer import Producer
 from flintmq.client.rdy import RdyPolicy
+from flintmq.client.security import Refusals
 from flintmq.env import Env
 from flintmq.errors import (
+    BodyError,
     DiscoveryError,
     FinFailed,
     FlintError,
     LocalProtocolError,
-    NsqdError,
+    OptionError,
     ReqFailed,
     TouchFailed,
 )
@@ -92,7 +99,7 @@ class ConsumerStats:
     backoff: str = "normal"
 
 
-class Consumer:
+class Consumer(Generic[Value]):
     """Consumes a channel of a topic.
 
     ::
@@ -115,9 +122,13 @@ class Consumer:
         concurrency: how many handlers run at once: tasks for an ``async def``, threads for a plain function.
         inline: call a plain function on the event loop itself; fastest, and it must not block.
         max_in_flight: messages delivered and not answered, over all nsqd. Can be changed while running.
-        max_attempts: a message with more goes to ``on_giving_up`` and is finished. 0: no limit.
+        type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...) or ``str``;
+            :attr:`Message.value` has them. A body that is something else is given up at once.
+        max_attempts: a message with more goes to ``on_giving_up`` and ``dead_letter`` and is finished. 0: no limit.
         on_giving_up: called on the event loop (awaited, if it is ``async def``) instead of the handler; if it raises,
             the message is requeued.
+        dead_letter: a topic that the bodies of such messages are published to, on the nsqd of this consumer, before
+            they are finished.
         on_error: told of answers that came too late and of nsqd that cannot be used; called on the event loop.
         requeue_delay: until a failed message comes again, times its attempts.
         max_requeue_delay: the most that becomes.
@@ -146,12 +157,14 @@ class Consumer:
         *,
         nsqd_tcp_addresses: str | Iterable[str] = (),
         nsqlookupd_http_addresses: str | Iterable[str] = (),
-        handler: Handler | None = None,
+        handler: Callable[[Message[Value]], object] | None = None,
         concurrency: int = 1,
         inline: bool = False,
+        type: type[Value] | None = None,  # noqa: A002 - the word that says it
         max_in_flight: int = 200,
         max_attempts: int = 5,
-        on_giving_up: Callable[[Message], object] | None = None,
+        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        dead_letter: str | None = None,
         on_error: Callable[[FlintError], object] | None = None,
         requeue_delay: Seconds = 90.0,
         max_requeue_delay: Seconds = 900.0,
@@ -171,9 +184,10 @@ class Consumer:
         env: Env | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        _check_names(topic, channel)
+        _check_names(topic, channel, dead_letter)
         self.topic = topic
         self.channel = channel
+        self._decode = decoder(type or bytes)
         self._env = env or system_env()
         self._options = (options or ConnectionOptions()).with_overrides(
             client_id=client_id,
@@ -183,9 +197,8 @@ class Consumer:
         )
         self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
         self._links = Links(self._connect, self._note_attempt, self._fail, self._env)
-        self._lookup = (
-            Lookup(lookups, seconds(lookup_timeout, "lookup_timeout", 0.01, 3600), fetch) if lookups else None
-        )
+        lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
+        self._lookup = Lookup(lookups, lookup_timeout_s, fetch or HttpFetch(self._options)) if lookups else None
         self._poll_times = PollTimes(
             seconds(lookup_interval, "lookup_interval", 0.01), seconds(lookup_jitter, "lookup_jitter", 0, 1)
         )
@@ -193,7 +206,10 @@ class Consumer:
         self._handler = handler
         self._concurrency = whole(concurrency, "concurrency", 1, CONCURRENCY_MAX)
         self._attempts_max = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX) or ATTEMPTS_MAX + 1
-        self._on_giving_up = on_giving_up or _log_giving_up
+        self._on_giving_up = on_giving_up
+        same: dict[str, Any] = {"options": self._options, "lookup_timeout": lookup_timeout, "env": env, "fetch": fetch}
+        make = partial(Producer, self._nsqd, nsqlookupd_http_addresses=lookups, **same)
+        self._dead_letters = None if dead_letter is None else DeadLetters(dead_letter, make)
         self._on_error = on_error
         self._requeue_delay_s = seconds(requeue_delay, "requeue_delay")
         self._requeue_delay_max_s = seconds(max_requeue_delay, "max_requeue_delay")
@@ -205,16 +221,18 @@ class Consumer:
         )
         pause = Backoff(seconds(backoff, "backoff", 0.001), seconds(max_backoff, "max_backoff"))
         self._flow = Flow(policy, pause, self._env)
-        make = ThreadMessage if self._mode is handlers.Mode.THREADS else Message
-        self._inbox = Inbox(make, self._attempts_max, self._give_up, self._expired)
+        handed_out = ThreadMessage if self._mode is handlers.Mode.THREADS else Message
+        self._inbox = Inbox(handed_out, self._attempts_max, self.give_up, self._expired)
         self._stats = ConsumerStats()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._poller: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._lost_one = asyncio.Event()
         self._is_blind = False
+        self._refusals = Refusals()
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -242,10 +260,12 @@ class Consumer:
 
         Raises:
             NsqdError: every nsqd refuses us for good (not authorised, say).
+            ConnectionFailed: every nsqd refuses our TLS, or we its certificate (TlsRefused).
         """
         if self._loop is not None:
             raise RuntimeError("a consumer is started once; make another one")
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._flow.start(self._loop)
         try:
             self._links.keep(self._nsqd)
@@ -289,6 +309,11 @@ class Consumer:
             _give_back(delivery)
         self._inbox.end()
 
+    def cancel_handlers(self) -> None:
+        """Cancel the handlers that still run: their messages go back at once. A thread goes on until it returns."""
+        for task in self._tasks:
+            task.cancel()
+
     async def close(self) -> None:
         """Stop, let handlers end (at most ``drain_timeout``), send their answers, and close the connections."""
         self.stop()
@@ -305,6 +330,8 @@ class Consumer:
             await self._end_tasks()
             await self._links.close()
             await asyncio.gather(*map(self._leave_politely, self._flow.connections))
+            if self._dead_letters is not None:
+                await self._dead_letters.close()
             if self._lookup is not None:
                 await self._lookup.close()
         finally:
@@ -336,17 +363,17 @@ class Consumer:
 
     # --- pulling ---
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message[Value]]:
         return self._iterate()
 
-    async def _iterate(self) -> AsyncIterator[Message]:
+    async def _iterate(self) -> AsyncIterator[Message[Value]]:
         self._check_pulled()
         async for message in handlers.iterate(self._inbox):
             yield message
         if self._failure is not None:
             raise self._failure
 
-    async def batches(self, size: int, timeout: Seconds = 1.0) -> AsyncIterator[list[Message]]:
+    async def batches(self, size: int, timeout: Seconds = 1.0) -> AsyncIterator[list[Message[Value]]]:
         """Yield lists of messages.
 
         A list is complete with ``size`` messages, ``timeout`` after its first, or when no more can come before some are
@@ -368,9 +395,9 @@ class Consumer:
         if self._failure is not None:
             raise self._failure
 
-    async def _batch(self, size: int, timeout_s: float) -> list[Message]:
+    async def _batch(self, size: int, timeout_s: float) -> list[Message[Value]]:
         inbox = self._inbox
-        batch: list[Message] = []
+        batch: list[Message[Value]] = []
         try:
             async with asyncio.timeout(timeout_s):
                 while len(batch) < size:
@@ -456,10 +483,44 @@ class Consumer:
         self._stats.failed += 1
         self._flow.note_failure()
 
+    def decode(self, body: bytes) -> Value:
+        """A body as this consumer's ``type``."""
+        return cast(Value, self._decode(body))
+
+    def give_up(self, message: Message[Any], error: BodyError | None = None) -> None:
+        """Let ``on_giving_up`` and the dead-letter topic have a message that will never be processed; then finish it.
+
+        Args:
+            error: what is wrong with its body; None: it had too many attempts.
+        """
+        self._stats.given_up += 1
+        why = f"after {message.attempts - 1} attempts" if error is None else f"because {error}"
+        where = "" if self._dead_letters is None else f", it goes to topic {self._dead_letters.topic}"
+        log.error("giving up on message %r of %s %s%s", message.id, message.nsqd, why, where)
+        try:
+            result = None if self._on_giving_up is None else self._on_giving_up(message)
+        except Exception as raised:  # noqa: BLE001 - the application's error is answered with a requeue
+            message.settle(raised)
+            return
+        if asyncio.iscoroutine(result) or self._dead_letters is not None:
+            self._run_task(self._bury(message, result if asyncio.iscoroutine(result) else None))
+        else:
+            message.settle(None)
+
+    async def _bury(self, message: Message[Any], callback: Coroutine[Any, Any, object] | None) -> None:
+        async with message:
+            if callback is not None:
+                await callback
+            if self._dead_letters is not None and not message.is_answered:
+                await self._dead_letters.bury(message.body)
+
     def call_in_loop(self, function: Callable[[], object]) -> None:
-        """Call ``function`` in the loop's thread."""
+        """Call ``function`` in the loop's thread: now, if this is it."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(function)
+        if threading.get_ident() == self._thread_id:
+            function()
+        else:
+            self._loop.call_soon_threadsafe(function)
 
     # --- what connections tell (connection.ConnectionOwner) ---
 
@@ -476,7 +537,7 @@ class Consumer:
             _give_back(delivery)
         elif self._mode is handlers.Mode.INLINE:
             assert self._handler is not None
-            handlers.call_in_place(self._handler, delivery, self._attempts_max, self._give_up)
+            handlers.call_in_place(self._handler, delivery, self._attempts_max, self.give_up)
         else:
             self._inbox.put(delivery)
         if is_first:
@@ -532,12 +593,14 @@ class Consumer:
         return connection
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
+        self._refusals.note(address, error, self._links.listed)
         if error is None:
             return
         log.warning("cannot consume from nsqd %s: %s", address, error)
         self._tell(error)
-        if isinstance(error, NsqdError) and not error.retryable and not self._flow.connections:
-            self._fail(error)
+        refusal = self._refusals.of_all(self._links.listed)
+        if refusal is not None and not self._flow.connections:
+            self._fail(refusal)
 
     async def _follow(self, lookup: Lookup) -> None:
         while True:
@@ -583,19 +646,6 @@ class Consumer:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
-    def _give_up(self, message: Message) -> None:
-        """Let ``on_giving_up`` have a message that failed too often, then finish it."""
-        self._stats.given_up += 1
-        try:
-            result = self._on_giving_up(message)
-        except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
-            message.settle(error)
-            return
-        if asyncio.iscoroutine(result):
-            self._run_task(_settle_after(message, result))
-        else:
-            message.settle(None)
-
     def _tell(self, error: FlintError) -> None:
         if self._on_error is None:
             return
@@ -611,23 +661,19 @@ class Consumer:
             self.stop()
 
 
-def _check_names(topic: str, channel: str) -> None:
-    for code, what, name in (("E_BAD_TOPIC", "topic", topic), ("E_BAD_CHANNEL", "channel", channel)):
+def _check_names(topic: str, channel: str, dead_letter: str | None) -> None:
+    names = [("E_BAD_TOPIC", "topic", topic), ("E_BAD_CHANNEL", "channel", channel)]
+    if dead_letter is not None:
+        names.append(("E_BAD_TOPIC", "dead-letter topic", dead_letter))
+    for code, what, name in names:
         if not is_valid_name(name):
             raise LocalProtocolError(
                 code, f"{what} name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
             )
+    if dead_letter == topic:
+        raise OptionError("dead_letter", dead_letter, "another topic than the one that is consumed", SOURCE)
 
 
 def _give_back(delivery: Delivery) -> None:
     for _, _, message_id, _ in delivery.records:
         delivery.link.requeue(message_id, 0)
-
-
-def _log_giving_up(message: Message) -> None:
-    log.error("giving up on message %r of %s after %d attempts", message.id, message.nsqd, message.attempts - 1)
-
-
-async def _settle_after(message: Message, callback: Coroutine[Any, Any, object]) -> None:
-    async with message:
-        await callback

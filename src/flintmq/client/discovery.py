@@ -5,6 +5,7 @@ Rules of this file:
 - All nsqlookupd are asked at the same time and their answers are united by ``broadcast_address:tcp_port`` (seed 002).
 - Every request has a deadline and a limit on the answer's size; the slowest nsqlookupd delays a poll by no more.
 - What an nsqlookupd said last stands while it fails: its outage takes no nsqd away from us.
+- An nsqlookupd at ``https://`` is verified as an nsqd is (:mod:`flintmq.client.security`).
 - aiohttp is imported when the first lookup is made, not with this module; a simulation hands in its own ``fetch``.
 
 Both answers are read: ``{"producers": [...]}`` and, from before NSQ 1.0, ``{"status_code": 200, "data": {...}}``.
@@ -16,14 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from flintmq.client.options import join_address
-from flintmq.errors import DiscoveryError
+from flintmq.client.options import ConnectionOptions, join_address
+from flintmq.client.security import explain
+from flintmq.errors import DiscoveryError, OptionError
+from flintmq.net.tls_engine import reason_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -67,9 +71,14 @@ class Fetch(Protocol):
 
 
 class HttpFetch:
-    """A :class:`Fetch` on aiohttp."""
+    """A :class:`Fetch` on aiohttp.
 
-    def __init__(self) -> None:
+    Args:
+        options: how ``https://`` is verified; the system's authorities and no client certificate if None.
+    """
+
+    def __init__(self, options: ConnectionOptions | None = None) -> None:
+        self._options = options or ConnectionOptions()
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
@@ -77,8 +86,10 @@ class HttpFetch:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"Accept": "application/vnd.nsq; version=1.0"})
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
+            tls = self._options.tls_context() if url.startswith("https://") else True
+            async with self._session.get(url, timeout=timeout, ssl=tls) as response:
                 body = await response.content.read(ANSWER_SIZE_MAX + 1)
                 while len(body) <= ANSWER_SIZE_MAX and (more := await response.content.read(ANSWER_SIZE_MAX)):
                     body += more
@@ -88,7 +99,19 @@ class HttpFetch:
         except TimeoutError as error:
             raise OSError(f"no answer within {timeout_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise OSError(str(error) or type(error).__name__) from error
+            raise OSError(self._tls_reason(url, error) or str(error) or type(error).__name__) from error
+        except OptionError as error:  # a certificate's file that was there when the options were made
+            raise OSError(str(error)) from error
+
+    def _tls_reason(self, url: str, error: BaseException) -> str:
+        """What TLS has against the server, or the server against us; empty when the error is another one."""
+        # aiohttp's own are SSLErrors too, but without what OpenSSL said; that one is their cause
+        found: BaseException | None = error
+        while not (isinstance(found, ssl.SSLError) and getattr(found, "reason", None)):
+            if found is None:
+                return ""
+            found = found.__cause__
+        return explain(reason_of(found), urlsplit(url).hostname or "", self._options.shows_certificate)
 
     async def close(self) -> None:
         """Close the connections."""

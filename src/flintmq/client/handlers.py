@@ -24,11 +24,11 @@ from flintmq.clock import Clock
 from flintmq.env import Env
 from flintmq.errors import OptionError
 
-AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
-Handler: TypeAlias = Callable[[Message], object]
+AsyncHandler: TypeAlias = Callable[[Message[Any]], Awaitable[object]]
+Handler: TypeAlias = Callable[[Message[Any]], object]
 """Called with each message. An ``async def`` runs in worker tasks, a plain function in threads (or in place)."""
 
-Done = list[tuple[Message, Exception | None]]
+Done = list[tuple[Message[Any], Exception | None]]
 
 SLICE_S = 0.01
 SLICE_NS = 10_000_000
@@ -64,7 +64,9 @@ def is_async(handler: Handler) -> TypeGuard[AsyncHandler]:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
-def call_in_place(handler: Handler, delivery: Delivery, attempts_max: int, give_up: Callable[[Message], None]) -> None:
+def call_in_place(
+    handler: Handler, delivery: Delivery, attempts_max: int, give_up: Callable[[Message[Any]], None]
+) -> None:
     """Call a plain function with every message of a read and finish what it leaves unanswered, all in one go."""
     finished: list[bytes] = []
     for record in delivery.records:
@@ -86,7 +88,7 @@ def call_in_place(handler: Handler, delivery: Delivery, attempts_max: int, give_
         delivery.link.finish_all(finished)
 
 
-async def iterate(inbox: Inbox) -> AsyncIterator[Message]:
+async def iterate(inbox: Inbox) -> AsyncIterator[Message[Any]]:
     """Yield messages until the inbox has ended; waits only when there is none, or the loop had no turn for long."""
     time = asyncio.get_running_loop().time
     take = inbox.take
@@ -142,17 +144,18 @@ async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
         began = loop.time()
         try:
             _settle(await env.run_blocking(_run, handler, batch, env.clock, _reporter(loop)))
-        finally:
+        except BaseException:
             # Ended by cancellation or by what is not an Exception: messages not handled yet go back at once. The thread
             # finds them answered; what it is working on may be delivered twice.
             for message in batch:
                 if not message.is_answered:
                     message.settle(asyncio.CancelledError())
+            raise
         size = min(2 * size, THREAD_BATCH_MAX) if loop.time() - began < SLICE_S else max(1, size // 4)
 
 
-def _take_several(inbox: Inbox, count: int, now: float) -> list[Message]:
-    batch: list[Message] = []
+def _take_several(inbox: Inbox, count: int, now: float) -> list[Message[Any]]:
+    batch: list[Message[Any]] = []
     while len(batch) < count and (message := inbox.take(now)) is not None:
         batch.append(message)
     return batch
@@ -162,7 +165,7 @@ def _reporter(loop: asyncio.AbstractEventLoop) -> Callable[[Done], Any]:
     return lambda done: loop.call_soon_threadsafe(_settle, done)
 
 
-def _run(handler: Handler, batch: Sequence[Message], clock: Clock, report: Callable[[Done], Any]) -> Done:
+def _run(handler: Handler, batch: Sequence[Message[Any]], clock: Clock, report: Callable[[Done], Any]) -> Done:
     """Call the handler with each message; runs in a thread. Returns what was not reported yet."""
     done: Done = []
     report_at = clock.monotonic_ns() + SLICE_NS

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from flintmq.client.message import Delivery, Link, Message
 from flintmq.wire.client import Record
@@ -40,9 +41,9 @@ class Inbox:
 
     def __init__(
         self,
-        make: Callable[[Delivery, Record], Message],
+        make: Callable[[Delivery, Record], Message[Any]],
         attempts_max: int,
-        give_up: Callable[[Message], None],
+        give_up: Callable[[Message[Any]], None],
         expired: Callable[[Delivery, int], None],
     ) -> None:
         self.count = 0
@@ -66,7 +67,7 @@ class Inbox:
         if self._waiters:
             self._wake(len(delivery.records))
 
-    def take(self, now: float) -> Message | None:
+    def take(self, now: float) -> Message[Any] | None:
         """Hand out the oldest message, or None if there is none."""
         while True:
             if now >= self._expires_at:

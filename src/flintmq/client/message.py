@@ -19,11 +19,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
-from flintmq.errors import LocalProtocolError, TouchFailed
+from flintmq.errors import BodyError, LocalProtocolError, TouchFailed
 from flintmq.wire.client import Record
+
+if TYPE_CHECKING:  # a default for a type variable: the standard library has it from Python 3.13
+    from typing_extensions import TypeVar
+
+    Value = TypeVar("Value", default=bytes)
+else:
+    from typing import TypeVar
+
+    Value = TypeVar("Value")
 
 log = logging.getLogger("flintmq.client")
 
@@ -76,6 +85,8 @@ class Owner(Protocol):
     def time(self) -> float: ...
     def requeue_delay_s(self, attempts: int) -> float: ...
     def message_failed(self) -> None: ...
+    def decode(self, body: bytes) -> Any: ...
+    def give_up(self, message: Message[Any], error: BodyError) -> None: ...
     def call_in_loop(self, function: Callable[[], object]) -> None: ...
 
 
@@ -92,13 +103,14 @@ class Delivery:
         self.records = records
 
 
-class Message:
+class Message(Generic[Value]):
     """One message.
 
     ``async with message:`` finishes it at the end of the block. An exception in the block is logged, requeues the
     message and makes the consumer back off; it does not leave the block, so that one bad message does not end the loop
     over all of them. :class:`Requeue` and :class:`Discard` do what they say. What is not an Exception (a cancelled
-    task, Ctrl-C) requeues the message at once and goes on its way.
+    task, Ctrl-C) requeues the message at once and goes on its way. A body that is not of the consumer's ``type``
+    (:class:`BodyError`) will not be next time either: the message goes where those with too many attempts go.
 
     Attributes:
         id: 16 bytes.
@@ -107,7 +119,7 @@ class Message:
         timestamp_ns: when nsqd accepted it, nanoseconds since the Unix epoch.
     """
 
-    __slots__ = ("timestamp_ns", "attempts", "id", "body", "_delivery", "_answer", "_touched_at")
+    __slots__ = ("timestamp_ns", "attempts", "id", "body", "_delivery", "_answer", "_touched_at", "_value")
 
     def __init__(self, delivery: Delivery, record: Record) -> None:
         self.timestamp_ns, self.attempts, self.id, self.body = record
@@ -118,6 +130,19 @@ class Message:
     def __repr__(self) -> str:
         state = ("open", "finished", "requeued")[self._answer]
         return f"<Message {self.id!r} attempts={self.attempts} {len(self.body)} bytes from {self.nsqd}, {state}>"
+
+    @property
+    def value(self) -> Value:
+        """The body as the consumer's ``type`` says; the bytes if it says nothing.
+
+        Raises:
+            BodyError: it is not of that type.
+        """
+        try:
+            return self._value
+        except AttributeError:
+            self._value: Value = self._delivery.owner.decode(self.body)
+            return self._value
 
     @property
     def nsqd(self) -> str:
@@ -206,6 +231,9 @@ class Message:
         """
         if isinstance(error, Discard):
             log.info("message %r of %s discarded: %s", self.id, self.nsqd, error.reason)
+        elif isinstance(error, BodyError) and not self._answer:
+            self._delivery.owner.give_up(self, error)
+            return
         elif isinstance(error, Exception) and not isinstance(error, Requeue):
             self._settle_failed(error)
         if self._answer:
@@ -233,7 +261,7 @@ class Message:
             self._delivery.link.forget_touched(self.id)
         return True
 
-    async def __aenter__(self) -> Message:
+    async def __aenter__(self) -> Message[Value]:
         return self
 
     async def __aexit__(
@@ -251,7 +279,7 @@ class Message:
         return LocalProtocolError("E_INVALID", f"cannot {command} message {self.id!r}: it is {done} already")
 
 
-class ThreadMessage(Message):
+class ThreadMessage(Message[Value]):
     """A message in the hands of a handler that runs in a thread: its answers travel to the event loop."""
 
     __slots__ = ()

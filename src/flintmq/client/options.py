@@ -7,15 +7,19 @@ Ranges that nsqd also checks (reference/nsq.md 1.5) are nsqd's defaults: an oper
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cache
 from typing import TypeAlias
 
+from flintmq.client.security import ClientTls, Secret, checked_secret, client_context
 from flintmq.env import Env
 from flintmq.errors import OptionError
+from flintmq.net.tls import VERSIONS
 from flintmq.wire.client import FRAME_SIZE_MAX_DEFAULT
 from flintmq.wire.identify import IdentifyRequest
 
@@ -161,6 +165,18 @@ def system_env() -> Env:
     return Env(hostname=_hostname())
 
 
+_IN_A_CONTEXT = {"tls_ca_file": None, "tls_cert": None, "tls_min_version": "tls1.2", "tls_verify": True}
+"""Options that a context of the user's takes the place of, and their defaults."""
+
+
+def _check_libraries(option: str, value: object) -> None:
+    try:
+        import flintmq.net.layers  # noqa: F401 - here, and not when the first connection needs it
+    except ImportError as error:
+        allowed = f"the package {error.name} is missing, which pip install flintmq brings"
+        raise OptionError(option, value, allowed, SOURCE) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
     """How to talk to nsqd. Durations are seconds or a timedelta.
@@ -175,8 +191,21 @@ class ConnectionOptions:
         output_buffer_size: bytes nsqd gathers before it writes, 64 to 65536; nsqd's default if 0.
         output_buffer_timeout: how long nsqd may hold back messages to fill its buffer, 25 ms or more; 25 ms because
             nsqd's own 250 ms makes quiet topics slow. 0: nsqd's default.
-        connect_timeout: until nsqd answered the first commands.
+        connect_timeout: until a connection can be used: TCP, TLS and AUTH included; and for each later answer.
         frame_size_max: largest message accepted, in bytes with 30 of header.
+        tls: True: connections are secured, nsqd's chain and name are verified; an :class:`ssl.SSLContext`: as that
+            says. An nsqd without TLS is an error then. The other ``tls_`` options also hold for nsqlookupd at ``https://``.
+        tls_ca_file: PEM file with the authorities to trust; the system's if None.
+        tls_cert: PEM file with this client's certificate and its chain, if nsqd wants one.
+        tls_key: PEM file with its key; None if it is in ``tls_cert``.
+        tls_min_version: oldest version spoken: ``tls1.0`` to ``tls1.3``.
+        tls_verify: False trusts everybody, also whoever sits between.
+        tls_server_name: name expected in nsqd's certificate, if it is not the host that is connected to: nsqlookupd
+            may list IP addresses.
+        compression: ``snappy`` or ``deflate``; done without, with a warning in the log, where nsqd does not offer it.
+        deflate_level: 1, fast, to 9, small; nsqd may lower it.
+        auth_secret: sent to an nsqd that requires AUTH; or a function, ``async`` or not, that returns the secret and is
+            called for every connection. A plain function runs in a thread.
     """
 
     client_id: str = ""
@@ -188,6 +217,16 @@ class ConnectionOptions:
     output_buffer_timeout: Seconds = 0.025
     connect_timeout: Seconds = 5.0
     frame_size_max: int = FRAME_SIZE_MAX_DEFAULT
+    tls: bool | ssl.SSLContext = False
+    tls_ca_file: str | os.PathLike[str] | None = None
+    tls_cert: str | os.PathLike[str] | None = None
+    tls_key: str | os.PathLike[str] | None = None
+    tls_min_version: str = "tls1.2"
+    tls_verify: bool = True
+    tls_server_name: str | None = None
+    compression: str | None = None
+    deflate_level: int = 6
+    auth_secret: Secret | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         milliseconds(self.heartbeat_interval, "heartbeat_interval", 1, 60)
@@ -203,6 +242,67 @@ class ConnectionOptions:
         for name in ("client_id", "user_agent"):
             if not isinstance(getattr(self, name), str):
                 raise OptionError(name, getattr(self, name), "text", SOURCE)
+        self._check_tls()
+        whole(self.deflate_level, "deflate_level", 1, 9)
+        if self.compression not in (None, "snappy", "deflate"):
+            raise OptionError("compression", self.compression, "'snappy', 'deflate' or None", SOURCE)
+        for name in ("tls", "compression"):
+            if getattr(self, name):
+                _check_libraries(name, getattr(self, name))
+        if self.auth_secret is not None and not callable(self.auth_secret):
+            checked_secret(self.auth_secret)
+
+    def _check_tls(self) -> None:
+        for name in ("tls_ca_file", "tls_cert", "tls_key", "tls_server_name"):
+            value = getattr(self, name)
+            allowed = str if name == "tls_server_name" else str | os.PathLike
+            if value is not None and (not isinstance(value, allowed) or not str(value)):
+                raise OptionError(name, value, "text" if allowed is str else "the path of a file", SOURCE)
+        if self.tls_min_version not in VERSIONS:
+            raise OptionError("tls_min_version", self.tls_min_version, f"one of {', '.join(VERSIONS)}", SOURCE)
+        if not isinstance(self.tls_verify, bool):
+            raise OptionError("tls_verify", self.tls_verify, "True or False", SOURCE)
+        if self.tls_key is not None and self.tls_cert is None:
+            raise OptionError("tls_key", self.tls_key, "it needs the certificate it belongs to: set tls_cert", SOURCE)
+        if isinstance(self.tls, ssl.SSLContext):
+            self._check_context(self.tls)
+        elif not isinstance(self.tls, bool):
+            raise OptionError("tls", self.tls, "True, False or an ssl.SSLContext", SOURCE)
+        elif self.tls or self.tls_ca_file or self.tls_cert:
+            self.tls_context()
+
+    def _check_context(self, context: ssl.SSLContext) -> None:
+        if context.protocol == ssl.PROTOCOL_TLS_SERVER:
+            raise OptionError("tls", context, "an ssl.SSLContext for clients, ssl.create_default_context()", SOURCE)
+        for name, default in _IN_A_CONTEXT.items():
+            if getattr(self, name) != default:
+                raise OptionError(name, getattr(self, name), "with an SSLContext as tls, set it in there", SOURCE)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """The user's context, or the one for these options; files that have changed are read again.
+
+        Raises:
+            OptionError: a file or the version cannot be used.
+        """
+        if isinstance(self.tls, ssl.SSLContext):
+            return self.tls
+        ca_file, cert, key = (
+            None if path is None else os.fspath(path) for path in (self.tls_ca_file, self.tls_cert, self.tls_key)
+        )
+        return client_context(ca_file, cert, key, self.tls_min_version, is_verified=self.tls_verify)
+
+    def client_tls(self, address: str, host: str) -> ClientTls:
+        """How to secure a connection to ``host``; ``address`` is for messages.
+
+        Raises:
+            OptionError: as :meth:`tls_context`.
+        """
+        return ClientTls(address, self.tls_context(), self.tls_server_name or host, self.shows_certificate)
+
+    @property
+    def shows_certificate(self) -> bool | None:
+        """Whether this client has a certificate; None: only the user's context knows."""
+        return None if isinstance(self.tls, ssl.SSLContext) else self.tls_cert is not None
 
     def with_overrides(self, **overrides: object) -> ConnectionOptions:
         """A copy in which every override that is not None replaces the option of its name."""
@@ -222,4 +322,8 @@ class ConnectionOptions:
             output_buffer_timeout=milliseconds(self.output_buffer_timeout, "output_buffer_timeout"),
             sample_rate=self.sample_rate,
             msg_timeout=0 if self.msg_timeout is None else milliseconds(self.msg_timeout, "msg_timeout"),
+            tls_v1=bool(self.tls),
+            snappy=self.compression == "snappy",
+            deflate=self.compression == "deflate",
+            deflate_level=self.deflate_level if self.compression == "deflate" else 0,
         )

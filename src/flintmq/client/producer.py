@@ -8,6 +8,8 @@ Rules of this file:
 - The retry table of reference/youzan.md 1.8: an error in the message is final; "not here, not now" is tried again, up
   to ``max_tries``; without an answer (connection lost) it is sent to another nsqd, which may store it twice
   (``retry_unknown``): at least once, as everything in NSQ.
+- When every nsqd of a topic refuses this client for good (its secret, its certificate), a publish fails at once; the
+  connections are tried again all the same.
 - Nothing is sent again from inside a callback of a connection: that connection is about to be lost.
 """
 
@@ -20,11 +22,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 from flintmq.client.backoff import jittered_s
 from flintmq.client.connection import AnswerLost, Connection
-from flintmq.client.discovery import Fetch, Lookup
+from flintmq.client.discovery import Fetch, HttpFetch, Lookup
 from flintmq.client.links import Links
 from flintmq.client.options import (
     DELAY_MAX_S,
@@ -39,7 +41,6 @@ from flintmq.client.options import (
 from flintmq.client.publish import (
     Gather,
     Publish,
-    can_retry,
     check_topic,
     checked_bodies,
     checked_body,
@@ -48,6 +49,7 @@ from flintmq.client.publish import (
     message_cost,
     messages_cost,
 )
+from flintmq.client.security import Refusals
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
@@ -73,7 +75,8 @@ TOPIC_COUNT_MAX = 10_000
 STALLED_SHARE = 0.9
 LOOKUP_JITTER = 0.3
 
-Body = bytes | bytearray | memoryview
+Body: TypeAlias = Any
+"""A body: bytes, or a value that msgspec writes as JSON (Struct, dataclass, dict, list, number); not text."""
 
 
 @dataclass(slots=True)
@@ -165,9 +168,8 @@ class Producer:
             client_id=client_id, heartbeat_interval=heartbeat_interval
         )
         self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        self._lookup = (
-            Lookup(lookups, seconds(lookup_timeout, "lookup_timeout", 0.01, 3600), fetch) if lookups else None
-        )
+        lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
+        self._lookup = Lookup(lookups, lookup_timeout_s, fetch or HttpFetch(self._options)) if lookups else None
         self._lookup_interval_s = seconds(lookup_interval, "lookup_interval", 0.01)
         self._batches = batch
         self._batch_count_max = whole(batch_count_max, "batch_count_max", 1, 100_000)
@@ -181,6 +183,7 @@ class Producer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gather: Gather | None = None
         self._up: dict[str, Connection] = {}
+        self._refusals = Refusals()
         self._routes: dict[str, tuple[str, ...]] = {}
         self._turns: dict[str, _Turns] = {}
         self._unfinished: dict[Publish, None] = {}
@@ -421,6 +424,8 @@ class Producer:
         connection = self._pick(publish.topic)
         if connection is None:
             self._parked[publish] = None
+            if self._fail_refused(publish):
+                return
             if self._lookup is not None and publish.topic not in self._routes:
                 self._look_up(publish.topic)
             return
@@ -464,10 +469,12 @@ class Producer:
         if turns is None:
             if len(self._turns) >= TOPIC_COUNT_MAX:
                 self._turns.clear()
-            wanted = self._nsqd if self._lookup is None else self._routes.get(topic, ())
-            usable = [self._up[address] for address in wanted if address in self._up]
+            usable = [self._up[address] for address in self._addresses_of(topic) if address in self._up]
             turns = self._turns[topic] = _Turns(usable, self._env.random.randrange(len(usable)) if usable else 0)
         return turns
+
+    def _addresses_of(self, topic: str) -> tuple[str, ...]:
+        return self._nsqd if self._lookup is None else self._routes.get(topic, ())
 
     def _pick(self, topic: str) -> Connection | None:
         """The next connection in turn, one that is not choked if there is a choice."""
@@ -510,13 +517,26 @@ class Producer:
             return
         is_open = leaves_open(error)
         publish.is_unknown |= is_open
-        if can_retry(error) and publish.tries < self._tries_max and (self._retries_unknown or not is_open):
+        if error.retryable and publish.tries < self._tries_max and (self._retries_unknown or not is_open):
             if self._lookup is not None:
                 self._look_up(publish.topic)
             delay_s = min(RETRY_MAX_S, RETRY_BASE_S * 2.0**publish.tries)
             self._redispatch(publish, jittered_s(delay_s, RETRY_JITTER, self._env.random.random()))
         else:
-            self._fail(publish, error.code, error.detail, error.nsqd, retryable=can_retry(error))
+            self._fail(publish, error.code, error.detail, error.nsqd, retryable=error.retryable)
+
+    def _fail_refused(self, publish: Publish) -> bool:
+        """Fail a publish that no nsqd of its topic will ever take; False when there is hope."""
+        error = self._refusals.of_all(self._addresses_of(publish.topic))
+        if error is None:
+            return False
+        publish.error = error
+        if isinstance(error, NsqdError):
+            self._fail(publish, error.code, error.detail, error.nsqd, retryable=False)
+        else:
+            assert isinstance(error, ConnectionFailed)
+            self._fail(publish, "TLS_REFUSED", error.reason, error.address, retryable=False)
+        return True
 
     def _split(self, publish: Publish) -> None:
         """One message of a gathered MPUB is bad: send each alone, so that only the bad one fails."""
@@ -579,11 +599,14 @@ class Producer:
         return connection
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
+        self._refusals.note(address, error, self._links.listed)
         if error is None:
             log.info("connected to nsqd %s", address)
-        else:
-            self._last_error = error
-            log.warning("cannot publish to nsqd %s: %s", address, error)
+            return
+        self._last_error = error
+        log.warning("cannot publish to nsqd %s: %s", address, error)
+        for publish in [*self._parked]:
+            self._fail_refused(publish)
 
     def _broke(self, error: BaseException) -> None:
         log.error("a connection's task failed", exc_info=error)

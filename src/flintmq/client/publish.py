@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
+from flintmq.client.bodies import encoded
 from flintmq.client.connection import Connection
 from flintmq.errors import FlintError, LocalProtocolError, NsqdError, PublishError, PublishRefused, PublishUnknown
 from flintmq.names import is_valid_name
@@ -201,23 +202,23 @@ def check_topic(topic: str) -> None:
         )
 
 
-def checked_body(body: bytes | bytearray | memoryview) -> bytes:
-    """Take a body as bytes.
+def checked_body(body: Any) -> bytes:
+    """Take a body as bytes; a value that is none becomes JSON.
 
     Raises:
-        TypeError: it is something else; text must be encoded.
+        TypeError: it is text, which must be encoded, or nothing that JSON can say.
         LocalProtocolError: it is empty, which nsqd refuses.
     """
-    if not isinstance(body, bytes):
-        if not isinstance(body, bytearray | memoryview):
-            raise TypeError(f"a body is bytes, not {type(body).__name__}; encode it first")
-        body = bytes(body)
-    if not body:
+    if isinstance(body, bytes):
+        data = body
+    else:
+        data = bytes(body) if isinstance(body, bytearray | memoryview) else encoded(body)
+    if not data:
         raise LocalProtocolError("E_BAD_MESSAGE", "a body is empty; nsqd accepts 1 byte or more")
-    return body
+    return data
 
 
-def checked_bodies(bodies: Iterable[bytes | bytearray | memoryview]) -> list[bytes]:
+def checked_bodies(bodies: Iterable[Any]) -> list[bytes]:
     """Take several bodies as bytes.
 
     Raises:
@@ -232,12 +233,6 @@ def checked_bodies(bodies: Iterable[bytes | bytearray | memoryview]) -> list[byt
 def is_bad_message(error: NsqdError, bodies: Sequence[bytes]) -> bool:
     """Whether nsqd refused several messages because of one of them."""
     return error.code in BAD_MESSAGE_CODES and len(bodies) > 1
-
-
-def can_retry(error: NsqdError) -> bool:
-    """Whether the retry table (reference/youzan.md 1.8) lets a publish with this answer be sent again."""
-    row = CODES.get(error.code)
-    return row is not None and row.action in ("retry", "refresh_then_retry")
 
 
 def leaves_open(error: NsqdError) -> bool:

@@ -12,7 +12,8 @@ Rules of this file:
 - Work per turn of the loop is bounded in both directions. Input is pulled out of the layers piece by piece; when it
   swells, the rest waits for the next turn and the socket is not read meanwhile. Output to be compressed waits in a
   queue that counts as write buffer.
-- A protocol above sees an ordinary transport: pauses in both directions, half-close, one connection_lost.
+- A protocol above sees an ordinary transport: pauses in both directions, half-close, one connection_lost, which is
+  told when a layer's damage was the cause.
 - A handshake that fails takes its layer away again, so that the failure can be reported in clear.
 
 It is used instead of the loop's own TLS because it knows what arrived first, can answer after a failed handshake, takes
@@ -30,7 +31,7 @@ from typing import Any, cast
 from flintmq.errors import FlintError
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.net.address import format_peer
-from flintmq.net.tls_engine import TlsEngine, TlsFailed
+from flintmq.net.tls_engine import TlsEngine, TlsFailed, TlsInterrupted
 from flintmq.wire.codec import Codec, CorruptStream
 
 log = logging.getLogger(__name__)
@@ -48,18 +49,21 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
     Args:
         protocol: above; it has been connected already, or is by the owner.
         loop: for timers and later turns.
+        peer_kind: what the other side is, for the log.
     """
 
-    def __init__(self, protocol: asyncio.Protocol, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, protocol: asyncio.Protocol, loop: asyncio.AbstractEventLoop, peer_kind: str = "client") -> None:
         super().__init__()
         self._protocol = protocol
         self._loop = loop
+        self._peer_kind = peer_kind
         self._below: asyncio.Transport | None = None
         self._tls: TlsEngine | None = None
         self._codec: Codec | None = None
         self._done: Done | None = None  # there is a handshake while it is set
         self._deadline: asyncio.TimerHandle | None = None
         self._has_failed = False
+        self._damage: FlintError | None = None
         self._is_closing = False
         # reading
         self._is_read_paused = False
@@ -145,7 +149,7 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
             self._deadline.cancel()
         self._queue.clear()
         self._queued_bytes = 0
-        self._protocol.connection_lost(exc)
+        self._protocol.connection_lost(exc or self._damage)
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing or self._has_failed:
@@ -161,7 +165,7 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._done is not None:
-            self._handshake_ended(TlsFailed("the peer closed the connection"))
+            self._handshake_ended(TlsInterrupted("the peer closed the connection"))
             return False
         return self._tell_eof()
 
@@ -190,7 +194,7 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
 
     def _handshake_timed_out(self) -> None:
         self._deadline = None
-        self._handshake_ended(TlsFailed("the handshake took too long"))
+        self._handshake_ended(TlsInterrupted("the handshake took too long"))
 
     def _handshake_ended(self, failure: TlsFailed | None) -> None:
         done, self._done = self._done, None
@@ -251,7 +255,8 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
             codec.receive(inner)
 
     def _give_up(self, failure: FlintError) -> None:
-        log.info("client %s: %s: closing", format_peer(self.get_extra_info("peername")), failure)
+        log.info("%s %s: %s: closing", self._peer_kind, format_peer(self.get_extra_info("peername")), failure)
+        self._damage = failure
         self._send_tls_output()
         self.abort()
 
@@ -338,7 +343,8 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
         try:
             self.tls.close()
         except TlsFailed as failure:
-            log.debug("client %s: closing: %s", format_peer(self.get_extra_info("peername")), failure)
+            peer = format_peer(self.get_extra_info("peername"))
+            log.debug("%s %s: closing: %s", self._peer_kind, peer, failure)
         self._send_tls_output()
 
     def _end_output(self, below: asyncio.Transport) -> None:

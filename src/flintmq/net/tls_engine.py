@@ -56,6 +56,10 @@ class TlsFailed(FlintError):
         return f"tls: {self.reason}"
 
 
+class TlsInterrupted(TlsFailed):
+    """The connection ended, or time ran out, before a handshake was over: nobody refused anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsSession:
     """What a handshake led to.

@@ -52,9 +52,18 @@ class Features(msgspec.Struct, kw_only=True):
     msg_timeout: int = 60_000
     tls_v1: bool = False
     deflate: bool = False
+    deflate_level: int = 6
     snappy: bool = False
     sample_rate: int = 0
     auth_required: bool = False
+
+
+class Authorised(msgspec.Struct, kw_only=True):
+    """nsqd's answer to AUTH: who its auth server says the client is."""
+
+    identity: str = ""
+    identity_url: str = ""
+    permission_count: int = 0
 
 
 @dataclass(slots=True)
@@ -171,6 +180,10 @@ class ClientConnection:
         data = commands.auth(secret)
         self._expect("AUTH", token)
         return data
+
+    def expect_layer(self, name: str) -> None:
+        """Note that nsqd answers OK once both sides have put in a layer of this name; there is no command for it."""
+        self.pending.append((name, None))
 
     def sub(self, topic: str, channel: str, token: object = None) -> bytes:
         """Subscribe; nothing is delivered before :meth:`rdy`."""
@@ -357,3 +370,15 @@ def parse_features(data: bytes) -> Features:
         return msgspec.json.decode(data, type=Features)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError("E_INVALID", f"answer to IDENTIFY cannot be read: {error}") from error
+
+
+def parse_authorised(data: bytes) -> Authorised:
+    """Decode the answer to AUTH.
+
+    Raises:
+        RemoteProtocolError: not a JSON object with fields of the right types.
+    """
+    try:
+        return msgspec.json.decode(data, type=Authorised)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError("E_INVALID", f"answer to AUTH cannot be read: {error}") from error

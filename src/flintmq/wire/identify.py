@@ -7,6 +7,7 @@ what the wire carries; a field of the wrong JSON type is an error, an unknown fi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,9 @@ from flintmq.errors import RemoteProtocolError
 
 NSQ_VERSION = "1.3.0"
 """The NSQ release that peers see in IDENTIFY, /info and towards nsqlookupd, because tools compare it."""
+
+_Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]  # as wide as nsqd's: what is beyond is no number
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class IdentifyRequest(msgspec.Struct, kw_only=True):
@@ -23,15 +27,15 @@ class IdentifyRequest(msgspec.Struct, kw_only=True):
     hostname: str = ""
     user_agent: str = ""
     feature_negotiation: bool = False
-    heartbeat_interval: int = 0
-    output_buffer_size: int = 0
-    output_buffer_timeout: int = 0
+    heartbeat_interval: _Int64 = 0
+    output_buffer_size: _Int64 = 0
+    output_buffer_timeout: _Int64 = 0
     tls_v1: bool = False
     snappy: bool = False
     deflate: bool = False
-    deflate_level: int = 0
-    sample_rate: int = 0
-    msg_timeout: int = 0
+    deflate_level: _Int64 = 0
+    sample_rate: _Int32 = 0
+    msg_timeout: _Int64 = 0
     topology_region: str = ""
     topology_zone: str = ""
 
@@ -107,17 +111,19 @@ _FIELDS = frozenset(IdentifyRequest.__struct_fields__)
 def parse_request(body: bytes) -> IdentifyRequest:
     """Decode an IDENTIFY body; keys are matched whatever their case, as nsqd does, and null means absent.
 
+    Bytes that are not UTF-8 are replaced, not refused: they stand in names that only statistics show.
+
     Raises:
         RemoteProtocolError: E_BAD_BODY, not a JSON object or a known field of the wrong type.
     """
     try:
         fields = {}
-        for key, value in _decode(body).items():
+        for key, value in _decode(body.decode("utf-8", "replace")).items():
             name = key if key in _FIELDS else key.lower()
             if name in _FIELDS and bytes(value) != b"null":
                 fields[name] = msgspec.json.decode(value)
         return msgspec.convert(fields, IdentifyRequest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
 
 
@@ -168,7 +174,7 @@ def negotiate(request: IdentifyRequest, server: ServerFeatures) -> Negotiated:
     snappy = negotiates and server.snappy and request.snappy
     if deflate and snappy:
         raise RemoteProtocolError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
-    wanted = request.deflate_level if request.deflate_level > 0 else 6
+    wanted = request.deflate_level if deflate and request.deflate_level > 0 else 6
     level = min(wanted, server.max_deflate_level)
 
     response = None

@@ -1,7 +1,8 @@
 """A scripted nsqd for tests of the client: strict about the protocol, and it does what the test says.
 
-It runs on any event loop (:class:`tests.sim.loop.Simulation` or a real one), keeps messages in memory, and records what
-clients do. It shares the command parser with the real nsqd, nothing else.
+It puts TLS and compression in as nsqd does and asks for secrets. It runs on any event loop
+(:class:`tests.sim.loop.Simulation` or a real one), keeps messages in memory, and records what clients do. It shares the
+command parser and the layers with the real nsqd, nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flintmq.message import FRAME_TYPE_MESSAGE, MESSAGE_HEADER
+from flintmq.net.layers import LayeredTransport
+from flintmq.net.tls_engine import NewEngine, TlsFailed
 from flintmq.wire import server as wire
+from flintmq.wire.codec import Deflate, Snappy
 from flintmq.wire.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
 from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
 
@@ -57,6 +61,9 @@ class FakeNsqd:
     Attributes:
         answer: what to say to a publish: OK, SILENCE, HANG_UP or an error text; called with the command and the bodies.
         refuse_identify, refuse_sub: error texts.
+        new_tls: makes the server's side of TLS, when ``features`` grant it.
+        is_stuck: it says nothing after the answer to IDENTIFY.
+        secrets, secrets_given: what AUTH accepts, and what it was sent.
         late: error text for FIN, REQ and TOUCH.
         commands: (command, bodies) of every publish, in order.
         stored: bodies answered OK, in order.
@@ -72,6 +79,10 @@ class FakeNsqd:
         self.refuse_identify = ""
         self.refuse_sub = ""
         self.late = ""
+        self.new_tls: NewEngine | None = None
+        self.is_stuck = False
+        self.secrets: list[bytes] = []
+        self.secrets_given: list[bytes] = []
         self.is_mute = False
         self.sessions: list[Session] = []
         self.session_count = 0
@@ -168,6 +179,7 @@ class Session(asyncio.Protocol):
         self.negotiated: Negotiated | None = None
         self.subscription: tuple[str, str] | None = None
         self.is_closing = False
+        self._is_upgrading = False
         self._parser = wire.ServerConnection(wire.ServerLimits())
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
@@ -238,11 +250,14 @@ class Session(asyncio.Protocol):
     # --- commands ---
 
     def data_received(self, data: bytes) -> None:
-        events = self._parser.receive_data(data)
+        self._execute(self._parser.receive_data(data))
+
+    def _execute(self, events: list[wire.Event]) -> None:
         while events:
             for event in events:
                 self._handle(event)
-            events = self._parser.resume() if any(isinstance(event, wire.Identify) for event in events) else []
+            is_paused = any(isinstance(event, wire.Identify | wire.Auth) for event in events)
+            events = self._parser.resume() if is_paused and not self._is_upgrading else []
         self.fake.pump()
         self.flush()
 
@@ -250,6 +265,8 @@ class Session(asyncio.Protocol):
         fake = self.fake
         if isinstance(event, wire.Identify):
             self._identify(event)
+        elif isinstance(event, wire.Auth):
+            self._auth(event)
         elif isinstance(event, wire.Subscribe):
             self._subscribe(event)
         elif isinstance(event, wire.Publish):
@@ -289,6 +306,48 @@ class Session(asyncio.Protocol):
         self.negotiated = negotiate(request, self.fake.features)
         self._out.append(response_frame(self.negotiated.response or b"OK"))
         self._beat_later()
+        if self.negotiated.upgrades:
+            self._is_upgrading = True
+            self._upgrade(self.negotiated)
+
+    def _upgrade(self, negotiated: Negotiated) -> None:
+        self.flush()
+        if self.fake.is_stuck:
+            return
+        assert self._transport is not None
+        layers = LayeredTransport(self, asyncio.get_running_loop())
+        layers.take_over(self._transport)
+        self._transport = layers
+        if negotiated.tls:
+            assert self.fake.new_tls is not None
+            layers.start_tls(self.fake.new_tls(), self._parser.take_held(), self._secured)
+        else:
+            self._compress(self._parser.take_held())
+
+    def _secured(self, failure: TlsFailed | None) -> None:
+        if failure is not None:
+            self._refuse(f"E_IDENTIFY_FAILED IDENTIFY failed {failure}")
+            return
+        self.send(OK_FRAME)
+        self._compress(b"")
+
+    def _compress(self, received: bytes) -> None:
+        negotiated, layers = self.negotiated, self._transport
+        assert negotiated is not None
+        if negotiated.snappy or negotiated.deflate_level:
+            assert isinstance(layers, LayeredTransport)
+            layers.start_codec(Snappy() if negotiated.snappy else Deflate(negotiated.deflate_level), received)
+            self.send(OK_FRAME)
+        self._is_upgrading = False
+        self._execute(self._parser.resume())
+        self.flush()
+
+    def _auth(self, event: wire.Auth) -> None:
+        self.fake.secrets_given.append(event.secret)
+        if event.secret in self.fake.secrets:
+            self._out.append(response_frame(b'{"identity":"me","identity_url":"","permission_count":1}'))
+        else:
+            self._refuse("E_AUTH_FAILED AUTH failed")
 
     def _subscribe(self, event: wire.Subscribe) -> None:
         if self.fake.refuse_sub:

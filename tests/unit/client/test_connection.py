@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from tests.certificates import Certificates
+from tests.sim.loop import SimTransport
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
 from flintmq.client.connection import AnswerLost, Connection
+from flintmq.client.handshake import Handshake
+from flintmq.client.opening import Opening
 from flintmq.client.options import ConnectionOptions
+from flintmq.client.security import TlsRefused
 from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError, TouchFailed
-from flintmq.wire.frames import error_frame
+from flintmq.net.layers import LayeredTransport
+from flintmq.net.tls import ServerTls
+from flintmq.wire.client import ClientConnection
+from flintmq.wire.frames import HEARTBEAT_FRAME, error_frame, response_frame
 from flintmq.wire.identify import ServerFeatures
 
 
@@ -344,5 +354,240 @@ def test_an_error_for_nothing_that_was_asked():
         error = await asyncio.shield(connection.lost)
         assert "E_INVALID whatever" in str(error)
         assert owner.lost == [error]
+
+    run(scenario)
+
+
+# --- layers and secrets ---
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def secured(world: World, certificates: Certificates, **options) -> dict[str, Any]:
+    """Give the fake a certificate for ``localhost``; return what a client needs."""
+    for fake in world.fakes.values():
+        fake.new_tls = ServerTls(certificates.server.cert, certificates.server.key).engines()
+    return {"tls": True, "tls_ca_file": certificates.ca, "tls_server_name": "localhost", **options}
+
+
+EVERYTHING = ServerFeatures(version="1.3.0", tls=True, snappy=True, deflate=True, auth_required=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("codec", [None, "deflate", "snappy"])
+def test_messages_and_publishes_through_layers(certificates, seed, has_tls, codec):
+    """The simulated network cuts and glues as it likes."""
+
+    async def scenario(world):
+        world.fake.secrets = [b"s3cret"]
+        options = secured(world, certificates) if has_tls else {}
+        connection, owner = await subscribed(world, compression=codec, auth_secret="s3cret", **options)
+        assert connection.layers == (*(["tls"] if has_tls else []), *([codec] if codec else []))
+        assert isinstance(connection._transport, LayeredTransport) is bool(connection.layers)
+        assert world.fake.secrets_given == [b"s3cret"]
+        assert "s3cret" not in connection.describe() + repr(connection._options)
+        connection.rdy(50)
+        bodies = [random.Random(number).randbytes(5_000) for number in range(40)]
+        world.fake.add(*bodies)
+        await until(lambda: len(owner.messages) == 40)
+        assert [record[3] for record in owner.messages] == bodies
+        outcomes = outcomes_of(connection, 20)
+        await until(lambda: None not in outcomes)
+        assert outcomes == [b"OK"] * 20
+        await asyncio.sleep(70)
+        assert not connection.is_lost, "heartbeats go through the layers"
+        connection.close()
+
+    run(scenario, seed=seed, features=EVERYTHING)
+
+
+def test_a_plain_connection_has_nothing_in_between():
+    async def scenario(world):
+        connection, _ = await connected(world)
+        transport = connection._transport
+        assert type(transport) is SimTransport
+        assert transport.get_protocol() is connection
+        connection.close()
+
+    run(scenario, features=ServerFeatures(version="1", tls=True, snappy=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"compression": "snappy"}, "waiting for the OK inside snappy"),
+        ({"tls": True}, "waiting for the TLS handshake"),
+    ],
+)
+def test_layers_are_waited_for_as_long_as_anything(certificates, options, expected):
+    async def scenario(world):
+        world.fake.is_stuck = True
+        secured(world, certificates)
+        began = world.now
+        with pytest.raises(ConnectionFailed, match=f"no answer within 2 s: {expected}") as caught:
+            await connected(world, connect_timeout=2, **options)
+        assert not isinstance(caught.value, TlsRefused)
+        assert world.now - began < 2.5
+        await until(lambda: not world.fake.sessions)
+
+    run(scenario, features=EVERYTHING)
+
+
+def test_a_certificate_that_is_not_trusted(certificates):
+    async def scenario(world):
+        options = {**secured(world, certificates), "tls_server_name": None}
+        with pytest.raises(TlsRefused, match="its certificate is not for 'a'"):
+            await connected(world, **options)
+        await until(lambda: not world.fake.sessions)
+
+    run(scenario, features=EVERYTHING)
+
+
+def test_a_machine_that_goes_down_in_the_handshake_refuses_nothing(certificates):
+    async def scenario(world):
+        world.fake.is_stuck = True
+        options = secured(world, certificates)
+        opening = asyncio.ensure_future(connected(world, **options))
+        await until(lambda: world.fake.identified)
+        await asyncio.sleep(0.1)
+        world.kill("a")
+        with pytest.raises(ConnectionFailed) as caught:
+            await opening
+        assert not isinstance(caught.value, TlsRefused)
+
+    run(scenario, features=EVERYTHING)
+
+
+def test_damage_in_a_layer_is_told():
+    async def scenario(world):
+        connection, owner = await subscribed(world, compression="snappy")
+        (session,) = world.fake.sessions
+        session._transport._below.write(b"\xff\x06\x00\x00sNaPpX")
+        error = await asyncio.shield(connection.lost)
+        assert "snappy: bad stream identifier" in str(error)
+        assert owner.lost == [error]
+
+    run(scenario, features=ServerFeatures(version="1", snappy=True))
+
+
+class Vault:
+    """Gives another secret each time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def plain(self) -> str:
+        self.count += 1
+        return f"secret-{self.count}"
+
+    async def waiting(self) -> bytes:
+        await asyncio.sleep(0.5)
+        return self.plain().encode()
+
+
+@pytest.mark.parametrize("way", ["plain", "waiting"])
+def test_a_secret_for_every_connection(way):
+    async def scenario(world):
+        world.fake.secrets = [b"secret-1", b"secret-3"]
+        options = {"auth_secret": getattr(Vault(), way)}
+        (await connected(world, **options))[0].close()
+        with pytest.raises(NsqdError, match="refuses auth_secret") as caught:
+            await connected(world, **options)
+        assert caught.value.retryable
+        (await connected(world, **options))[0].close()
+        assert world.fake.secrets_given == [b"secret-1", b"secret-2", b"secret-3"]
+
+    run(scenario, features=ServerFeatures(version="1", auth_required=True))
+
+
+def test_secrets_that_are_none():
+    async def never():
+        await asyncio.get_running_loop().create_future()
+
+    def raises():
+        raise LookupError("the vault has no s3cret")
+
+    async def scenario(world):
+        for secret, expected in [
+            (never, r"no answer within 1 s: waiting for auth_secret\(\)"),
+            (raises, r"auth_secret\(\) raised LookupError$"),
+            (lambda: 4711, r"must return text or bytes.*, not <int>"),
+            (lambda: "", r"must return text or bytes.*, not <0 bytes>"),
+        ]:
+            with pytest.raises(ConnectionFailed, match=expected):
+                await connected(world, auth_secret=secret, connect_timeout=1)
+        await until(lambda: not world.fake.sessions)
+        assert world.fake.secrets_given == []
+
+    run(scenario, features=ServerFeatures(version="1", auth_required=True))
+
+
+def test_nsqd_goes_while_the_secret_is_fetched():
+    async def scenario(world):
+        async def slow():
+            await asyncio.sleep(2)
+            return "s"
+
+        opening = asyncio.ensure_future(connected(world, auth_secret=slow))
+        await until(lambda: world.fake.identified)
+        await asyncio.sleep(0.5)
+        world.kill("a")
+        with pytest.raises(ConnectionFailed, match=r"waiting for auth_secret\(\)|reset"):
+            await opening
+
+    run(scenario, features=ServerFeatures(version="1", auth_required=True))
+
+
+def test_opening_is_given_up(certificates):
+    async def scenario(world):
+        world.fake.is_stuck = True
+        options = secured(world, certificates)
+        opening = asyncio.ensure_future(connected(world, **options))
+        await until(lambda: world.fake.identified)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await until(lambda: not world.fake.sessions)
+
+    run(scenario, features=EVERYTHING)
+
+
+def test_what_comes_in_one_piece_with_the_last_answer():
+    async def serve():
+        class Hasty(asyncio.Protocol):
+            def connection_made(self, transport):
+                self.transport = transport
+
+            def data_received(self, data):
+                self.transport.write(response_frame(b"{}") + HEARTBEAT_FRAME + error_frame("E_INVALID", "in a hurry"))
+
+        await asyncio.get_running_loop().create_server(Hasty, "0.0.0.0", 80)
+        await asyncio.get_running_loop().create_future()
+
+    with World() as world:
+        world.sim.node("hasty").start(serve)
+
+        async def scenario():
+            owner = Owner()
+            connection = await Connection.open("hasty:80", owner, ConnectionOptions(), world.env)
+            assert "E_INVALID in a hurry" in str(await asyncio.shield(connection.lost))
+            assert len(owner.lost) == 1
+
+        world.run(scenario())
+
+
+def test_a_transport_that_comes_too_late():
+    async def scenario(world):
+        handshake = Handshake("a:4150", ClientConnection(), ConnectionOptions().identify_request("h", "1"))
+        opening = Opening(handshake, lambda *_: None, asyncio.get_running_loop(), 1.0)
+        opening.abort()
+        transport = Mock(asyncio.Transport)
+        opening.connection_made(transport)
+        transport.abort.assert_called_once_with()
+        transport.write.assert_not_called()
 
     run(scenario)

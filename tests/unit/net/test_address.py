@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from flintmq.errors import OptionError
 from flintmq.net.address import (
     ListenFailed,
     bind_host,
@@ -14,7 +13,6 @@ from flintmq.net.address import (
     format_peer,
     listening_address,
     split_address,
-    tcp_address,
 )
 
 
@@ -39,16 +37,6 @@ from flintmq.net.address import (
 )
 def test_split_address(text, address):
     assert split_address(text) == address
-
-
-@pytest.mark.parametrize("text", ["/a/path", "host", "1.2.3.4:65536", ""])
-def test_tcp_address_refuses(text):
-    with pytest.raises(OptionError, match="tcp-address"):
-        tcp_address("tcp-address", text)
-
-
-def test_tcp_address():
-    assert tcp_address("tcp-address", "1.2.3.4:65535") == ("1.2.3.4", 65535)
 
 
 async def test_bind_host():

@@ -814,7 +814,7 @@ class TestClose:
 
 async def test_over_tcp_with_keep_alive_and_port_zero(app):
     server = HttpServer(app.router)
-    host, port = await server.start("localhost", 0)
+    host, port = (await server.start("localhost:0")).address
     assert host == "127.0.0.1"
     reader, writer = await asyncio.open_connection(host, port)
     for _ in range(2):
@@ -830,7 +830,7 @@ async def test_over_tcp_with_keep_alive_and_port_zero(app):
 
 async def test_over_tcp_the_413_survives_a_body_still_being_sent(app):
     server = HttpServer(app.router)
-    host, port = await server.start("127.0.0.1", 0)
+    host, port = (await server.start("127.0.0.1:0")).address
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: 3000000\r\n\r\n")
     for _ in range(30):
@@ -843,7 +843,7 @@ async def test_over_tcp_the_413_survives_a_body_still_being_sent(app):
 
 async def test_over_a_unix_socket(app, tmp_path):
     server = HttpServer(app.router)
-    await server.start_unix(str(tmp_path / "s"))
+    await server.start(str(tmp_path / "s"))
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
     writer.write(request("/echo", method="POST", body=b"x"))
     assert b" 200 OK\r\n" in await reader.readuntil(b"\r\n\r\n")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from flintmq.errors import OptionError
-from flintmq.net.log import LEVELS, configure, escape
+from flintmq.net.log import LEVELS, LogFileFailed, announce, configure, escape
 
 
 @pytest.fixture
@@ -119,3 +119,98 @@ def test_it_goes_to_stderr(lines, capsys, monkeypatch):
     handler = logging.getLogger().handlers[0]
     assert isinstance(handler, logging.StreamHandler)
     assert handler.stream is sys.stderr
+
+
+# -- a file ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log_file(lines, tmp_path):
+    """Configure the log to a file; gives its path, what is on stderr, and what SIGHUP does."""
+    lines("info")
+    stderr = io.StringIO()
+    path = tmp_path / "d.log"
+    reopen = configure("[x] ", "info", stderr, str(path))
+    yield path, stderr, reopen
+    for handler in logging.getLogger().handlers:
+        handler.close()
+
+
+def texts(written: str) -> list[str]:
+    return [line.split(" ", 3)[3] for line in written.splitlines()]
+
+
+def test_a_file_takes_everything_and_stderr_what_is_waited_for(log_file):
+    path, stderr, _ = log_file
+    log = logging.getLogger("flintmq.test")
+    log.info("one")
+    announce(log, "TCP", "127.0.0.1:1")
+    log.error("two")
+    log.critical("three")
+    announced = "INFO: TCP: listening on 127.0.0.1:1"
+    assert texts(path.read_text()) == ["INFO: one", announced, "ERROR: two", "FATAL: three"]
+    assert texts(stderr.getvalue()) == [announced, "FATAL: three"]
+
+
+def test_the_level_holds_for_announcements_too(lines):
+    read = lines("warn")
+    announce(logging.getLogger("flintmq.test"), "TCP", "127.0.0.1:1")
+    assert read() == []
+
+
+def test_reopening_goes_on_under_the_name(log_file):
+    path, _, reopen = log_file
+    log = logging.getLogger("flintmq.test")
+    log.info("before")
+    path.rename(path.with_suffix(".1"))
+    log.info("still the old one")
+    reopen()
+    log.info("after")
+    old, new = path.with_suffix(".1").read_text(), path.read_text()
+    assert [line.rpartition(": ")[2] for line in old.splitlines()] == ["before", "still the old one"]
+    assert [line.rpartition(": ")[2] for line in new.splitlines()] == ["log file reopened", "after"]
+
+
+def test_reopening_that_fails_changes_nothing(log_file):
+    path, _, reopen = log_file
+    path.rename(path.with_suffix(".1"))
+    path.mkdir()
+    reopen()
+    assert "SIGHUP: the log goes on in the old file" in path.with_suffix(".1").read_text()
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    with pytest.raises(LogFileFailed, match="No such file or directory; its directory must exist"):
+        configure("", "info", io.StringIO(), str(tmp_path / "no" / "log"))
+
+
+def test_a_file_that_cannot_be_written_is_told_once(log_file, capsys, monkeypatch):
+    _, _, _ = log_file
+    handler = logging.getLogger().handlers[1]
+    assert isinstance(handler, logging.FileHandler)
+    log = logging.getLogger("flintmq.test")
+
+    class Full(io.StringIO):
+        is_full = True
+
+        def flush(self):
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+
+    full = Full()
+    monkeypatch.setattr(handler, "stream", full)
+    for _ in range(3):
+        log.info("lost")
+    assert capsys.readouterr().err == f"cannot write the log file {handler.baseFilename} - No space left on device\n"
+    full.is_full = False
+    log.info("kept")
+    full.is_full = True
+    log.info("lost")
+    assert capsys.readouterr().err.count("cannot write") == 1
+
+
+def test_without_a_file_there_is_nothing_to_reopen(lines):
+    stream = io.StringIO()
+    lines("info")
+    configure("[x] ", "info", stream)()
+    assert stream.getvalue().endswith("SIGHUP: nothing to reopen, the log is on stderr\n")

@@ -1,0 +1,306 @@
+"""A service: handlers declared on functions, typed bodies, signals, and one orderly end.
+
+Rules of this file:
+
+- Declaring checks everything that can be checked without a network; running changes no declaration, so that one
+  :class:`App` can be run again (in tests, say).
+- Start: ``on_startup``, producer, consumers. End, whatever the reason: consumers drain (together), then
+  ``on_shutdown``, then the producer, which handlers may need until the last moment.
+- A decorated function stays the function it was: a test can call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import typing
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from flintmq.client.consumer import Consumer
+from flintmq.client.discovery import Fetch
+from flintmq.client.handlers import is_async
+from flintmq.client.message import Message
+from flintmq.client.options import SOURCE, ConnectionOptions, addresses
+from flintmq.client.producer import Producer
+from flintmq.env import Env
+from flintmq.errors import OptionError
+from flintmq.net.loop import loop_factory
+
+log = logging.getLogger("flintmq.client")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Hook = Callable[[], object]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class App:
+    """Consumers and a producer that start, stop and drain together.
+
+    ::
+
+        app = App(nsqlookupd_http_addresses="http://127.0.0.1:4161")
+
+        @app.consumer("orders", "billing", max_in_flight=500, concurrency=50, dead_letter="orders.dead")
+        async def bill(order: Order, message: Message[Order]) -> None:
+            await app.producer.pub("invoices", await make_invoice(order))
+
+        app.run()
+
+    Args:
+        nsqd_tcp_addresses: ``host:port`` of one nsqd or several; or
+        nsqlookupd_http_addresses: ``http://host:port`` of one nsqlookupd or several.
+        options: what holds for each connection.
+        env: time, chance and threads; the real ones if None.
+        fetch: how nsqlookupd are asked; over HTTP if None.
+
+    Raises:
+        OptionError: an address is none, or there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        options: ConnectionOptions | None = None,
+        env: Env | None = None,
+        fetch: Fetch | None = None,
+    ) -> None:
+        nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
+        self._shared: dict[str, Any] = {
+            "nsqd_tcp_addresses": nsqd,
+            "nsqlookupd_http_addresses": lookups,
+            "options": options,
+            "env": env,
+            "fetch": fetch,
+        }
+        self._declared: list[Callable[[], Consumer[Any]]] = []
+        self._on_startup: list[Hook] = []
+        self._on_shutdown: list[Hook] = []
+        self._stack: AsyncExitStack | None = None
+        self._producer: Producer | None = None
+        self._consumers: list[Consumer[Any]] = []
+        self._stopped = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<App of {len(self._declared)} consumers, {'running' if self._stack is not None else 'not running'}>"
+
+    # --- declaring ---
+
+    def consumer(self, topic: str, channel: str, **options: Any) -> Callable[[Function], Function]:
+        """Make a function the handler of a channel.
+
+        Its parameters say what it wants: one annotated :class:`Message` is the message, another one is the body as its
+        annotation says (``bytes``, ``str``, or a type that msgspec reads from JSON). Without annotation it is the
+        message. What the function returns, raises, and in which thread it runs: as for ``handler`` of
+        :class:`Consumer`.
+
+        Args:
+            options: arguments of :class:`Consumer`, such as ``max_in_flight`` and ``concurrency``.
+
+        Raises:
+            OptionError: the function has other parameters, or an option is out of range.
+            LocalProtocolError: a topic or channel cannot have this name.
+        """
+        for name in (*self._shared, "handler"):
+            if name in options and name != "options":
+                raise OptionError(name, options[name], "an argument of App, not of one of its consumers", SOURCE)
+
+        def declare(function: Function) -> Function:
+            kind, handler = adapt(function)
+            arguments = {**self._shared, "type": kind, **options, "handler": handler}
+
+            def make() -> Consumer[Any]:
+                return Consumer(topic, channel, **arguments)
+
+            make()  # says at once what is wrong with the arguments
+            self._declared.append(make)
+            return function
+
+        return declare
+
+    def on_startup(self, function: Function) -> Function:
+        """Call a function, plain or async, before anything is connected."""
+        self._on_startup.append(function)
+        return function
+
+    def on_shutdown(self, function: Function) -> Function:
+        """Call a function, plain or async, when the last handler has ended."""
+        self._on_shutdown.append(function)
+        return function
+
+    # --- running ---
+
+    @property
+    def producer(self) -> Producer:
+        """The producer of this service.
+
+        Raises:
+            RuntimeError: the service does not run.
+        """
+        if self._producer is None:
+            raise RuntimeError("the producer is there while the App runs: app.run(), or async with app")
+        return self._producer
+
+    @property
+    def consumers(self) -> tuple[Consumer[Any], ...]:
+        """The running consumers, in the order of their declaration."""
+        return tuple(self._consumers)
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT, then drain; a second signal cancels the handlers that still run.
+
+        For the main thread; elsewhere: :meth:`serve`.
+
+        Raises:
+            NsqdError: every nsqd refuses a consumer for good.
+            SystemExit: there was a second signal; 128 and its number.
+        """
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(self._until_signal())
+
+    async def _until_signal(self) -> None:
+        loop = asyncio.get_running_loop()
+        impatient = 0
+
+        def asked_to_stop(number: int) -> None:
+            nonlocal impatient
+            name = signal.Signals(number).name
+            if self._stopped.is_set():
+                log.warning("%s again: cancelling the handlers that still run", name)
+                impatient = number
+                for consumer in self._consumers:
+                    consumer.cancel_handlers()
+            else:
+                log.info("%s: draining", name)
+                self.stop()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, asked_to_stop, number)
+        try:
+            await self.serve()
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+        if impatient:
+            raise SystemExit(128 + impatient)
+
+    async def serve(self) -> None:
+        """Run until :meth:`stop`, then drain.
+
+        Raises:
+            NsqdError: every nsqd refuses a consumer for good.
+        """
+        async with self:
+            tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+            stop = asyncio.create_task(self._stopped.wait())
+            try:
+                await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.stop()
+                await asyncio.wait([*tasks, stop])
+            for task in tasks:
+                task.result()
+
+    def stop(self) -> None:
+        """Stop the flow of messages; :meth:`serve` and :meth:`run` return when the handlers have ended."""
+        self._stopped.set()
+        for consumer in self._consumers:
+            consumer.stop()
+
+    async def __aenter__(self) -> Self:
+        if self._stack is not None:
+            raise RuntimeError("this App runs already")
+        self._stopped = asyncio.Event()
+        self._stack = AsyncExitStack()
+        try:
+            for hook in self._on_startup:
+                await _call(hook)
+            self._producer = await self._stack.enter_async_context(Producer(**self._shared))
+            self._stack.push_async_callback(self._shut_down)
+            self._consumers = [make() for make in self._declared]
+            await asyncio.gather(*(consumer.start() for consumer in self._consumers))
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def _shut_down(self) -> None:
+        for hook in self._on_shutdown:
+            await _call(hook)
+
+    async def _end(self) -> None:
+        stack, self._stack = self._stack, None
+        assert stack is not None
+        self.stop()
+        try:
+            await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+        finally:
+            await stack.aclose()
+            self._producer = None
+            self._consumers = []
+
+
+async def _call(hook: Hook) -> None:
+    result = hook()
+    if inspect.isawaitable(result):
+        await result
+
+
+def adapt(function: Callable[..., Any]) -> tuple[type[Any] | None, Callable[[Message[Any]], object]]:
+    """What the bodies for a function are, and a handler that calls it with what it wants.
+
+    Raises:
+        OptionError: it does not take a message, a body, or one of each.
+    """
+    wants, kind = _wants(function)
+    if wants == [True]:
+        return kind, function
+    if is_async(function):
+
+        async def call_async(message: Message[Any]) -> None:
+            await function(*(message if each else message.value for each in wants))
+
+        return kind, call_async
+
+    def call(message: Message[Any]) -> None:
+        function(*(message if each else message.value for each in wants))
+
+    return kind, call
+
+
+def _wants(function: Callable[..., Any]) -> tuple[list[bool], type[Any] | None]:
+    """For each parameter whether it is the message; and the type of the body, None when nothing says it."""
+    name = getattr(function, "__qualname__", repr(function))
+    allowed = "a function of a message (annotated Message), of a body (annotated with its type), or of both"
+    try:
+        hints = typing.get_type_hints(function)
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, TypeError, ValueError) as error:
+        raise OptionError("handler", name, f"{allowed}; its annotations cannot be read: {error}", SOURCE) from error
+    wants: list[bool] = []
+    kinds: list[type[Any]] = []
+    for parameter in parameters:
+        if parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        hint = hints.get(parameter.name, Message)
+        is_message = Message in (hint, typing.get_origin(hint))
+        if parameter.kind not in _KINDS or is_message in wants:
+            raise OptionError("handler", name, allowed, SOURCE)
+        wants.append(is_message)
+        kinds += typing.get_args(hint) if is_message else (hint,)
+    if not wants or any(kind != kinds[0] for kind in kinds):
+        raise OptionError("handler", name, allowed, SOURCE)
+    return wants, kinds[0] if kinds else None
