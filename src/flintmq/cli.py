@@ -7,15 +7,17 @@ something about it, and one line on stderr says what; a traceback is always a bu
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from flintmq import __version__
 from flintmq.errors import FlintError, OptionError
-from flintmq.options import Options, help_text, nearest, resolve, show_config
+from flintmq.options import Options, StartRefused, help_text, nearest, resolve, show_config
 
 Table = TypeVar("Table", bound=Options)
 
@@ -58,6 +60,13 @@ def demo(arguments: Sequence[str]) -> int:
     return run(list(arguments))
 
 
+def doctor(arguments: Sequence[str]) -> int:
+    """Look at a deployment and say what is wrong."""
+    from flintmq.tools.doctor import run
+
+    return run(list(arguments))
+
+
 @dataclass(frozen=True)
 class Command:
     """One word after ``flintmq``."""
@@ -70,6 +79,7 @@ COMMANDS = {
     "nsqd": Command("receive, store and deliver messages", nsqd),
     "nsqlookupd": Command("tell clients which nsqd has which topic", nsqlookupd),
     "up": Command("nsqd and nsqlookupd in one process, for use by hand", up),
+    "doctor": Command("look at a deployment as a client does, and say what to do", doctor),
     "demo": Command("real data through the broker, consumers and Spark", demo),
 }
 
@@ -124,14 +134,33 @@ def _run_daemon(table: type[Table], serve: Callable[[Table], int], arguments: Se
     elif resolved.action == "show-config":
         sys.stdout.write(show_config(resolved))
     else:
-        return serve(resolved.options)
+        with _stoppable():
+            return serve(resolved.options)
     return 0
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let a signal that comes before the event loop runs end the daemon as cleanly as one that comes later."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _guarded(program: str, failed: str, run: Callable[[], int]) -> int:
     """Turn what the user can mend into one line on stderr and exit code 1."""
     try:
         return run()
+    except StartRefused as error:
+        print(f"{program}: {failed}{error}", file=sys.stderr)
     except OptionError as error:
         print(f"{program}: {error}", file=sys.stderr)
     except FlintError as error:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.certificates import Certificates
+from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -158,6 +160,31 @@ def test_an_old_nsqlookupd_whose_clock_is_wrong(late_lookupd: str, daemons: Daem
     assert "3600 s ahead" in warning and "NTP" in warning
     oks = report.of("nsqlookupd", "ok")
     assert any("version 0.3.8" in text for text in oks) and any("/listlookup" in text for text in oks)
+
+
+def test_tls_and_auth(daemons: Daemons, tmp_path: Path):
+    """What is missing is said in the words of the flags; with them all is well; the secret is not shown."""
+    certificates = Certificates(tmp_path)
+    with AuthServer() as auth:
+        nsqd = daemons.nsqd(
+            "--durability=os",
+            f"--tls-cert={certificates.server.cert}",
+            f"--tls-key={certificates.server.key}",
+            "--tls-required=tcp-https",
+            f"--auth-http-address={auth.address}",
+        )
+        where = f"--nsqd-tcp-address={address_of(nsqd.tcp)}"
+        bare = Report(where)
+        assert bare.code == 1
+        [problem] = bare.of("nsqd", "problem")
+        assert "--tls" in problem and "--auth-secret" in problem
+        unknown = Report(where, "--tls")
+        assert "not from an authority that is trusted here" in unknown.of("nsqd", "problem")[0]
+        trusted = (where, "--tls", f"--tls-root-ca-file={certificates.ca}")
+        assert "wants a secret" in Report(*trusted).of("nsqd", "problem")[0]
+        well = Report(*trusted, f"--auth-secret={SECRET}")
+        assert well.code == 0 and any("with tls and AUTH" in text for text in well.of("nsqd", "ok")), well.findings
+        assert SECRET not in str(well.findings)
 
 
 def test_it_changes_nothing(nsqd: Nsqd):

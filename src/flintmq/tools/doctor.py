@@ -31,8 +31,9 @@ from flintmq import __version__
 from flintmq.client.connection import Connection
 from flintmq.client.discovery import ANSWER_SIZE_MAX, Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
+from flintmq.client.security import TlsRefused
 from flintmq.env import Env
-from flintmq.errors import DiscoveryError, FlintError, OptionError
+from flintmq.errors import DiscoveryError, FlintError, NsqdError, OptionError
 from flintmq.net.loop import loop_factory
 from flintmq.options import (
     MILLISECOND,
@@ -55,7 +56,7 @@ CONCURRENT_MAX = 32
 CLOCK_TOLERANCE_S = 2.0  # the Date header of HTTP has whole seconds
 SLOW_S = 0.5
 
-_WHAT, _HOW = "What to look at", "How"
+_WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 _ACCELERATORS = (
     ("uvloop", "a faster event loop", "pip install 'flintmq[fast]'"),
@@ -90,6 +91,16 @@ class DoctorOptions(Options):
         group=_WHAT,
     )
     topic: str = option(Text("TOPIC"), "", "also look who has this topic, and whether anybody consumes it", group=_WHAT)
+    tls: bool = option(Switch(), False, "connect with TLS, and verify", group=_SECURITY)
+    tls_root_ca_file: str = option(
+        Text("FILE"), "", "PEM file with the authorities to trust", group=_SECURITY, default_text="the system's"
+    )
+    tls_cert: str = option(Text("FILE"), "", "PEM file with a certificate to show", group=_SECURITY)
+    tls_key: str = option(Text("FILE"), "", "PEM file with its key", group=_SECURITY)
+    tls_insecure_skip_verify: bool = option(Switch(), False, "trust every certificate", group=_SECURITY)
+    auth_secret: str = option(
+        Text("SECRET"), "", "for nsqd that want AUTH; better in FLINTMQ_DOCTOR_AUTH_SECRET", group=_SECURITY
+    )
     timeout_ns: int = option(Duration(MILLISECOND), 3 * SECOND, "how long anybody may take to answer", group=_HOW)
     json: bool = option(Switch(), False, "print the findings as JSON, one a line", group=_HOW)
 
@@ -146,7 +157,15 @@ class Doctor:
         if not self._lookups and not self._nsqd:
             raise OptionError("--lookupd-http-address", "", "at least one, or --nsqd-tcp-address", "command line")
         self._timeout_s = options.timeout_ns / SECOND
-        self._connection_options = ConnectionOptions(connect_timeout=self._timeout_s)
+        self._connection_options = ConnectionOptions(
+            connect_timeout=self._timeout_s,
+            tls=options.tls,
+            tls_ca_file=options.tls_root_ca_file or None,
+            tls_cert=options.tls_cert or None,
+            tls_key=options.tls_key or None,
+            tls_verify=not options.tls_insecure_skip_verify,
+            auth_secret=options.auth_secret or None,
+        )
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
         self._session: aiohttp.ClientSession | None = None
 
@@ -155,7 +174,8 @@ class Doctor:
         findings = examine_machine()
         headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"flintmq-doctor/{__version__}"}
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        connector = aiohttp.TCPConnector(ssl=self._connection_options.tls_context())
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
             self._session = session
             seen = {address: Seen(_node_of(address)) for address in self._nsqd}
             answered: list[str] = []
@@ -237,9 +257,9 @@ class Doctor:
         took_s = loop.time() - begun
         features = connection.features
         connection.close()
-        offers = [name for name, granted in (("TLS", features.tls_v1), ("AUTH", features.auth_required)) if granted]
-        text = f"speaks NSQ {features.version or 'of before 1.0'}, identified in {_ms(took_s)}"
-        return [Finding(OK, subject, f"{text}{', with ' + ' and '.join(offers) if offers else ''}")]
+        layers = [*connection.layers, *(["AUTH"] if features.auth_required else [])]
+        text = f"speaks NSQ {features.version or 'of before 1.0'}, ready in {_ms(took_s)}"
+        return [Finding(OK, subject, f"{text}{', with ' + ' and '.join(layers) if layers else ''}")]
 
     async def _http(self, node: Node) -> list[Finding]:
         subject = _name(node)
@@ -460,8 +480,8 @@ def _channels(body: bytes) -> list[str]:
 
 def _tcp_advice(error: FlintError, node: Node) -> str:
     text = str(error)
-    if "E_AUTH" in text or "AUTH" in text:
-        return "it wants a secret: clients need auth_secret"
+    if isinstance(error, TlsRefused | NsqdError):
+        return "clients need the same; here: --tls, --tls-root-ca-file, --tls-cert, --tls-key, --auth-secret"
     if "refused" in text.lower() or "no answer" in text:
         return f"is it running, does it listen on port {node.tcp_port}, does a firewall stand between?"
     return "is this nsqd's TCP port (4150), not its HTTP port (4151)?"
