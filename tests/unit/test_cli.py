@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import types
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from flintmq import __version__, cli
 from flintmq.errors import DataPathLocked
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
-from flintmq.options import Text, option
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 
@@ -120,21 +119,36 @@ def test_a_daemon_that_cannot_start_says_so_in_nsq_s_words(called, monkeypatch, 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OldOptions(NsqdOptions):
-    """nsqd's table with an option that is not implemented and that a file may set in vain."""
-
-    statsd_prefix: str = option(Text(), "nsq.%s", "", group="", implemented=False, ignored_in_file=True)
-
-
-def test_what_a_file_sets_in_vain_is_told(called, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("flintmq.nsqd.options.NsqdOptions", OldOptions)
+def test_what_a_file_sets_in_vain_is_told(called, tmp_path, capsys):
     path = tmp_path / "nsqd.cfg"
-    path.write_text('statsd_prefix = "x"\n', encoding="utf-8")
+    path.write_text('statsd_prefx = "x"\n', encoding="utf-8")
     assert cli.nsqd([f"--config={path}"]) == 7
     assert capsys.readouterr().err == (
-        f"nsqd: {path}: statsd_prefix is ignored: this version does not support it yet\n"
+        f"nsqd: {path}: unknown option statsd_prefx is ignored; did you mean statsd_prefix?\n"
     )
+
+
+def test_what_nsq_refuses_at_its_start_is_refused_in_its_words(called, capsys):
+    assert cli.nsqd(["--max-deflate-level=10"]) == 1
+    assert capsys.readouterr().err == (
+        "nsqd: FATAL: failed to instantiate nsqd - --max-deflate-level must be [1,9] (flag: --max-deflate-level='10')\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_daemon_is_being_loaded_stops_it_cleanly(called, monkeypatch, number):
+    before = signal.getsignal(number)
+
+    def load(_options: NsqdOptions) -> int:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(number)
+        return 7
+
+    monkeypatch.setattr(sys.modules["flintmq.nsqd.server"], "run", load)
+    with pytest.raises(SystemExit) as ended:
+        cli.nsqd([])
+    assert ended.value.code == 0
+    assert signal.getsignal(number) is before
 
 
 def test_a_bug_keeps_its_traceback(called, monkeypatch):

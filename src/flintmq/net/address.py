@@ -11,9 +11,8 @@ import ipaddress
 import socket
 from typing import Any
 
-from flintmq.errors import FlintError, OptionError
+from flintmq.errors import FlintError
 
-PORT_MAX = 65535
 ALL_INTERFACES = "0.0.0.0"
 
 
@@ -44,18 +43,6 @@ def split_address(text: str) -> tuple[str, int] | None:
     elif ":" in host or "/" in host:
         return None
     return host, int(port)
-
-
-def tcp_address(option: str, text: str) -> tuple[str, int]:
-    """Read the address of a TCP listener.
-
-    Raises:
-        OptionError: not ``host:port``, or a port above 65535.
-    """
-    address = split_address(text)
-    if address is None or address[1] > PORT_MAX:
-        raise OptionError(option, text, f"give host:port with a port of 0 (any free one) to {PORT_MAX}")
-    return address
 
 
 async def bind_host(host: str, port: int) -> str:

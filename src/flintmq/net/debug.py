@@ -240,7 +240,7 @@ def _threads_text() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     parts = [f"{len(frames)} threads\n"]
-    for identity, frame in frames.items():
+    for identity, frame in sorted(frames.items(), key=lambda item: item[0] != threading.main_thread().ident):
         stack = traceback.format_stack(frame, limit=_DEPTH_MAX)
         parts.append(f"thread {names.get(identity, 'unknown')} ({identity})\n{''.join(stack)}")
     return "".join(parts)

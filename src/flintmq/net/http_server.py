@@ -28,7 +28,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 
 from flintmq.clock import Clock, SystemClock
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
-from flintmq.net.address import bind_host, format_peer, listening_address
+from flintmq.net.address import format_peer
 from flintmq.net.http_messages import (
     EMPTY,
     NO_PARAMETERS,
@@ -44,6 +44,7 @@ from flintmq.net.http_messages import (
 from flintmq.net.http_router import NOT_FOUND_RESPONSE, Handler, Route, Router, always
 from flintmq.net.layers import SecureTransport
 from flintmq.net.linger import close_lingering
+from flintmq.net.listen import Listener, listen
 from flintmq.net.tls_engine import NewEngine
 
 __all__ = [
@@ -137,37 +138,26 @@ class HttpServer:
         self.tail = self.tail_keep_alive = self.tail_close = b""
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._listeners: list[asyncio.AbstractServer] = []
+        self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._all_gone: asyncio.Future[None] | None = None
         self._refresh_date()
 
-    async def start(self, host: str, port: int, new_tls: NewEngine | None = None) -> tuple[str, int]:
-        """Listen on a TCP address.
+    async def start(self, address: str, new_tls: NewEngine | None = None) -> Listener:
+        """Listen on ``host:port`` or on the path of a unix socket.
 
         Args:
             new_tls: for HTTPS: makes the server's side of TLS for each connection.
 
-        Returns:
-            The real host and port.
-
         Raises:
-            OSError: the address cannot be used.
+            ListenFailed: it cannot be listened on.
         """
         loop = asyncio.get_running_loop()
-        host = await bind_host(host, port)
-        listener = await loop.create_server(lambda: self._accept(loop, new_tls), host, port)
-        self._listening(listener, loop)
-        return listening_address(listener, host, port)
-
-    async def start_unix(self, path: str, new_tls: NewEngine | None = None) -> None:
-        """Listen on a unix socket.
-
-        Raises:
-            OSError: the path cannot be used.
-        """
-        loop = asyncio.get_running_loop()
-        self._listening(await loop.create_unix_server(lambda: self._accept(loop, new_tls), path), loop)
+        listener = await listen(lambda: self._accept(loop, new_tls), address)
+        self._listeners.append(listener)
+        if self._timer is None:
+            self._timer = loop.call_later(TICK_S, self._tick_again, loop)
+        return listener
 
     async def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> None:
         """Stop accepting, let what is being answered end, then close every connection.
@@ -234,11 +224,6 @@ class HttpServer:
     def _notice_all_gone(self) -> None:
         if not self.connections and not self._tasks and self._all_gone is not None and not self._all_gone.done():
             self._all_gone.set_result(None)
-
-    def _listening(self, listener: asyncio.AbstractServer, loop: asyncio.AbstractEventLoop) -> None:
-        self._listeners.append(listener)
-        if self._timer is None:
-            self._timer = loop.call_later(TICK_S, self._tick_again, loop)
 
     def _tick_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(TICK_S, self._tick_again, loop)
@@ -387,7 +372,7 @@ class _Connection(asyncio.Protocol):
         elif b"transfer-encoding" in headers:
             self._is_chunked = True
             self._chunked_bytes_left = CHUNK_OVERHEAD_FACTOR * request.route.body_limit_bytes + CHUNK_SLACK_BYTES
-        if b"host" not in headers and self._parser.get_http_version() == "1.1":
+        if b"host" not in headers and self._parser.get_http_version() != "1.0":  # HTTP/0.9 is refused as well
             self._refuse(_NO_HOST)
         if b"expect" in headers:
             self._expect(headers[b"expect"])

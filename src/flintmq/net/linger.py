@@ -12,8 +12,13 @@ import asyncio
 LINGER_S = 1.0
 
 
-def close_lingering(transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
+def close_lingering(
+    transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop, has_peer_ended: bool = False
+) -> asyncio.TimerHandle | None:
     """Send the end of stream now and abort after a bound; the caller's protocol must drop what it still receives.
+
+    Args:
+        has_peer_ended: nothing will come in any more: the connection is closed as soon as our last bytes are sent.
 
     Returns:
         The timer, to be cancelled in ``connection_lost``; None when the transport cannot half-close (TLS) and was
@@ -21,8 +26,11 @@ def close_lingering(transport: asyncio.WriteTransport, loop: asyncio.AbstractEve
     """
     if transport.is_closing():
         return None
-    if not transport.can_write_eof():
+    if has_peer_ended:
+        transport.close()
+    elif transport.can_write_eof():
+        transport.write_eof()
+    else:
         transport.close()
         return None
-    transport.write_eof()
     return loop.call_later(LINGER_S, transport.abort)

@@ -10,21 +10,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from flintmq import __version__
 from flintmq.clock import Clock
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase, TooManyRegistrations
 from flintmq.names import is_valid_name
 from flintmq.net.http_server import EMPTY, HttpError, Request, Response, Router, json_response, plain_response
+from flintmq.wire.identify import NSQ_VERSION
 
 _log = logging.getLogger(__name__)
 
 
-def build_router(database: RegistrationDatabase, clock: Clock, version: str) -> Router:
-    """All routes of nsqlookupd.
-
-    Args:
-        version: what ``/info`` says.
-    """
-    api = HttpApi(database, clock, version)
+def build_router(database: RegistrationDatabase, clock: Clock) -> Router:
+    """All routes of nsqlookupd."""
+    api = HttpApi(database, clock)
     router = Router()
     router.add("GET", "/ping", api.ping, plain=True)
     router.add("GET", "/info", api.info)
@@ -44,10 +42,10 @@ def build_router(database: RegistrationDatabase, clock: Clock, version: str) -> 
 class HttpApi:
     """The handlers. Never waits, never keeps state of its own."""
 
-    def __init__(self, database: RegistrationDatabase, clock: Clock, version: str) -> None:
+    def __init__(self, database: RegistrationDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._info = json_response({"version": version})
+        self._info = json_response({"version": NSQ_VERSION, "flintmq_version": __version__})
 
     # --- questions
 

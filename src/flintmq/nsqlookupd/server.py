@@ -16,16 +16,17 @@ from flintmq import __version__
 from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.env import Env
 from flintmq.errors import FlintError
-from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, tcp_address
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_server import HttpServer
-from flintmq.net.log import configure
+from flintmq.net.listen import PATH_PORT, Listener, listen
+from flintmq.net.log import announce, configure
 from flintmq.net.loop import loop_factory
 from flintmq.net.networks import LOOPBACK, Networks
 from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import build_router
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.session import Sessions
+from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import LookupdInfo
 
 _log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ class Nsqlookupd:
     """A running nsqlookupd.
 
     Attributes:
-        tcp_address: the real host and port nsqd connects to.
-        http_address: the real host and port of the HTTP API.
+        tcp_address: the real host and port nsqd connects to; of a unix socket its path and -1.
+        http_address: the same of the HTTP API.
     """
 
     def __init__(self, env: Env, options: NsqlookupdOptions) -> None:
@@ -45,31 +46,33 @@ class Nsqlookupd:
         self.database = RegistrationDatabase(options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns)
         self._env = env
         self._options = options
-        router = build_router(self.database, env.clock, __version__)
+        router = build_router(self.database, env.clock)
         metrics.add_route(router, env.clock, self.database, __version__)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
         self._http = HttpServer(router, clock=env.clock)
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
         self._sessions = Sessions(self.database, env.clock, self._info, idle_deadline_s)
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: Listener | None = None
 
     async def start(self) -> None:
         """Listen on both addresses.
 
         Raises:
-            OptionError: an address is not host:port.
             ListenFailed: an address cannot be used; nothing is left listening.
         """
+        loop = asyncio.get_running_loop()
         # HTTP first: the answer to IDENTIFY names its port.
-        self.http_address = await self._start_http()
+        http = await self._http.start(self._options.http_address)
+        self.http_address = http.address or (http.name, PATH_PORT)
         try:
-            self.tcp_address = await self._start_tcp()
+            tcp = self._listener = await listen(lambda: self._sessions.new(loop), self._options.tcp_address)
         except BaseException:
             await self._http.close()
             raise
-        _log.info("TCP: listening on %s", format_address(*self.tcp_address))
-        _log.info("HTTP: listening on %s", format_address(*self.http_address))
+        self.tcp_address = tcp.address or (tcp.name, PATH_PORT)
+        announce(_log, "TCP", tcp.name)
+        announce(_log, "HTTP", http.name)
 
     async def close(self) -> None:
         """Stop listening, close the nsqd connections, let HTTP requests in progress end."""
@@ -84,25 +87,6 @@ class Nsqlookupd:
         """The state of all parts, for failing tests."""
         return "\n".join((self.database.describe(), self._sessions.describe(), self._http.describe()))
 
-    async def _start_http(self) -> tuple[str, int]:
-        text = self._options.http_address
-        host, port = tcp_address("http-address", text)
-        try:
-            return await self._http.start(host, port)
-        except OSError as error:
-            raise ListenFailed(text, error.strerror or str(error)) from error
-
-    async def _start_tcp(self) -> tuple[str, int]:
-        text = self._options.tcp_address
-        host, port = tcp_address("tcp-address", text)
-        loop = asyncio.get_running_loop()
-        try:
-            host = await bind_host(host, port)
-            self._listener = await loop.create_server(lambda: self._sessions.new(loop), host, port)
-        except OSError as error:
-            raise ListenFailed(text, error.strerror or str(error)) from error
-        return listening_address(self._listener, host, port)
-
     def _info(self) -> LookupdInfo:
         """What an nsqd is told about us."""
         return LookupdInfo(
@@ -110,7 +94,7 @@ class Nsqlookupd:
             hostname=self._env.hostname,
             http_port=self.http_address[1],
             tcp_port=self.tcp_address[1],
-            version=__version__,
+            version=NSQ_VERSION,
         )
 
 
@@ -126,7 +110,6 @@ async def main(
         ready: called once, when both addresses are being listened on.
 
     Raises:
-        OptionError: an address is not host:port.
         ListenFailed: an address cannot be used.
     """
     nsqlookupd = Nsqlookupd(env, options)
@@ -145,23 +128,22 @@ def run(options: NsqlookupdOptions) -> int:
     Returns:
         The exit code: 0 after a clean stop, 1 when it could not start, which the log explains.
     """
-    configure(options.log_prefix, options.log_level)
+    reopen_log = configure(options.log_prefix, options.log_level, path=options.log_file)
     env = Env(hostname=socket.gethostname())  # noqa: TID251 - the process fills its Env
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_until_signal(env, options))
+            runner.run(_until_signal(env, options, reopen_log))
     except FlintError as error:
         _log.critical("failed to instantiate nsqlookupd - %s", error)
         return 1
     return 0
 
 
-async def _until_signal(env: Env, options: NsqlookupdOptions) -> None:
+async def _until_signal(env: Env, options: NsqlookupdOptions, reopen_log: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # There is no log file to open again, and upstream dies of it.
-    loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: nothing to reopen, the log is on stderr")
+    loop.add_signal_handler(signal.SIGHUP, reopen_log)
     _log.info("nsqlookupd v%s", __version__)
     await main(env, options, stop=stop)

@@ -10,7 +10,7 @@ from flintmq.options.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_
 from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Number, Switch, Text
 from flintmq.options.render import example_file, help_text, reference_page, show_config
 from flintmq.options.resolve import Resolved, nearest, resolve
-from flintmq.options.table import Options, Row, option, rows
+from flintmq.options.table import Options, Row, StartRefused, option, rows
 
 __all__ = [
     "Address",
@@ -26,6 +26,7 @@ __all__ = [
     "Resolved",
     "Row",
     "SECOND",
+    "StartRefused",
     "Switch",
     "Text",
     "example_file",

@@ -20,6 +20,10 @@ _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 LIST_LENGTH_MAX = 1024
 
 
+class NsqRefusal(ValueError):
+    """Something that NSQ refuses as well, in its words."""
+
+
 class Kind(Protocol):
     """How one kind of value is read, checked and written."""
 
@@ -176,7 +180,7 @@ class Choice(_Scalar):
 
     def check(self, value: Any) -> None:
         if value not in self.choices:
-            raise ValueError(self.refusal or f"it must be one of: {self.allowed()}")
+            raise _refusal(self.refusal, f"it must be one of: {self.allowed()}")
 
     def allowed(self) -> str:
         return ", ".join(choice or '""' for choice in self.choices)
@@ -208,7 +212,8 @@ class Integer(_Scalar):
     def check(self, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("it must be a whole number")
-        _check_range(value, self.minimum, self.maximum, self.refusal or f"it must be {self.allowed()}")
+        if not _is_between(value, self.minimum, self.maximum):
+            raise _refusal(self.refusal, f"it must be {self.allowed()}")
 
     def toml(self, value: Any) -> str:
         return str(value)
@@ -239,7 +244,8 @@ class Duration(_Scalar):
     def check(self, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("it must be a whole number of nanoseconds")
-        _check_range(value, self.minimum_ns, self.maximum_ns, f"it must be {self.allowed()}")
+        if not _is_between(value, self.minimum_ns, self.maximum_ns):
+            raise ValueError(f"it must be {self.allowed()}")
 
     def show(self, value: Any) -> str:
         return format_duration(value)
@@ -339,16 +345,16 @@ class Number(_Scalar):
         try:
             return float(text)
         except ValueError:
-            raise ValueError(f"{self.refusal}: {text}") from None
+            raise NsqRefusal(f"{self.refusal}: {text}") from None
 
     def from_file(self, raw: object) -> float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-            raise ValueError(f"{self.refusal}: {raw}")
+            raise NsqRefusal(f"{self.refusal}: {raw}")
         return self.from_text(raw) if isinstance(raw, str) else float(raw)
 
     def check(self, value: Any) -> None:
         if not isinstance(value, float) or not self.above < value <= self.maximum:
-            raise ValueError(f"{self.refusal}: {value} (more than {self.above:g}, at most {self.maximum:g})")
+            raise NsqRefusal(f"{self.refusal}: {value} (more than {self.above:g}, at most {self.maximum:g})")
 
     def toml(self, value: Any) -> str:
         return self.show(value)
@@ -378,9 +384,12 @@ def toml_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _check_range(value: int, minimum: int | None, maximum: int | None, refusal: str) -> None:
-    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
-        raise ValueError(refusal)
+def _is_between(value: int, minimum: int | None, maximum: int | None) -> bool:
+    return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
+
+
+def _refusal(nsq_words: str, our_words: str) -> ValueError:
+    return NsqRefusal(nsq_words) if nsq_words else ValueError(our_words)
 
 
 def _range_text(minimum: int | None, maximum: int | None, show: Callable[[int], str]) -> str:

@@ -1,7 +1,8 @@
 """From a command line, the environment and a TOML file to checked options: flag > environment > file > default.
 
 The rules of this file: every value remembers where it came from; the first thing wrong ends it with an
-:class:`~flintmq.errors.OptionError` that says what, where, what is allowed and, for a name, the nearest one.
+:class:`~flintmq.errors.OptionError` that says what, where, what is allowed and, for a name, the nearest one. Only a
+file may hold names that are unknown: they are told and ignored.
 
 Flags are read by Go's rules, because the spellings are NSQ's: one dash or two, ``--x v`` or ``--x=v``; a bare ``--x``
 is true for switches, which therefore never take the next word as their value.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from flintmq.errors import OptionError
-from flintmq.options.table import Options, Row, rows, variable_prefix
+from flintmq.options.table import Options, Row, refused, rows, variable_prefix
 
 Table = TypeVar("Table", bound=Options)
 TableRead = TypeVar("TableRead", bound=Options, covariant=True)
@@ -85,7 +86,7 @@ def resolve(table: type[Table], arguments: Sequence[str], environment: Mapping[s
     except OptionError as error:  # single values were checked where they were read: this is about several together
         entry = given.get(error.option)
         name = entry.name if entry else error.option
-        raise OptionError(name, error.value, error.allowed, sources.get(error.option, "option")) from None
+        raise type(error)(name, error.value, error.allowed, sources.get(error.option, "option")) from None
     return Resolved(command.action, options, sources, notes)
 
 
@@ -170,13 +171,15 @@ def _read_file(table: type[Options], path: str) -> tuple[dict[str, _Given], tupl
     for key, raw in _load_toml(path).items():
         row = by_key.get(key)
         if row is None:
-            raise OptionError(key, None, _hint(key, by_key, "", table.program), path)
+            # NSQ ignores it without a word, and its files have to load unchanged
+            notes.append(f"{path}: unknown option {key} is ignored; {_hint(key, by_key, '', table.program)}")
+            continue
+        if row.deprecated:
+            notes.append(f"{path}: {key} {row.help}")
+            continue
         if row.attribute in given:
             raise OptionError(key, raw, f"the file sets it as {given[row.attribute].name} already", path)
-        try:
-            given[row.attribute] = _Given(key, _checked(row, key, raw, path, from_file=True), path)
-        except _NotImplementedHere:
-            notes.append(f"{path}: {key} is ignored: this version does not support it yet")
+        given[row.attribute] = _Given(key, _checked(row, key, raw, path, from_file=True), path)
     return given, tuple(notes)
 
 
@@ -193,20 +196,12 @@ def _load_toml(path: str) -> dict[str, Any]:
         raise OptionError("--config", path, f"failed to load config file {path} - not TOML: {error}") from None
 
 
-class _NotImplementedHere(Exception):
-    """A file sets an option that may be ignored there."""
-
-
 def _checked(row: Row, name: str, raw: object, source: str, *, from_file: bool) -> Any:
     try:
         value = row.kind.from_file(raw) if from_file else row.kind.from_text(str(raw))
-        if from_file and row.ignored_in_file and not row.implemented:
-            row.kind.check(value)
-            if value != row.default:
-                raise _NotImplementedHere
         row.check(value)
     except ValueError as error:
-        raise OptionError(name, raw, str(error), source) from None
+        raise refused(name, raw, error, source) from None
     return value
 
 

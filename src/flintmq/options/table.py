@@ -20,10 +20,23 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from flintmq.errors import OptionError
-from flintmq.options.kinds import Duration, Kind
+from flintmq.options.kinds import Duration, Kind, NsqRefusal
 
 Origin = Literal["nsq", "youzan", "flintmq"]
 _NOT_YET = "this version does not support it yet; leave it out"
+
+
+class StartRefused(OptionError):
+    """NSQ refuses it too when it starts; the text begins with NSQ's words, which scripts look for."""
+
+    def __str__(self) -> str:
+        return f"{self.allowed} ({self.source}: {self.option}={self.value!r})"
+
+
+def refused(option: str, value: object, error: ValueError, source: str) -> OptionError:
+    """Return the error for a value that a kind refused; the arguments are OptionError's."""
+    shown = "None" if value is None else value  # OptionError takes None for an unknown name
+    return (StartRefused if isinstance(error, NsqRefusal) else OptionError)(option, shown, str(error), source)
 
 
 @dataclass(frozen=True)
@@ -40,8 +53,6 @@ class Row:
         default_text: what stands for the default in documentation when the value itself says too little.
         implemented: whether anything but the default may be set.
         accepted: further values that may be set although it is not implemented, because they ask for nothing.
-        ignored_in_file: not implemented, and harmless to miss: a file that sets it is loaded with a note, so that
-            official configuration files work unchanged.
         deprecated: accepted for old scripts, without effect, not shown.
     """
 
@@ -55,7 +66,6 @@ class Row:
     default_text: str
     implemented: bool
     accepted: tuple[Any, ...]
-    ignored_in_file: bool
     deprecated: bool
 
     @property
@@ -97,7 +107,6 @@ def option(
     default_text: str = "",
     implemented: bool = True,
     accepted: tuple[Any, ...] = (),
-    ignored_in_file: bool = False,
     deprecated: bool = False,
 ) -> Any:
     """Return a dataclass field that is one row of the table; the arguments are :class:`Row`'s."""
@@ -110,7 +119,6 @@ def option(
         "default_text": default_text,
         "implemented": implemented,
         "accepted": accepted,
-        "ignored_in_file": ignored_in_file,
         "deprecated": deprecated,
     }
     return dataclasses.field(default=default, metadata={"row": row})
@@ -134,7 +142,7 @@ class Options:
             try:
                 row.check(value)
             except ValueError as error:
-                raise OptionError(row.attribute, _shown(value), str(error), "argument") from None
+                raise refused(row.attribute, value, error, "argument") from None
         self.check_together()
 
     def check_together(self) -> None:
@@ -171,8 +179,3 @@ def _row_of(field: dataclasses.Field[Any]) -> Row:
     assert field.name.endswith("_ns") == isinstance(kind, Duration), f"{field.name}: durations end in _ns"
     key = row["key"] or flag_of(field.name, kind).replace("-", "_")
     return Row(attribute=field.name, default=field.default, **{**row, "key": key})
-
-
-def _shown(value: object) -> object:
-    """OptionError takes None for an unknown name; here None is a bad value."""
-    return "None" if value is None else value
