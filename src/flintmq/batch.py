@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack_from
 
 from flintmq.limits import BATCH_SIZE_MAX, SEQUENCE_MAX
@@ -45,6 +45,10 @@ HEADER = Struct(">4sBBHIIQQQQQQII")
 HEADER_BYTES = HEADER.size
 _CRC_POSITION = HEADER_BYTES - 4
 _CRC = Struct(">I")
+_TIMESTAMPS_POSITION = 32
+_TIMESTAMPS = Struct(">QQ")
+_STAMP_POSITION = 8  # in a message frame: timestamp and attempts
+_STAMP = Struct(">QH")
 assert HEADER_BYTES == 72
 
 _FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
@@ -154,6 +158,20 @@ def encode_batch(
     return b"".join((header, _CRC.pack(crc), payload))
 
 
+def with_stamps(data: bytes, stamps: Sequence[tuple[int, int]]) -> bytes:
+    """Copy what :func:`encode_batch` made with ``(timestamp_ns, attempts)`` of each message replaced."""
+    batch = Batch(data, decode_header(data))
+    copy = bytearray(data)
+    at = batch.frames_at + _STAMP_POSITION
+    for (position, _end), (timestamp_ns, attempts) in zip(pairwise(batch.positions()), stamps, strict=True):
+        _STAMP.pack_into(copy, at + position, timestamp_ns, attempts)
+    timestamps = [timestamp_ns for timestamp_ns, _attempts in stamps]
+    _TIMESTAMPS.pack_into(copy, _TIMESTAMPS_POSITION, min(timestamps), max(timestamps))
+    view = memoryview(copy)
+    _CRC.pack_into(copy, _CRC_POSITION, zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[:_CRC_POSITION])))
+    return bytes(copy)
+
+
 def decode_header(data: bytes | memoryview, position: int = 0) -> BatchHeader:
     """Read the header at ``position``.
 
@@ -242,9 +260,9 @@ class Batch:
         positions = self.positions()
         return self.data[at + positions[start - self.first] : at + positions[end - self.first]]
 
-    def redelivery(self, sequence: int, attempts: int) -> bytes:
-        """One frame with its attempts replaced."""
-        return with_attempts(self.frames(sequence, sequence + 1), attempts)
+    def redelivery(self, sequence: int, delivery_count: int) -> bytes:
+        """One frame for its n-th delivery, see :func:`flintmq.message.with_attempts`."""
+        return with_attempts(self.frames(sequence, sequence + 1), delivery_count)
 
     def count_within(self, start: int, bytes_max: int) -> int:
         """How many messages from ``start`` fit into ``bytes_max``; at least one."""

@@ -53,8 +53,12 @@ def hex_id(internal: int) -> bytes:
     return b"%016x" % internal
 
 
-def with_attempts(frame: bytes | memoryview, attempts: int) -> bytes:
-    """Copy one message frame with its attempts replaced; they stay at 65535 once reached."""
+def with_attempts(frame: bytes | memoryview, delivery_count: int) -> bytes:
+    """Copy one stored message frame for its n-th delivery from this log; attempts stay at 65535 once reached.
+
+    A frame is stored with the attempts of its first delivery: 1, or more when another nsqd had delivered it before.
+    """
     copy = bytearray(frame)
-    ATTEMPTS.pack_into(copy, ATTEMPTS_POSITION, min(attempts, ATTEMPTS_MAX))
+    (first,) = ATTEMPTS.unpack_from(copy, ATTEMPTS_POSITION)
+    ATTEMPTS.pack_into(copy, ATTEMPTS_POSITION, min(first + delivery_count - 1, ATTEMPTS_MAX))
     return bytes(copy)

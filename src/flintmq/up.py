@@ -259,7 +259,7 @@ def python_command() -> str:
 
 
 def _serve(options: UpOptions) -> None:
-    logs.configure(options.log_prefix, options.log_level)
+    logs.configure(options.log_prefix, options.log_level, path=options.log_file)
     files = _open_data_path(options.data_path)
     env = Env(hostname=socket.gethostname())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

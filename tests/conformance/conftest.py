@@ -47,9 +47,22 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons
         daemons.close()
 
 
+@pytest.fixture(scope="session")
+def protocol_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    """The nsqd of all cases of the TCP protocol, which each have a topic of their own."""
+    daemons = Daemons(tmp_path_factory.mktemp("protocol"))
+    try:
+        yield daemons.nsqd(*quick_flags())
+    finally:
+        daemons.close()
+
+
 @pytest.fixture(scope="module")
-def nsqd(shared_daemons: Daemons) -> Nsqd:
+def nsqd(request: pytest.FixtureRequest, shared_daemons: Daemons) -> Nsqd:
     """A running nsqd with every flag at its default; leave it as it is (topics come and go freely)."""
+    if request.path.name.startswith("test_protocol_"):
+        nsqd: Nsqd = request.getfixturevalue("protocol_nsqd")
+        return nsqd
     return shared_daemons.nsqd(*quick_flags())
 
 

@@ -148,19 +148,22 @@ class Connection:
     """A V2 connection to nsqd on a raw socket.
 
     Args:
+        address: host and port, or the path of a unix socket.
         magic: what is sent first.
         receive_buffer_bytes: for the kernel; a small one makes a slow reader.
     """
 
     def __init__(
-        self, address: tuple[str, int], magic: bytes = b"  V2", receive_buffer_bytes: int | None = None
+        self, address: tuple[str, int] | str, magic: bytes = b"  V2", receive_buffer_bytes: int | None = None
     ) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect(address)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if family == socket.AF_INET:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.heartbeat_count = 0
         self._reader = FrameReader()
         self._frames: list[Frame] = []

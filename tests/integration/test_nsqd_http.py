@@ -28,6 +28,7 @@ INFO_FIELDS = [
     "max_deflate_level",
     "topology_zone",
     "topology_region",
+    "flintmq_version",
 ]
 TOPIC_FIELDS = [
     "topic_name",
@@ -46,6 +47,7 @@ CHANNEL_FIELDS = [
     "in_flight_count",
     "deferred_count",
     "message_count",
+    "global_msg_count",
     "requeue_count",
     "timeout_count",
     "client_count",
@@ -62,6 +64,7 @@ CLIENT_FIELDS = [
     "ready_count",
     "in_flight_count",
     "message_count",
+    "global_msg_count",
     "finish_count",
     "requeue_count",
     "connect_ts",
@@ -367,6 +370,7 @@ def test_stats_json(busy: Nsqd):
         "in_flight_count": 0,
         "deferred_count": 1,
         "message_count": 5,
+        "global_msg_count": 3,
         "requeue_count": 2,
         "timeout_count": 0,
         "client_count": 1,

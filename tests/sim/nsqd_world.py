@@ -266,6 +266,7 @@ class World:
         return round(self.sim.loop.time() * 1e9)
 
     def start(self):
+        self.nsqd = None  # until the new one is ready: what the last one knew says nothing
         self.node.start(self._main)
 
     async def _main(self):
@@ -394,14 +395,15 @@ class World:
         for consumer in consumers:
             consumer.is_polite = True
         if not await self._drained():
-            self.history.problems.append(f"not drained after {DRAIN_S_MAX} s:\n{self.nsqd.describe()}")
+            self.history.problems.append(f"not drained after {DRAIN_S_MAX} s:\n{self.nsqd and self.nsqd.describe()}")
         await self._restart_repeats_nothing()
 
     async def _drained(self):
         deadline = self.sim.loop.time() + DRAIN_S_MAX
         while self.sim.loop.time() < deadline:
             await asyncio.sleep(1.0)
-            topic = self.nsqd.engine.broker.topics.get(TOPIC) if self.node.is_running else None
+            is_ready = self.node.is_running and self.nsqd is not None
+            topic = self.nsqd.engine.broker.topics.get(TOPIC) if is_ready else None
             if topic is None:
                 if not self.history.attempted or not self.history.acked:
                     return True

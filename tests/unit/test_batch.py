@@ -14,6 +14,7 @@ from flintmq.batch import (
     decode_batch,
     decode_header,
     encode_batch,
+    with_stamps,
 )
 from flintmq.message import FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, hex_id, internal_id, partition_of, sequence_of
 
@@ -74,6 +75,20 @@ def test_redelivery_changes_only_the_attempts():
     again = batch.redelivery(2, 7)
     assert again == first[:16] + b"\x00\x07" + first[18:]
     assert batch.redelivery(2, 70_000)[16:18] == b"\xff\xff"
+
+
+@pytest.mark.parametrize("bodies", [[b"aa", b"bb", b"cc"], [b"a", b"bbb", b""]], ids=["uniform", "sizes"])
+def test_messages_with_a_past_keep_their_timestamps_and_attempts(bodies):
+    plain = encode_batch(5, 100, 7, bodies, synced_before=3)
+    batch = decode_batch(with_stamps(plain, [(30, 4), (10, 1), (20, 65535)]))
+    frames = frames_of(batch.frames(5, 8))
+    assert [struct.unpack_from(">QH", frame, 8) for frame in frames] == [(30, 4), (10, 1), (20, 65535)]
+    assert [frame[:8] + frame[18:] for frame in frames] == [
+        frame[:8] + frame[18:] for frame in frames_of(decode_batch(plain).frames(5, 8))
+    ]
+    assert (batch.header.timestamp_min, batch.header.timestamp_max, batch.header.synced_before) == (10, 30, 3)
+    assert [struct.unpack_from(">H", batch.redelivery(5, n), 16) for n in (1, 2, 3)] == [(4,), (5,), (6,)]
+    assert batch.redelivery(7, 2)[16:18] == b"\xff\xff"
 
 
 def test_every_flipped_byte_and_every_cut_is_noticed():

@@ -3,12 +3,14 @@
 A turn::
 
     connections parse what arrived -> publish(), subscribe(), finish ...     (marks partitions and channels)
-    write_pending()        one append per partition that was published to
+    write_pending()        one append per partition that was published to and has its files
     begin_sync()/commit()  as the durability policy says, then the publishers' answers
     pump()                 deliveries of all marked channels
 
 Beside it runs the flush: :meth:`Broker.take_flush` collects the progress of all channels as one transaction, which the
-owner runs off the loop and reports with :meth:`Broker.flush_ended`.
+owner runs off the loop and reports with :meth:`Broker.flush_ended`. The files of new topics are made in the same way,
+with :meth:`Broker.take_creations` and :meth:`Broker.creations_ended`: until then a topic takes messages and consumers,
+which wait.
 
 Rules of this file: no clock, no socket; iteration only over dicts and lists; every method is called on the loop.
 
@@ -21,6 +23,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from flintmq.broker.channel import Channel, ChannelState
@@ -31,11 +34,15 @@ from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, StorageError
 from flintmq.names import directory_name, is_ephemeral, topic_of_directory
-from flintmq.storage import ChannelStore, Corruption, Files, MemoryLog, PartitionLog, ReadCache, channel_store
+from flintmq.storage import ChannelStore, Corruption, Creation, Files, MemoryLog, PartitionLog, ReadCache, channel_store
 
 TOPICS_DIRECTORY = "topics"
 _DUE_COUNT_MAX = 1000
 _RETRY_NS = 1_000_000_000
+_TURN_WEIGHT = 1024 * 1024  # of what one partition writes in one turn, see partition.py
+_PUMPED_MAX = 128  # channels looked at in one turn, and
+_PUMPED_LATE_MAX = 64  # as many more of those that earlier turns left over
+_CREATIONS_MAX = 64  # topics whose files are made at once
 
 
 class TopicNotFound(FlintError):
@@ -98,6 +105,22 @@ class Flush:
         return not (self.statements or self.due or self.removals)
 
 
+@dataclass(slots=True, eq=False)
+class NewTopic:
+    """A topic whose log has no files yet.
+
+    Attributes:
+        creation: of its log.
+        is_under_way: whether the files are being made.
+        waiters: who is told when they are, and the topic is as durable as its channels, or why not.
+    """
+
+    topic: Topic
+    creation: Creation
+    is_under_way: bool = False
+    waiters: list[Callable[[BaseException | None], None]] = field(default_factory=list)
+
+
 class Broker:
     """Owner of all topics.
 
@@ -105,6 +128,7 @@ class Broker:
         report: told of damage that a log found and set aside.
 
     Attributes:
+        has_more_due: whether the last flush found more messages that are due than it read.
         write_error: why something published or created last could not be stored; None after the next good write.
     """
 
@@ -118,14 +142,18 @@ class Broker:
     ) -> None:
         self.topics: dict[str, Topic] = {}
         self.write_error: StorageError | None = None
+        self.has_more_due = False
         self.options = options
         self._files = files
         self._store = store
         self._random = random_source
         self._report = report
         self._cache = ReadCache()
+        self._creations: dict[Topic, NewTopic] = {}
+        self._deleted_early: list[NewTopic] = []  # while their files were being made
         self._publishing: dict[Partition, None] = {}
         self._pumping: dict[Channel, None] = {}
+        self._pumping_late: dict[Channel, None] = {}  # of earlier turns that had too many
         self._flushing: dict[Channel, None] = {}
         self._armed: dict[Channel, int] = {}
         self._deadlines: list[tuple[int, int, Channel]] = []
@@ -208,7 +236,7 @@ class Broker:
     def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog:
         return PartitionLog.open(
             self._files,
-            f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{number:04d}",
+            _log_directory(topic, number),
             partition=number,
             segment_bytes=self.options.segment_bytes,
             cache=self._cache,
@@ -230,11 +258,12 @@ class Broker:
         except KeyError:
             raise TopicNotFound(name) from None
 
-    def topic(self, name: str, wall_ns: int, starting: bool = False) -> Topic:
+    def topic(self, name: str, wall_ns: int, starting: bool = False, later: bool = False) -> Topic:
         """Find a topic or create it.
 
         Args:
             starting: a new topic takes messages, and hands out none before :meth:`start_topic`.
+            later: its files are made by who asks for :meth:`take_creations`; nothing blocks here.
 
         Raises:
             StorageError: its log cannot be created.
@@ -244,6 +273,16 @@ class Broker:
             return topic
         if is_ephemeral(name):
             log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max)
+        elif later:
+            log = PartitionLog.new(
+                self._files,
+                _log_directory(name, 0),
+                partition=0,
+                segment_bytes=self.options.segment_bytes,
+                cache=self._cache,
+                report=self._report,
+                created_ns=wall_ns,
+            )
         else:
             try:
                 log = self._open_log(name, 0, wall_ns, 1)
@@ -252,10 +291,70 @@ class Broker:
                 raise self.write_error from error
             self._metadata.append(channel_store.put_topic(name, False))
         topic = self.topics[name] = Topic(name, {0: Partition(name, 0, log)})
+        if isinstance(log, PartitionLog) and not log.is_created:
+            self._creations[topic] = NewTopic(topic, Creation(log))
         if starting:
             self._hold_back(topic)
         self.on_topic_change(name, None, True)
         return topic
+
+    @property
+    def has_creations(self) -> bool:
+        """Whether files of topics are to be made, or are being made."""
+        return bool(self._creations)
+
+    def take_creations(self) -> list[NewTopic]:
+        """Topics whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""
+        taken = list(islice(self._creations.values(), _CREATIONS_MAX))
+        for new in taken:
+            # one after the other, so that no directory is made that an earlier topic of that name has not left yet
+            assert not new.is_under_way, "the last ones have ended"
+            new.is_under_way = True
+        return taken
+
+    def creations_ended(self, created: Sequence[NewTopic]) -> None:
+        """Take note of files that were made, or could not be."""
+        for new in created:
+            topic = new.topic
+            del self._creations[topic]
+            error = new.creation.error
+            if self.topics.get(topic.name) is not topic:
+                self._created_too_late(new)
+            elif error is not None:
+                self.write_error = StorageError(f"cannot create topic {topic.name}: {error}")
+                self._refuse_topic(new, self.write_error)
+            else:
+                new.creation.finish()
+                self._metadata.append(channel_store.put_topic(topic.name, topic.paused))
+                for partition in topic.partitions.values():
+                    if partition.has_pending:
+                        self._publishing[partition] = None
+                self._metadata_waiters += new.waiters
+
+    def _created_too_late(self, new: NewTopic) -> None:
+        """It was deleted meanwhile."""
+        self._deleted_early.remove(new)
+        if new.creation.error is None:
+            new.creation.finish()
+            try:
+                self._remove_files(new.topic.name)
+            except StorageError as error:
+                self.on_problem(error)
+        self._metadata_waiters += new.waiters
+
+    def _refuse_topic(self, new: NewTopic, error: StorageError) -> None:
+        """Undo a topic that could not be created; the next who asks for it tries again."""
+        topic = new.topic
+        for channel_name in list(topic.channel_names):
+            self.delete_channel(topic, channel_name)
+        for partition in topic.partitions.values():
+            self._publishing.pop(partition, None)
+            partition.refuse(error)
+        del self.topics[topic.name]
+        self._metadata += channel_store.delete_topic(topic.name)
+        self.on_topic_change(topic.name, None, False)
+        for waiter in new.waiters:
+            waiter(error)
 
     def _hold_back(self, topic: Topic) -> None:
         topic.is_starting = True
@@ -335,8 +434,20 @@ class Broker:
         self.mark(channel)
         return channel
 
-    def when_metadata_durable(self, callback: Callable[[BaseException | None], None]) -> bool:
-        """Call back when all topics and channels made so far survive; False when nothing is waiting to be written."""
+    def when_metadata_durable(
+        self, callback: Callable[[BaseException | None], None], topic: Topic | None = None
+    ) -> bool:
+        """Call back when all channels and changes made so far survive; False when nothing is waiting to be written.
+
+        Args:
+            topic: which has to have its files, too.
+        """
+        new = None if topic is None else self._creations.get(topic)
+        if new is None and self._deleted_early:
+            new = self._deleted_early[-1]
+        if new is not None:
+            new.waiters.append(callback)
+            return True
         if not self._metadata:
             return False
         self._metadata_waiters.append(callback)
@@ -369,6 +480,7 @@ class Broker:
 
     def _forget(self, channel: Channel) -> None:
         self._pumping.pop(channel, None)
+        self._pumping_late.pop(channel, None)
         self._flushing.pop(channel, None)
         self._armed.pop(channel, None)
         self._metadata += channel_store.delete_cursor(self._cursors.pop(channel)[0])
@@ -390,17 +502,27 @@ class Broker:
         del self.topics[name]
         if not topic.ephemeral:
             self._metadata += channel_store.delete_topic(name)
-            source = f"{TOPICS_DIRECTORY}/{directory_name(name)}"
-            # renamed first, so that a crash in the middle of the removal does not bring half a topic back
-            self._removal_count += 1
-            target = f"{TOPICS_DIRECTORY}/deleted-{self._removal_count}-{directory_name(name)}"
-            try:
-                self._files.rename(source, target)
-            except OSError as error:
-                raise StorageError(f"cannot remove topic {name}: {error}") from error
-            self._removals.append(target)
+            new = self._creations.get(topic)
+            if new is None:
+                self._remove_files(name)
+            elif new.is_under_way:
+                self._deleted_early.append(new)  # its files go when they are there
+            else:
+                del self._creations[topic]
+                self._metadata_waiters += new.waiters
         self.on_topic_change(name, None, False)
         return subscriptions
+
+    def _remove_files(self, name: str) -> None:
+        # renamed first, so that a crash in the middle of the removal does not bring half a topic back
+        source = f"{TOPICS_DIRECTORY}/{directory_name(name)}"
+        self._removal_count += 1
+        target = f"{TOPICS_DIRECTORY}/deleted-{self._removal_count}-{directory_name(name)}"
+        try:
+            self._files.rename(source, target)
+        except OSError as error:
+            raise StorageError(f"cannot remove topic {name}: {error}") from error
+        self._removals.append(target)
 
     def pause_topic(self, topic: Topic, paused: bool) -> None:
         """Stop or go on handing the topic's messages to its channels."""
@@ -505,10 +627,18 @@ class Broker:
         error = None
         for partition in list(self._publishing):
             del self._publishing[partition]  # first: if writing it goes wrong, the others come in the next turn
-            group = partition.write_pending(wall_ns)
-            error = error or partition.write_error
-            if group is not None:
-                groups.append(group)
+            if not partition.log.is_created:
+                continue  # until its files are there
+            # a quarter of what there is at least: it does not grow beyond four times what a turn brings
+            left = max(_TURN_WEIGHT, partition.pending_weight // 4)
+            while left > 0 and partition.has_pending:
+                group = partition.write_pending(wall_ns, left)
+                left -= partition.written_weight
+                error = error or partition.write_error
+                if group is not None:
+                    groups.append(group)
+            if partition.has_pending:
+                self._publishing[partition] = None
         self.write_error = error
         return groups
 
@@ -520,7 +650,8 @@ class Broker:
                 partition.log.commit(group.end_sequence)
             group.end(None)
             for channel in partition.channels.values():
-                self._pumping[channel] = None
+                if not channel.is_idle:
+                    self._pumping[channel] = None
 
     def mark(self, channel: Channel) -> None:
         """Look at this channel at the end of the turn."""
@@ -529,11 +660,16 @@ class Broker:
     @property
     def has_marked(self) -> bool:
         """Whether :meth:`pump` has something to do."""
-        return bool(self._pumping)
+        return bool(self._pumping) or bool(self._pumping_late)
 
     def pump(self, now_ns: int, wall_ns: int) -> list[Channel]:
-        """Deliver from every marked channel; return them, so that their consumers' output can be written."""
+        """Deliver from the marked channels; return them, so that their consumers' output can be written.
+
+        When there are very many, the rest comes with the next turns.
+        """
         marked, self._pumping = self._pumping, {}
+        if self._pumping_late or len(marked) > _PUMPED_MAX:
+            marked = self._share_turn(marked)
         for channel in marked:
             try:
                 channel.pump(now_ns, wall_ns)
@@ -547,6 +683,16 @@ class Broker:
             if channel.dirty or channel.aside.next_due_ns is not None:
                 self._flushing[channel] = None
         return list(marked)
+
+    def _share_turn(self, marked: dict[Channel, None]) -> dict[Channel, None]:
+        """What of very many channels is looked at in this turn: first what is new, so that it waits for no backlog."""
+        late = self._pumping_late
+        now = dict.fromkeys(islice(marked, _PUMPED_MAX))
+        late |= dict.fromkeys(islice(marked, _PUMPED_MAX, None))
+        now |= dict.fromkeys(islice(late, _PUMPED_LATE_MAX))
+        for channel in now:
+            late.pop(channel, None)
+        return now
 
     def _arm(self, channel: Channel, deadline_ns: int) -> None:
         armed = self._armed.get(channel)
@@ -665,6 +811,7 @@ class Broker:
                 channel.dirty = True
                 self._flushing[channel] = None
         else:
+            self.has_more_due = any(len(rows) == _DUE_COUNT_MAX for rows, _ in answers)
             for query, (rows, next_due_ns) in zip(flush.due, answers, strict=True):
                 query.channel.aside.accept_due(rows, next_due_ns, query.generation)
                 if query.channel in self._cursors:
@@ -728,6 +875,10 @@ class Broker:
     def describe(self) -> str:
         """A picture of the state for humans and failing tests."""
         return "\n".join(p.describe() for t in self.topics.values() for p in t.partitions.values())
+
+
+def _log_directory(topic: str, partition: int) -> str:
+    return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"
 
 
 def _aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:

@@ -15,10 +15,11 @@ Invariants:
 - I4: ``attempts`` has an entry for a message in the window only if it was not delivered exactly once; ``held`` has the
   messages with a deadline of their own (redelivered or touched).
 - I5: nothing at or beyond the log's committed sequence is delivered.
+- I6: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
 
 Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
 the process runs, as the caller provides it); runs of messages are handled by slices; only messages that were
-redelivered, touched or deferred cost a dictionary entry.
+redelivered, touched or deferred cost a dictionary entry; nothing that happens every turn looks at all consumers.
 
 Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
 """
@@ -29,20 +30,21 @@ import heapq
 import random
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from flintmq.batch import Batch
 from flintmq.broker.deferred import Aside, AsideStore
 from flintmq.broker.latency import Latency
-from flintmq.broker.subscription import Run, Subscription
+from flintmq.broker.ranges import forget_range, ranges_of
+from flintmq.broker.ready import ReadyLines, RunDeadlines
+from flintmq.broker.subscription import Locality, Run, Subscription
 from flintmq.limits import CHANNEL_WINDOW_MAX, DEFER_IN_WINDOW_NS, DELIVERY_BYTES_MAX, WINDOW_DEFERRED_MAX
 from flintmq.message import internal_id, with_attempts
 from flintmq.names import is_ephemeral
 
 DONE, SLOT_MAX, SHARED, DEFERRED, QUEUED = 0, 250, 251, 254, 255
-_SHARED_MARK = bytes((SHARED,))
 _NOT_DONE = re.compile(rb"[^\x00]")
 _RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
 _ASIDE_PENDING_MAX = 20_000  # rows waiting for the database before the cursor stops at deferred messages
@@ -101,6 +103,10 @@ class Channel:
         state: where to go on from.
         random_source: for sampling only.
         depth_max: for ephemeral channels, how many undelivered messages it keeps; newer ones are dropped.
+
+    Attributes:
+        subscriptions: every consumer, in the order of their coming.
+        locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
     """
 
     def __init__(
@@ -120,12 +126,13 @@ class Channel:
         self.aside = aside
         self.paused = False
         self.limit: int | None = None  # a paused topic: nothing from here on is delivered
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: dict[Subscription, None] = {}
         self.in_flight_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self.dropped_count = 0
         self.finish_count = 0
+        self.locality_counts = [0 for _ in Locality]
         self.latency: Latency | None = None  # set when percentiles were asked for
         self.counted_from = log.committed_sequence
         self.dirty = True
@@ -134,7 +141,8 @@ class Channel:
         self._depth_max = depth_max
         self._window_max = window_max
         self._admitted = log.committed_sequence
-        self._rotation = 0
+        self._ready = ReadyLines()
+        self._deadlines = RunDeadlines()
         self._not_deferred_at = 0
         self._sent_to: dict[Subscription, None] = {}
         self._slots: list[Subscription | None] = [None] * (SLOT_MAX + 1)
@@ -206,47 +214,55 @@ class Channel:
         """Messages waiting for their due time."""
         return len(self._deferred) + self.aside.count - len(self.aside.loaded)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a new message changes nothing now: nobody can take one, and the one at the cursor simply waits."""
+        return self._not_deferred_at == self.next and self._ready.nearest() is None and self._depth_max is None
+
     # -- subscriptions -------------------------------------------------------------------------------------------
 
     def add(self, subscription: Subscription) -> None:
         """Attach a consumer."""
-        self.subscriptions.append(subscription)
-        for slot in range(1, SLOT_MAX + 1):
-            if self._slots[slot] is None:
-                self._slots[slot] = subscription
-                subscription.slot = slot
-                subscription.mark = bytes((slot,))
-                return
-        subscription.slot = SHARED
-        subscription.mark = _SHARED_MARK
+        self.subscriptions[subscription] = None
+        try:
+            slot = self._slots.index(None, 1)
+        except ValueError:
+            slot = SHARED
+        else:
+            self._slots[slot] = subscription
+        subscription.slot = slot
+        subscription.mark = bytes((slot,))
+        self._ready.add(subscription)
 
     def remove(self, subscription: Subscription) -> None:
         """Detach a consumer; what it holds is queued again at once, attempts kept."""
-        self.subscriptions.remove(subscription)
-        for sequence in self._in_flight_of(subscription):
-            self._queue_again(subscription, sequence)
-        for aside in self.aside.loaded.values():
-            if aside.owner is subscription:
-                self._leave_flight(subscription)
-                self.aside.make_ready(aside)
+        del self.subscriptions[subscription]
+        self._ready.remove(subscription)
+        if subscription.in_flight_count:
+            for sequence in self._in_flight_of(subscription):
+                self._queue_again(subscription, sequence)
+            for aside in self.aside.loaded.values():
+                if aside.owner is subscription:
+                    self._leave_flight(subscription)
+                    self.aside.make_ready(aside)
         subscription.runs.clear()
         if subscription.slot != SHARED:
             self._slots[subscription.slot] = None
         subscription.slot = 0
+        self._deadlines.forget_detached(len(self.subscriptions))
 
     def _in_flight_of(self, subscription: Subscription) -> list[int]:
-        mark, floor = subscription.slot, self.floor
-        if mark == SHARED:
+        floor = self.floor
+        if subscription.slot == SHARED:
             return sorted(s for s, owner in self._shared.items() if owner is subscription)
-        if not subscription.in_flight_count:
-            return []
         return [floor + match.start() for match in re.finditer(re.escape(subscription.mark), self._window)]
 
-    def _leave_flight(self, subscription: Subscription, count: int = 1) -> None:
-        subscription.in_flight_count -= count
-        self.in_flight_count -= count
+    def _leave_flight(self, subscription: Subscription) -> None:
+        subscription.in_flight_count -= 1
+        self.in_flight_count -= 1
         if not subscription.in_flight_count:
             subscription.runs.clear()
+        subscription.find_place()
 
     # -- finish, requeue, touch ----------------------------------------------------------------------------------
 
@@ -258,9 +274,10 @@ class Channel:
         """
         failed: list[int] = []
         base = self._id_base
-        for first, end in _runs(ids):
+        for first, end in ranges_of(ids):
             if not self._finish_range(subscription, first - base, end - base, wall_ns):
                 failed += [n for n in range(first, end) if not self._finish_one(subscription, n - base, wall_ns)]
+        subscription.find_place()
         return failed
 
     def _finish_range(self, subscription: Subscription, first: int, end: int, wall_ns: int) -> bool:
@@ -270,9 +287,9 @@ class Channel:
         if index < 0 or subscription.slot == SHARED or window[index : index + count] != subscription.mark * count:
             return False
         if self._held:
-            _forget_range(self._held, first, end)
+            forget_range(self._held, first, end)
         if self._attempts:
-            _forget_range(self._attempts, first, end)
+            forget_range(self._attempts, first, end)
         if index == 0:
             del window[:count]
             self.floor = end
@@ -290,8 +307,11 @@ class Channel:
     def _finished(self, subscription: Subscription, count: int) -> None:
         self.dirty = True
         self.finish_count += count
+        self.in_flight_count -= count
         subscription.finish_count += count
-        self._leave_flight(subscription, count)
+        subscription.in_flight_count -= count  # it finds its place in line behind the last of a run of FINs
+        if not subscription.in_flight_count:
+            subscription.runs.clear()
 
     def _finish_one(self, subscription: Subscription, sequence: int, wall_ns: int) -> bool:
         if self._owner(sequence) is subscription:
@@ -318,6 +338,12 @@ class Channel:
         if state == SHARED:
             return self._shared.get(sequence)
         return self._slots[state] if 0 < state <= SLOT_MAX else None
+
+    def is_in_flight(self, internal: int) -> bool:
+        """Whether any consumer holds a message."""
+        sequence = internal - self._id_base
+        aside = self.aside.loaded.get(sequence)
+        return self._owner(sequence) is not None or (aside is not None and aside.owner is not None)
 
     def _mark_done(self, sequence: int) -> None:
         self._attempts.pop(sequence, None)
@@ -346,10 +372,10 @@ class Channel:
         aside = self.aside.loaded.get(sequence)
         if self._owner(sequence) is subscription:
             if delay_ns > 0:
-                self._forget_flight(sequence)
                 self._attempts.setdefault(sequence, 1)
+                self._defer(sequence, wall_ns + delay_ns, wall_ns)  # first: when it fails, the message is in flight
+                self._forget_flight(sequence)
                 self._leave_flight(subscription)
-                self._defer(sequence, wall_ns + delay_ns, wall_ns)
             else:
                 self._queue_again(subscription, sequence)
         elif aside is not None and aside.owner is subscription:
@@ -436,7 +462,8 @@ class Channel:
             sequence = floor + match.start()
             state = half[match.start()]
             if state == DEFERRED:
-                self._put_aside(sequence, self._deferred.pop(sequence))
+                self._put_aside(sequence, self._deferred[sequence])
+                del self._deferred[sequence]
                 continue
             batch = self.log.read(sequence)
             if batch is None or batch.first > sequence:
@@ -474,11 +501,13 @@ class Channel:
     def expire(self, now_ns: int, wall_ns: int) -> bool:
         """Queue again what has timed out and what has come due; True when something became deliverable."""
         before = len(self._requeued) + len(self.aside.ready)
-        for subscription in self.subscriptions:
+        for subscription in self._deadlines.take_due(now_ns):
             runs = subscription.runs
             while runs and runs[0].deadline_ns <= now_ns:
                 run = runs.popleft()
                 self._time_out_run(subscription, run)
+            if runs:
+                self._deadlines.watch(subscription, runs[0].deadline_ns)
         heap = self._held_heap
         while heap and heap[0][0] <= now_ns:
             deadline_ns, sequence = heapq.heappop(heap)
@@ -523,13 +552,14 @@ class Channel:
             self.aside.make_ready(aside)
 
     def next_deadline_ns(self, now_ns: int, wall_ns: int) -> int | None:
-        """Monotonic time at which :meth:`expire` has something to do; None when never."""
-        times = [subscription.runs[0].deadline_ns for subscription in self.subscriptions if subscription.runs]
-        if self._held_heap:
-            times.append(self._held_heap[0][0])
+        """Monotonic time at which :meth:`expire` may have something to do, never too late; None when never."""
+        next_ns = self._deadlines.next_ns
+        if self._held_heap and (next_ns is None or self._held_heap[0][0] < next_ns):
+            next_ns = self._held_heap[0][0]
         if self._deferred_heap:
-            times.append(now_ns + max(0, self._deferred_heap[0][0] - wall_ns))
-        return min(times, default=None)
+            due_ns = now_ns + max(0, self._deferred_heap[0][0] - wall_ns)
+            next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
+        return next_ns
 
     # -- delivery ------------------------------------------------------------------------------------------------
 
@@ -537,36 +567,26 @@ class Channel:
         """Hand out as many messages as the consumers can take, into their ``out``."""
         if self._depth_max is not None:
             self._bound_depth()
-        if self.paused or not self.subscriptions:
+        if self.paused or self._ready.nearest() is None:
             self._pass_deferred(wall_ns)
             return
-        if self.next >= self.end and not self._requeued and not self.aside.ready:
-            return  # before the consumers are looked at, which may be many
-        subscriptions = self.subscriptions
-        start = self._rotation % len(subscriptions)
-        ready = [s for s in subscriptions[start:] + subscriptions[:start] if s.capacity > 0]
-        if not ready:
-            self._pass_deferred(wall_ns)
-            return
-        self._rotation = start + 1
         if self._requeued or self.aside.ready:
-            self._redeliver(ready, now_ns)
-        if ready:
-            self._deliver_new(ready, now_ns, wall_ns)
+            self._redeliver(now_ns)
+        if self.next < self.end:
+            self._deliver_new(now_ns, wall_ns)
 
     def take_sent_to(self) -> dict[Subscription, None]:
         """The consumers that :meth:`pump` gave something to write."""
         sent_to, self._sent_to = self._sent_to, {}
         return sent_to
 
-    def _deliver_new(self, ready: list[Subscription], now_ns: int, wall_ns: int) -> None:
+    def _deliver_new(self, now_ns: int, wall_ns: int) -> None:
         end = self.end
-        turn = 0
-        while ready and self.next < end:
+        line = self._ready.nearest()
+        while self.next < end and line:
             if len(self._window) >= self._window_max:
                 self._spill(now_ns)
-                if len(self._window) >= self._window_max:
-                    return
+                continue
             if self._holes and self._skip_hole():
                 continue
             batch = self.log.read(self.next)
@@ -579,17 +599,15 @@ class Channel:
                 if not self._defer_batch(batch, wall_ns):
                     return
                 continue
-            turn %= len(ready)
-            subscription = ready[turn]
+            subscription = next(iter(line))
             stop = min(batch.end, end, self._holes[0][0]) if self._holes else min(batch.end, end)
-            count = min(stop - self.next, subscription.capacity, max(1, (end - self.next) // len(ready)))
+            count = min(stop - self.next, subscription.capacity, max(1, (end - self.next) // len(line)))
             if batch.size > DELIVERY_BYTES_MAX:
                 count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
             self._send_run(subscription, batch, count, now_ns)
-            if subscription.capacity > 0:
-                turn += 1
-            else:
-                del ready[turn]
+            subscription.served()
+            if not line:
+                line = self._ready.nearest()
 
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
         first = self.next
@@ -599,28 +617,29 @@ class Channel:
         if subscription.sample_rate:
             self._send_sampled(subscription, batch, first, end, now_ns)
             return
-        frames = batch.frames(first, end)
-        subscription.out.append(frames)
-        subscription.room_bytes -= len(frames)
-        self._sent_to[subscription] = None
         self._window += subscription.mark * count
         self.next = end
         if subscription.slot == SHARED:
             for sequence in range(first, end):
                 self._shared[sequence] = subscription
-        self._start_flight(subscription, first, end, now_ns)
+        self._put(subscription, batch.frames(first, end), count)
+        self._start_run(subscription, first, end, now_ns)
 
-    def _start_flight(self, subscription: Subscription, first: int, end: int, now_ns: int) -> None:
-        count = end - first
-        subscription.in_flight_count += count
-        subscription.message_count += count
+    def _put(self, subscription: Subscription, frames: bytes | memoryview, count: int) -> None:
+        subscription.put(frames, count)
         self.in_flight_count += count
+        self.locality_counts[subscription.locality] += count
+        self._sent_to[subscription] = None
+
+    def _start_run(self, subscription: Subscription, first: int, end: int, now_ns: int) -> None:
         deadline = now_ns + subscription.msg_timeout_ns
         runs = subscription.runs
         if runs and runs[-1].end == first and deadline - runs[-1].deadline_ns < _RUN_JOIN_NS:
             runs[-1].end = end
             return
         runs.append(Run(deadline, first, end))
+        if not subscription.is_watched:
+            self._deadlines.watch(subscription, deadline)
         if len(runs) > 2 * subscription.in_flight_count + 64:
             self._forget_finished_runs(subscription)
 
@@ -635,33 +654,28 @@ class Channel:
     def _send_sampled(self, subscription: Subscription, batch: Batch, first: int, end: int, now_ns: int) -> None:
         for sequence in range(first, end):
             self.next = sequence + 1
-            if self._random.randrange(100) >= subscription.sample_rate:
+            if self._is_sampled_out(subscription):
                 self._window.append(DONE)
                 self._strip()
                 self.dirty = True
                 continue
-            frames = batch.frames(sequence, sequence + 1)
-            subscription.out.append(frames)
-            subscription.room_bytes -= len(frames)
-            self._sent_to[subscription] = None
             self._window += subscription.mark
             if subscription.slot == SHARED:
                 self._shared[sequence] = subscription
-            self._start_flight(subscription, sequence, sequence + 1, now_ns)
+            self._put(subscription, batch.frames(sequence, sequence + 1), 1)
+            self._start_run(subscription, sequence, sequence + 1, now_ns)
 
-    def _redeliver(self, ready: list[Subscription], now_ns: int) -> None:
-        turn = 0
-        while ready and (self._requeued or self.aside.ready):
-            turn %= len(ready)
-            subscription = ready[turn]
+    def _is_sampled_out(self, subscription: Subscription) -> bool:
+        return bool(subscription.sample_rate) and self._random.randrange(100) >= subscription.sample_rate
+
+    def _redeliver(self, now_ns: int) -> None:
+        while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
+            subscription = next(iter(line))
             if self._requeued:
-                self._redeliver_window(subscription, self._requeued.popleft(), now_ns)
+                self._redeliver_window(subscription, self._requeued[0], now_ns)
+                self._requeued.popleft()  # only now: when the log cannot be read, it is tried again
             else:
                 self._redeliver_aside(subscription, self.aside.ready.popleft(), now_ns)
-            if subscription.capacity > 0:
-                turn += 1
-            else:
-                del ready[turn]
 
     def _redeliver_window(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
         if not self._is_queued(sequence):
@@ -671,6 +685,9 @@ class Channel:
             self._mark_done(sequence)  # damaged on disk; the log has reported and set it aside
             return
         attempts = self._attempts.get(sequence, 1) + 1
+        if attempts == 1 and self._is_sampled_out(subscription):
+            self._mark_done(sequence)
+            return
         self._attempts[sequence] = attempts
         self._window[sequence - self.floor] = subscription.slot
         if subscription.slot == SHARED:
@@ -678,26 +695,24 @@ class Channel:
         deadline = now_ns + subscription.msg_timeout_ns
         self._held[sequence] = Held(deadline, now_ns)
         self._push_deadline(deadline, sequence)
-        self._send_one(subscription, batch.redelivery(sequence, attempts))
+        self._put(subscription, batch.redelivery(sequence, attempts), 1)
+        subscription.served()
 
     def _redeliver_aside(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
         aside = self.aside.loaded.get(sequence)
         if aside is None or aside.owner is not None:
+            return
+        if aside.attempts == 0 and self._is_sampled_out(subscription):
+            self.aside.finish(sequence)
+            self.dirty = True
             return
         aside.attempts += 1
         aside.owner = subscription
         aside.delivered_ns = now_ns
         aside.deadline_ns = now_ns + subscription.msg_timeout_ns
         self._push_deadline(aside.deadline_ns, sequence)
-        self._send_one(subscription, with_attempts(aside.frame, aside.attempts))
-
-    def _send_one(self, subscription: Subscription, frame: bytes) -> None:
-        subscription.out.append(frame)
-        subscription.room_bytes -= len(frame)
-        self._sent_to[subscription] = None
-        subscription.in_flight_count += 1
-        subscription.message_count += 1
-        self.in_flight_count += 1
+        self._put(subscription, with_attempts(aside.frame, aside.attempts), 1)
+        subscription.served()
 
     def _defer_batch(self, batch: Batch, wall_ns: int) -> bool:
         """Move the cursor over messages that are not due; False when the database has to catch up first."""
@@ -771,6 +786,7 @@ class Channel:
         for subscription in self.subscriptions:
             subscription.in_flight_count = 0
             subscription.runs.clear()
+            subscription.find_place()
         self.in_flight_count = 0
         for mapping in (self._shared, self._attempts, self._held, self._deferred):
             mapping.clear()
@@ -813,38 +829,3 @@ class Channel:
             f"channel {self.name} floor={self.floor} next={self.next} end={self.end} window[{len(self._window)}]="
             f"[{window}{more}] {shown}"
         )
-
-
-def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split ids into ranges of consecutive ones; the usual case, one run in order, costs two comparisons."""
-    count = len(ids)
-    first = ids[0]
-    if count == 1:
-        yield first, first + 1
-        return
-    expected = tuple(range(first, first + count))
-    if ids == expected:
-        yield first, first + count
-        return
-    ordered = sorted(ids)
-    first = ordered[0]
-    if ordered[-1] - first == count - 1 and ordered == list(range(first, first + count)):
-        yield first, first + count
-        return
-    end = first
-    for internal in ordered:
-        if internal != end:
-            if end > first:
-                yield first, end
-            first = internal
-        end = internal + 1
-    yield first, end
-
-
-def _forget_range(mapping: dict[int, Any], first: int, end: int) -> None:
-    if len(mapping) < end - first:
-        for sequence in [s for s in mapping if first <= s < end]:
-            del mapping[sequence]
-    else:
-        for sequence in range(first, end):
-            mapping.pop(sequence, None)

@@ -1,14 +1,17 @@
 """A partition: one log, its channels, and the publishes of the present loop turn.
 
-Rules of this file: publishes are gathered and written once a turn; every publish belongs to a :class:`PublishGroup`,
-which its connections wait for and which ends exactly once, stored or failed.
+Rules of this file: publishes are gathered and written once a turn, much of it over several turns; every publish belongs
+to a :class:`PublishGroup`, which its connections wait for and which ends exactly once, stored or failed.
 
 Source: design/performance.md decision 2 (group commit).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from flintmq.broker.channel import Channel
@@ -18,6 +21,8 @@ from flintmq.storage import MemoryLog, PartitionLog
 
 _MERGE_COUNT_MAX = 64  # publishes of fewer messages than this share a batch with their neighbours
 _BATCH_BODIES_BYTES_MAX = 1024 * 1024  # a turn may gather more, but a batch is read back as a whole
+_APPEND_WEIGHT = 8 * 1024  # an append costs about what writing so many bytes does
+_TURN_WEIGHT = 1024 * 1024  # a group takes no more publishes than this
 
 
 class Waiter(Protocol):
@@ -56,15 +61,20 @@ class PublishGroup(Ended):
     """The publishes of one turn to one partition; ends when stored as the durability policy says, or failed.
 
     Attributes:
-        end_sequence: one past the last message of the group.
+        first_sequence, end_sequence: its messages, the end exclusive; unknown before they are written.
+        pending: ``(due_ns, bodies, size)`` that are to be written, each as one batch; size -1 while it may grow.
+        weight: what that costs, about as much as writing so many bytes.
     """
 
-    __slots__ = ("end_sequence", "partition")
+    __slots__ = ("end_sequence", "first_sequence", "partition", "pending", "weight")
 
     def __init__(self, partition: Partition) -> None:
         super().__init__()
         self.partition = partition
+        self.first_sequence = -1
         self.end_sequence = 0
+        self.pending: deque[tuple[int, Sequence[bytes], int]] = deque()
+        self.weight = 0
 
 
 class Partition:
@@ -74,11 +84,12 @@ class Partition:
         backlog_start: where the first channel begins: what was published while there was no channel.
         paused_at: while the topic is paused or starting, nothing from this sequence on is handed to channels.
         write_error: why the last turn with publishes was not stored; None when it was.
+        written_weight: what the last :meth:`write_pending` cost.
     """
 
-    __slots__ = ("_group", "_open", "_open_due_ns", "_pending", "backlog_start", "bytes_count", "channels",
+    __slots__ = ("_group", "_groups", "_open", "_open_due_ns", "backlog_start", "bytes_count", "channels",
                  "counted_from", "durable_floor", "is_deleted", "log", "number", "paused_at",
-                 "topic_name", "write_error")  # fmt: skip
+                 "topic_name", "write_error", "written_weight")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
@@ -91,26 +102,57 @@ class Partition:
         self.counted_from = log.next_sequence
         self.bytes_count = 0
         self.durable_floor = log.start_sequence
-        self._pending: list[tuple[int, Sequence[bytes]]] = []
+        self._groups: deque[PublishGroup] = deque()  # oldest first
+        self._group: PublishGroup | None = None  # the last of them while publishes may still join it
         self._open: list[bytes] | None = None  # the last of pending while publishes may still be merged into it
         self._open_due_ns = 0
-        self._group: PublishGroup | None = None
         self.write_error: StorageError | None = None
+        self.written_weight = 0
 
     def publish(self, bodies: Sequence[bytes], due_ns: int) -> PublishGroup:
         """Take messages for the end of the turn; the answer ends when they are stored."""
-        if len(bodies) >= _MERGE_COUNT_MAX:
-            self._pending.append((due_ns, bodies))
+        group = self._group
+        if group is None or group.weight > _TURN_WEIGHT:
+            group = self._group = PublishGroup(self)
+            self._groups.append(group)
             self._open = None
-        elif self._open is not None and self._open_due_ns == due_ns:
+        size = sum(map(len, bodies))
+        if self._open is not None and self._open_due_ns == due_ns and len(bodies) < _MERGE_COUNT_MAX:
             self._open.extend(bodies)
+            group.weight += size
+            return group
+        group.weight += size + _APPEND_WEIGHT
+        if size > _BATCH_BODIES_BYTES_MAX or len(bodies) > BATCH_COUNT_MAX:
+            group.pending += [(due_ns, part, -1) for part in _parts(bodies)]
+            self._open = None
+        elif len(bodies) >= _MERGE_COUNT_MAX:
+            group.pending.append((due_ns, bodies, size))
+            self._open = None
         else:
             self._open, self._open_due_ns = list(bodies), due_ns
-            self._pending.append((due_ns, self._open))
-        group = self._group
-        if group is None:
-            group = self._group = PublishGroup(self)
+            group.pending.append((due_ns, self._open, -1))
         return group
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._groups)
+
+    @property
+    def pending_weight(self) -> int:
+        """What :meth:`write_pending` would have to do, about as much as writing so many bytes."""
+        return sum(group.weight for group in self._groups)
+
+    def refuse(self, error: StorageError) -> None:
+        """End what has been published, and take no more, because there will be no log."""
+        self.is_deleted = True
+        self._end_pending(error)
+
+    def _end_pending(self, error: StorageError | None) -> None:
+        groups, self._groups = self._groups, deque()
+        self._group = self._open = None
+        for group in groups:
+            group.end(error)
 
     def join(self, body: bytes) -> PublishGroup | None:
         """Add a message without delay to the last publish of this turn; None when there is none that it can join."""
@@ -122,40 +164,54 @@ class Partition:
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""
         self.is_deleted = True
-        self._pending, self._open = [], None
-        if self._group is not None:
-            self._group.end(None)
-            self._group = None
+        self._end_pending(None)
         self.log.close()
 
-    def write_pending(self, wall_ns: int) -> PublishGroup | None:
-        """Append what the turn gathered; a failure ends the group at once.
+    def write_pending(self, wall_ns: int, weight_max: int = 1 << 62) -> PublishGroup | None:
+        """Append what the oldest group gathered, or a part of it; a failure ends the group at once.
+
+        Args:
+            weight_max: after so much the rest is left to the next call, but something is always written.
 
         Returns:
-            What has been written and not ended; None when there is nothing.
+            What has been written as a whole and not ended; None when there is nothing.
         """
-        group, self._group = self._group, None
-        pending, self._pending, self._open = self._pending, [], None
-        if group is None:
+        self.written_weight = 0
+        if not self._groups:
             return None
-        first = self.log.next_sequence
+        group = self._groups[0]
+        if group is self._group:
+            self._group = self._open = None  # what is published from now on is not to keep it from ending
+        if group.first_sequence < 0:
+            group.first_sequence = self.log.next_sequence
         self.write_error = None
         try:
-            for due_ns, bodies in pending:
-                size = sum(map(len, bodies))
-                fits = size <= _BATCH_BODIES_BYTES_MAX and len(bodies) <= BATCH_COUNT_MAX
-                for part in (bodies,) if fits else _parts(bodies):
-                    self.log.append(part, wall_ns, due_ns)
-                self.bytes_count += size
+            while group.pending:
+                if self.written_weight > weight_max:
+                    group.weight -= self.written_weight
+                    return None
+                self._append(*group.pending.popleft(), wall_ns)
         except StorageError as error:
+            self._groups.popleft()
             self.write_error = error
             group.end(error)
-            if self.log.next_sequence == first:
+            if self.log.next_sequence == group.first_sequence:
                 return None
             # a restart would bring what was stored to light: it is delivered, though nobody was promised it
             group = PublishGroup(self)
+        else:
+            self._groups.popleft()
         group.end_sequence = self.log.next_sequence
         return group
+
+    def _append(self, due_ns: int, bodies: Sequence[bytes], size: int, wall_ns: int) -> None:
+        if size < 0:
+            size = sum(map(len, bodies))
+        fits = size <= _BATCH_BODIES_BYTES_MAX and len(bodies) <= BATCH_COUNT_MAX
+        for part in (bodies,) if fits else _parts(bodies):  # many small publishes may have grown into too much
+            self.log.append(part, wall_ns, due_ns)
+        self.bytes_count += size
+        self.written_weight += size + _APPEND_WEIGHT
 
     @property
     def message_count(self) -> int:
@@ -190,10 +246,10 @@ class Partition:
 
 def _parts(bodies: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Cut bodies into what fits into one batch each; a body is never cut."""
+    ends = list(accumulate(map(len, bodies)))
     start = size = 0
-    for index, body in enumerate(bodies):
-        if size and (size + len(body) > _BATCH_BODIES_BYTES_MAX or index - start == BATCH_COUNT_MAX):
-            yield bodies[start:index]
-            start, size = index, 0
-        size += len(body)
-    yield bodies[start:]
+    while start < len(bodies):
+        end = bisect_right(ends, size + _BATCH_BODIES_BYTES_MAX, start, min(len(bodies), start + BATCH_COUNT_MAX))
+        end = max(end, start + 1)
+        yield bodies[start:end]
+        start, size = end, ends[end - 1]

@@ -1,16 +1,29 @@
 """One consumer connection's subscription to a channel: how much it may be sent, and what it holds.
 
-Rules of this file: a subscription is owned by one channel at a time; frames to send are appended to ``out``, which the
-connection writes at the end of the loop turn.
+Rules of this file:
 
-Source: reference/nsq.md 1.4 (RDY is an absolute level) and 1.10.
+- A subscription is owned by one channel at a time; frames to send are appended to ``out``, which the connection writes
+  at the end of the loop turn.
+- It stands in its channel's line exactly while it can take a message (:mod:`flintmq.broker.ready`): whatever changes
+  :attr:`Subscription.capacity` ends with :meth:`Subscription.find_place` or :meth:`Subscription.served`.
+
+Source: reference/nsq.md 1.4 (RDY is an absolute level), 1.10 and 1.11.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from enum import IntEnum
 
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
+
+
+class Locality(IntEnum):
+    """How near a consumer is to this node, nearest first."""
+
+    ZONE = 0
+    REGION = 1
+    GLOBAL = 2
 
 
 class Run:
@@ -32,28 +45,33 @@ class Run:
 class Subscription:
     """What a channel knows of one consumer.
 
+    Args:
+        locality: consumers with a lower one are served first.
+
     Attributes:
         out: frames waiting to be written; shared with the connection.
-        rdy_count: the level the client set; it may hold that many messages.
-        room_bytes: how much more may be put into ``out`` before the connection has to drain.
-        is_open: False until SUB was answered and after CLS: nothing is delivered.
         sample_rate: percent of messages delivered, 0 for all.
-        slot: this subscription's value in the channel's window; the channel sets it.
+        slot: this subscription's value in the channel's window; the channel sets it, 0 without a channel.
+        line: of the channel's consumers with this locality, those that can take a message; None without a channel.
+        is_watched: whether the channel has noted when its oldest run times out.
     """
 
     __slots__ = (
+        "_is_open",
+        "_rdy_count",
+        "_room_bytes",
         "finish_count",
         "in_flight_count",
-        "is_open",
+        "is_watched",
+        "line",
+        "locality",
         "mark",
         "max_msg_timeout_ns",
         "message_count",
         "msg_timeout_ns",
         "out",
         "owner",
-        "rdy_count",
         "requeue_count",
-        "room_bytes",
         "runs",
         "sample_rate",
         "slot",
@@ -66,31 +84,92 @@ class Subscription:
         max_msg_timeout_ns: int,
         sample_rate: int = 0,
         owner: object = None,
+        locality: Locality = Locality.GLOBAL,
     ) -> None:
         self.out = out
         self.msg_timeout_ns = msg_timeout_ns
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.sample_rate = sample_rate
         self.owner = owner
-        self.rdy_count = 0
+        self.locality = locality
         self.in_flight_count = 0
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
-        self.room_bytes = WRITE_BUFFER_HIGH_BYTES
-        self.is_open = False
         self.slot = 0
         self.mark = b""
+        self.line: OrderedDict[Subscription, None] | None = None
+        self.is_watched = False
         self.runs: deque[Run] = deque()
+        self._rdy_count = 0
+        self._room_bytes = WRITE_BUFFER_HIGH_BYTES
+        self._is_open = False
+
+    @property
+    def rdy_count(self) -> int:
+        """The level the client set; it may hold that many messages."""
+        return self._rdy_count
+
+    @rdy_count.setter
+    def rdy_count(self, count: int) -> None:
+        self._rdy_count = count
+        self.find_place()
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more may be put into ``out`` before the connection has to drain."""
+        return self._room_bytes
+
+    @room_bytes.setter
+    def room_bytes(self, room_bytes: int) -> None:
+        had_room = self._room_bytes > 0
+        self._room_bytes = room_bytes
+        if had_room != (room_bytes > 0):
+            self.find_place()
+
+    @property
+    def is_open(self) -> bool:
+        """False until SUB was answered and after CLS: nothing is delivered."""
+        return self._is_open
+
+    @is_open.setter
+    def is_open(self, is_open: bool) -> None:
+        self._is_open = is_open
+        self.find_place()
 
     @property
     def capacity(self) -> int:
         """How many more messages may be sent now."""
-        return self.rdy_count - self.in_flight_count if self.is_open and self.room_bytes > 0 else 0
+        return self._rdy_count - self.in_flight_count if self._is_open and self._room_bytes > 0 else 0
+
+    def find_place(self) -> None:
+        """Join the end of the line, keep the place there, or leave it, as capacity says."""
+        line = self.line
+        if line is None:
+            return
+        if self.capacity > 0:
+            line[self] = None
+        else:
+            line.pop(self, None)
+
+    def put(self, frames: bytes | memoryview, count: int) -> None:
+        """Hand over ``count`` messages; :meth:`served` follows."""
+        self.out.append(frames)
+        self._room_bytes -= len(frames)
+        self.in_flight_count += count
+        self.message_count += count
+
+    def served(self) -> None:
+        """Go to the end of the line, or leave it, after a turn at its front."""
+        assert self.line is not None, "only who stands in line is served"
+        if self.capacity > 0:
+            self.line.move_to_end(self)
+        else:
+            del self.line[self]
 
     def describe(self) -> str:
         """One line for humans."""
         return (
             f"subscription slot={self.slot} open={self.is_open} rdy={self.rdy_count} in_flight={self.in_flight_count} "
-            f"room_bytes={self.room_bytes} runs={len(self.runs)}"
+            f"room_bytes={self.room_bytes} runs={len(self.runs)} locality={self.locality.name.lower()}"
         )

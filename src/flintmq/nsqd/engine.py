@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from itertools import islice
 from typing import Any, Protocol
 
 from flintmq.broker.broker import Broker
@@ -24,6 +26,7 @@ from flintmq.broker.partition import PublishGroup
 from flintmq.env import Env
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
+from flintmq.storage import create_logs
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,8 @@ _RETRY_S = 1.0  # after a flush failed
 _RETAIN_S = 30.0  # retention by time, when nothing else happens
 _CLOCK_TOLERANCE_NS = 50_000_000  # smaller steps of the wall clock are left alone
 _DEADLINE_SLACK_S = 0.005  # timers are not set finer than this
+_OUTPUTS_MAX = 128  # connections written to in one turn, and
+_LATE_OUTPUTS_MAX = 64  # as many more of those that earlier turns left over
 
 
 class Output(Protocol):
@@ -57,11 +62,13 @@ class Engine:
         self.durability = durability
         self._due_clock_offset_ns = env.clock.wall_ns() - env.clock.monotonic_ns()
         self.health: str | None = None
+        self.on_metadata: Callable[[], None] = lambda: None  # topics, channels or pauses on disk have changed
         self._clock_shift_ns = 0
         self._sync_every = sync_every
         self._sync_timeout_s = sync_timeout_ns / 1e9
         self._scheduled = False
         self._outputs: dict[Output, None] = {}
+        self._late_outputs: dict[Output, None] = {}  # of earlier turns that had too many
         self._unsynced: list[PublishGroup] = []
         self._sync_task: asyncio.Task[None] | None = None
         self._messages_unsynced = 0
@@ -70,6 +77,7 @@ class Engine:
         self._deadline_ns = 0  # that the timer is set for
         self._flush_wanted = asyncio.Event()
         self._flush_task: asyncio.Task[None] | None = None
+        self._create_task: asyncio.Task[None] | None = None
         self._closing = False
 
     # -- turns ---------------------------------------------------------------------------------------------------
@@ -97,11 +105,33 @@ class Engine:
             self._scheduled = False
             if broker.has_pending or broker.has_marked:
                 self.schedule()
+        if broker.has_creations and self._create_task is None:
+            self._start_creating()
         if broker.has_metadata:
             self._flush_wanted.set()
         outputs, self._outputs = self._outputs, {}
+        if self._late_outputs or len(outputs) > _OUTPUTS_MAX:
+            outputs = self._share_turn(outputs)
         for output in outputs:
             output.flush()
+
+    def _share_turn(self, outputs: dict[Output, None]) -> dict[Output, None]:
+        """What of very many outputs is written in this turn: first what is new, so that it waits for no backlog."""
+        late = self._late_outputs
+        now = dict.fromkeys(islice(outputs, _OUTPUTS_MAX))
+        late |= dict.fromkeys(islice(outputs, _OUTPUTS_MAX, None))
+        now |= dict.fromkeys(islice(late, _LATE_OUTPUTS_MAX))
+        for output in now:
+            late.pop(output, None)
+        if late:
+            self.schedule()
+        return now
+
+    def _end_turns(self) -> None:
+        """End this turn and those that it leaves work to."""
+        self._end_turn()
+        while self.broker.has_pending:
+            self._end_turn()
 
     def due_clock_ns(self) -> int:
         """The clock of due times: wall time at the start of this process, then as steady as monotonic time.
@@ -210,6 +240,33 @@ class Engine:
                 what = "the partition takes no more messages until nsqd is restarted"
                 log.error("sync of %s failed: %s; %s", each.directory, error, what)
 
+    # -- new topics ------------------------------------------------------------------------------------------------
+
+    def _start_creating(self) -> None:
+        self._create_task = self.loop.create_task(self._create())
+        self._create_task.add_done_callback(self._create_done)
+
+    def _create_done(self, task: asyncio.Task[None]) -> None:
+        self._create_task = None
+        if not task.cancelled() and task.exception() is not None:
+            log.error("creating topics ended unexpectedly: %r", task.exception(), exc_info=task.exception())
+
+    async def _create(self) -> None:
+        """Make the files of new topics; whoever published to them waits, and nobody else does."""
+        broker = self.broker
+        sync = self.durability != "os"
+        while created := broker.take_creations():
+            creations = [new.creation for new in created]
+            try:
+                await self.env.run_blocking(create_logs, creations, sync)
+            except Exception as error:
+                for creation in creations:
+                    creation.error = error
+                raise
+            finally:
+                broker.creations_ended(created)
+                self.schedule()
+
     # -- progress --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -239,6 +296,8 @@ class Engine:
                     log.error("%s; trying again in %.0f s", self.health, _RETRY_S)
                     await asyncio.sleep(_RETRY_S)
                 else:
+                    if self.broker.has_more_due:
+                        self._flush_wanted.set()
                     if self.health and self.health.startswith("writing progress"):
                         self.health = None
 
@@ -265,16 +324,18 @@ class Engine:
         except (OSError, StorageError) as failure:
             error = failure
         broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())
+        if flush.metadata_count and error is None:
+            self.on_metadata()
         self.schedule()
         if error is not None:
             raise error
 
     async def settle(self) -> None:
         """Wait until everything that was published so far has been stored and answered."""
-        if self._scheduled or self.broker.has_pending:
-            self._end_turn()
-        while self._sync_task is not None:
-            await asyncio.wait([self._sync_task])
+        self._end_turns()
+        while tasks := [task for task in (self._create_task, self._sync_task) if task is not None]:
+            await asyncio.wait(tasks)
+            self._end_turns()
 
     async def close(self) -> None:
         """Write and sync everything; connections are gone already.

@@ -16,7 +16,16 @@ from flintmq.broker.broker import ChannelNotFound, TopicNotFound
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError
 from flintmq.names import is_valid_name
-from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response, json_response, text_response
+from flintmq.net.http_messages import (
+    EMPTY,
+    HttpError,
+    PendingResponse,
+    Request,
+    Response,
+    json_response,
+    plain_response,
+    text_response,
+)
 from flintmq.net.http_router import Router
 from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
@@ -30,7 +39,14 @@ if TYPE_CHECKING:
 
 _TOPICS_PER_TURN = 20
 _OK = text_response("OK")
+_HEALTHY = plain_response("OK")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _integer(text: str) -> int:
+    """A number as Go's ``ParseInt`` reads it, a sign included; -1 for anything else, huge numbers too."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else -1
 
 
 class _Answer:
@@ -100,7 +116,7 @@ class HttpApi:
         health = self._nsqd.health()
         if health != "OK":
             raise HttpError(500, health)
-        return _OK
+        return _HEALTHY
 
     def _info(self, request: Request) -> Response:
         return json_response(self._nsqd.info())
@@ -182,10 +198,9 @@ class HttpApi:
         defer_ms = 0
         text = request.query.get("defer")
         if text is not None:
-            limit = self._nsqd.wire_limits.max_req_timeout_ms
-            if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= limit):
+            defer_ms = _integer(text)
+            if not 0 <= defer_ms <= self._nsqd.wire_limits.max_req_timeout_ms:
                 raise HttpError(400, "INVALID_DEFER")
-            defer_ms = int(text)
         return self._publish(topic, (body,), defer_ms)
 
     def _mpub(self, request: Request) -> PendingResponse | Response:
@@ -200,9 +215,7 @@ class HttpApi:
             bodies = [line for line in request.body.split(b"\n") if line]
             if any(len(body) > self._nsqd.options.max_msg_size for body in bodies):
                 raise HttpError(413, "MSG_TOO_BIG")
-        if not bodies:
-            return _OK
-        return self._publish(topic, bodies)
+        return self._publish(topic, bodies) if bodies else self._created(topic, _OK)
 
     # -- topics and channels -----------------------------------------------------------------------------------------
 
@@ -224,19 +237,22 @@ class HttpApi:
         except TopicNotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
-    def _durably(self) -> Response | PendingResponse:
-        """Answer when the change survives."""
+    def _durably(self, topic: Topic | None = None, answer: Response = EMPTY) -> Response | PendingResponse:
+        """Answer when the change survives, and the topic, which may be new."""
         self._nsqd.engine.schedule()
-        source = self._nsqd.metadata_durable()
-        return EMPTY if source is None else _Answer(source, EMPTY).pending
+        source = self._nsqd.metadata_durable(topic)
+        return answer if source is None else _Answer(source, answer).pending
 
-    def _topic_create(self, request: Request) -> Response | PendingResponse:
-        name = self._valid_topic_name(request)
+    def _created(self, name: str, answer: Response) -> Response | PendingResponse:
+        """Answer when a topic exists and will."""
         try:
-            self._nsqd.create_topic(name)
+            topic = self._nsqd.create_topic(name)
         except FlintError:
             raise HttpError(500, "INTERNAL_ERROR") from None
-        return self._durably()
+        return self._durably(topic, answer)
+
+    def _topic_create(self, request: Request) -> Response | PendingResponse:
+        return self._created(self._valid_topic_name(request), EMPTY)
 
     def _topic_delete(self, request: Request) -> Response | PendingResponse:
         name = self._topic_name(request)
@@ -268,7 +284,7 @@ class HttpApi:
     def _channel_create(self, request: Request) -> Response | PendingResponse:
         topic, channel = self._channel_names(request)
         self._broker.channel(topic, channel)
-        return self._durably()
+        return self._durably(topic)
 
     def _change_channel(self, request: Request, change: Callable[[Topic, str], object]) -> Response | PendingResponse:
         topic, channel = self._channel_names(request)

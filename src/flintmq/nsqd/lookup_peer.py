@@ -158,12 +158,7 @@ class LookupPeer:
 
     async def _serve(self) -> None:
         """One connection, from its first byte until it breaks."""
-        address = split_address(self.address)
-        if address is None:
-            raise FlintError(f"{self.address} is not host:port")
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(_CONNECT_DEADLINE_S):
-            _, connection = await loop.create_connection(lambda: _Connection(self._changed.set), *address)
+        connection = await self._connect()
         try:
             answer = await connection.ask(_MAGIC_V1 + encode_identify(self._me()), 1)
             self.info = decode_lookupd_info(answer[0])
@@ -178,6 +173,16 @@ class LookupPeer:
                 await self._send(connection, changes or [PING])
         finally:
             connection.close()
+
+    async def _connect(self) -> _Connection:
+        address = split_address(self.address)
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(_CONNECT_DEADLINE_S):
+            if address is None:
+                _, connection = await loop.create_unix_connection(lambda: _Connection(self._changed.set), self.address)
+            else:
+                _, connection = await loop.create_connection(lambda: _Connection(self._changed.set), *address)
+        return connection
 
     async def _wait(self, connection: _Connection) -> None:
         """Return when there is something to say, when the connection is lost, or when it is time for a ping."""

@@ -20,7 +20,7 @@ from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.address import split_address
 from flintmq.net.http_client import get
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
-from flintmq.wire.lookup import LookupdInfo, PeerInfo
+from flintmq.wire.lookup import PORT_MAX, LookupdInfo, PeerInfo
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Lookupds:
     def set(self, addresses: Iterable[str]) -> None:
         """Talk to these from now on, and no longer to others."""
         before, self._peers = self._peers, {}
-        for address in addresses:
+        for address in dict.fromkeys(addresses):
             peer = before.pop(address, None)
             self._peers[address] = peer or LookupPeer(address, self._env, self._me, self._registrations)
         for peer in before.values():
@@ -118,6 +118,9 @@ class Lookupds:
 
     async def _ask(self, address: str, info: LookupdInfo, topic: str) -> list[str]:
         target = f"/channels?topic={quote(topic, safe='')}"
+        if not 0 < info.http_port <= PORT_MAX:
+            log.warning("nsqlookupd %s cannot be asked which channels topic %s has: no HTTP port", address, topic)
+            return []
         # the name it calls itself by need not mean anything here; the one we reach it under does
         reached_by = split_address(address)
         failures = []

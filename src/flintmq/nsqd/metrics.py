@@ -17,6 +17,7 @@ from typing import Any, Literal
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, labels_of
 from flintmq.nsqd import stats
+from flintmq.nsqd.topology import COUNT_FIELDS
 
 ROWS_MAX = 5000
 _TOPICS_PER_TURN = 20  # looked at before others get a turn
@@ -51,6 +52,7 @@ _CHANNEL_COLUMNS = (
     _Column("channel_clients", "gauge", "Consumers of a channel", "client_count"),
     _Column("channel_paused", "gauge", "1 while a channel is paused", "paused"),
 )
+_DELIVERIES_HELP = "Messages sent to consumers, repeated ones included, by how near these are: zone, region, global"
 _LATENCY_HELP = "Time from publishing to FIN, over the window of --e2e-processing-latency-window-time"
 
 
@@ -80,6 +82,7 @@ async def collect_topics(
 ) -> list[Family]:
     """Return the figures of topics and channels; others get their turn meanwhile."""
     topic_table, channel_table = _Table("topic", _TOPIC_COLUMNS), _Table("channel", _CHANNEL_COLUMNS)
+    deliveries = Family(f"{_NAMESPACE}_channel_deliveries_total", "counter", _DELIVERIES_HELP)
     room = rows_max
     left_out_count = channel_count = 0
     for number, name in enumerate(sorted(topics), 1):
@@ -100,6 +103,10 @@ async def collect_topics(
             channel_name = channel["channel_name"]
             finish_count = sum(part.finish_count for part in topic.channels(channel_name))
             channel_table.add(channel | {"finish_count": finish_count}, topic=name, channel=channel_name)
+            for locality, field in COUNT_FIELDS.items():
+                if field in channel:
+                    labels = labels_of(topic=name, channel=channel_name, locality=locality.name.lower())
+                    deliveries.add(channel[field], labels)
         room -= 1 + len(channels)
         left_out_count += len(row["channels"]) - len(channels)
     left_out_help = f"Topics and channels that are not shown, because there are more than {rows_max}"
@@ -109,6 +116,7 @@ async def collect_topics(
         _gauge("rows_left_out", left_out_help, left_out_count),
         *topic_table.families,
         *channel_table.families,
+        deliveries,
     ]
 
 

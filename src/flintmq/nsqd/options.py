@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.net.log import LOG_FILE_HELP
 from flintmq.options import (
     HOUR,
     MILLISECOND,
@@ -26,6 +27,7 @@ from flintmq.options import (
     Items,
     Number,
     Options,
+    StartRefused,
     Switch,
     Text,
     option,
@@ -34,6 +36,7 @@ from flintmq.options import (
 NODE_ID_COUNT = 1024
 MAX_MSG_SIZE_MAX = BATCH_SIZE_MAX - 1024  # one message with its headers must fit one batch of the log
 INT32_MAX = (1 << 31) - 1  # sizes and counts are int32 on the wire
+TOPOLOGY_AWARE = "topology-aware-consumption"
 
 _LOGGING = "Logging"
 _OPERATION = "Operation"
@@ -61,6 +64,7 @@ class NsqdOptions(Options):
         Choice(("debug", "info", "warn", "error", "fatal")), "info", "how much to log on stderr", group=_LOGGING
     )
     log_prefix: str = option(Text(), "[nsqd] ", "what every log line starts with", group=_LOGGING)
+    log_file: str = option(Text("FILE"), "", LOG_FILE_HELP, group=_LOGGING, origin="flintmq", default_text="stderr")
     verbose: bool = option(Switch(), False, "has no effect, use --log-level", group=_LOGGING, deprecated=True)
     worker_id: bool = option(Switch(), False, "has no effect, use --node-id", group=_LOGGING, deprecated=True)
 
@@ -99,7 +103,7 @@ class NsqdOptions(Options):
         group=_ADDRESSES,
     )
     lookupd_tcp_address: tuple[str, ...] = option(
-        Items(Address(to_connect=True)),
+        Items(Address(to_connect=True, may_be_path=True)),
         (),
         "a nsqlookupd to register with",
         group=_ADDRESSES,
@@ -292,15 +296,19 @@ class NsqdOptions(Options):
         Duration(MILLISECOND), 5 * SECOND, "longest wait for its answer", group=_AUTH
     )
 
-    topology_region: str = option(Text(), "", "region of this node", group=_TOPOLOGY, implemented=False)
-    topology_zone: str = option(Text(), "", "zone of this node", group=_TOPOLOGY, implemented=False)
+    topology_region: str = option(
+        Text(), "", "the region this node is in, which clients and nsqlookupd are told", group=_TOPOLOGY
+    )
+    topology_zone: str = option(
+        Text(), "", "the zone this node is in, which clients and nsqlookupd are told", group=_TOPOLOGY
+    )
     enable_experiment: tuple[str, ...] = option(
-        Items(Choice(("topology-aware-consumption",))),
+        Items(Choice((TOPOLOGY_AWARE,))),
         (),
-        "an experimental feature to turn on",
+        "an experimental feature to turn on: topology-aware-consumption - consumers that are ready get messages in "
+        "this order: those of this node's zone, those of its region, the others",
         group=_TOPOLOGY,
         default_text="none",
-        implemented=False,
     )
 
     tls_cert: str = option(
@@ -353,9 +361,9 @@ class NsqdOptions(Options):
         if not (self.tls_cert and self.tls_key):
             allowed = "cannot require TLS client connections without TLS key and cert"
             if self.tls_required != "false":
-                raise OptionError("tls_required", self.tls_required, allowed, "argument")
+                raise StartRefused("tls_required", self.tls_required, allowed, "argument")
             if self.tls_client_auth_policy:
-                raise OptionError("tls_client_auth_policy", self.tls_client_auth_policy, allowed, "argument")
+                raise StartRefused("tls_client_auth_policy", self.tls_client_auth_policy, allowed, "argument")
             if self.tls_cert or self.tls_key:
                 attribute, missing = ("tls_cert", "--tls-key") if self.tls_cert else ("tls_key", "--tls-cert")
                 raise OptionError(attribute, getattr(self, attribute), f"it needs {missing} as well", "argument")

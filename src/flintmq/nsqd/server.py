@@ -21,28 +21,32 @@ from flintmq import __version__
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, PublishGroup
-from flintmq.broker.subscription import Subscription
+from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
 from flintmq.errors import DiskFull, Exiting, FlintError, StorageError
+from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.net import log as logs
-from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
+from flintmq.net.listen import Listener, listen
 from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
 from flintmq.net.tls import ServerTls, client_context
-from flintmq.net.tls_engine import NewEngine
-from flintmq.nsqd import config, metrics, stats, statsd
+from flintmq.nsqd import config, metrics, stats, statsd, takeover
 from flintmq.nsqd.auth import AuthClient
+from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.http_api import HttpApi
 from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.lookupds import Lookupds
+from flintmq.nsqd.loop_delays import LoopDelays
+from flintmq.nsqd.metadata_file import MetadataFile
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqd.session import Session
+from flintmq.nsqd.topology import Topology
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
 from flintmq.wire import server as wire
 from flintmq.wire.identify import NSQ_VERSION, ServerFeatures
@@ -95,6 +99,7 @@ class Nsqd:
         self.version_line = f"nsqd v{__version__} (built w/python{platform.python_version()})"
         self.start_ns = env.clock.wall_ns()
         self.gc_pauses = stats.GcPauses(env.clock)
+        self._loop_delays = LoopDelays()
         self.sessions: dict[Session, None] = {}
         self.addresses = Addresses(None, None)
         self.wire_limits = wire.ServerLimits(
@@ -110,6 +115,7 @@ class Nsqd:
         self.new_tls = None if self._tls is None else self._tls.engines()
         self.auth = _auth_client(options, env)
         self.features = _features(options, self.version)
+        self._topology = Topology.of(options)
         self._files = files
         self._is_exiting = False
         self._gone: asyncio.Event | None = None
@@ -124,16 +130,17 @@ class Nsqd:
         )
         self._starting: dict[asyncio.Task[None], None] = {}
         self._statsd: statsd.Reporter | None = None
-        self._tcp: asyncio.AbstractServer | None = None
+        self._tcp: Listener | None = None
         self._http: HttpServer | None = None
         self._https: HttpServer | None = None
         self.damage_count = 0
+        self._store = ChannelStore(files)
         broker = Broker(
             files,
-            ChannelStore(files),
+            self._store,
             BrokerOptions(
                 segment_bytes=64 * 1024 if env.buggify("tiny segments") else options.max_bytes_per_file,
-                ephemeral_depth_max=options.mem_queue_size,
+                ephemeral_depth_max=options.mem_queue_size or EPHEMERAL_DEPTH_MIN,
                 retention_time_ns=options.retention_time_ns,
                 retention_bytes=options.retention_bytes,
                 latency_window_ns=_latency_window_ns(options),
@@ -141,6 +148,7 @@ class Nsqd:
             env.random,
             self._report,
         )
+        self._metadata_file = MetadataFile(env, files, broker.topics.values)
         self.engine = Engine(
             env,
             broker,
@@ -151,72 +159,59 @@ class Nsqd:
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Restore the data directory, then listen.
+    async def start(self, stop: asyncio.Event | None = None) -> None:
+        """Restore the data directory, NSQ's as well, then listen.
+
+        Args:
+            stop: when set, a takeover of NSQ's data ends early.
 
         Raises:
+            TakeoverStopped: it did.
             FlintError: the data directory or an address cannot be used.
         """
         options = self.options
         broker = self.engine.broker
+        await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)
         broker.open(self.env.clock.wall_ns())
         broker.on_topic_change = self._topic_changed
         broker.on_problem = self._problem
+        self.engine.on_metadata = self._metadata_file.changed
         self.engine.start()
         self.engine.schedule()
+        await self._metadata_file.start()
         log.info("%s", self.version_line)
         log.info("durability: %s - %s", options.durability, _DURABILITY_TEXT[options.durability])
         for concern in self._tls.concerns(self.start_ns) if self._tls is not None else ():
             log.warning("%s", concern)
-        tcp = await self._listen_tcp(options.tcp_address)
-        router = HttpApi(self).router()
-        http = https = None
-        if options.http_address:
-            refuse = self._require_tls if self.tls_required == "true" else None
-            self._http = HttpServer(router, clock=self.env.clock, before=refuse)
-            http = await self._listen_http("HTTP", self._http, options.http_address)
-        if options.https_address and self.new_tls is not None:
-            self._https = HttpServer(router, clock=self.env.clock)
-            https = await self._listen_http("HTTPS", self._https, options.https_address, self.new_tls)
-        self.addresses = Addresses(tcp, http, https)
+        await self._listen()
         self._lookupds.set(options.lookupd_tcp_address)
         for topic in list(broker.topics.values()):
             if topic.is_starting:
                 self._start_topic(topic)
         self.gc_pauses.start()
+        if options.http_address:
+            self._loop_delays.start()
         if options.statsd_address:
             self._statsd = self._new_statsd()
 
-    async def _listen_tcp(self, text: str) -> tuple[str, int] | None:
-        loop = self.engine.loop
-        address = split_address(text)
-        try:
-            if address is None:
-                self._tcp = await loop.create_unix_server(lambda: Session(self), text)
-                log.info("TCP: listening on %s", text)
-                return None
-            host = await bind_host(*address)
-            self._tcp = await loop.create_server(lambda: Session(self), host, address[1], backlog=1024)
-        except OSError as error:
-            raise ListenFailed(text, error.strerror or str(error)) from error
-        bound = listening_address(self._tcp, host, address[1])
-        log.info("TCP: listening on %s", format_address(*bound))
-        return bound
-
-    async def _listen_http(
-        self, name: str, server: HttpServer, text: str, new_tls: NewEngine | None = None
-    ) -> tuple[str, int] | None:
-        address = split_address(text)
-        try:
-            if address is None:
-                await server.start_unix(text, new_tls)
-                log.info("%s: listening on %s", name, text)
-                return None
-            bound = await server.start(*address, new_tls)
-        except OSError as error:
-            raise ListenFailed(text, error.strerror or str(error)) from error
-        log.info("%s: listening on %s", name, format_address(*bound))
-        return bound
+    async def _listen(self) -> None:
+        options = self.options
+        tcp = self._tcp = await listen(lambda: Session(self), options.tcp_address)
+        router = HttpApi(self).router()
+        http = https = None
+        if options.http_address:
+            refuse = self._require_tls if self.tls_required == "true" else None
+            self._http = HttpServer(router, clock=self.env.clock, before=refuse)
+            http = await self._http.start(options.http_address)
+        if options.https_address and self.new_tls is not None:
+            self._https = HttpServer(router, clock=self.env.clock)
+            https = await self._https.start(options.https_address, self.new_tls)
+        listeners = (("TCP", tcp), ("HTTP", http), ("HTTPS", https))
+        self.addresses = Addresses(*(None if each is None else each.address for _, each in listeners))
+        # whoever reads one of these lines may use all of the addresses
+        for name, listener in listeners:
+            if listener is not None:
+                logs.announce(log, name, listener.name)
 
     def _require_tls(self, request: Request) -> Response:
         """The answer to every plain request when TLS is required; NSQ's clients follow it to the other port."""
@@ -245,10 +240,12 @@ class Nsqd:
         if self._statsd is not None:
             await self._statsd.close()
         self.gc_pauses.stop()
+        self._loop_delays.stop()
         await self._all_gone(_DRAIN_DEADLINE_S)
         for session in list(self.sessions):
             session.abort()
         await self._all_gone(_DRAIN_DEADLINE_S)
+        await self._metadata_file.close()
         await self.engine.close()
         self._files.close()
 
@@ -279,18 +276,19 @@ class Nsqd:
             self._gone.set()
 
     def create_topic(self, name: str) -> Topic:
-        """Find a topic or create it.
+        """Find a topic or create it; whoever waits for it to be stored is told when it cannot be.
 
         Raises:
             Exiting: this nsqd is shutting down.
-            StorageError: its log cannot be created.
         """
         topic = self.engine.broker.topics.get(name)
         if topic is not None:
             return topic
         if self._is_exiting:
             raise Exiting
-        topic = self.engine.broker.topic(name, self.env.clock.wall_ns(), starting=bool(self._lookupds))
+        starting = bool(self._lookupds)
+        topic = self.engine.broker.topic(name, self.env.clock.wall_ns(), starting, later=True)
+        self.engine.schedule()
         log.info("TOPIC(%s): created", name)
         if topic.is_starting:
             self._start_topic(topic)
@@ -327,7 +325,6 @@ class Nsqd:
 
         Raises:
             Exiting: this nsqd is shutting down.
-            StorageError: the topic's log cannot be created.
         """
         if self._is_exiting:
             raise Exiting
@@ -357,11 +354,12 @@ class Nsqd:
             self.options.max_msg_timeout_ns,
             negotiated.sample_rate if negotiated else 0,
             session,
+            self._topology.locality(negotiated.request) if negotiated else Locality.GLOBAL,
         )
         session.channel = channel
         session.topic = topic
         channel.add(session.subscription)
-        return self._when_durable(session)
+        return self._when_durable(session, topic)
 
     def unsubscribe(self, session: Session) -> None:
         """Detach a connection that is gone; what it held is queued again."""
@@ -378,8 +376,6 @@ class Nsqd:
         self.engine.schedule()
         if channel.ephemeral and not channel.subscriptions:
             self.delete_channel(topic, channel.name)
-            if topic.ephemeral and not topic.channel_names:
-                self.delete_topic(topic.name)
 
     def place_cursor(self, session: Session, topic: Topic, event: wire.Cursor) -> tuple[Ended, Channel]:
         """Create a channel at a position or confirm up to it (CURSOR)."""
@@ -393,24 +389,30 @@ class Nsqd:
             channel.confirm(event.sequence)
             broker.mark(channel)
             self.engine.schedule()
-        return self._when_durable(session), channel
+        return self._when_durable(session, topic), channel
 
-    def _when_durable(self, waiter: Session) -> Ended:
+    def _when_durable(self, waiter: Session, topic: Topic) -> Ended:
         ended = Ended()
         ended.waiters.append(waiter)
-        if not self.engine.broker.when_metadata_durable(ended.end):
+        if not self.engine.broker.when_metadata_durable(ended.end, topic):
             ended.end(None)
         return ended
 
-    def metadata_durable(self) -> Ended | None:
-        """Something that ends when all changes of topics and channels are durable; None when they are."""
+    def metadata_durable(self, topic: Topic | None = None) -> Ended | None:
+        """Something that ends when all changes of topics and channels are durable; None when they are.
+
+        Args:
+            topic: which may be new.
+        """
         ended = Ended()
-        return ended if self.engine.broker.when_metadata_durable(ended.end) else None
+        return ended if self.engine.broker.when_metadata_durable(ended.end, topic) else None
 
     def delete_channel(self, topic: Topic, name: str) -> None:
-        """Delete a channel and close its consumers."""
+        """Delete a channel and close its consumers; an ephemeral topic goes with its last channel."""
         self._close_consumers(self.engine.broker.delete_channel(topic, name))
         log.info("TOPIC(%s): deleted channel %s", topic.name, name)
+        if topic.ephemeral and not topic.channel_names:
+            self.delete_topic(topic.name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its channels and close their consumers."""
@@ -461,11 +463,12 @@ class Nsqd:
             "max_deflate_level": options.max_deflate_level,
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
+            "flintmq_version": __version__,
         }
 
     def metrics(self) -> list[Family]:
         """What Prometheus is told of the daemon itself."""
-        return metrics.describe_daemon(
+        families = metrics.describe_daemon(
             self.version,
             self.options.durability,
             self.start_ns,
@@ -474,6 +477,7 @@ class Nsqd:
             self.damage_count,
             self._lookupds.connected(),
         )
+        return [*families, self._loop_delays.family()]
 
     def change_options(self, options: NsqdOptions) -> None:
         """Put options that may change at run time into force: the nsqlookupds and the log level."""
@@ -633,12 +637,15 @@ async def main(
         FlintError: it cannot start.
         StopFailed: it has stopped, and could not write everything.
     """
+    stop = stop or asyncio.Event()
     nsqd = Nsqd(env, files, options)
-    await nsqd.start()
+    try:
+        await nsqd.start(stop)
+    except takeover.TakeoverStopped as stopped:
+        log.info("stopping: %s", stopped)
+        return
     if ready is not None:
         ready(nsqd)
-    if stop is None:
-        stop = asyncio.Event()
     await stop.wait()
     log.info("stopping: draining connections and writing everything to disk")
     try:
@@ -649,13 +656,13 @@ async def main(
 
 def run(options: NsqdOptions) -> int:
     """Run an nsqd in this process until SIGTERM or SIGINT; return its exit code."""
-    logs.configure(options.log_prefix, options.log_level)
+    reopen_log = logs.configure(options.log_prefix, options.log_level, path=options.log_file)
     _raise_descriptor_limit()
     try:
         files = OsFiles(options.data_path or ".")
         env = Env(hostname=platform.node() or "localhost")
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_until_signal(env, files, options))
+            runner.run(_until_signal(env, files, options, reopen_log))
     except StopFailed as error:
         log.critical("%s", error)
         return 1
@@ -665,14 +672,18 @@ def run(options: NsqdOptions) -> int:
     return 0
 
 
-async def _until_signal(env: Env, files: Files, options: NsqdOptions) -> None:
+async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log: Callable[[], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # there is no log file to open again, and upstream dies of it
-    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing to reopen, the log is on stderr")
-    await main(env, files, options, stop=stop)
+    loop.add_signal_handler(signal.SIGHUP, reopen_log)
+    collector = Collector()
+    collector.start()
+    try:
+        await main(env, files, options, stop=stop)
+    finally:
+        collector.stop()
 
 
 __all__ = ["Addresses", "Nsqd", "main", "run"]

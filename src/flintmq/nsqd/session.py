@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,6 +42,7 @@ from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
+from flintmq.nsqd.topology import client_counts
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
@@ -61,7 +62,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
+_EXECUTE_NS_MAX = 1_000_000  # for the commands of one connection in one turn; then others have theirs
+_NEW_TOPIC_BYTES = 1024  # memory of a publish and a topic beside its bodies, about
 _NOT_IN_FLIGHT = "failed ID not in flight"
+_NOT_OWNED = "failed client does not own message"
 _HEX = frozenset(b"0123456789abcdef")
 
 
@@ -117,11 +121,15 @@ class Session(asyncio.Protocol):
         self._slots: deque[_Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
         self._waiting: deque[wire.Event] = deque()
         self._slot_bytes = 0
+        self._new_topic_group: PublishGroup | None = None  # the last one that waits for files of its topic
+        self._new_topic_bytes = 0  # that wait with it
         self._is_finished = False
         self._is_draining = False
+        self._is_at_end = False  # the client has sent its last byte
         self._is_write_paused = False
         self._write_paused_at = 0.0
         self._received_at = self.loop.time()
+        self._now_ns = nsqd.env.clock.monotonic_ns
         self._heartbeat_s = nsqd.features.heartbeat_interval_ms / 1000
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
@@ -170,7 +178,21 @@ class Session(asyncio.Protocol):
             self._execute(events)
 
     def eof_received(self) -> bool:
-        return False
+        """Answer what came before the end of the client's stream, then close; True while that takes a while."""
+        if self._transport is None or self._is_finished or self._is_draining or self._waiting:
+            return False
+        self._is_at_end = True
+        events = self.parser.receive_eof()
+        if self.subscription is not None:
+            self.subscription.is_open = False
+        if events:
+            self._execute(events)
+        elif self._slots:
+            self._is_finished = True
+            self.loop.call_soon(self._finish_when_answered)
+        else:
+            self.flush()
+        return self._is_finished
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -286,7 +308,7 @@ class Session(asyncio.Protocol):
         """No more input; close when the peer has read the last frame."""
         self._is_finished = True
         if self._transport is not None and self._linger_timer is None:
-            self._linger_timer = close_lingering(self._transport, self.loop)
+            self._linger_timer = close_lingering(self._transport, self.loop, self._is_at_end)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -345,19 +367,24 @@ class Session(asyncio.Protocol):
                 self.loop.call_soon(self._finish_when_answered)
                 break
             slots.popleft()
-        if self._waiting and not self._must_wait():
+        if (self._waiting or self._new_topic_group is not None) and not self._must_wait():
             self.loop.call_soon(self._go_on)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
     def _execute(self, events: list[wire.Event]) -> None:
-        for index, event in enumerate(events):
+        until_ns = 0
+        for index, event in enumerate(events, 1):
             _HANDLERS[type(event)](self, event)
-            if self._is_finished:
+            if self._is_finished or index == len(events):
                 break
-            if self._must_wait() and index + 1 < len(events):
-                self._waiting.extend(events[index + 1 :])
+            until_ns = until_ns or self._now_ns() + _EXECUTE_NS_MAX
+            is_late = self._now_ns() > until_ns or self.nsqd.env.buggify("the turn is over")
+            if is_late or self._must_wait():
+                self._waiting.extend(events[index:])
                 self._transport.pause_reading()  # type: ignore[union-attr]
+                if is_late:
+                    self.loop.call_soon(self._go_on)
                 break
         if self._is_finished:
             self.engine.wants_output(self)
@@ -367,6 +394,11 @@ class Session(asyncio.Protocol):
         """Whether answers have to leave before more commands are executed."""
         if self._asking is not None:
             return True
+        if self._new_topic_group is not None:
+            if self._new_topic_group.ended:
+                self._new_topic_group, self._new_topic_bytes = None, 0
+            elif self._new_topic_bytes > WRITE_BUFFER_HIGH_BYTES:
+                return True
         return self._slot_bytes > FETCH_BYTES_MAX or (self._is_write_paused and self.subscription is None)
 
     def _go_on(self) -> None:
@@ -403,6 +435,7 @@ class Session(asyncio.Protocol):
             return
         self.negotiated = negotiated
         self._heartbeat_s = negotiated.heartbeat_interval_ms / 1000
+        self.parser.heartbeats_disabled = self._heartbeat_s <= 0
         self._arm_heartbeat()
         self._reply(OK_FRAME if negotiated.response is None else response_frame(negotiated.response))
         if negotiated.upgrades and self._transport is not None:
@@ -566,9 +599,6 @@ class Session(asyncio.Protocol):
     # -- commands of clients ---------------------------------------------------------------------------------------
 
     def _subscribe(self, event: wire.Subscribe) -> None:
-        if self._heartbeat_s <= 0:
-            self._fail("E_INVALID", "cannot SUB with heartbeats disabled")
-            return
         if not self._may(event, "SUB", event.topic, event.channel):
             return
         try:
@@ -596,7 +626,10 @@ class Session(asyncio.Protocol):
             return
         counts = self.pub_counts
         counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
-        self._pub_partition = group.partition
+        if group.partition.log.is_created:
+            self._pub_partition = group.partition
+        else:
+            self._await_topic(group, event.bodies)
         last = self._slots[-1] if self._slots else None
         if isinstance(last, _Slot) and last.source is group and last.command == command:
             last.replies += event.replies
@@ -604,6 +637,13 @@ class Session(asyncio.Protocol):
             self._slots.append(_Slot(group, command, event.replies))
             group.waiters.append(self)
         self.engine.schedule()
+
+    def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
+        """Bound what waits for the files of new topics: nothing of it is on disk before they are there."""
+        self._new_topic_group = group
+        self._new_topic_bytes += sum(map(len, bodies)) + _NEW_TOPIC_BYTES
+        if self._new_topic_bytes > WRITE_BUFFER_HIGH_BYTES and self._transport is not None:
+            self._transport.pause_reading()
 
     def _publish_again(self, body: bytes) -> bool:
         """Publish one more message to where the last PUB went; False when that needs a closer look."""
@@ -640,7 +680,9 @@ class Session(asyncio.Protocol):
 
     def _not_in_flight(self, command: str, message_id: bytes) -> None:
         shown = message_id.decode("utf-8", "surrogateescape")
-        self._fail(f"E_{command}_FAILED", f"{command} {shown} {_NOT_IN_FLIGHT}")
+        internal = _internal(message_id)
+        is_another_s = internal is not None and self.channel is not None and self.channel.is_in_flight(internal)
+        self._fail(f"E_{command}_FAILED", f"{command} {shown} {_NOT_OWNED if is_another_s else _NOT_IN_FLIGHT}")
 
     def _requeue(self, event: wire.Requeue) -> None:
         assert self.subscription is not None and self.channel is not None
@@ -751,6 +793,7 @@ class Session(asyncio.Protocol):
             "ready_count": subscription.rdy_count if subscription else 0,
             "in_flight_count": subscription.in_flight_count if subscription else 0,
             "message_count": subscription.message_count if subscription else 0,
+            **(client_counts(subscription) if subscription else {}),
             "finish_count": subscription.finish_count if subscription else 0,
             "requeue_count": subscription.requeue_count if subscription else 0,
             "connect_ts": self.connected_ns // 1_000_000_000,

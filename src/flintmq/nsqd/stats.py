@@ -18,6 +18,7 @@ from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
 from flintmq.net.metrics import resident_bytes
 from flintmq.nsqd.session import Session
+from flintmq.nsqd.topology import channel_counts
 
 NO_LATENCY: dict[str, Any] = {"count": 0, "percentiles": None}
 _PAUSE_COUNT = 256  # of the last collections, as Go's runtime keeps
@@ -134,6 +135,7 @@ def channel_row(
         "in_flight_count": sum(part.in_flight_count for part in parts),
         "deferred_count": sum(part.deferred_count for part in parts),
         "message_count": sum(part.message_count for part in parts),
+        **channel_counts(parts),
         "requeue_count": sum(part.requeue_count for part in parts),
         "timeout_count": sum(part.timeout_count for part in parts),
         "client_count": len(clients),
@@ -187,6 +189,8 @@ def producer_rows(sessions: Iterable[Session]) -> list[dict[str, Any]] | None:
 
 def go_duration(seconds: float) -> str:
     """A duration as Go prints it, to the microsecond."""
+    if 0.000001 <= seconds < 1:
+        return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
     text = f"{rest:.6f}".rstrip("0").rstrip(".") + "s"
@@ -211,10 +215,10 @@ def as_text(
     if figures is not None:
         lines += ["Memory:", *(f"   {name:<25}\t{value}" for name, value in figures.items()), ""]
     lines.append("Topics:" if stats["topics"] else "Topics: None")
-    for topic in stats["topics"] or ():
+    for number, topic in enumerate(stats["topics"] or ()):
         mark = "*P " if topic["paused"] else "   "
         lines += [
-            "",
+            *([""] if number else []),  # as nsqd: a blank line between two topics, none before the first
             f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
             f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}",
         ]
@@ -253,7 +257,7 @@ def _human_duration(value_ns: int) -> str:
 
 def _client_name(client: dict[str, Any]) -> str:
     port = client["remote_address"].rpartition(":")[2]
-    return f"{client['hostname']}:{port} {client['user_agent']}".rstrip()
+    return f"{client['hostname']}:{port} {client['user_agent']}"
 
 
 def _connected(client: dict[str, Any], now_ns: int) -> str:

@@ -70,8 +70,17 @@ class Lines:
 
     def report(self, topics: Iterable[Row], memory: Mapping[str, int] | None) -> list[bytes]:
         """Return the lines of one report; counters of the next begin where this one ends."""
+        self.begin()
+        lines = [line for topic in topics for line in self.topic(topic)]
+        return lines + self.end(memory)
+
+    def begin(self) -> None:
+        """Begin a report, which :meth:`end` ends."""
         self._counts = {}
-        lines = [line for topic in topics for line in self._topic(topic)]
+
+    def end(self, memory: Mapping[str, int] | None) -> list[bytes]:
+        """The last lines of a report."""
+        lines: list[bytes] = []
         if memory is not None:
             lines += [self._gauge(f"mem.{name}", memory[name]) for name in _MEMORY_GAUGES]
             lines.append(self._count("mem.gc_runs", memory["gc_total_runs"]))
@@ -81,7 +90,8 @@ class Lines:
     def _is_excluded(self, name: str) -> bool:
         return self._exclude_ephemeral and is_ephemeral(name)
 
-    def _topic(self, row: Row) -> Iterator[bytes]:
+    def topic(self, row: Row) -> Iterator[bytes]:
+        """The lines of one topic and its channels."""
         if self._is_excluded(row["topic_name"]):
             return
         key = f"topic.{row['topic_name']}"
@@ -217,12 +227,13 @@ class Reporter:
         self._note(socket.error)
 
     async def _collect(self) -> list[bytes]:
-        rows: list[Row] = []
-        for row in self._topics():
-            rows.append(row)
-            if len(rows) % _TOPICS_PER_TURN == 0:
+        lines: list[bytes] = []
+        self._lines.begin()
+        for number, row in enumerate(self._topics(), 1):
+            lines += self._lines.topic(row)
+            if number % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return self._lines.report(rows, self._memory() if self._memory is not None else None)
+        return lines + self._lines.end(self._memory() if self._memory is not None else None)
 
     def _note(self, error: Exception | None) -> None:
         """Say it once when reports begin to fail, and once when they get through again."""

@@ -7,6 +7,7 @@ Tables::
     channel(topic, name, paused)
     cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
     aside(cursor, sequence, due_ns, attempts, frame)       frame: the message frame as first delivered
+    takeover(id, journal)                                  one row while NSQ's files are being taken over
 
 Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore`
 is used by one thread at a time. Cursor and aside rows of one flush are one transaction, because a message leaves the
@@ -153,6 +154,14 @@ class ChannelStore:
         """Run one transaction; see :meth:`flintmq.storage.files.Database.commit`."""
         self._database.commit(statements, sync)
 
+    def journal(self) -> bytes | None:
+        """What :func:`put_journal` wrote last; None when there is nothing."""
+        query = self._database.query
+        if not query("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'takeover'"):
+            return None
+        rows = query("SELECT journal FROM takeover")
+        return rows[0][0] if rows else None
+
     def due(
         self, cursor: int, after: tuple[int, int], wall_ns: int, count_max: int
     ) -> tuple[list[tuple[int, int, int, bytes]], int | None]:
@@ -174,6 +183,17 @@ class ChannelStore:
     def close(self) -> None:
         """Close the database."""
         self._database.close()
+
+
+def put_journal(journal: bytes | None) -> list[Statement]:
+    """Remember how far the takeover of NSQ's files is, or that there is none."""
+    statements: list[Statement] = [
+        ("CREATE TABLE IF NOT EXISTS takeover(id INTEGER PRIMARY KEY, journal BLOB NOT NULL)", ((),)),
+        ("DELETE FROM takeover", ((),)),
+    ]
+    if journal is not None:
+        statements.append(("INSERT INTO takeover(id, journal) VALUES(1, ?)", ((journal,),)))
+    return statements
 
 
 def put_topic(name: str, paused: bool) -> Statement:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from flintmq.batch import HEADER_BYTES, UNIFORM, Batch, decode_batch, decode_header, encode_batch
+from flintmq.batch import HEADER_BYTES, UNIFORM, Batch, decode_batch, decode_header, encode_batch, with_stamps
 from flintmq.errors import DiskFull, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
@@ -36,14 +36,16 @@ from flintmq.limits import (
 )
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.files import File, Files
-from flintmq.storage.index import Entry
+from flintmq.storage.index import Entry, SparseIndex
 from flintmq.storage.read_ahead import decode_run
-from flintmq.storage.recovery import recover
+from flintmq.storage.recovery import Recovered, parents_of, recover
 from flintmq.storage.scan import FLAGS_POSITION, SIZE_TABLE_ENTRY_BYTES
 from flintmq.storage.segment import Corruption, Found, Home, Segment
 
 __all__ = ["Corruption", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket"]
 
+_LONE_READ_BYTES = 16 * 1024
+_CLOSED = "the log is closed"
 _BATCH_OVERHEAD_BYTES = 700  # memory of a Batch and its header beside its bytes
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TIMESTAMP = Struct(">Q")
@@ -77,11 +79,13 @@ class SyncTicket:
         is_abandoned: whether the log was deleted since, so that errors say nothing.
     """
 
-    __slots__ = ("_directory", "_files", "_held", "_paths", "end_sequence", "is_abandoned", "segments")
+    __slots__ = ("_directories", "_files", "_held", "_paths", "end_sequence", "is_abandoned", "segments")
 
-    def __init__(self, files: Files, directory: str, segments: list[Segment], held: list[File], end: int) -> None:
+    def __init__(
+        self, files: Files, directories: list[str], segments: list[Segment], held: list[File], end: int
+    ) -> None:
         self._files = files
-        self._directory = directory
+        self._directories = directories
         self._held = held
         self._paths = [segment.path for segment in segments[: len(segments) - len(held)]]
         self.segments = [(segment, segment.size) for segment in segments]
@@ -89,7 +93,7 @@ class SyncTicket:
         self.is_abandoned = False
 
     def run(self) -> None:
-        """Sync the files, and the directory if its entries changed. Blocks; for a worker thread.
+        """Sync the files, and directories whose entries changed. Blocks; for a worker thread.
 
         Raises:
             OSError: nothing is known about what is durable.
@@ -109,8 +113,8 @@ class SyncTicket:
                 file.close()
         for file in self._held:
             file.sync()
-        if self._directory:
-            self._files.sync_directory(self._directory)
+        for path in self._directories:
+            self._files.sync_directory(path)
 
 
 class _Chunk:
@@ -137,40 +141,84 @@ class PartitionLog:
         end_offset_bytes: virtual position after the last frame: frame bytes since the log was born.
         size_bytes: of all segments on disk.
         failed: why nothing can be appended any more; None when all is well.
+        is_created: whether there are files; without them nothing can be appended yet.
+        home: what its segments have in common.
     """
 
     def __init__(self, home: Home, segments: list[Segment], failed: str | None, segment_bytes: int) -> None:
-        self._home = home
+        self.home = self._home = home
         self._files = home.files
         self._cache = home.cache
         self._id_base = home.id_base
         self._segment_bytes = segment_bytes
-        self._segments = segments
-        self._firsts = [segment.first for segment in segments]
-        self._active = segments[-1]
-        active = self._active
         self.partition = home.partition
         self.directory = home.directory
-        self.log_id = home.log_id
+        self.is_created = True
+        self._space_credit = 0
+        self._unsynced: list[Segment] = []  # sealed, not yet synced
+        self._is_directory_dirty = False
+        self._unsynced_parents: list[str] = []
+        self._ticket: SyncTicket | None = None
+        self._is_closed = False
+        self._tail: list[bytes | Batch] = []  # bytes until somebody reads it
+        self._tail_ends: list[int] = []
+        self._tail_bytes = 0
+        self._chunk_firsts: list[int] = []
+        self._chunks: dict[int, _Chunk] = {}
+        self._adopt(segments, failed)
+
+    def _adopt(self, segments: list[Segment], failed: str | None) -> None:
+        self._segments = segments
+        self._firsts = [segment.first for segment in segments]
+        active = self._active = segments[-1]
+        self.log_id = self._home.log_id
         self.failed = failed
+        self._has_sync_failed = failed is not None
         self.next_sequence = active.end
         self.committed_sequence = active.end
         self.synced_sequence = active.synced_before
         self.end_offset_bytes = active.end_offset_bytes
         self.size_bytes = sum(segment.size for segment in segments)
-        self._space_credit = 0
-        self._unsynced: list[Segment] = []  # sealed, not yet synced
-        self._is_directory_dirty = False
-        self._ticket: SyncTicket | None = None
-        self._has_sync_failed = failed is not None
-        self._is_closed = False
         self._checkpoint_position = active.size
-        self._tail: list[bytes | Batch] = []  # bytes until somebody reads it
-        self._tail_ends: list[int] = []
         self._tail_first = active.end
-        self._tail_bytes = 0
-        self._chunk_firsts: list[int] = []
-        self._chunks: dict[int, _Chunk] = {}
+
+    @classmethod
+    def new(
+        cls,
+        files: Files,
+        directory: str,
+        *,
+        partition: int,
+        segment_bytes: int,
+        cache: ReadCache,
+        report: Callable[[Corruption], None],
+        created_ns: int,
+    ) -> PartitionLog:
+        """A log without files, see creation.py: empty, and nothing may be appended before :meth:`created`.
+
+        The arguments are those of :meth:`open`.
+        """
+        home = Home(files, directory, partition, cache, report, created_ns)
+        segment = Segment(home, 1)
+        segment.live_index = SparseIndex()
+        log = cls(home, [segment], None, segment_bytes)
+        log.is_created = False
+        return log
+
+    def created(self, recovered: Recovered, is_synced: bool) -> None:
+        """Take over the files that were made for it.
+
+        Args:
+            is_synced: whether they survive a power loss; else the first sync makes them.
+        """
+        self.is_created = True
+        self._adopt(recovered.segments, recovered.failed)
+        if not is_synced:
+            self._is_directory_dirty = True
+            self._unsynced_parents = parents_of(self.directory)
+        if self._is_closed:
+            self._close_files()
+            self.failed = _CLOSED
 
     @classmethod
     def open(
@@ -210,8 +258,17 @@ class PartitionLog:
 
     # appending
 
-    def append(self, bodies: Sequence[bytes], timestamp_ns: int, due_ns: int = 0) -> int:
+    def append(
+        self,
+        bodies: Sequence[bytes],
+        timestamp_ns: int,
+        due_ns: int = 0,
+        stamps: Sequence[tuple[int, int]] | None = None,
+    ) -> int:
         """Write one batch to the kernel; the sequence of its first message.
+
+        Args:
+            stamps: ``(timestamp_ns, attempts)`` of each message when they have a past; ``timestamp_ns`` is the latest.
 
         Raises:
             DiskFull: nothing was stored; it works again as soon as there is space.
@@ -232,6 +289,8 @@ class PartitionLog:
             synced_before=self.synced_sequence,
             due_ns=due_ns,
         )
+        if stamps is not None:
+            data = with_stamps(data, stamps)
         size = len(data)
         if size > BATCH_SIZE_MAX:
             raise ValueError(
@@ -342,7 +401,7 @@ class PartitionLog:
         ``synced_sequence``. The caller runs the ticket in a worker thread, then calls :meth:`finish_sync` (I4).
         """
         assert self._ticket is None, "a sync is under way"
-        if self._has_sync_failed or self._is_closed:
+        if self._has_sync_failed or self._is_closed or not self.is_created:
             return None
         segments = [*self._unsynced]
         if self.synced_sequence < self.next_sequence and not self._active.is_empty:
@@ -356,9 +415,10 @@ class PartitionLog:
             self._has_sync_failed = True
             self.failed = self.failed or f"cannot open a segment to sync it: {error}"
             return None
-        directory = self.directory if self._is_directory_dirty else ""
+        directories = [self.directory, *self._unsynced_parents] if self._is_directory_dirty else []
         self._is_directory_dirty = False
-        self._ticket = SyncTicket(self._files, directory, segments, held, self.next_sequence)
+        self._unsynced_parents = []
+        self._ticket = SyncTicket(self._files, directories, segments, held, self.next_sequence)
         return self._ticket
 
     def finish_sync(self, ticket: SyncTicket, error: BaseException | None) -> None:
@@ -460,14 +520,17 @@ class PartitionLog:
     def _chunk(self, sequence: int) -> _Chunk | None:
         firsts = self._chunk_firsts
         number = bisect_right(firsts, sequence)
+        size = _LONE_READ_BYTES  # one of many messages that are read in no order, unless it is the next
         if number:
             chunk = self._chunks[firsts[number - 1]]
+            if sequence == chunk.end:
+                size = READ_AHEAD_BYTES
             if sequence < chunk.end:
                 self._cache.get((self._home, "chunk", chunk.first))
                 return chunk
         following = self._chunks[firsts[number]] if number < len(firsts) else None
         stop = self._tail_first if following is None else min(self._tail_first, following.first)
-        batches = self._read_ahead(sequence, stop)
+        batches = self._read_ahead(sequence, size, stop)
         if not batches:
             return following
         first = min(sequence, batches[0].first)
@@ -482,8 +545,8 @@ class PartitionLog:
         del self._chunks[first]
         del self._chunk_firsts[bisect_left(self._chunk_firsts, first)]
 
-    def _read_ahead(self, sequence: int, stop: int) -> list[Batch]:
-        found = self._next_run(sequence, READ_AHEAD_BYTES, stop)
+    def _read_ahead(self, sequence: int, size: int, stop: int) -> list[Batch]:
+        found = self._next_run(sequence, size, stop)
         if found is None:
             return []
         data, run, _position = found
@@ -633,7 +696,7 @@ class PartitionLog:
         if self._ticket is None:
             self._close_files()
         if self.failed is None:
-            self.failed = "the log is closed"
+            self.failed = _CLOSED
 
     def _close_files(self) -> None:
         for segment in self._segments:

@@ -37,7 +37,7 @@ PORT_MAX = 65535
 _INT32 = Struct(">i")
 
 
-class PeerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+class PeerInfo(msgspec.Struct, frozen=True):
     """The body of an nsqd's IDENTIFY: how clients reach it.
 
     Attributes:
@@ -321,7 +321,10 @@ def encode_identify(peer: PeerInfo) -> bytes:
         raise LocalProtocolError(
             "E_BAD_BODY", f"{problem}: broadcast_address, tcp_port, http_port, version are required"
         )
-    body = msgspec.json.encode(peer)
+    fields = msgspec.structs.asdict(peer)
+    if not peer.distributed_id:
+        del fields["distributed_id"]  # NSQ's nsqd sends every field but this one, empty ones too
+    body = msgspec.json.encode(fields)
     return b"IDENTIFY\n" + _INT32.pack(len(body)) + body
 
 

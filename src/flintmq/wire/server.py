@@ -179,7 +179,10 @@ class ServerLimits:
 
 
 class _Incomplete(Exception):
-    """More bytes are needed; ``args[0]`` is how many in all, counted from the start of the command."""
+    """More bytes are needed; args are how many in all, counted from the start of the command, and what is missing.
+
+    What is missing is code and detail of the error for a client that ends its stream here; absent for half a line.
+    """
 
 
 class _Refused(Exception):
@@ -216,17 +219,20 @@ def _number(text: bytes) -> int | None:
     """Parse ASCII digits; empty counts as 0, as in nsqd; None when it is not a number."""
     if not text:
         return 0
-    if text.isdigit() and len(text) <= _NUMBER_DIGITS_MAX:
-        return int(text)
+    if text.isdigit() and len(text.lstrip(b"0")) <= _NUMBER_DIGITS_MAX:
+        return int(text.lstrip(b"0") or b"0")
     return None
 
 
 def decode_ids(lines: bytes) -> tuple[int, ...] | None:
-    """Decode a run of whole ``FIN <16 hex digits>\\n`` lines; None when an id is not 16 hex digits."""
+    """Decode a run of whole ``FIN <16 hex digits>\\n`` lines; None when an id is not 16 lower-case hex digits."""
     count = len(lines) // _ID_LINE_BYTES
+    digits = lines.replace(b"FIN ", b"")
+    if digits != digits.lower():
+        return None  # an id is these 16 bytes, not the number they spell
     try:
         # fromhex skips white space, so the newlines need not be removed; a space inside an id shortens the result
-        raw = bytes.fromhex(lines.replace(b"FIN ", b"").decode("ascii"))
+        raw = bytes.fromhex(digits.decode("ascii"))
     except ValueError:
         return None
     return _ids_struct(count).unpack(raw) if len(raw) == 8 * count else None
@@ -251,14 +257,14 @@ def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: in
     Raises:
         _Refused: a size is not positive, too big, or the bodies do not fit.
     """
-    if 1 < count <= _UNIFORM_COUNT_MAX:
+    if count > 1:
         size_field = data[start : start + 4]
         size = INT32.unpack(size_field)[0] if len(size_field) == 4 else 0
         stride = size + 4
         if 0 < size <= max_msg_size and stride * count == end - start:
-            # equal sizes are the common case: check all size fields by their columns, then cut in one call
+            # equal sizes are the common case: check all size fields by their columns, then cut in few calls
             if all(data[start + i : end : stride] == size_field[i : i + 1] * count for i in range(4)):
-                return _uniform_struct(count, size).unpack_from(data, start)
+                return _split_uniform(data, start, count, size)
     bodies: list[bytes] = []
     position = start
     unpack = INT32.unpack_from
@@ -277,6 +283,16 @@ def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: in
         position += size
     if position != end:
         raise _Refused("E_BAD_BODY", f"MPUB body has {end - position} bytes after its {count} messages")
+    return bodies
+
+
+def _split_uniform(data: bytes, start: int, count: int, size: int) -> Sequence[bytes]:
+    if count <= _UNIFORM_COUNT_MAX:
+        return _uniform_struct(count, size).unpack_from(data, start)
+    bodies: list[bytes] = []
+    for first in range(0, count, _UNIFORM_COUNT_MAX):
+        unpack = _uniform_struct(min(_UNIFORM_COUNT_MAX, count - first), size).unpack_from
+        bodies += unpack(data, start + first * (size + 4))
     return bodies
 
 
@@ -299,10 +315,14 @@ class RefusedBody(ValueError):
 def _split_mpub(data: bytes, start: int, end: int, limits: ServerLimits) -> Sequence[bytes]:
     if end - start < 4:
         raise _Refused("E_BAD_BODY", "MPUB failed to read message count")
-    count = INT32.unpack_from(data, start)[0]
+    return split_bodies(data, start + 4, end, _mpub_count(data, start, limits), limits.max_msg_size)
+
+
+def _mpub_count(data: bytes, start: int, limits: ServerLimits) -> int:
+    count: int = INT32.unpack_from(data, start)[0]
     if count <= 0 or count > (limits.max_body_size - 4) // 5:
         raise _Refused("E_BAD_BODY", f"MPUB invalid message count {count}")
-    return split_bodies(data, start + 4, end, count, limits.max_msg_size)
+    return count
 
 
 class ServerConnection:
@@ -311,6 +331,7 @@ class ServerConnection:
     Attributes:
         state: ``init``, ``subscribed``, ``closing`` or ``broken``.
         tls_missing: set by the owner while TLS is required and not there yet; then only IDENTIFY is legal.
+        heartbeats_disabled: set by the owner when the client wants no heartbeats; then it cannot subscribe.
         refusal_of: set by the owner when clients need permission: code and detail of the error for a command and a
             topic, None when it may go on. Asked before the body of an MPUB is read.
         pub_topic: topic of the last PUB; empty before the first.
@@ -319,11 +340,13 @@ class ServerConnection:
     __slots__ = (
         "_held",
         "_held_bytes",
+        "_is_ended",
         "_magic",
         "_needed",
         "_paused",
         "_pub_line",
         "_topic",
+        "heartbeats_disabled",
         "limits",
         "pub_topic",
         "refusal_of",
@@ -335,8 +358,10 @@ class ServerConnection:
         self.limits = limits
         self.state = INIT
         self.tls_missing = False
+        self.heartbeats_disabled = False
         self.refusal_of: Callable[[str, str], tuple[str, str] | None] | None = None
         self._magic = False
+        self._is_ended = False
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._needed = len(MAGIC_V2)
@@ -392,6 +417,11 @@ class ServerConnection:
         self._held_bytes = 0
         return self._parse(data) if data else []
 
+    def receive_eof(self) -> list[Event]:
+        """Take the end of the client's stream: a body that lacks bytes is a violation, half a line means nothing."""
+        self._is_ended = True
+        return [] if self._paused else self.resume()
+
     def take_held(self) -> bytes:
         """Hand over bytes behind an IDENTIFY that upgrades the connection; they belong to the new layer."""
         data = b"".join(self._held)
@@ -427,7 +457,11 @@ class ServerConnection:
                         continue
                 position = self._command(data, position, events)
         except _Incomplete as incomplete:
-            self._needed = incomplete.args[0]
+            self._needed, *missing = incomplete.args
+            if self._is_ended and missing:
+                self.state = BROKEN
+                events.append(Violation(*missing))
+                return events
         except _Refused as refused:
             self.state = BROKEN
             self._pub_line = _NO_LINE
@@ -484,7 +518,7 @@ class ServerConnection:
     def _body(self, data: bytes, line_start: int, position: int, command: str) -> tuple[bytes, int]:
         """The size-prefixed body of IDENTIFY or AUTH."""
         if len(data) - position < 4:
-            raise _Incomplete(position - line_start + 4)
+            raise _Incomplete(position - line_start + 4, "E_BAD_BODY", f"{command} failed to read body size")
         size = INT32.unpack_from(data, position)[0]
         if size > self.limits.max_body_size:
             raise _Refused("E_BAD_BODY", f"{command} body too big {size} > {self.limits.max_body_size}")
@@ -492,7 +526,7 @@ class ServerConnection:
             raise _Refused("E_BAD_BODY", f"{command} invalid body size {size}")
         end = position + 4 + size
         if len(data) < end:
-            raise _Incomplete(end - line_start)
+            raise _Incomplete(end - line_start, "E_BAD_BODY", f"{command} failed to read body")
         return data[position + 4 : end], end
 
     def _identify(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
@@ -513,6 +547,8 @@ class ServerConnection:
 
     def _sub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         self._require("SUB", INIT)
+        if self.heartbeats_disabled:
+            raise _Refused("E_INVALID", "cannot SUB with heartbeats disabled")
         if len(parameters) < 3:
             raise _Refused("E_INVALID", "SUB insufficient number of parameters")
         topic = self._topic_name("SUB", parameters[1])
@@ -525,7 +561,7 @@ class ServerConnection:
 
     def _message_body(self, data: bytes, start: int, at: int, command: str) -> tuple[bytes, int]:
         if len(data) - at < 4:
-            raise _Incomplete(at - start + 4)
+            raise _Incomplete(at - start + 4, "E_BAD_MESSAGE", f"{command} failed to read message body size")
         size = INT32.unpack_from(data, at)[0]
         if size <= 0:
             raise _Refused("E_BAD_MESSAGE", f"{command} invalid message body size {size}")
@@ -533,7 +569,7 @@ class ServerConnection:
             raise _Refused("E_BAD_MESSAGE", f"{command} message too big {size} > {self.limits.max_msg_size}")
         end = at + 4 + size
         if len(data) < end:
-            raise _Incomplete(end - start)
+            raise _Incomplete(end - start, "E_BAD_MESSAGE", f"{command} failed to read message body")
         return data[at + 4 : end], end
 
     def _pub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
@@ -561,7 +597,7 @@ class ServerConnection:
         if self.refusal_of is not None and (refusal := self.refusal_of("MPUB", topic)) is not None:
             raise _Refused(*refusal)
         if len(data) - at < 4:
-            raise _Incomplete(at - start + 4)
+            raise _Incomplete(at - start + 4, "E_BAD_BODY", "MPUB failed to read body size")
         size: int = INT32.unpack_from(data, at)[0]
         if size <= 0:
             raise _Refused("E_BAD_BODY", f"MPUB invalid body size {size}")
@@ -569,9 +605,17 @@ class ServerConnection:
             raise _Refused("E_BAD_BODY", f"MPUB body too big {size} > {self.limits.max_body_size}")
         end = at + 4 + size
         if len(data) < end:
-            raise _Incomplete(end - start)
+            self._check_part_of_mpub(data, at + 4)
+            raise _Incomplete(end - start, "E_BAD_MESSAGE", "MPUB failed to read message body")
         events.append(Publish("MPUB", topic, _split_mpub(data, at + 4, end, self.limits), 1))
         return end
+
+    def _check_part_of_mpub(self, data: bytes, start: int) -> None:
+        """Refuse what can be refused before the whole body is there; behind the end of the stream, say what lacks."""
+        if self._is_ended:
+            _split_mpub(data, start, len(data), self.limits)
+        elif len(data) - start >= 4:
+            _mpub_count(data, start, self.limits)
 
     def _dpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 3:
@@ -587,13 +631,13 @@ class ServerConnection:
         return end
 
     def _rdy(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        self._require("RDY", SUBSCRIBED, CLOSING)
+        if self.state == CLOSING:
+            return at
+        self._require("RDY", SUBSCRIBED)
         text = parameters[1] if len(parameters) > 1 else b"1"
         count = _number(text)
         if count is None:
             raise _Refused("E_INVALID", f"RDY could not parse count {_shown(text)}")
-        if self.state == CLOSING:
-            return at
         if count > self.limits.max_rdy_count:
             raise _Refused("E_INVALID", f"RDY count {count} out of range 0-{self.limits.max_rdy_count}")
         events.append(Ready(count))

@@ -70,6 +70,7 @@ def test_backlog_is_delivered_in_order_up_to_rdy_and_again_as_it_is_finished():
     channel.pump(0, 0)
     assert sequences(consumer) == [6, 7, 8]
     assert (channel.floor, channel.next, channel.in_flight_count, channel.depth) == (4, 9, 5, 12)
+    assert [number for number in range(22) if channel.is_in_flight(number)] == [4, 5, 6, 7, 8]
 
 
 def test_finish_out_of_order_keeps_the_floor_until_the_first_is_done():
@@ -267,6 +268,35 @@ def test_sampling_drops_for_good():
     assert channel.floor == 1001
 
 
+def test_delayed_messages_are_sampled_when_they_come_due():
+    log = make_log(0)
+    publish(log, 1000, batch=100, due_ns=SECOND)
+    publish(log, 1000, batch=100, due_ns=100 * SECOND)
+    channel = make_channel(log)
+    consumer = subscribe(channel, rdy=3000, sample_rate=30)
+    channel.pump(0, 0)
+    assert (channel.deferred_count, sequences(consumer)) == (2000, [])
+    channel.expire(SECOND, SECOND)
+    channel.pump(SECOND, SECOND)
+    soon = received(consumer)
+    rows = [(sequence, due_ns, attempts, frame) for sequence, (due_ns, attempts, frame) in put_aside(channel).items()]
+    channel.aside.accept_due(rows, None, channel.aside.generation)
+    channel.pump(100 * SECOND, 100 * SECOND)
+    late = received(consumer)
+    assert 200 < len(soon) < 400 and 200 < len(late) < 400
+    assert {attempts for _, attempts, _ in soon + late} == {1}
+    channel.requeue(consumer, soon[0][0], 0, 0)
+    channel.pump(100 * SECOND, 100 * SECOND)
+    assert received(consumer) == [(soon[0][0], 2, soon[0][2])], "it was chosen before"
+    assert channel.finish(consumer, [sequence for sequence, _, _ in soon + late]) == []
+    assert (channel.floor, channel.aside.count, channel.deferred_count) == (2001, 0, 0)
+
+
+def put_aside(channel):
+    """What the database was given, once."""
+    return channel.aside.take_changes().put
+
+
 def test_a_stuck_message_does_not_hold_the_window():
     log = make_log(500, batch=10)
     channel = make_channel(log, window_max=100)
@@ -388,6 +418,7 @@ class ChannelMachine(RuleBasedStateMachine):
                 self.held[sequence] = consumer
             assert consumer.in_flight_count <= max(consumer.rdy_count, 0) + consumer.over
             assert consumer.in_flight_count == sum(owner is consumer for owner in self.held.values())
+        assert not self.channel.depth or not any(c.capacity > 0 for c in self.consumers), "nothing waits for nobody"
 
     def flush(self):
         """What the database does: apply changes, then hand over what is due."""
@@ -502,10 +533,22 @@ class ChannelMachine(RuleBasedStateMachine):
     def counts_hold(self):
         channel = self.channel
         assert channel.in_flight_count == len(self.held)
+        assert all(
+            channel.is_in_flight(sequence) == (sequence in self.held) for sequence in range(self.log.next_sequence)
+        )
         assert channel.next - channel.floor == len(channel._window)
         assert not channel._window or channel._window[0] != 0
         waiting = self.published - len(self.finished) - len(self.held)
         assert channel.depth + channel.deferred_count == waiting, channel.describe()
+
+    @invariant()
+    def who_can_take_something_stands_in_line(self):
+        channel = self.channel
+        assert list(channel.subscriptions) == self.consumers
+        for consumer in self.consumers:
+            assert (consumer in consumer.line) == (consumer.capacity > 0), consumer.describe()
+            if consumer.in_flight_count and consumer.runs:
+                assert channel.next_deadline_ns(self.now, self.now) <= consumer.runs[0].deadline_ns
 
     def teardown(self):
         """Everything published is delivered in the end."""

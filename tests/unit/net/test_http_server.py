@@ -814,7 +814,9 @@ class TestClose:
 
 async def test_over_tcp_with_keep_alive_and_port_zero(app):
     server = HttpServer(app.router)
-    host, port = (await server.start("localhost:0")).address
+    address = (await server.start("localhost:0")).address
+    assert address is not None
+    host, port = address
     assert host == "127.0.0.1"
     reader, writer = await asyncio.open_connection(host, port)
     for _ in range(2):
@@ -830,7 +832,9 @@ async def test_over_tcp_with_keep_alive_and_port_zero(app):
 
 async def test_over_tcp_the_413_survives_a_body_still_being_sent(app):
     server = HttpServer(app.router)
-    host, port = (await server.start("127.0.0.1:0")).address
+    address = (await server.start("127.0.0.1:0")).address
+    assert address is not None
+    host, port = address
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: 3000000\r\n\r\n")
     for _ in range(30):

@@ -78,6 +78,30 @@ def test_a_body_that_is_no_json_object(body):
         parse_request(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"heartbeat_interval": 9223372036854775808}',
+        b'{"sample_rate": 2147483648}',
+    ],
+    ids=["too-deep", "beyond-64-bits", "beyond-32-bits"],
+)
+def test_a_body_that_no_nsqd_reads(body):
+    with pytest.raises(RemoteProtocolError, match="E_BAD_BODY IDENTIFY failed to decode JSON body"):
+        parse_request(body)
+
+
+def test_names_that_are_not_utf_8():
+    assert parse_request(b'{"hostname": "a\xffb"}').hostname == "a\ufffdb"
+
+
+def test_the_level_of_a_compression_that_is_not_used():
+    response = identify(ServerFeatures(version="1"), feature_negotiation=True, deflate_level=1).response
+    assert response is not None
+    assert b'"deflate":false,"deflate_level":6' in response
+
+
 def test_features_are_granted_only_when_the_server_has_them():
     able = ServerFeatures(version="1", tls=True, deflate=True, snappy=True, max_deflate_level=5)
     wish = {"feature_negotiation": True, "tls_v1": True, "deflate": True, "deflate_level": 9}

@@ -328,3 +328,77 @@ def test_no_input_breaks_the_parser(data, state):
 def test_every_command_of_the_table_is_parsed():
     assert {name.encode() for name in commands.COMMANDS} == set(wire._PARSERS)
     assert json.dumps(sorted(commands.COMMANDS))
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "detail"),
+    [
+        (b"PUB t\n", "E_BAD_MESSAGE", "PUB failed to read message body size"),
+        (b"PUB t\n" + size(2) + b"x", "E_BAD_MESSAGE", "PUB failed to read message body"),
+        (b"DPUB t 1\n" + size(2)[:3], "E_BAD_MESSAGE", "DPUB failed to read message body size"),
+        (b"IDENTIFY\n" + size(2), "E_BAD_BODY", "IDENTIFY failed to read body"),
+        (b"AUTH\n", "E_BAD_BODY", "AUTH failed to read body size"),
+        (b"MPUB t\n" + size(2)[:3], "E_BAD_BODY", "MPUB failed to read body size"),
+        (b"MPUB t\n" + size(20), "E_BAD_BODY", "MPUB failed to read message count"),
+        (b"MPUB t\n" + size(20) + size(2), "E_BAD_MESSAGE", "MPUB failed to read message(0) body size"),
+        (b"MPUB t\n" + size(20) + size(2) + size(2) + b"x", "E_BAD_MESSAGE", "MPUB failed to read message body"),
+        # all messages are there, and less than was announced
+        (b"MPUB t\n" + size(20) + size(1) + size(1) + b"x", "E_BAD_MESSAGE", "MPUB failed to read message body"),
+    ],
+)
+@pytest.mark.parametrize("step", [None, 1])
+def test_a_stream_that_ends_in_a_body(data, code, detail, step):
+    parser = connection()
+    assert feed(parser, data, step) == []
+    assert parser.receive_eof() == [Violation(code, detail)]
+    assert parser.receive_eof() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"NOP\n", b"NO", b"PUB t", b"FETCH t 0\n"])
+def test_a_stream_that_ends_elsewhere_is_no_violation(data):
+    parser = connection()
+    parser.receive_data(data)
+    assert parser.receive_eof() == []
+
+
+def test_a_stream_that_ends_before_the_magic_is_no_violation():
+    parser = ServerConnection(LIMITS)
+    assert parser.receive_data(b"  ") == []
+    assert parser.receive_eof() == []
+
+
+def test_a_stream_that_ends_behind_an_unanswered_identify():
+    parser = connection()
+    assert parser.receive_data(b"IDENTIFY\n" + size(2) + b"{}PUB t\n") == [Identify(b"{}")]
+    assert parser.receive_eof() == []
+    assert parser.resume() == [Violation("E_BAD_MESSAGE", "PUB failed to read message body size")]
+
+
+def test_the_count_of_an_mpub_is_refused_before_its_body_is_there():
+    assert connection().receive_data(b"MPUB t\n" + size(400) + size(0)) == [
+        Violation("E_BAD_BODY", "MPUB invalid message count 0")
+    ]
+
+
+def test_without_heartbeats_there_is_no_sub():
+    parser = connection()
+    parser.heartbeats_disabled = True
+    assert parser.receive_data(b"SUB\n") == [Violation("E_INVALID", "cannot SUB with heartbeats disabled")]
+
+
+def test_rdy_behind_cls_is_ignored_whatever_it_says():
+    parser = connection(subscribed=True)
+    assert parser.receive_data(b"CLS\nRDY x\nRDY 100000\nRDY\nNOP\n") == [Close(), Nop()]
+
+
+def test_an_id_in_upper_case_is_another_one():
+    parser = connection(subscribed=True)
+    assert parser.receive_data(b"FIN 000000000000002A\n") == [Finish(b"000000000000002A")]
+    assert parser.receive_data(b"FIN %s\nFIN 000000000000002A\n" % ID) == [
+        FinishRun((42,)),
+        Finish(b"000000000000002A"),
+    ]
+
+
+def test_leading_zeros_do_not_count():
+    assert connection(subscribed=True).receive_data(b"RDY " + b"0" * 5000 + b"7\n") == [Ready(7)]
