@@ -1,32 +1,41 @@
-"""asyncnsq 1.2.1 against our daemons; 2.0 needs Python 3.12.
-
-Its own defects: it takes what is in flight off its RDY count although nsqd does so too, so that messages held stop it;
-it asks nsqlookupd once only; connections found that way are not even identified. Source: reference/clients.md B.
-"""
+"""asyncnsq 1.2.1 against our daemons."""
 
 from __future__ import annotations
 
 import pytest
-from tests.foreign import scenarios
-from tests.foreign.scenarios import Client, python_client
-from tests.integration.daemons import Daemons, Nsqd
+from tests.foreign import scenarios, upgrades
+from tests.foreign.harness import Ahead, Case, Client, Defect, parameters, python_client
 
-CLIENT = Client(python_client("asyncnsq_client"), can_hold=False)
+CLIENT = Client(
+    "asyncnsq 1.2.1",
+    python_client("asyncnsq_client"),
+    can_hold=False,
+    absent={
+        "verified": "TLS is never verified",
+        **dict.fromkeys(("require", "require-verify"), "no certificate can be shown"),
+        "max-in-flight": "max_in_flight cannot be changed while it runs",
+        "backoff": "it does not back off",
+        "discover-dead": "it asks one nsqlookupd, drawn by chance",
+    },
+    defects={
+        "survive-consuming": Defect("its reader does not come back", "not seen: reconnected"),
+        **dict.fromkeys(
+            ("discover-two", "discover-late"),
+            Defect("it asks one nsqlookupd, and once", "not seen: a message from each"),
+        ),
+        **dict.fromkeys(
+            ("publish-unverified", "consume-unverified"),
+            Defect("its TLS needs an argument that asyncio has not had since Python 3.10", "argument .*loop"),
+        ),
+    },
+    notes=(
+        "what is in flight is taken off its RDY count, although nsqd does so too: messages held make it slower",
+        "connections found by nsqlookupd send no IDENTIFY",
+        "2.0 needs Python 3.12 and was not run",
+    ),
+)
 
 
-@pytest.mark.parametrize("scenario", scenarios.ON_ONE_NSQD, ids=lambda scenario: scenario.__name__)
-def test_on_one_nsqd(nsqd: Nsqd, scenario: scenarios.Scenario):
-    scenario(CLIENT, nsqd)
-
-
-def test_touches(daemons: Daemons):
-    scenarios.touches(CLIENT, daemons)
-
-
-def test_discovers(daemons: Daemons):
-    scenarios.discovers(CLIENT, daemons, joins_late=False)
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="asyncnsq 1.2.1 asks nsqlookupd once and never again")
-def test_discovers_what_comes_later(daemons: Daemons):
-    scenarios.discovers(CLIENT, daemons, joins_late=True)
+@pytest.mark.parametrize("case", parameters(CLIENT, [*scenarios.CASES, *upgrades.cases(CLIENT)]))
+def test_client(ahead: Ahead, case: Case):
+    ahead.result(case)

@@ -1,28 +1,27 @@
-"""gnsq 1.0.2 against our daemons.
-
-Its own defects, which these tests live with: ``close`` ends connections at once instead of draining, and its producer
-crashes with TLS or compression (not used here). Source: reference/clients.md B.
-"""
+"""gnsq 1.0.2 against our daemons."""
 
 from __future__ import annotations
 
 import pytest
-from tests.foreign import scenarios
-from tests.foreign.scenarios import Client, python_client
-from tests.integration.daemons import Daemons, Nsqd
+from tests.foreign import scenarios, upgrades
+from tests.foreign.harness import Ahead, Case, Client, Defect, parameters, python_client
 
-CLIENT = Client(python_client("gnsq_client"))
+CLIENT = Client(
+    "gnsq 1.0.2",
+    python_client("gnsq_client"),
+    absent={"max-in-flight": "max_in_flight cannot be changed while it runs"},
+    defects={
+        f"publish-{part}": Defect("its Producer takes the OK of an upgrade for the answer of a publish", "KeyError")
+        for part in ("unverified", "verified", "require", "require-verify", "deflate", "snappy")
+    },
+    notes=(
+        "when a poll finds two new nsqds at once, the greenlet that sends RDY may die, and nothing more comes",
+        "of several nsqlookupds it asks one at each poll",
+        "close ends the connections at once",
+    ),
+)
 
 
-@pytest.mark.parametrize("scenario", scenarios.ON_ONE_NSQD, ids=lambda scenario: scenario.__name__)
-def test_on_one_nsqd(nsqd: Nsqd, scenario: scenarios.Scenario):
-    scenario(CLIENT, nsqd)
-
-
-def test_touches(daemons: Daemons):
-    scenarios.touches(CLIENT, daemons)
-
-
-@pytest.mark.parametrize("joins_late", [False, True], ids=["at-once", "late"])
-def test_discovers(daemons: Daemons, joins_late: bool):
-    scenarios.discovers(CLIENT, daemons, joins_late)
+@pytest.mark.parametrize("case", parameters(CLIENT, [*scenarios.CASES, *upgrades.cases(CLIENT)]))
+def test_client(ahead: Ahead, case: Case):
+    ahead.result(case)

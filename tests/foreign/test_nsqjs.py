@@ -1,17 +1,12 @@
-"""nsqjs 0.13.0 against our daemons, when node and its modules are there.
-
-Its own defects, which these tests live with: ``deferPublish`` throws unless the one message stands in a list, ``close``
-does not wait for answers that are on their way. Source: reference/clients.md B.
-"""
+"""nsqjs 0.13.0 against our daemons, when node and its modules are there."""
 
 from __future__ import annotations
 
 import shutil
 
 import pytest
-from tests.foreign import scenarios
-from tests.foreign.scenarios import CLIENTS, Client
-from tests.integration.daemons import Daemons, Nsqd
+from tests.foreign import scenarios, upgrades
+from tests.foreign.harness import CLIENTS, Ahead, Case, Client, Defect, parameters
 
 MODULES = CLIENTS.parent / "node_modules" / "nsqjs"
 pytestmark = [
@@ -19,19 +14,22 @@ pytestmark = [
     pytest.mark.skipif(not MODULES.is_dir(), reason="needs nsqjs: run npm ci in tests/foreign"),
 ]
 
+CLIENT = Client(
+    "nsqjs 0.13.0",
+    (shutil.which("node") or "node", str(CLIENTS / "nsqjs_client.js")),
+    max_in_flight_changes=(0, 4),
+    defects={
+        "survive-publishing": Defect("its Writer does not come back", "nothing published after the restart"),
+    },
+    notes=(
+        "deferPublish takes the one message in a list only",
+        "of several nsqlookupds it asks one at each poll",
+        "close does not wait for answers that are on their way",
+        "its snappy comes compiled for the usual machines; npm leaves it out where it does not",
+    ),
+)
 
-CLIENT = Client((shutil.which("node") or "node", str(CLIENTS / "nsqjs_client.js")))
 
-
-@pytest.mark.parametrize("scenario", scenarios.ON_ONE_NSQD, ids=lambda scenario: scenario.__name__)
-def test_on_one_nsqd(nsqd: Nsqd, scenario: scenarios.Scenario):
-    scenario(CLIENT, nsqd)
-
-
-def test_touches(daemons: Daemons):
-    scenarios.touches(CLIENT, daemons)
-
-
-@pytest.mark.parametrize("joins_late", [False, True], ids=["at-once", "late"])
-def test_discovers(daemons: Daemons, joins_late: bool):
-    scenarios.discovers(CLIENT, daemons, joins_late)
+@pytest.mark.parametrize("case", parameters(CLIENT, [*scenarios.CASES, *upgrades.cases(CLIENT)]))
+def test_client(ahead: Ahead, case: Case):
+    ahead.result(case)

@@ -6,66 +6,65 @@ import asyncio
 from typing import Any
 
 from asyncnsq import create_reader, create_writer
-from tests.foreign.clients.task import Task, received, say, task
+from tests.foreign.clients.asyncio_program import consume_as_ordered, publish_as_ordered, serve
+from tests.foreign.clients.task import Handling, Run, Task
 
 
-async def publish(task: Task) -> None:
+def options(task: Task) -> dict[str, Any]:
+    """It has no option to verify a certificate or to show one."""
+    return {
+        "heartbeat_interval": task.heartbeat_s * 1000,
+        "sample_rate": task.sample_rate,
+        "auth_secret": task.secret or None,
+        "tls_v1": bool(task.tls),
+        **({task.codec: True} if task.codec else {}),
+    }
+
+
+async def publish(run: Run) -> None:
+    task = run.task
     host, _, port = task.nsqd[0].partition(":")
-    writer = await create_writer(host=host, port=int(port), heartbeat_interval=task.heartbeat_s * 1000)
-    answers = [await writer.pub(task.topic, body) for body in task.single]
-    if task.batch:
-        answers.append(await writer.mpub(task.topic, *task.batch))
-    answers += [await writer.dpub(task.topic, task.defer_ms, body) for body in task.deferred]
-    for answer in answers:
-        say("published", ok=answer == b"OK", answer=repr(answer))
+    writer = await create_writer(host=host, port=int(port), **options(task))
+
+    async def answered(method: Any, *arguments: Any) -> tuple[bool, object]:
+        answer = await method(task.topic, *arguments)
+        return answer == b"OK", answer
+
+    await publish_as_ordered(
+        run,
+        pub=lambda body: answered(writer.pub, body),
+        mpub=lambda bodies: answered(writer.mpub, *bodies),
+        dpub=lambda body, defer_ms: answered(writer.dpub, defer_ms, body),
+    )
     writer.close()
 
 
-async def consume(task: Task) -> None:
-    kwargs: dict[str, Any] = {"nsqd_tcp_addresses": task.nsqd, "heartbeat_interval": task.heartbeat_s * 1000}
+async def consume(run: Run) -> None:
+    """What a message answers with is a coroutine, although nothing is waited for."""
+    task = run.task
+    kwargs: dict[str, Any] = {"nsqd_tcp_addresses": task.nsqd, **options(task)}
     if task.nsqlookupd:  # takes pairs here, and no options beside them
         pairs = [(host, int(port)) for host, _, port in (address.partition(":") for address in task.nsqlookupd)]
         kwargs = {"lookupd_http_addresses": pairs}
     reader = await create_reader(max_in_flight=task.max_in_flight, **kwargs)
     await reader.subscribe(task.topic, task.channel)
-    say("started")
-    done = asyncio.Event()
-    finished = 0
-
-    async def finish(message: Any) -> None:
-        nonlocal finished
-        await message.fin()
-        finished += 1
-        if finished == task.finish_count:
-            done.set()
-
-    async def hold(message: Any) -> None:
-        for _ in range(task.touch_count):
-            await asyncio.sleep(task.touch_s)
-            await message.touch()
-        await finish(message)
+    handling = Handling(
+        run,
+        finish=lambda message: asyncio.ensure_future(message.fin()),
+        requeue=lambda message, delay_ms, _backoff: asyncio.ensure_future(message.req(delay_ms)),
+        touch=lambda message: asyncio.ensure_future(message.touch()),
+        later=asyncio.get_running_loop().call_later,
+    )
 
     async def handle_all() -> None:
         async for message in reader.messages():
-            what = received(message.body, message.attempts)
-            if what == "finish":
-                await finish(message)
-            elif what == "requeue":
-                await message.req(task.requeue_ms)
-            elif what == "slow":
-                tasks.append(asyncio.ensure_future(hold(message)))
+            handling.handle(message, message.body, message.attempts)
 
-    tasks = [asyncio.ensure_future(handle_all())]
-    await done.wait()
-    await asyncio.sleep(0.05)
+    handler = asyncio.ensure_future(handle_all())
+    await consume_as_ordered(run, handling)
     await reader.clean_close()
-    tasks[0].cancel()
-    say("closed")
+    handler.cancel()
+    run.say("closed")
 
 
-async def main() -> None:
-    what = task()
-    await (publish(what) if what.role == "publish" else consume(what))
-
-
-asyncio.run(main())
+asyncio.run(serve(publish, consume))

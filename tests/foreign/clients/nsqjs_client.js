@@ -1,86 +1,164 @@
-// nsqjs in a process of its own. What the JSON argument means and what is printed: task.py.
+// nsqjs in a process of its own. Which orders it takes and what it prints: task.py.
 'use strict'
 
+const { createHash } = require('crypto')
+const { readFileSync } = require('fs')
+const { createInterface } = require('readline')
 const nsq = require('nsqjs')
 
-const task = JSON.parse(process.argv[2])
+const SHOWN_BYTES_MAX = 64
 
-function say (event, fields) {
-  process.stdout.write(JSON.stringify({ event, ...fields }) + '\n')
+const bytes = base64 => Buffer.from(base64, 'base64')
+const shown = body =>
+  body.length <= SHOWN_BYTES_MAX ? body.toString('latin1') : createHash('md5').update(body).digest('hex')
+
+function options (task) {
+  const found = { heartbeatInterval: task.heartbeat_s }
+  if (task.sample_rate) found.sampleRate = task.sample_rate
+  if (task.msg_timeout_ms) found.messageTimeout = task.msg_timeout_ms
+  if (task.codec) found[task.codec] = true
+  if (task.secret) found.authSecret = task.secret
+  if (task.tls) {
+    found.tls = true
+    found.tlsVerification = task.tls === 'verified'
+    if (task.ca) found.ca = readFileSync(task.ca)
+    if (task.cert) Object.assign(found, { cert: readFileSync(task.cert), key: readFileSync(task.key) })
+  }
+  return found
 }
 
-function fail (error) {
-  say('failed', { error: String(error) })
-  process.exit(1)
+class Run {
+  constructor (number, task) {
+    this.number = number
+    this.task = task
+    this.isOver = false
+  }
+
+  say (event, fields) {
+    if (!this.isOver) process.stdout.write(JSON.stringify({ run: this.number, event, ...fields }) + '\n')
+    this.isOver = this.isOver || event === 'ended' || event === 'failed'
+  }
 }
 
-function publish () {
-  const [host, port] = task.nsqd[0].split(':')
-  const writer = new nsq.Writer(host, Number(port), { heartbeatInterval: task.heartbeat_s })
-  const steps = [
-    ...task.single.map(body => done => writer.publish(task.topic, body, done)),
-    ...(task.batch.length ? [done => writer.publish(task.topic, task.batch, done)] : []),
-    // deferPublish throws on a message that is not in a list, whatever its documentation says
-    ...task.deferred.map(body => done => writer.deferPublish(task.topic, [body], task.defer_ms, done))
-  ]
-  const next = () => {
-    const step = steps.shift()
-    if (!step) return writer.close()
+class Publisher {
+  constructor (run) {
+    const [host, port] = run.task.nsqd[0].split(':')
+    this.run = run
+    this.steps = []
+    this.isBusy = false
+    this.writer = new nsq.Writer(host, Number(port), options(run.task))
+    this.writer.on('ready', () => run.say('ready'))
+    this.writer.on('error', error => run.say('error', { error: String(error) }))
+    this.writer.connect()
+  }
+
+  obey (order) {
+    const { topic } = this.run.task
+    switch (order.order) {
+      case 'publish':
+        order.single.forEach(body => this.steps.push(done => this.writer.publish(topic, bytes(body), done)))
+        if (order.batch.length) this.steps.push(done => this.writer.publish(topic, order.batch.map(bytes), done))
+        // deferPublish throws on a message that is not in a list, whatever its documentation says
+        order.deferred.forEach(body =>
+          this.steps.push(done => this.writer.deferPublish(topic, [bytes(body)], order.defer_ms, done)))
+        break
+      case 'end':
+        this.steps.push(() => {
+          if (this.writer.conn.conn) this.writer.close() // throws when the connection is gone
+          this.run.say('ended')
+        })
+    }
+    if (!this.isBusy) this.next()
+  }
+
+  next () {
+    const step = this.steps.shift()
+    this.isBusy = Boolean(step)
+    if (!step) return
     step(error => {
-      say('published', { ok: !error, answer: String(error || 'OK') })
-      next()
+      this.run.say('published', { ok: !error, answer: String(error || 'OK') })
+      this.next()
     })
   }
-  writer.on('ready', next)
-  writer.on('error', fail)
-  writer.on('closed', () => process.exit(0))
-  writer.connect()
 }
 
-function consume () {
-  const reader = new nsq.Reader(task.topic, task.channel, {
-    nsqdTCPAddresses: task.nsqd,
-    lookupdHTTPAddresses: task.nsqlookupd,
-    lookupdPollInterval: 1,
-    maxInFlight: task.max_in_flight,
-    heartbeatInterval: task.heartbeat_s
-  })
-  let finished = 0
-  const finish = message => {
+class Consumer {
+  constructor (run) {
+    const task = run.task
+    this.run = run
+    this.seen = new Set()
+    this.held = []
+    this.finishedCount = 0
+    this.reader = new nsq.Reader(task.topic, task.channel, {
+      nsqdTCPAddresses: task.nsqd,
+      lookupdHTTPAddresses: task.nsqlookupd,
+      lookupdPollInterval: 1,
+      maxInFlight: task.max_in_flight,
+      ...(task.max_backoff_s ? { maxBackoffDuration: task.max_backoff_s } : {}),
+      ...options(task)
+    })
+    this.reader.on('message', message => this.handle(message))
+    this.reader.on('error', error => run.say('error', { error: String(error) }))
+    this.reader.connect()
+    run.say('ready')
+  }
+
+  handle (message) {
+    const { task } = this.run
+    const body = shown(message.body)
+    this.run.say('message', { body, attempts: message.attempts })
+    const isFirst = !this.seen.has(body)
+    this.seen.add(body)
+    if (isFirst && /^(requeue|fail)/.test(body)) message.requeue(task.requeue_ms, body.startsWith('fail'))
+    else if (isFirst && body.startsWith('hold')) this.held.push(message)
+    else if (body.startsWith('slow')) this.touchLater(message, task.touch_count)
+    else this.finish(message)
+  }
+
+  touchLater (message, count) {
+    setTimeout(() => {
+      if (!count) return this.finish(message)
+      message.touch()
+      this.touchLater(message, count - 1)
+    }, this.run.task.touch_s * 1000)
+  }
+
+  finish (message) {
     message.finish()
-    finished += 1
-    if (finished === task.finish_count) {
-      setTimeout(() => { // respond() writes on the next tick, and there is no graceful end
-        reader.close()
-        say('closed')
-        setTimeout(() => process.exit(0), 50)
-      }, 50)
+    this.finishedCount += 1
+    if (this.finishedCount === this.run.task.finish_count) this.end()
+  }
+
+  obey (order) {
+    switch (order.order) {
+      case 'release':
+        this.held.splice(0).forEach(message => this.finish(message))
+        break
+      case 'max_in_flight': // it can be paused, and that is all
+        order.value ? this.reader.unpause() : this.reader.pause()
+        break
+      case 'end':
+        this.end()
     }
   }
-  reader.on('message', message => {
-    const body = message.body.toString()
-    say('message', { body, attempts: message.attempts })
-    if (body.startsWith('requeue') && message.attempts === 1) {
-      message.requeue(task.requeue_ms, false)
-    } else if (body.startsWith('slow')) {
-      const touchCount = Math.floor(task.slow_s / task.touch_s)
-      let touched = 0
-      const timer = setInterval(() => {
-        message.touch()
-        touched += 1
-        if (touched === touchCount) {
-          clearInterval(timer)
-          finish(message)
-        }
-      }, task.touch_s * 1000)
-    } else if (!body.startsWith('hold')) {
-      finish(message)
-    }
-  })
-  reader.on('error', fail)
-  reader.connect()
-  say('started')
+
+  end () {
+    setTimeout(() => { // answers are written on the next tick, and there is no graceful end
+      this.reader.close()
+      this.run.say('closed')
+      this.run.say('ended')
+    }, 50)
+  }
 }
 
-if (task.role === 'publish') publish()
-else consume()
+const doers = new Map()
+createInterface({ input: process.stdin }).on('line', line => {
+  const order = JSON.parse(line)
+  if (order.order !== 'start') return doers.get(order.run).obey(order)
+  const run = new Run(order.run, order.task)
+  try {
+    doers.set(order.run, order.task.role === 'publish' ? new Publisher(run) : new Consumer(run))
+  } catch (error) {
+    run.say('failed', { error: String(error) })
+  }
+}).on('close', () => process.exit(0))
