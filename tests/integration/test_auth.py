@@ -14,7 +14,6 @@ import pytest
 from tests.certificates import CLIENT_NAME, Certificates
 from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
 from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, mpub_body, pub, sized, wait_until
-from tests.integration.upgrade_clients import COUNT, run_client
 from tests.integration.upgraded import Upgraded
 
 
@@ -397,11 +396,3 @@ def test_the_secret_is_nowhere_to_be_read(daemons: Daemons, server: AuthServer):
 
 
 # -- other people's clients --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.foreign
-@pytest.mark.parametrize("client", ["pynsq", "gnsq"])
-def test_other_people_s_clients(guarded: Nsqd, server: AuthServer, client: str):
-    server.grant({"permissions": ["subscribe", "publish"], "topic": f"^{client}$", "channels": ["^c$", "^$"]})
-    assert run_client(client, guarded.tcp, client, {"auth_secret": SECRET}) == COUNT
-    assert {question["secret"] for question in server.questions} == {SECRET}

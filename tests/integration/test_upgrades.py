@@ -28,7 +28,6 @@ from tests.integration.daemons import (
     sized,
     wait_until,
 )
-from tests.integration.upgrade_clients import COUNT, run_client
 from tests.integration.upgraded import CODECS, Upgraded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -649,23 +648,3 @@ def test_on_the_event_loop_of_the_standard_library(daemons: Daemons, certificate
             connection.finish(*connection.messages(2))
             connection.settle()
     assert https(nsqd, certificates.client_context("stranger"), "GET", "/ping") == (200, b"OK")
-
-
-# -- other people's clients --------------------------------------------------------------------------------------------
-
-CLIENTS = [
-    *(("pynsq", is_secure, codec) for is_secure, codec in LAYERS[1:]),
-    *(("gnsq", is_secure, codec) for is_secure, codec in LAYERS[1:]),
-    ("asyncnsq", False, "deflate"),
-    ("asyncnsq", False, "snappy"),
-]
-
-
-@pytest.mark.foreign
-@pytest.mark.parametrize(("client", "is_secure", "codec"), CLIENTS)
-def test_other_people_s_clients(secure: Nsqd, certificates: Certificates, client: str, is_secure: bool, codec: str):
-    options = {**({"ca": certificates.ca} if is_secure else {}), **({codec: True} if codec else {})}
-    topic = f"foreign_{client}_{is_secure}_{codec}"
-    assert run_client(client, secure.tcp, topic, options) == COUNT
-    if client != "asyncnsq":
-        assert secure.unfinished(topic, "c") == 0
