@@ -393,6 +393,3 @@ def test_the_secret_is_nowhere_to_be_read(daemons: Daemons, server: AuthServer):
     for output in (*outputs, nsqd.whole_log):
         assert "sesame" not in output
     assert "AUTH failed" in nsqd.whole_log
-
-
-# -- other people's clients --------------------------------------------------------------------------------------------
