@@ -234,6 +234,11 @@ class Load:
             self._process.join()
 
 
+def new_event() -> Any:
+    """An event that a load can be given, to see what happens in this process."""
+    return _CONTEXT.Event()
+
+
 def _run_load(pipe: Any, function: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> None:
     cpu_at_start = 0.0
 

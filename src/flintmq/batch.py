@@ -55,6 +55,7 @@ _FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
 _TYPE_TIMESTAMP_ATTEMPTS = Struct(">IQH")
 _LOW_DIGITS = [b"%03x" % low for low in range(4096)]
 _size_field = Struct(">I").pack
+_raw_id = Struct(">QQ").pack
 
 
 class BatchError(ValueError):
@@ -101,13 +102,15 @@ def encode_batch(
     synced_before: int = 0,
     due_ns: int = 0,
     epoch: int = 0,
+    raw_ids: bool = False,
 ) -> bytes:
-    """Build the batch that stores ``bodies`` as message frames with attempts 1 and hex ids.
+    """Build the batch that stores ``bodies`` as message frames with attempts 1.
 
     Args:
         first_id: internal id of the first message; the following get the next ones.
         bodies: at least one; each may be any size the caller allows.
         due_ns: wall time of earliest delivery, 0 for at once.
+        raw_ids: ids are 8 bytes internal id and 8 bytes trace id, and not 16 hex digits.
     """
     count = len(bodies)
     size = len(bodies[0])
@@ -115,24 +118,10 @@ def encode_batch(
     uniform = sizes.count(size) == count
     flags = (UNIFORM if uniform else 0) | (DEFERRED if due_ns else 0)
     after_size = _TYPE_TIMESTAMP_ATTEMPTS.pack(FRAME_TYPE_MESSAGE, timestamp_ns, 1)
-    parts: list[bytes] = []
-    index = 0
-    while index < count:
-        # all ids of one block of 4096 share their 13 high digits, so a block needs no formatting per message
-        high, low = divmod(first_id + index, 4096)
-        run = min(count - index, 4096 - low)
-        shared = after_size + b"%013x" % high
-        if uniform:
-            block: list[bytes] = [_size_field(size + _FRAME_SIZE_ADDED) + shared] * (3 * run)
-            block[1::3] = _LOW_DIGITS[low : low + run]
-            block[2::3] = bodies[index : index + run]
-        else:
-            block = [shared] * (4 * run)
-            block[0::4] = [_size_field(n + _FRAME_SIZE_ADDED) for n in sizes[index : index + run]]
-            block[2::4] = _LOW_DIGITS[low : low + run]
-            block[3::4] = bodies[index : index + run]
-        parts = block if not parts else parts + block
-        index += run
+    if raw_ids:
+        parts = _frames_with_raw_ids(first_id, after_size, sizes, bodies)
+    else:
+        parts = _frames_with_hex_ids(first_id, after_size, sizes, bodies, uniform)
     if uniform:
         payload = b"".join(parts)
     else:
@@ -156,6 +145,43 @@ def encode_batch(
     )[:_CRC_POSITION]
     crc = zlib.crc32(payload, zlib.crc32(header))
     return b"".join((header, _CRC.pack(crc), payload))
+
+
+def _frames_with_hex_ids(
+    first_id: int, after_size: bytes, sizes: Sequence[int], bodies: Sequence[bytes], uniform: bool
+) -> list[bytes]:
+    """The pieces of all frames; ``after_size`` is what stands between the size and the id of each."""
+    count, size = len(bodies), sizes[0]
+    parts: list[bytes] = []
+    index = 0
+    while index < count:
+        # all ids of one block of 4096 share their 13 high digits, so a block needs no formatting per message
+        high, low = divmod(first_id + index, 4096)
+        run = min(count - index, 4096 - low)
+        shared = after_size + b"%013x" % high
+        if uniform:
+            block: list[bytes] = [_size_field(size + _FRAME_SIZE_ADDED) + shared] * (3 * run)
+            block[1::3] = _LOW_DIGITS[low : low + run]
+            block[2::3] = bodies[index : index + run]
+        else:
+            block = [shared] * (4 * run)
+            block[0::4] = [_size_field(n + _FRAME_SIZE_ADDED) for n in sizes[index : index + run]]
+            block[2::4] = _LOW_DIGITS[low : low + run]
+            block[3::4] = bodies[index : index + run]
+        parts = block if not parts else parts + block
+        index += run
+    return parts
+
+
+def _frames_with_raw_ids(
+    first_id: int, after_size: bytes, sizes: Sequence[int], bodies: Sequence[bytes]
+) -> list[bytes]:
+    """As :func:`_frames_with_hex_ids`; nobody has traced these messages, so the trace id is 0."""
+    parts = [after_size] * (4 * len(bodies))
+    parts[0::4] = [_size_field(n + _FRAME_SIZE_ADDED) for n in sizes]
+    parts[2::4] = [_raw_id(number, 0) for number in range(first_id, first_id + len(bodies))]
+    parts[3::4] = bodies
+    return parts
 
 
 def with_stamps(data: bytes, stamps: Sequence[tuple[int, int]]) -> bytes:
@@ -259,6 +285,10 @@ class Batch:
             return self.data[at:]
         positions = self.positions()
         return self.data[at + positions[start - self.first] : at + positions[end - self.first]]
+
+    def offset_of(self, sequence: int) -> int:
+        """The virtual position of one frame: frame bytes before it since the birth of the partition."""
+        return self.header.offset_bytes + self.positions()[sequence - self.first]
 
     def redelivery(self, sequence: int, delivery_count: int) -> bytes:
         """One frame for its n-th delivery, see :func:`flintmq.message.with_attempts`."""

@@ -7,7 +7,6 @@ inside a simulation (``design/reliability.md`` section 5). The network is the ru
 
 from __future__ import annotations
 
-import asyncio
 import random as _random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ class RunBlocking(Protocol):
 
 async def run_in_thread(function: Callable[..., Any], /, *args: Any) -> Any:
     """Run ``function(*args)`` in the loop's default executor."""
+    import asyncio  # a client on blocking sockets has an Env and no event loop
+
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 

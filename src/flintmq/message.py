@@ -9,7 +9,14 @@ Byte picture (big-endian)::
     size counts everything after itself: 30 + len(body)
 
 The message id of a plain topic is the internal id as 16 lower-case hex characters, because some clients treat it as
-text; internal id = ``partition << 50 | sequence``.
+text; of a topic with partitions it is 8 bytes internal id and 8 bytes trace id, big-endian;
+internal id = ``partition << 50 | sequence``.
+
+A consumer that is told where each message is in its partition gets 12 bytes more in front of the body, and such frames
+are made one by one::
+
+    ... | message id     | offset_bytes   | raw_size | body
+    raw_size counts what the redesigned NSQ would store: 4 (size), 8 + 2 (timestamp, attempts), 16 (id), the body
 
 Source: reference/nsq.md 1.2, design/cluster.md "Decisions that go with it".
 """
@@ -23,11 +30,16 @@ from flintmq.limits import ATTEMPTS_MAX, MESSAGE_ID_SIZE, SEQUENCE_BITS, SEQUENC
 FRAME_HEADER = Struct(">II")
 MESSAGE_HEADER = Struct(">IIQH16s")
 ATTEMPTS = Struct(">H")
+_RAW_ID = Struct(">QQ")
+_SIZE = Struct(">I")
 FRAME_TYPE_MESSAGE = 2
 FRAME_OVERHEAD_BYTES = MESSAGE_HEADER.size  # what a stored frame adds to its body
 SIZE_FIELD_BYTES = 4
 ATTEMPTS_POSITION = 16
 ID_POSITION = 18
+
+LOCATION = Struct(">QI")
+"""Virtual offset and raw size of a message, in front of its body."""
 
 assert FRAME_OVERHEAD_BYTES == 34
 assert ID_POSITION + MESSAGE_ID_SIZE == FRAME_OVERHEAD_BYTES
@@ -51,6 +63,20 @@ def partition_of(internal: int) -> int:
 def hex_id(internal: int) -> bytes:
     """The 16 bytes that stand for an internal id on the wire of a plain topic."""
     return b"%016x" % internal
+
+
+def raw_id(internal: int, trace_id: int = 0) -> bytes:
+    """The 16 bytes that stand for an internal id on the wire of a topic with partitions."""
+    return _RAW_ID.pack(internal, trace_id)
+
+
+def with_location(frame: bytes | memoryview, offset_bytes: int) -> bytes:
+    """Copy one stored message frame with its place in the partition in front of the body."""
+    size = len(frame)
+    location = LOCATION.pack(offset_bytes, size - SIZE_FIELD_BYTES)
+    new_size = _SIZE.pack(size - SIZE_FIELD_BYTES + LOCATION.size)
+    view = memoryview(frame)
+    return b"".join((new_size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], location, view[FRAME_OVERHEAD_BYTES:]))
 
 
 def with_attempts(frame: bytes | memoryview, delivery_count: int) -> bytes:

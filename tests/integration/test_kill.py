@@ -10,9 +10,10 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Connection, Daemons, Nsqd, mpub, pub, req, wait_until
+from tests.integration.daemons import PATIENCE_S, Closed, Connection, Daemons, Nsqd, mpub, pub, req, wait_until
 from tests.integration.load import Consumer, Numbers, Publisher, body_of, check, drain, held, number_of
 
 MODES = [
@@ -324,3 +325,45 @@ def test_a_batch_is_whole_or_absent(daemons: Daemons):
     per_batch = [sum(batch * count + number in seen for number in range(count)) for batch in range(len(batches))]
     assert set(per_batch) <= {0, count}
     assert per_batch[:20] == [count] * 20
+
+
+@every_mode
+def test_in_a_storm_of_new_topics(daemons: Daemons, flags: tuple[str, ...]):
+    """Each connection publishes to one new topic after the other, far ahead of the answers; so does HTTP."""
+    nsqd = daemons.nsqd(*flags)
+    count, wanted = 3000, 150
+    acked: list[int] = []
+    answered: list[str] = []
+
+    def publish(first: int) -> None:
+        numbers = range(first, 3 * count, 3)
+        with suppress(Closed, OSError), nsqd.connect() as connection:
+            connection.send(b"".join(pub(f"topic{number}", body_of(number)) for number in numbers))
+            for number in numbers:
+                connection.ok()
+                acked.append(number)
+
+    def create() -> None:
+        with suppress(OSError):
+            for number in range(count):
+                nsqd.post(f"/topic/create?topic=empty{number}")
+                answered.append(f"empty{number}")
+
+    threads = [
+        *(threading.Thread(target=publish, args=(first,)) for first in range(3)),
+        threading.Thread(target=create),
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(acked) >= wanted and answered, "a storm")
+    nsqd.kill()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(acked) < 3 * count, "the kill was to come in the middle"
+    nsqd.start()
+    there = {row["topic_name"] for row in nsqd.get("/stats?format=json&include_clients=false")["topics"]}
+    assert set(answered) <= there
+    for number in acked:
+        with nsqd.connect() as connection:
+            assert connection.subscribe(f"topic{number}", "c", 1).message().body == body_of(number)
+    assert nsqd.request("GET", "/ping").body == b"OK"

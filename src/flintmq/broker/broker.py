@@ -21,20 +21,34 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.deferred import AsideStore, Changes
+from flintmq.broker.channel import ASIDE_PENDING_MAX, Channel, ChannelState
+from flintmq.broker.deferred import AsideStore
 from flintmq.broker.latency import Latency
 from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.retention import Retention, drop_consumed
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
+from flintmq.broker.work import BrokerOptions as BrokerOptions
+from flintmq.broker.work import DueQuery, Flush, NewTopic, advance, aside_statements
 from flintmq.errors import FlintError, StorageError
 from flintmq.names import directory_name, is_ephemeral, topic_of_directory
-from flintmq.storage import ChannelStore, Corruption, Creation, Files, MemoryLog, PartitionLog, ReadCache, channel_store
+from flintmq.storage import (
+    ChannelStore,
+    Corruption,
+    Creation,
+    Files,
+    FloorFile,
+    MemoryLog,
+    PartitionLog,
+    ReadCache,
+    channel_store,
+)
+from flintmq.topic_meta import PLAIN, TopicMeta
 
 TOPICS_DIRECTORY = "topics"
 _DUE_COUNT_MAX = 1000
@@ -42,7 +56,7 @@ _RETRY_NS = 1_000_000_000
 _TURN_WEIGHT = 1024 * 1024  # of what one partition writes in one turn, see partition.py
 _PUMPED_MAX = 128  # channels looked at in one turn, and
 _PUMPED_LATE_MAX = 64  # as many more of those that earlier turns left over
-_CREATIONS_MAX = 64  # topics whose files are made at once
+_CREATIONS_MAX = 16  # topics whose files are made at once
 
 
 class TopicNotFound(FlintError):
@@ -53,72 +67,8 @@ class ChannelNotFound(FlintError):
     """The topic has no such channel."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerOptions:
-    """What the broker needs of nsqd's options; sizes in bytes, times in ns; without retention channels decide alone.
-
-    Attributes:
-        latency_window_ns: how far back the latencies of a channel are kept; 0 when they are not.
-    """
-
-    segment_bytes: int = 100 * 1024 * 1024
-    ephemeral_depth_max: int = 10_000
-    retention_time_ns: int = 0
-    retention_bytes: int = 0
-    latency_window_ns: int = 0
-
-
-@dataclass(slots=True)
-class DueQuery:
-    """Rows set aside that have come due, to be read after the flush."""
-
-    channel: Channel
-    cursor: int
-    after: tuple[int, int]
-    generation: int
-
-
-@dataclass(slots=True)
-class Flush:
-    """One transaction of progress, and what to do when it fails.
-
-    Attributes:
-        statements: to run in order.
-        due: queries to run after it.
-        metadata_count: how many of the broker's metadata statements it holds.
-        clock_shift_ns: what is added to due times on their way to the disk.
-        changes: aside changes taken, to be given back on failure.
-        floors: the floor of each partition as written.
-    """
-
-    statements: list[channel_store.Statement] = field(default_factory=list)
-    due: list[DueQuery] = field(default_factory=list)
-    metadata_count: int = 0
-    clock_shift_ns: int = 0
-    waiters: list[Callable[[BaseException | None], None]] = field(default_factory=list)
-    changes: list[tuple[Channel, Changes]] = field(default_factory=list)
-    floors: list[tuple[Partition, int]] = field(default_factory=list)
-    removals: list[str] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.statements or self.due or self.removals)
-
-
-@dataclass(slots=True, eq=False)
-class NewTopic:
-    """A topic whose log has no files yet.
-
-    Attributes:
-        creation: of its log.
-        is_under_way: whether the files are being made.
-        waiters: who is told when they are, and the topic is as durable as its channels, or why not.
-    """
-
-    topic: Topic
-    creation: Creation
-    is_under_way: bool = False
-    waiters: list[Callable[[BaseException | None], None]] = field(default_factory=list)
+class TopicConflict(FlintError):
+    """There is a topic of that name that was created otherwise."""
 
 
 class Broker:
@@ -128,6 +78,7 @@ class Broker:
         report: told of damage that a log found and set aside.
 
     Attributes:
+        is_flush_urgent: whether a channel cannot go on before the next flush.
         has_more_due: whether the last flush found more messages that are due than it read.
         write_error: why something published or created last could not be stored; None after the next good write.
     """
@@ -142,13 +93,16 @@ class Broker:
     ) -> None:
         self.topics: dict[str, Topic] = {}
         self.write_error: StorageError | None = None
+        self.is_flush_urgent = False
         self.has_more_due = False
         self.options = options
         self._files = files
         self._store = store
         self._random = random_source
         self._report = report
+        self._retention = Retention(options.retention_time_ns, options.retention_bytes)
         self._cache = ReadCache()
+        self._floors = FloorFile(files)
         self._creations: dict[Topic, NewTopic] = {}
         self._deleted_early: list[NewTopic] = []  # while their files were being made
         self._publishing: dict[Partition, None] = {}
@@ -178,8 +132,10 @@ class Broker:
         """
         files = self._files
         stored = self._store.load()
+        floors = self._floors.load()
         cursors: dict[tuple[str, int], list[channel_store.StoredCursor]] = {}
         for cursor in stored.cursors:
+            advance(cursor, floors.get(cursor.id, 0))
             cursors.setdefault((cursor.topic, cursor.partition), []).append(cursor)
             self._next_cursor = max(self._next_cursor, cursor.id + 1)
         found: dict[str, list[int]] = {}
@@ -194,12 +150,15 @@ class Broker:
             numbers = [int(part[2:]) for part in files.list(f"{TOPICS_DIRECTORY}/{directory}") if part[:2] == "p-"]
             found[name] = sorted(numbers) or [0]
         for name in stored.topics:
-            found.setdefault(name, [0])
+            _, held = stored.metas.get(name, (PLAIN, [0]))
+            found[name] = sorted({*found.get(name, ()), *held})
         channels: dict[str, list[tuple[str, bool]]] = {}
         for (topic_name, channel_name), paused in stored.channels.items():
             channels.setdefault(topic_name, []).append((channel_name, paused))
         for name, numbers in found.items():
             self._restore_topic(name, numbers, stored, cursors, channels.get(name, []), wall_ns)
+        living = {identity for identity, _ in self._cursors.values()}
+        self._floors.begin({cursor: floor for cursor, floor in floors.items() if cursor in living})
 
     def _restore_topic(
         self,
@@ -211,17 +170,19 @@ class Broker:
         wall_ns: int,
     ) -> None:
         partitions = {}
+        meta, _ = stored.metas.get(name, (PLAIN, []))
         for number in numbers:
             mine = cursors.get((name, number), [])
             # cursors may be ahead of a log that lost its unsynced end; ids below them must not be used again
             ends = [cursor.row.floor + len(cursor.window) for cursor in mine]
             backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
             log = self._open_log(name, number, wall_ns, max([*ends, backlog_start, paused_at or 1, 1]))
+            log.raw_ids = meta.is_partitioned
             partition = Partition(name, number, log)
             partition.backlog_start = max(backlog_start, log.start_sequence)
             partition.paused_at = paused_at
             partitions[number] = partition
-        topic = Topic(name, partitions, stored.topics.get(name, False))
+        topic = Topic(name, partitions, stored.topics.get(name, False), meta)
         self.topics[name] = topic
         topic.is_starting = not topic.paused and any(p.paused_at is not None for p in partitions.values())
         if name not in stored.topics:
@@ -234,16 +195,18 @@ class Broker:
                 self._add_channel(topic, partition, channel_name, cursor, paused)
 
     def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog:
-        return PartitionLog.open(
-            self._files,
-            _log_directory(topic, number),
-            partition=number,
-            segment_bytes=self.options.segment_bytes,
-            cache=self._cache,
-            report=self._report,
-            next_sequence_min=next_sequence_min,
-            created_ns=wall_ns,
-        )
+        options = self._log_options(number, wall_ns)
+        directory = _log_directory(topic, number)
+        return PartitionLog.open(self._files, directory, next_sequence_min=next_sequence_min, **options)
+
+    def _log_options(self, number: int, wall_ns: int) -> dict[str, Any]:
+        return {
+            "partition": number,
+            "segment_bytes": self.options.segment_bytes,
+            "cache": self._cache,
+            "report": self._report,
+            "created_ns": wall_ns,
+        }
 
     # -- topics and channels ---------------------------------------------------------------------------------------
 
@@ -274,15 +237,7 @@ class Broker:
         if is_ephemeral(name):
             log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max)
         elif later:
-            log = PartitionLog.new(
-                self._files,
-                _log_directory(name, 0),
-                partition=0,
-                segment_bytes=self.options.segment_bytes,
-                cache=self._cache,
-                report=self._report,
-                created_ns=wall_ns,
-            )
+            log = self._new_log(name, 0, wall_ns)
         else:
             try:
                 log = self._open_log(name, 0, wall_ns, 1)
@@ -292,20 +247,85 @@ class Broker:
             self._metadata.append(channel_store.put_topic(name, False))
         topic = self.topics[name] = Topic(name, {0: Partition(name, 0, log)})
         if isinstance(log, PartitionLog) and not log.is_created:
-            self._creations[topic] = NewTopic(topic, Creation(log))
+            self._creations[topic] = NewTopic(topic, [Creation(log)])
         if starting:
             self._hold_back(topic)
         self.on_topic_change(name, None, True)
         return topic
 
+    def _new_log(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
+        return PartitionLog.new(self._files, _log_directory(topic, number), **self._log_options(number, wall_ns))
+
+    def create_partitions(
+        self, name: str, meta: TopicMeta, numbers: Iterable[int], wall_ns: int, starting: bool = False
+    ) -> Topic:
+        """Create those of ``numbers`` that are not here, and the topic with them; their files are made later.
+
+        It is durable once :meth:`when_metadata_durable` calls back for the topic.
+
+        Raises:
+            TopicConflict: there is a plain topic of that name, or one with another meta.
+            StorageError: a partition cannot be added to a topic that is there.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            if topic.meta != meta:
+                what = "with other properties" if topic.meta.is_partitioned else "without partitions"
+                raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
+            for number in numbers:
+                if number not in topic.partitions:
+                    self._add_partition(topic, number, wall_ns)
+            return topic
+        partitions = {}
+        for number in sorted(numbers):
+            log = self._new_log(name, number, wall_ns)
+            log.raw_ids = True
+            partitions[number] = Partition(name, number, log)
+        topic = self.topics[name] = Topic(name, partitions, meta=meta)
+        new = NewTopic(topic, [Creation(p.log) for p in partitions.values()], is_recorded=False)  # type: ignore[arg-type]
+        self._creations[topic] = new
+        self._metadata.append(channel_store.put_topic(name, False))
+        self._metadata.append(channel_store.put_topic_meta(name, meta, partitions))
+        self._metadata_waiters.append(lambda error: self._recorded(new, error))
+        if starting:
+            self._hold_back(topic)
+        self.on_topic_change(name, None, True)
+        return topic
+
+    def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
+        """The database has a new topic's meta, or could not take it."""
+        if self._creations.get(new.topic) is not new:
+            return  # deleted meanwhile
+        if error is None:
+            new.is_recorded = True
+        else:
+            del self._creations[new.topic]
+            self._refuse_topic(new, StorageError(f"cannot create topic {new.topic.name}: {error}"))
+
+    def _add_partition(self, topic: Topic, number: int, wall_ns: int) -> None:
+        """Give a topic that is there one more partition; rare, so its files are made at once."""
+        try:
+            log = self._open_log(topic.name, number, wall_ns, 1)
+        except OSError as error:
+            raise StorageError(f"cannot add partition {number} of topic {topic.name}: {error}") from error
+        log.raw_ids = True
+        partition = Partition(topic.name, number, log)
+        partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
+        topic.add(partition)
+        for channel_name, paused in topic.channel_names.items():
+            self._add_channel(topic, partition, channel_name, None, paused)
+        self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions))
+        self._put_partition(partition)
+        self.on_topic_change(topic.name, None, True)
+
     @property
     def has_creations(self) -> bool:
         """Whether files of topics are to be made, or are being made."""
-        return bool(self._creations)
+        return any(new.is_recorded for new in self._creations.values())
 
     def take_creations(self) -> list[NewTopic]:
         """Topics whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""
-        taken = list(islice(self._creations.values(), _CREATIONS_MAX))
+        taken = list(islice((new for new in self._creations.values() if new.is_recorded), _CREATIONS_MAX))
         for new in taken:
             # one after the other, so that no directory is made that an earlier topic of that name has not left yet
             assert not new.is_under_way, "the last ones have ended"
@@ -317,16 +337,18 @@ class Broker:
         for new in created:
             topic = new.topic
             del self._creations[topic]
-            error = new.creation.error
+            error = new.error
             if self.topics.get(topic.name) is not topic:
                 self._created_too_late(new)
             elif error is not None:
                 self.write_error = StorageError(f"cannot create topic {topic.name}: {error}")
                 self._refuse_topic(new, self.write_error)
             else:
-                new.creation.finish()
+                new.finish()
                 self._metadata.append(channel_store.put_topic(topic.name, topic.paused))
                 for partition in topic.partitions.values():
+                    if partition.paused_at is not None:
+                        self._put_partition(partition)
                     if partition.has_pending:
                         self._publishing[partition] = None
                 self._metadata_waiters += new.waiters
@@ -334,8 +356,8 @@ class Broker:
     def _created_too_late(self, new: NewTopic) -> None:
         """It was deleted meanwhile."""
         self._deleted_early.remove(new)
-        if new.creation.error is None:
-            new.creation.finish()
+        if new.error is None:
+            new.finish()
             try:
                 self._remove_files(new.topic.name)
             except StorageError as error:
@@ -345,13 +367,15 @@ class Broker:
     def _refuse_topic(self, new: NewTopic, error: StorageError) -> None:
         """Undo a topic that could not be created; the next who asks for it tries again."""
         topic = new.topic
+        has_rows = topic.channel_names or topic.paused or topic.meta.is_partitioned  # in the database
         for channel_name in list(topic.channel_names):
             self.delete_channel(topic, channel_name)
+        if has_rows:
+            self._metadata += channel_store.delete_topic(topic.name)
         for partition in topic.partitions.values():
             self._publishing.pop(partition, None)
             partition.refuse(error)
         del self.topics[topic.name]
-        self._metadata += channel_store.delete_topic(topic.name)
         self.on_topic_change(topic.name, None, False)
         for waiter in new.waiters:
             waiter(error)
@@ -360,7 +384,7 @@ class Broker:
         topic.is_starting = True
         for partition in topic.partitions.values():
             partition.paused_at = partition.backlog_start
-            if not topic.ephemeral:
+            if not topic.ephemeral and topic not in self._creations:
                 self._put_partition(partition)  # a topic that died before its start has it after a restart
 
     def start_topic(self, topic: Topic) -> None:
@@ -370,11 +394,11 @@ class Broker:
             if not topic.paused:
                 self._limit(topic, paused=False)
 
-    def channel(self, topic: Topic, name: str, at: int | None = None) -> tuple[list[Channel], bool]:
+    def channel(self, topic: Topic, name: str, at: Mapping[int, int] | None = None) -> tuple[list[Channel], bool]:
         """Find a channel in every partition or create it; the second value tells whether it is new.
 
         A new channel of a topic without channels begins with the backlog, of others at the present end, or where ``at``
-        says (a sequence, for topics with one partition). It is durable once :meth:`when_metadata_durable` calls back.
+        says (partition to sequence). It is durable once :meth:`when_metadata_durable` calls back.
         """
         if name in topic.channel_names:
             return topic.channels(name), False
@@ -383,7 +407,7 @@ class Broker:
             self._metadata.append(channel_store.put_channel(topic.name, name, False))
         for partition in topic.partitions.values():
             if at is not None:
-                floor = min(max(at, partition.log.start_sequence), partition.log.next_sequence)
+                floor = min(max(at[partition.number], partition.log.start_sequence), partition.log.next_sequence)
             elif not partition.channels:
                 floor = max(partition.backlog_start, partition.log.start_sequence)
             else:
@@ -430,9 +454,30 @@ class Broker:
             identity = self._next_cursor
             self._next_cursor += 1
         self._cursors[channel] = identity, partition
+        if topic.meta.ordered:
+            self._order(channel, True)
         self._flushing[channel] = None
         self.mark(channel)
         return channel
+
+    def order_channel(self, topic: Topic, name: str, is_ordered: bool) -> None:
+        """Let a channel be consumed in order, or no longer; of an ordered topic all are, for ever.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel.
+        """
+        if name not in topic.channel_names:
+            raise ChannelNotFound(name)
+        for channel in topic.channels(name):
+            if (channel.keep_floor is not None) != is_ordered and not topic.meta.ordered:
+                self._order(channel, is_ordered)
+                self.mark(channel)
+
+    def _order(self, channel: Channel, is_ordered: bool) -> None:
+        identity, partition = self._cursors[channel]
+        is_durable = not channel.ephemeral and not is_ephemeral(partition.topic_name)
+        keep = partial(self._floors.put, identity) if is_durable else _keep_nothing
+        channel.deliver_in_order(keep if is_ordered else None)
 
     def when_metadata_durable(
         self, callback: Callable[[BaseException | None], None], topic: Topic | None = None
@@ -483,7 +528,12 @@ class Broker:
         self._pumping_late.pop(channel, None)
         self._flushing.pop(channel, None)
         self._armed.pop(channel, None)
-        self._metadata += channel_store.delete_cursor(self._cursors.pop(channel)[0])
+        identity = self._cursors.pop(channel)[0]
+        self._metadata += channel_store.delete_cursor(identity)
+        try:
+            self._floors.forget(identity)
+        except StorageError as error:
+            self.on_problem(error)  # at the next start there is no such cursor
 
     def delete_topic(self, name: str) -> list[Subscription]:
         """Remove a topic, its channels and its log; return all consumers.
@@ -607,7 +657,7 @@ class Broker:
         Args:
             due_ns: wall time before which they are not delivered, 0 for at once.
         """
-        return self.publish_to(topic.first_partition, bodies, due_ns)
+        return self.publish_to(topic.next_partition(), bodies, due_ns)
 
     def publish_to(self, partition: Partition, bodies: Sequence[bytes], due_ns: int = 0) -> PublishGroup:
         """As :meth:`publish` for a partition that was looked up before."""
@@ -657,6 +707,12 @@ class Broker:
         """Look at this channel at the end of the turn."""
         self._pumping[channel] = None
 
+    def mark_in_turn(self, channels: Iterable[Channel]) -> None:
+        """As :meth:`mark`, in this order, whatever was marked before."""
+        for channel in channels:
+            self._pumping.pop(channel, None)
+            self._pumping[channel] = None
+
     @property
     def has_marked(self) -> bool:
         """Whether :meth:`pump` has something to do."""
@@ -682,6 +738,8 @@ class Broker:
                 self._arm(channel, deadline)
             if channel.dirty or channel.aside.next_due_ns is not None:
                 self._flushing[channel] = None
+                if channel.aside.pending_rows >= ASIDE_PENDING_MAX:
+                    self.is_flush_urgent = True  # the channel goes on behind it
         return list(marked)
 
     def _share_turn(self, marked: dict[Channel, None]) -> dict[Channel, None]:
@@ -748,6 +806,7 @@ class Broker:
     def take_flush(self, wall_ns: int) -> Flush:
         """Collect all progress since the last flush; the caller runs it and then calls :meth:`flush_ended`."""
         flush = Flush(clock_shift_ns=self._clock_shift_ns)
+        self.is_flush_urgent = False
         flush.statements = self._metadata
         flush.metadata_count = len(self._metadata)
         self._metadata = []
@@ -760,7 +819,7 @@ class Broker:
             changes = channel.aside.take_changes()
             if changes:
                 flush.changes.append((channel, changes))
-                flush.statements += _aside_statements(identity, changes, self._clock_shift_ns)
+                flush.statements += aside_statements(identity, changes, self._clock_shift_ns)
             if channel.dirty:
                 channel.dirty = False
                 partitions[partition] = None
@@ -811,6 +870,9 @@ class Broker:
                 channel.dirty = True
                 self._flushing[channel] = None
         else:
+            for channel, _ in flush.changes:
+                if channel in self._cursors:
+                    self.mark(channel)
             self.has_more_due = any(len(rows) == _DUE_COUNT_MAX for rows, _ in answers)
             for query, (rows, next_due_ns) in zip(flush.due, answers, strict=True):
                 query.channel.aside.accept_due(rows, next_due_ns, query.generation)
@@ -827,29 +889,9 @@ class Broker:
         if partition.is_deleted:
             return
         try:
-            self._drop_consumed(partition, wall_ns)
+            drop_consumed(partition, self._retention, wall_ns)
         except StorageError as error:
             self.on_problem(error)
-
-    def _drop_consumed(self, partition: Partition, wall_ns: int) -> None:
-        options = self.options
-        log = partition.log
-        floor = min(partition.durable_floor, partition.floor)
-        if isinstance(log, MemoryLog) or not (options.retention_time_ns or options.retention_bytes):
-            log.drop_before(floor)
-            return
-        consumed = [segment for segment in log.segments() if segment.end_sequence <= floor]
-        kept_bytes = sum(segment.size_bytes for segment in consumed)
-        drop_to = 0
-        for segment in consumed:
-            too_old = options.retention_time_ns and segment.timestamp_max < wall_ns - options.retention_time_ns
-            too_many = options.retention_bytes and kept_bytes > options.retention_bytes
-            if not (too_old or too_many):
-                break
-            kept_bytes -= segment.size_bytes
-            drop_to = segment.end_sequence
-        if drop_to:
-            log.drop_before(drop_to)
 
     def retain_all(self, wall_ns: int) -> None:
         """Apply retention to every partition; to be called now and then, because time passes without any progress."""
@@ -870,6 +912,7 @@ class Broker:
         """Close every log and the store; what is to be kept has been flushed and synced by the caller."""
         for log in self.logs():
             log.close()
+        self._floors.close()
         self._store.close()
 
     def describe(self) -> str:
@@ -877,22 +920,9 @@ class Broker:
         return "\n".join(p.describe() for t in self.topics.values() for p in t.partitions.values())
 
 
+def _keep_nothing(_floor: int) -> None:
+    """Of a channel that does not outlive the process."""
+
+
 def _log_directory(topic: str, partition: int) -> str:
     return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"
-
-
-def _aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
-    statements = []
-    put, moved = changes.put, changes.moved
-    if shift_ns:
-        put = {sequence: (due_ns + shift_ns, attempts, frame) for sequence, (due_ns, attempts, frame) in put.items()}
-        moved = {sequence: (due_ns + shift_ns, attempts) for sequence, (due_ns, attempts) in moved.items()}
-    if changes.cleared:
-        statements.append(channel_store.clear_aside(identity))
-    if put:
-        statements.append(channel_store.put_aside(identity, put))
-    if moved:
-        statements.append(channel_store.move_aside(identity, moved))
-    if changes.removed:
-        statements.append(channel_store.delete_aside(identity, changes.removed))
-    return statements

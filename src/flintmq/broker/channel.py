@@ -15,7 +15,9 @@ Invariants:
 - I4: ``attempts`` has an entry for a message in the window only if it was not delivered exactly once; ``held`` has the
   messages with a deadline of their own (redelivered or touched).
 - I5: nothing at or beyond the log's committed sequence is delivered.
-- I6: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
+- I6: in order (``keep_floor`` is set) at most one message is in flight, the window holds nothing behind one that is not
+  finished, and nothing is delivered before the floor has been kept.
+- I7: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
 
 Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
 the process runs, as the caller provides it); runs of messages are handled by slices; only messages that were
@@ -30,7 +32,7 @@ import heapq
 import random
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +49,7 @@ from flintmq.names import is_ephemeral
 DONE, SLOT_MAX, SHARED, DEFERRED, QUEUED = 0, 250, 251, 254, 255
 _NOT_DONE = re.compile(rb"[^\x00]")
 _RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
-_ASIDE_PENDING_MAX = 20_000  # rows waiting for the database before the cursor stops at deferred messages
+ASIDE_PENDING_MAX = 1000  # rows waiting for the database before the cursor stops at deferred messages
 
 
 class Log(Protocol):
@@ -107,6 +109,7 @@ class Channel:
     Attributes:
         subscriptions: every consumer, in the order of their coming.
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
+        keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
     """
 
     def __init__(
@@ -136,6 +139,8 @@ class Channel:
         self.latency: Latency | None = None  # set when percentiles were asked for
         self.counted_from = log.committed_sequence
         self.dirty = True
+        self.keep_floor: Callable[[int], None] | None = None
+        self._kept_floor = -1
         self._id_base = internal_id(partition, 0)
         self._random = random_source
         self._depth_max = depth_max
@@ -438,7 +443,8 @@ class Channel:
 
     def _defer(self, sequence: int, due_ns: int, wall_ns: int) -> None:
         """Put a message of the window to sleep; in the window when short, in the database when long or many."""
-        if due_ns - wall_ns <= DEFER_IN_WINDOW_NS and len(self._deferred) < WINDOW_DEFERRED_MAX:
+        is_short = due_ns - wall_ns <= DEFER_IN_WINDOW_NS and len(self._deferred) < WINDOW_DEFERRED_MAX
+        if is_short or self.keep_floor is not None:  # in order it stays where it is, in the way of those behind it
             self._window[sequence - self.floor] = DEFERRED
             self._deferred[sequence] = due_ns
             heapq.heappush(self._deferred_heap, (due_ns, sequence))
@@ -568,12 +574,25 @@ class Channel:
         if self._depth_max is not None:
             self._bound_depth()
         if self.paused or self._ready.nearest() is None:
-            self._pass_deferred(wall_ns)
+            if self.keep_floor is None:
+                self._pass_deferred(wall_ns)
             return
+        if self.keep_floor is not None:
+            if self.in_flight_count:
+                return
+            if self._kept_floor != self.floor:
+                self.keep_floor(self.floor)
+                self._kept_floor = self.floor
         if self._requeued or self.aside.ready:
             self._redeliver(now_ns)
         if self.next < self.end:
             self._deliver_new(now_ns, wall_ns)
+
+    def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
+        """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
+        self.keep_floor = keep_floor
+        self._kept_floor = -1
+        self._requeued = deque(sorted(self._requeued))
 
     def take_sent_to(self) -> dict[Subscription, None]:
         """The consumers that :meth:`pump` gave something to write."""
@@ -583,10 +602,13 @@ class Channel:
     def _deliver_new(self, now_ns: int, wall_ns: int) -> None:
         end = self.end
         line = self._ready.nearest()
+        is_ordered = self.keep_floor is not None
         while self.next < end and line:
             if len(self._window) >= self._window_max:
                 self._spill(now_ns)
                 continue
+            if is_ordered and self._window:
+                return
             if self._holes and self._skip_hole():
                 continue
             batch = self.log.read(self.next)
@@ -601,7 +623,8 @@ class Channel:
                 continue
             subscription = next(iter(line))
             stop = min(batch.end, end, self._holes[0][0]) if self._holes else min(batch.end, end)
-            count = min(stop - self.next, subscription.capacity, max(1, (end - self.next) // len(line)))
+            share = 1 if is_ordered else max(1, (end - self.next) // len(line))
+            count = min(stop - self.next, subscription.capacity, share)
             if batch.size > DELIVERY_BYTES_MAX:
                 count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
             self._send_run(subscription, batch, count, now_ns)
@@ -622,7 +645,8 @@ class Channel:
         if subscription.slot == SHARED:
             for sequence in range(first, end):
                 self._shared[sequence] = subscription
-        self._put(subscription, batch.frames(first, end), count)
+        frames = batch.frames(first, end) if subscription.layout is None else subscription.laid_out(batch, first, end)
+        self._put(subscription, frames, count)
         self._start_run(subscription, first, end, now_ns)
 
     def _put(self, subscription: Subscription, frames: bytes | memoryview, count: int) -> None:
@@ -662,7 +686,8 @@ class Channel:
             self._window += subscription.mark
             if subscription.slot == SHARED:
                 self._shared[sequence] = subscription
-            self._put(subscription, batch.frames(sequence, sequence + 1), 1)
+            frame = batch.frames(sequence, sequence + 1)
+            self._put(subscription, subscription.one(frame, batch, sequence), 1)
             self._start_run(subscription, sequence, sequence + 1, now_ns)
 
     def _is_sampled_out(self, subscription: Subscription) -> bool:
@@ -670,6 +695,8 @@ class Channel:
 
     def _redeliver(self, now_ns: int) -> None:
         while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
+            if self.keep_floor is not None and self.in_flight_count:
+                return
             subscription = next(iter(line))
             if self._requeued:
                 self._redeliver_window(subscription, self._requeued[0], now_ns)
@@ -695,7 +722,7 @@ class Channel:
         deadline = now_ns + subscription.msg_timeout_ns
         self._held[sequence] = Held(deadline, now_ns)
         self._push_deadline(deadline, sequence)
-        self._put(subscription, batch.redelivery(sequence, attempts), 1)
+        self._put(subscription, subscription.one(batch.redelivery(sequence, attempts), batch, sequence), 1)
         subscription.served()
 
     def _redeliver_aside(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
@@ -711,15 +738,17 @@ class Channel:
         aside.delivered_ns = now_ns
         aside.deadline_ns = now_ns + subscription.msg_timeout_ns
         self._push_deadline(aside.deadline_ns, sequence)
-        self._put(subscription, with_attempts(aside.frame, aside.attempts), 1)
+        batch = None if subscription.layout is None else self.log.read(sequence)
+        self._put(subscription, subscription.one(with_attempts(aside.frame, aside.attempts), batch, sequence), 1)
         subscription.served()
 
     def _defer_batch(self, batch: Batch, wall_ns: int) -> bool:
         """Move the cursor over messages that are not due; False when the database has to catch up first."""
         if self.latency is not None:
             self.latency.delivered(self.next, min(batch.end, self.end), batch.timestamp_ns, self.floor)
-        for sequence in range(self.next, min(batch.end, self.end)):
-            if self.aside.pending_rows >= _ASIDE_PENDING_MAX:
+        end = self.next + 1 if self.keep_floor is not None else min(batch.end, self.end)
+        for sequence in range(self.next, end):
+            if self.aside.pending_rows >= ASIDE_PENDING_MAX:
                 return False
             self._attempts[sequence] = 0
             self._window.append(QUEUED)

@@ -18,6 +18,7 @@ from flintmq.broker.channel import Channel
 from flintmq.errors import StorageError
 from flintmq.limits import BATCH_COUNT_MAX
 from flintmq.storage import MemoryLog, PartitionLog
+from flintmq.topic_meta import PLAIN
 
 _MERGE_COUNT_MAX = 64  # publishes of fewer messages than this share a batch with their neighbours
 _BATCH_BODIES_BYTES_MAX = 1024 * 1024  # a turn may gather more, but a batch is read back as a whole
@@ -83,12 +84,13 @@ class Partition:
     Attributes:
         backlog_start: where the first channel begins: what was published while there was no channel.
         paused_at: while the topic is paused or starting, nothing from this sequence on is handed to channels.
+        meta: of its topic.
         write_error: why the last turn with publishes was not stored; None when it was.
         written_weight: what the last :meth:`write_pending` cost.
     """
 
     __slots__ = ("_group", "_groups", "_open", "_open_due_ns", "backlog_start", "bytes_count", "channels",
-                 "counted_from", "durable_floor", "is_deleted", "log", "number", "paused_at",
+                 "counted_from", "durable_floor", "is_deleted", "log", "meta", "number", "paused_at",
                  "topic_name", "write_error", "written_weight")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
@@ -98,6 +100,7 @@ class Partition:
         self.channels: dict[str, Channel] = {}
         self.backlog_start = log.start_sequence
         self.paused_at: int | None = None
+        self.meta = PLAIN
         self.is_deleted = False
         self.counted_from = log.next_sequence
         self.bytes_count = 0
@@ -123,7 +126,7 @@ class Partition:
             return group
         group.weight += size + _APPEND_WEIGHT
         if size > _BATCH_BODIES_BYTES_MAX or len(bodies) > BATCH_COUNT_MAX:
-            group.pending += [(due_ns, part, -1) for part in _parts(bodies)]
+            group.pending += [(due_ns, part, sum(map(len, part))) for part in _parts(bodies)]
             self._open = None
         elif len(bodies) >= _MERGE_COUNT_MAX:
             group.pending.append((due_ns, bodies, size))
@@ -187,7 +190,7 @@ class Partition:
         self.write_error = None
         try:
             while group.pending:
-                if self.written_weight > weight_max:
+                if self.written_weight and self.written_weight + max(0, group.pending[0][2]) > weight_max:
                     group.weight -= self.written_weight
                     return None
                 self._append(*group.pending.popleft(), wall_ns)

@@ -13,9 +13,13 @@ Source: reference/nsq.md 1.4 (RDY is an absolute level), 1.10 and 1.11.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from enum import IntEnum
 
+from flintmq.batch import Batch
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
+
+Layout = Callable[[bytes | memoryview, int], bytes]
 
 
 class Locality(IntEnum):
@@ -54,6 +58,8 @@ class Subscription:
         slot: this subscription's value in the channel's window; the channel sets it, 0 without a channel.
         line: of the channel's consumers with this locality, those that can take a message; None without a channel.
         is_watched: whether the channel has noted when its oldest run times out.
+        layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
+            are stored, whole runs at once.
     """
 
     __slots__ = (
@@ -63,6 +69,7 @@ class Subscription:
         "finish_count",
         "in_flight_count",
         "is_watched",
+        "layout",
         "line",
         "locality",
         "mark",
@@ -100,6 +107,7 @@ class Subscription:
         self.mark = b""
         self.line: OrderedDict[Subscription, None] | None = None
         self.is_watched = False
+        self.layout: Layout | None = None
         self.runs: deque[Run] = deque()
         self._rdy_count = 0
         self._room_bytes = WRITE_BUFFER_HIGH_BYTES
@@ -141,6 +149,21 @@ class Subscription:
     def capacity(self) -> int:
         """How many more messages may be sent now."""
         return self._rdy_count - self.in_flight_count if self._is_open and self._room_bytes > 0 else 0
+
+    def laid_out(self, batch: Batch, first: int, end: int) -> bytes | memoryview:
+        """What is sent of the messages from ``first`` to ``end`` of a batch; only with a layout."""
+        return b"".join(self.one(batch.frames(s, s + 1), batch, s) for s in range(first, end))
+
+    def one(self, frame: bytes | memoryview, batch: Batch | None, sequence: int) -> bytes | memoryview:
+        """What is sent of one frame.
+
+        Args:
+            batch: that holds the message; when the log has it no more, its offset is given as 0.
+        """
+        if self.layout is None:
+            return frame
+        is_there = batch is not None and batch.first <= sequence < batch.end
+        return self.layout(frame, batch.offset_of(sequence) if batch is not None and is_there else 0)
 
     def find_place(self) -> None:
         """Join the end of the line, keep the place there, or leave it, as capacity says."""

@@ -1,13 +1,16 @@
-"""A topic: its partitions and the names of its channels. A channel exists in every partition.
+"""A topic: its partitions on this node and the names of its channels. A channel exists in every partition.
 
 Source: reference/nsq.md 1.10 (first channel gets the backlog, later ones start at now).
 """
 
 from __future__ import annotations
 
+from itertools import islice
+
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
 from flintmq.names import is_ephemeral
+from flintmq.topic_meta import PLAIN, TopicMeta
 
 
 class Topic:
@@ -15,24 +18,45 @@ class Topic:
 
     Attributes:
         channel_names: every channel and whether it is paused.
+        meta: what it was created with; of a plain topic nothing.
         is_starting: nothing is handed to channels yet, because it is not known which there must be; whatever is
             created meanwhile begins with the first message.
     """
 
-    __slots__ = ("channel_names", "ephemeral", "is_starting", "name", "partitions", "paused")
+    __slots__ = ("_turn", "channel_names", "ephemeral", "is_starting", "meta", "name", "partitions", "paused")
 
-    def __init__(self, name: str, partitions: dict[int, Partition], paused: bool = False) -> None:
+    def __init__(
+        self, name: str, partitions: dict[int, Partition], paused: bool = False, meta: TopicMeta = PLAIN
+    ) -> None:
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.partitions = partitions
         self.paused = paused
         self.is_starting = False
+        self.meta = meta
         self.channel_names: dict[str, bool] = {}
+        self._turn = 0
+        for partition in partitions.values():
+            partition.meta = meta
 
     @property
     def first_partition(self) -> Partition:
-        """The partition that plain clients publish to."""
+        """The only partition of a plain topic."""
         return next(iter(self.partitions.values()))
+
+    def next_partition(self) -> Partition:
+        """The partition that the next publish goes to which names none: each in its turn."""
+        partitions = self.partitions
+        if len(partitions) == 1:
+            return next(iter(partitions.values()))
+        self._turn = (self._turn + 1) % len(partitions)
+        return next(islice(partitions.values(), self._turn, None))
+
+    def add(self, partition: Partition) -> None:
+        """Take one more partition in; they stay in the order of their numbers."""
+        partition.meta = self.meta
+        self.partitions[partition.number] = partition
+        self.partitions = dict(sorted(self.partitions.items()))
 
     def channels(self, name: str) -> list[Channel]:
         """A channel's part in each partition."""

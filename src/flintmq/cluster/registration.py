@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from flintmq.errors import FlintError
 from flintmq.names import is_ephemeral
+from flintmq.topic_meta import PLAIN, TopicMeta
 
 REGISTRATIONS_PER_NODE_MAX = 100_000
 KEYS_MAX = 1_000_000
@@ -86,11 +87,13 @@ class Registration:
     Attributes:
         tombstoned_at_ns: when it was hidden, None if never; only topics are tombstoned.
         partitions: those the node named, sorted; empty from an nsqd without partitions.
+        meta: what the node says that the topic was created with; of a plain topic, and of channels, nothing.
     """
 
     node: NsqdNode
     tombstoned_at_ns: int | None = None
     partitions: list[int] = field(default_factory=list)
+    meta: TopicMeta = PLAIN
 
     def is_tombstoned(self, now_ns: int, lifetime_ns: int) -> bool:
         return self.tombstoned_at_ns is not None and now_ns - self.tombstoned_at_ns < lifetime_ns
@@ -105,12 +108,33 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Partitions:
+    """The answer to "who has which partition of this topic".
+
+    Attributes:
+        meta: as the nodes say; of a plain topic nothing.
+        leaders: partition to the node that has it, in their order.
+        plain: nodes that have the topic without partitions.
+    """
+
+    channels: list[str]
+    meta: TopicMeta
+    leaders: dict[int, NsqdNode]
+    plain: list[NsqdNode]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTopics:
-    """A node and the topics it serves; ``tombstones[i]`` belongs to ``topics[i]``."""
+    """A node and the topics it serves; ``tombstones[i]`` belongs to ``topics[i]``.
+
+    Attributes:
+        partitions: of the topics that have some, those that are there.
+    """
 
     node: NsqdNode
     topics: list[str]
     tombstones: list[bool]
+    partitions: dict[str, list[int]]
 
 
 @dataclass(slots=True)
@@ -215,6 +239,21 @@ class RegistrationDatabase:
                 has_changed = True
         return has_changed
 
+    def describe_topic(self, node_id: str, topic: str, meta: TopicMeta) -> bool:
+        """Note what a topic with partitions was created with, by a node that serves it.
+
+        Returns:
+            Whether anything changed.
+
+        Raises:
+            TooManyRegistrations: a bound is reached (I5); nothing was changed.
+        """
+        has_changed = self.register(node_id, topic)
+        registration = self._topics[topic].channels[TOPIC_ITSELF][node_id]
+        has_changed = has_changed or registration.meta != meta
+        registration.meta = meta
+        return has_changed
+
     def unregister(
         self, node_id: str, topic: str, channel: str = TOPIC_ITSELF, partition: int | None = None
     ) -> list[tuple[str, str]]:
@@ -306,6 +345,44 @@ class RegistrationDatabase:
         ]
         return Lookup(self.channels(topic), nodes)
 
+    def partitions(self, topic: str, now_ns: int, hides_tombstoned: bool = False) -> Partitions | None:
+        """A topic's channels, partitions and live nodes; None for an unknown topic.
+
+        Of several nodes that claim a partition the first by address has it, for every nsqlookupd the same one.
+        """
+        if topic not in self._topics:
+            return None
+        leaders: dict[int, NsqdNode] = {}
+        plain: list[NsqdNode] = []
+        for registration in self._registrations(topic, TOPIC_ITSELF):
+            node = registration.node
+            if not self._is_active(node, now_ns):
+                continue
+            if hides_tombstoned and registration.is_tombstoned(now_ns, self._tombstone_lifetime_ns):
+                continue
+            for number in registration.partitions:
+                leaders.setdefault(number, node)
+            if not registration.partitions and not registration.meta.is_partitioned:
+                plain.append(node)
+        return Partitions(self.channels(topic), self.meta(topic), dict(sorted(leaders.items())), plain)
+
+    def meta(self, topic: str) -> TopicMeta:
+        """What a topic was created with; of a plain or unknown one nothing. Nodes agree, or the most partitions win."""
+        metas = [registration.meta for registration in self._registrations(topic, TOPIC_ITSELF)]
+        return max(metas, key=lambda meta: meta.partition_num, default=PLAIN)
+
+    def channels_of_partition(self, topic: str, partition: int) -> list[str]:
+        """The channels that some node has of one partition."""
+        found = []
+        for name, nodes in self._channels(topic).items():
+            if name and any(partition in registration.partitions for registration in nodes.values()):
+                found.append(name)
+        return sorted(found)
+
+    def holders(self, topic: str) -> list[NsqdNode]:
+        """Every connected node that has a topic, in whatever form."""
+        return [registration.node for registration in self._registrations(topic, TOPIC_ITSELF)]
+
     def topics(self) -> list[str]:
         """All topics, with and without nodes."""
         return sorted(self._topics)
@@ -327,7 +404,9 @@ class RegistrationDatabase:
                 .is_tombstoned(now_ns, self._tombstone_lifetime_ns)
                 for topic in topics
             ]
-            listed.append(NodeTopics(entry.node, topics, tombstones))
+            held = {topic: self._topics[topic].channels[TOPIC_ITSELF][entry.node.node_id].partitions for topic in topics}
+            partitions = {topic: list(numbers) for topic, numbers in held.items() if numbers}
+            listed.append(NodeTopics(entry.node, topics, tombstones, partitions))
         return listed
 
     def all_nodes(self) -> list[NsqdNode]:

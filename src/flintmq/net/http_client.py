@@ -23,21 +23,36 @@ _HEAD_BYTES_MAX = 64 * 1024
 async def get(host: str, port: int, target: str, *, connect_timeout_s: float, request_timeout_s: float) -> bytes:
     """Return the body of the answer to ``GET target``.
 
+    Raises:
+        ConnectionFailed: there is no answer with status 200 in time; its text says why.
+    """
+    timeouts = {"connect_timeout_s": connect_timeout_s, "request_timeout_s": request_timeout_s}
+    status, body = await ask("GET", host, port, target, **timeouts)
+    if status != 200:
+        raise ConnectionFailed(format_address(host, port), f"GET {target} was answered with status {status}")
+    return body
+
+
+async def ask(
+    method: str, host: str, port: int, target: str, *, connect_timeout_s: float, request_timeout_s: float
+) -> tuple[int, bytes]:
+    """Return status and body of the answer to a request without a body.
+
     Args:
         target: path and query, quoted already.
         request_timeout_s: from the connection to the last byte of the answer.
 
     Raises:
-        ConnectionFailed: there is no answer with status 200 in time; its text says why.
+        ConnectionFailed: there is no answer in time; its text says why.
     """
     address = format_address(host, port)
     loop = asyncio.get_running_loop()
     transport: asyncio.BaseTransport | None = None
     try:
         async with asyncio.timeout(connect_timeout_s):
-            transport, exchange = await loop.create_connection(lambda: _Exchange(address, target), host, port)
+            transport, exchange = await loop.create_connection(lambda: _Exchange(address, method, target), host, port)
         async with asyncio.timeout(request_timeout_s):
-            status, body = await exchange.answer
+            return await exchange.answer
     except TimeoutError as error:
         waited_s = connect_timeout_s if transport is None else request_timeout_s
         what = "connection" if transport is None else "answer"
@@ -47,9 +62,6 @@ async def get(host: str, port: int, target: str, *, connect_timeout_s: float, re
     finally:
         if transport is not None:
             cast(asyncio.Transport, transport).abort()
-    if status != 200:
-        raise ConnectionFailed(address, f"GET {target} was answered with status {status}")
-    return body
 
 
 class _Exchange(asyncio.Protocol):
@@ -59,12 +71,13 @@ class _Exchange(asyncio.Protocol):
         answer: status and body.
     """
 
-    def __init__(self, address: str, target: str) -> None:
+    def __init__(self, address: str, method: str, target: str) -> None:
         self.answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._address = address
+        length = "" if method == "GET" else "Content-Length: 0\r\n"
         self._request = (
-            f"GET {target} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: nsqd\r\n"
-            "Accept: application/vnd.nsq; version=1.0\r\nConnection: close\r\n\r\n"
+            f"{method} {target} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: nsqd\r\n"
+            f"{length}Accept: application/vnd.nsq; version=1.0\r\nConnection: close\r\n\r\n"
         ).encode("ascii")
         self._parser: Any = HttpResponseParser(self)
         self._body = bytearray()

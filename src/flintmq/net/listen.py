@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
 
-BACKLOG = 1024
+BACKLOG = 4096  # one connection is accepted in a turn; a burst beyond this would wait a second for its next SYN
 PATH_PORT = -1
 """What NSQ says for the port of a unix socket."""
 

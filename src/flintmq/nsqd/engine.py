@@ -70,6 +70,7 @@ class Engine:
         self._outputs: dict[Output, None] = {}
         self._late_outputs: dict[Output, None] = {}  # of earlier turns that had too many
         self._unsynced: list[PublishGroup] = []
+        self._logs_due: dict[Any, None] = {}  # to be synced although nobody waits for it
         self._sync_task: asyncio.Task[None] | None = None
         self._messages_unsynced = 0
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -107,7 +108,7 @@ class Engine:
                 self.schedule()
         if broker.has_creations and self._create_task is None:
             self._start_creating()
-        if broker.has_metadata:
+        if broker.has_metadata or broker.is_flush_urgent:
             self._flush_wanted.set()
         outputs, self._outputs = self._outputs, {}
         if self._late_outputs or len(outputs) > _OUTPUTS_MAX:
@@ -181,6 +182,8 @@ class Engine:
             self._unsynced += groups
             self._start_sync()
             return
+        if any(group.partition.meta.syncdisk for group in groups):
+            groups = self._sync_as_topics_say(groups)
         if self.durability == "interval":
             self._messages_unsynced += sum(g.end_sequence - g.partition.log.committed_sequence for g in groups)
             if self._messages_unsynced >= self._sync_every:
@@ -188,6 +191,18 @@ class Engine:
             elif self._sync_timer is None:
                 self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
         self.broker.commit(groups)
+
+    def _sync_as_topics_say(self, groups: list[PublishGroup]) -> list[PublishGroup]:
+        """Sync for topics that want more than the node's policy; return the groups that need not wait for it."""
+        for group in groups:
+            log, every = group.partition.log, group.partition.meta.syncdisk
+            if every == 1:
+                self._unsynced.append(group)
+            elif every and log.next_sequence - log.synced_sequence >= every:
+                self._logs_due[log] = None
+        if self._unsynced or self._logs_due:
+            self._start_sync()
+        return [group for group in groups if group.partition.meta.syncdisk != 1]
 
     def _start_sync(self) -> None:
         if self._sync_timer is not None:
@@ -201,7 +216,7 @@ class Engine:
         self._sync_task = None
         if not task.cancelled() and task.exception() is not None:
             log.error("sync ended unexpectedly: %r", task.exception(), exc_info=task.exception())
-        if self._unsynced:
+        if self._unsynced or self._logs_due:
             self._start_sync()
 
     async def _sync(self) -> None:
@@ -209,10 +224,12 @@ class Engine:
         while True:
             groups, self._unsynced = self._unsynced, []
             self._messages_unsynced = 0
-            if self.durability == "fsync":
-                logs = list[Any]({group.partition.log: None for group in groups if not group.partition.is_deleted})
-            else:
+            due, self._logs_due = self._logs_due, {}
+            if self.durability == "interval":
                 logs = list[Any](self.broker.logs())
+            else:
+                living = {group.partition.log: None for group in groups if not group.partition.is_deleted}
+                logs = list[Any]({**living, **due})
             await self._sync_logs(logs)
             stored = []
             for group in groups:
@@ -225,7 +242,7 @@ class Engine:
                     stored.append(group)
             self.broker.commit(stored)
             self.schedule()
-            if not self._unsynced:
+            if not self._unsynced and not self._logs_due:
                 return
 
     async def _sync_logs(self, logs: list[Any]) -> None:
@@ -256,7 +273,7 @@ class Engine:
         broker = self.broker
         sync = self.durability != "os"
         while created := broker.take_creations():
-            creations = [new.creation for new in created]
+            creations = [creation for new in created for creation in new.creations]
             try:
                 await self.env.run_blocking(create_logs, creations, sync)
             except Exception as error:

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flintmq.broker.broker import ChannelNotFound, TopicNotFound
+from flintmq.broker.broker import ChannelNotFound, TopicConflict, TopicNotFound
 from flintmq.broker.topic import Topic
-from flintmq.errors import FlintError
-from flintmq.names import is_valid_name
+from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.http_messages import (
     EMPTY,
     HttpError,
@@ -32,7 +32,8 @@ from flintmq.net.networks import Networks
 from flintmq.nsqd import metrics, stats
 from flintmq.nsqd.config import ConfigApi, Running
 from flintmq.nsqd.http_legacy import negotiated
-from flintmq.wire.server import RefusedBody, parse_mpub_body
+from flintmq.topic_meta import BadTopicMeta, asks_for_partitions, meta_of_query, parse_partition, partitions_of_text
+from flintmq.wire.server import NOT_A_NUMBER, RefusedBody, parse_mpub_body
 
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
@@ -47,6 +48,15 @@ def _integer(text: str) -> int:
     """A number as Go's ``ParseInt`` reads it, a sign included; -1 for anything else, huge numbers too."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else -1
+
+
+def _partition_of(request: Request) -> int | None:
+    """The partition that a request is for, as :class:`flintmq.wire.server.Publish` has it."""
+    text = request.query.get("partition")
+    if text is None:
+        return None
+    number = parse_partition(text)
+    return NOT_A_NUMBER if number is None else number
 
 
 class _Answer:
@@ -101,6 +111,7 @@ class HttpApi:
             ("/channel/empty", self._channel_empty),
             ("/channel/pause", self._channel_pause),
             ("/channel/unpause", self._channel_unpause),
+            ("/channel/setorder", self._channel_set_order),
         ):
             router.add("POST", path, handler)
         router.add("GET", "/metrics", self._metrics, is_logged=False)
@@ -124,8 +135,10 @@ class HttpApi:
     def _stats(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         query = request.query
         topic, topics = query.get("topic", ""), self._broker.topics
+        partition = _partition_of(request)
         include_clients = _BOOLEANS.get(query.get("include_clients", "true"), True)
-        rows = stats.topic_rows(topics, self._latencies(), topic, query.get("channel", ""), include_clients)
+        channel = query.get("channel", "")
+        rows = stats.topic_rows(topics, self._latencies(), topic, channel, include_clients, partition)
         if topic or len(topics) <= _TOPICS_PER_TURN:
             return self._stats_answer(query, list(rows), include_clients)
         return self._stats_in_turns(query, rows, include_clients)
@@ -182,9 +195,11 @@ class HttpApi:
             raise HttpError(400, "INVALID_TOPIC")
         return name
 
-    def _publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int = 0) -> PendingResponse:
+    def _publish(self, request: Request, topic: str, bodies: Sequence[bytes], defer_ms: int = 0) -> PendingResponse:
         try:
-            group = self._nsqd.publish(topic, bodies, defer_ms)
+            group = self._nsqd.publish(topic, bodies, defer_ms, _partition_of(request))
+        except RemoteProtocolError as error:
+            raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
         except FlintError:
             raise HttpError(503, "EXITING") from None
         self._nsqd.engine.schedule()
@@ -201,7 +216,7 @@ class HttpApi:
             defer_ms = _integer(text)
             if not 0 <= defer_ms <= self._nsqd.wire_limits.max_req_timeout_ms:
                 raise HttpError(400, "INVALID_DEFER")
-        return self._publish(topic, (body,), defer_ms)
+        return self._publish(request, topic, (body,), defer_ms)
 
     def _mpub(self, request: Request) -> PendingResponse | Response:
         topic = self._publish_topic(request)
@@ -215,7 +230,7 @@ class HttpApi:
             bodies = [line for line in request.body.split(b"\n") if line]
             if any(len(body) > self._nsqd.options.max_msg_size for body in bodies):
                 raise HttpError(413, "MSG_TOO_BIG")
-        return self._publish(topic, bodies) if bodies else self._created(topic, _OK)
+        return self._publish(request, topic, bodies) if bodies else self._created(topic, _OK)
 
     # -- topics and channels -----------------------------------------------------------------------------------------
 
@@ -252,7 +267,25 @@ class HttpApi:
         return self._durably(topic, answer)
 
     def _topic_create(self, request: Request) -> Response | PendingResponse:
-        return self._created(self._valid_topic_name(request), EMPTY)
+        name = self._valid_topic_name(request)
+        if asks_for_partitions(request.query):
+            return self._partitions_create(name, request)
+        return self._created(name, EMPTY)
+
+    def _partitions_create(self, name: str, request: Request) -> Response | PendingResponse:
+        """Partitions of a topic, which nsqlookupd asks for; ``partitions=0,2`` are those of them that come here."""
+        try:
+            meta = meta_of_query(request.query)
+            text = request.query.get("partitions")
+            numbers = range(meta.partition_num) if text is None else partitions_of_text(text, meta.partition_num)
+            if is_ephemeral(name):
+                raise BadTopicMeta(f"topic {name} is ephemeral and cannot have partitions: take another name")
+            topic = self._nsqd.create_partitions(name, meta, numbers)
+        except (BadTopicMeta, TopicConflict) as error:
+            raise HttpError(400, str(error)) from None
+        except FlintError:
+            raise HttpError(503, "EXITING") from None
+        return self._durably(topic)
 
     def _topic_delete(self, request: Request) -> Response | PendingResponse:
         name = self._topic_name(request)
@@ -305,3 +338,9 @@ class HttpApi:
 
     def _channel_unpause(self, request: Request) -> Response | PendingResponse:
         return self._change_channel(request, lambda t, c: self._broker.pause_channel(t, c, False))
+
+    def _channel_set_order(self, request: Request) -> Response | PendingResponse:
+        is_ordered = _BOOLEANS.get(request.query.get("order", ""))
+        if is_ordered is None:
+            raise HttpError(400, "INVALID_ARG_ORDER")
+        return self._change_channel(request, lambda t, c: self._broker.order_channel(t, c, is_ordered))

@@ -12,17 +12,20 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import NamedTuple, cast
 
 from flintmq.env import Env
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.address import split_address
+from flintmq.topic_meta import PLAIN, TopicMeta
 from flintmq.wire.lookup import (
+    ALL_PARTITIONS,
     PING,
     LookupClientConnection,
     LookupdInfo,
     PeerInfo,
     decode_lookupd_info,
+    encode_describe,
     encode_identify,
     encode_register,
     encode_unregister,
@@ -38,7 +41,35 @@ _PING_INTERVAL_S = 15.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.5, 1.0
 _CHANGES_MAX = 100_000  # then everything is registered anew instead
 
-Registration = tuple[str, str]  # topic and channel; an empty channel is the topic itself
+
+class Registration(NamedTuple):
+    """A topic, or a channel of it, that is served here.
+
+    Attributes:
+        channel: empty for the topic itself.
+        partitions: those that are here; none of a plain topic.
+    """
+
+    topic: str
+    channel: str = ""
+    partitions: tuple[int, ...] = ()
+    meta: TopicMeta = PLAIN
+
+    def commands(self, exists: bool, names_partitions: bool) -> list[bytes]:
+        """What a nsqlookupd is sent.
+
+        Args:
+            names_partitions: whether it knows of partitions; else it hears what NSQ's would.
+        """
+        topic, channel = self.topic, self.channel
+        if not names_partitions:
+            return [(encode_register if exists else encode_unregister)(topic, channel)]
+        if not exists:
+            return [encode_unregister(topic, channel, ALL_PARTITIONS)]
+        if not self.partitions:
+            return [encode_register(topic, channel, ALL_PARTITIONS)]
+        head = [] if channel else [encode_describe(topic, self.meta)]
+        return [*head, *(encode_register(topic, channel, number) for number in self.partitions)]
 
 
 class _Connection(asyncio.Protocol):
@@ -125,15 +156,17 @@ class LookupPeer:
         self._changes: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._reset = False
+        self._said_partitions = False  # on this connection
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def register(self, registration: Registration, exists: bool) -> None:
         """Tell it of a topic or channel that was created or deleted."""
-        if len(self._changes) >= _CHANGES_MAX:
+        is_first = bool(registration.partitions) and not self._said_partitions and self.info is not None
+        if is_first or len(self._changes) >= _CHANGES_MAX:
             self._changes.clear()
-            self._reset = True
-        encode = encode_register if exists else encode_unregister
-        self._changes.append(encode(*registration))
+            self._reset = True  # what it has to know first is said when a connection begins
+        names_partitions = self.info is not None and self.info.partitions
+        self._changes += registration.commands(exists, names_partitions)
         self._changed.set()
 
     async def close(self) -> None:
@@ -147,6 +180,7 @@ class LookupPeer:
         while True:
             try:
                 await self._serve()
+                continue  # to say everything anew
             except (OSError, TimeoutError, FlintError) as error:
                 if was_connected:
                     reason = str(error) or "no answer"
@@ -160,12 +194,15 @@ class LookupPeer:
         """One connection, from its first byte until it breaks."""
         connection = await self._connect()
         try:
-            answer = await connection.ask(_MAGIC_V1 + encode_identify(self._me()), 1)
-            self.info = decode_lookupd_info(answer[0])
+            me = self._me()
+            answer = await connection.ask(_MAGIC_V1 + encode_identify(me), 1)
+            info = self.info = decode_lookupd_info(answer[0])
+            self._said_partitions = bool(me.distributed_id)
             self.tried.set()
-            self._reset = False
+            self._reset = self._said_partitions != bool(self._me().distributed_id)
             self._changes.clear()
-            await self._send(connection, [encode_register(*each) for each in self._registrations()])
+            rows = [] if self._reset else list(self._registrations())
+            await self._send(connection, [line for row in rows for line in row.commands(True, info.partitions)])
             log.info("nsqlookupd %s: connected, version %s", self.address, self.info.version or "unknown")
             while not self._reset:
                 await self._wait(connection)

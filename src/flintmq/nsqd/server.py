@@ -13,19 +13,23 @@ import logging
 import platform
 import resource
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from flintmq import __version__
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, PublishGroup
+from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
-from flintmq.errors import DiskFull, Exiting, FlintError, StorageError
+from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
+from flintmq.message import with_location
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
@@ -35,7 +39,7 @@ from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
 from flintmq.net.tls import ServerTls, client_context
-from flintmq.nsqd import config, metrics, stats, statsd, takeover
+from flintmq.nsqd import config, metrics, partitions, stats, statsd, takeover
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.engine import Engine
@@ -48,11 +52,13 @@ from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqd.session import Session
 from flintmq.nsqd.topology import Topology
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
+from flintmq.topic_meta import TopicMeta
 from flintmq.wire import server as wire
 from flintmq.wire.identify import NSQ_VERSION, ServerFeatures
 from flintmq.wire.lookup import PeerInfo
 
 log = logging.getLogger(__name__)
+AnySubscription = TypeVar("AnySubscription", bound=Subscription)
 
 _DRAIN_DEADLINE_S = 1.0  # for clients to read their last frames and close
 _FILES_RESERVE = 200  # descriptors kept for the log, the database and peers
@@ -123,7 +129,7 @@ class Nsqd:
         self.debug = DebugApi(env, Networks(options.allow_config_from_cidr), self.describe)
         self._lookupds = Lookupds(
             env,
-            self._peer_info,
+            self._lookup_info,
             self._registrations,
             options.http_client_connect_timeout_ns / 1e9,
             options.http_client_request_timeout_ns / 1e9,
@@ -294,6 +300,27 @@ class Nsqd:
             self._start_topic(topic)
         return topic
 
+    def create_partitions(self, name: str, meta: TopicMeta, numbers: Iterable[int]) -> Topic:
+        """Create those partitions of a topic that are not here, and the topic with them.
+
+        Raises:
+            Exiting: this nsqd is shutting down.
+            TopicConflict: there is a topic of that name that was created otherwise.
+            StorageError: a partition cannot be added.
+        """
+        if self._is_exiting:
+            raise Exiting
+        broker = self.engine.broker
+        is_new = name not in broker.topics
+        topic = broker.create_partitions(name, meta, numbers, self.env.clock.wall_ns(), bool(self._lookupds))
+        self.engine.schedule()
+        if is_new:
+            held = ",".join(map(str, topic.partitions))
+            log.info("TOPIC(%s): created, partitions %s of %d", name, held, meta.partition_num)
+            if topic.is_starting:
+                self._start_topic(topic)
+        return topic
+
     def _start_topic(self, topic: Topic) -> None:
         """Let a topic hand out messages once it has the channels that nsqlookupds know of."""
         task = self.engine.loop.create_task(self._create_channels(topic))
@@ -320,35 +347,66 @@ class Nsqd:
                 log.info("TOPIC(%s): new channel(%s), which nsqlookupd knows", topic.name, name)
                 self.engine.broker.channel(topic, name)
 
-    def publish(self, topic_name: str, bodies: Sequence[bytes], defer_ms: int) -> PublishGroup:
+    def publish(
+        self, name: str, bodies: Sequence[bytes], defer_ms: int, number: int | None = None, command: str = "PUB"
+    ) -> PublishGroup:
         """Publish messages.
+
+        Args:
+            number: of the partition, as in :class:`flintmq.wire.server.Publish`.
 
         Raises:
             Exiting: this nsqd is shutting down.
+            RemoteProtocolError: there is no such partition here, or it takes no messages.
         """
         if self._is_exiting:
             raise Exiting
-        topic = self.create_topic(topic_name)
+        broker = self.engine.broker
+        found = partitions.to_publish(broker.topics, command, name, number)
         due_ns = self.engine.due_clock_ns() + defer_ms * 1_000_000 if defer_ms else 0
-        return self.engine.broker.publish(topic, bodies, due_ns)
+        return broker.publish_to(found or self.create_topic(name).first_partition, bodies, due_ns)
 
-    def subscribe(self, session: Session, topic_name: str, channel_name: str) -> Ended:
+    def subscribe(self, session: Session, event: wire.Subscribe) -> Ended:
         """Attach a connection to a channel; what is returned ends when the channel is durable.
 
         Raises:
             FlintError: the channel has as many consumers as are allowed, or this nsqd is shutting down.
+            RemoteProtocolError: the topic cannot be had in this way.
         """
         if self._is_exiting:
             raise Exiting
-        topic = self.create_topic(topic_name)
-        channels, _ = self.engine.broker.channel(topic, channel_name)
-        channel = channels[0]
+        broker = self.engine.broker
+        numbers = partitions.to_consume(broker.topics, event)
+        if event.is_ordered and session.negotiated is not None and session.negotiated.sample_rate:
+            raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
+        topic = self.create_topic(event.topic)
+        broker.channel(topic, event.channel)
+        channels = {number: topic.partitions[number].channels[event.channel] for number in numbers or topic.partitions}
         limit = self.options.max_channel_consumers
-        if limit and len(channel.subscriptions) >= limit:
-            raise FlintError(f"consumers for {topic_name}:{channel_name} exceeds limit of {limit}")
+        if limit and any(len(channel.subscriptions) >= limit for channel in channels.values()):
+            raise FlintError(f"consumers for {event.topic}:{event.channel} exceeds limit of {limit}")
+        if event.is_ordered:
+            broker.order_channel(topic, event.channel, True)
+        session.topic = topic
+        session.parser.raw_ids = topic.meta.is_partitioned
+        if len(channels) == 1:
+            (session.channel,) = channels.values()
+            session.subscription = self._subscription(session, Subscription)
+            if event.is_ordered:
+                session.subscription.layout = with_location
+            session.channel.add(session.subscription)
+        else:
+            parts = {number: self._subscription(session, PartSubscription) for number in channels}
+            session.channel = ChannelParts(channels, parts)
+            session.subscription = SharedSubscription(list(parts.values()))
+            for number, channel in channels.items():
+                channel.add(parts[number])
+        return self._when_durable(session, topic)
+
+    def _subscription(self, session: Session, kind: type[AnySubscription]) -> AnySubscription:
         negotiated = session.negotiated
         msg_timeout_ms = negotiated.msg_timeout_ms if negotiated else self.features.msg_timeout_ms
-        session.subscription = Subscription(
+        return kind(
             session.out,
             msg_timeout_ms * 1_000_000,
             self.options.max_msg_timeout_ns,
@@ -356,10 +414,6 @@ class Nsqd:
             session,
             self._topology.locality(negotiated.request) if negotiated else Locality.GLOBAL,
         )
-        session.channel = channel
-        session.topic = topic
-        channel.add(session.subscription)
-        return self._when_durable(session, topic)
 
     def unsubscribe(self, session: Session) -> None:
         """Detach a connection that is gone; what it held is queued again."""
@@ -369,12 +423,13 @@ class Nsqd:
         broker = self.engine.broker
         if broker.topics.get(topic.name) is not topic or channel.name not in topic.channel_names:
             return
-        if subscription not in channel.subscriptions:
-            return
-        channel.remove(subscription)
-        broker.mark(channel)
+        for part in topic.channels(channel.name):
+            for each in subscription.parts if isinstance(subscription, SharedSubscription) else (subscription,):
+                if each in part.subscriptions:
+                    part.remove(each)
+                    broker.mark(part)
         self.engine.schedule()
-        if channel.ephemeral and not channel.subscriptions:
+        if channel.ephemeral and not any(part.subscriptions for part in topic.channels(channel.name)):
             self.delete_channel(topic, channel.name)
 
     def place_cursor(self, session: Session, topic: Topic, event: wire.Cursor) -> tuple[Ended, Channel]:
@@ -382,7 +437,10 @@ class Nsqd:
         broker = self.engine.broker
         log_start = topic.partitions[event.partition].log.start_sequence
         log_end = topic.partitions[event.partition].log.committed_sequence
-        at = {-1: log_end, -2: log_start}.get(event.sequence, event.sequence)
+        # the other partitions get a word of their own; until then nothing of them is passed over
+        others = {-1: (1 << 62)}.get(event.sequence, 0)
+        at = dict.fromkeys(topic.partitions, others)
+        at[event.partition] = {-1: log_end, -2: log_start}.get(event.sequence, event.sequence)
         _, is_new = broker.channel(topic, event.channel, at)
         channel = topic.partitions[event.partition].channels[event.channel]
         if not is_new and event.sequence >= 0:
@@ -532,14 +590,29 @@ class Nsqd:
             topology_region=options.topology_region,
         )
 
+    def _lookup_info(self) -> PeerInfo:
+        """What a nsqlookupd is told; a node with partitions has an id, as the redesigned NSQ's."""
+        me = self._peer_info()
+        if not any(topic.meta.is_partitioned for topic in self.engine.broker.topics.values()):
+            return me
+        node_id = self.options.node_id
+        number = node_id_of(self.env.hostname) if node_id is None else node_id
+        return msgspec.structs.replace(me, distributed_id=f"{me.broadcast_address}:0:{me.tcp_port}:{number}")
+
     def _registrations(self) -> list[Registration]:
         rows: list[Registration] = []
         for topic in self.engine.broker.topics.values():
-            rows += [(topic.name, channel) for channel in topic.channel_names] or [(topic.name, "")]
+            rows += _registrations_of(topic)
         return rows
 
-    def _topic_changed(self, topic: str, channel: str | None, exists: bool) -> None:
-        self._lookupds.register((topic, channel or ""), exists)
+    def _topic_changed(self, name: str, channel: str | None, exists: bool) -> None:
+        topic = self.engine.broker.topics.get(name)
+        if topic is None or not exists or not topic.meta.is_partitioned:
+            self._lookupds.register(Registration(name, channel or ""), exists)
+            return
+        for row in _registrations_of(topic):
+            if not channel or channel == row.channel:
+                self._lookupds.register(row, True)
 
     def _problem(self, error: StorageError) -> None:
         log.error("%s", error)
@@ -554,6 +627,14 @@ class Nsqd:
         parts += [server.describe() for server in (self._http, self._https) if server is not None]
         parts.append(self._lookupds.describe())
         return "\n".join(part for part in parts if part)
+
+
+def _registrations_of(topic: Topic) -> list[Registration]:
+    """A topic and its channels; of a plain one the channels alone, which name the topic as well."""
+    if not topic.meta.is_partitioned:
+        return [Registration(topic.name, channel) for channel in topic.channel_names] or [Registration(topic.name)]
+    held = tuple(topic.partitions)
+    return [Registration(topic.name, channel, held, topic.meta) for channel in ("", *topic.channel_names)]
 
 
 def _features(options: NsqdOptions, version: str) -> ServerFeatures:

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from flintmq.broker.broker import TopicNotFound
+from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, Partition, PublishGroup
+from flintmq.broker.parts import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
-from flintmq.errors import FlintError, RemoteProtocolError, StorageError
+from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.limits import (
     FETCH_BYTES_MAX,
     FIRST_COMMAND_DEADLINE_S,
@@ -36,25 +37,18 @@ from flintmq.limits import (
     WRITE_BUFFER_HIGH_BYTES,
     WRITE_BUFFER_MAX_BYTES,
 )
-from flintmq.message import hex_id
+from flintmq.message import hex_id, raw_id
 from flintmq.net.address import format_peer
 from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
-from flintmq.nsqd.topology import client_counts
+from flintmq.nsqd.reading import fetch, offsets
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
-from flintmq.wire.frames import (
-    CLOSE_WAIT_FRAME,
-    HEARTBEAT_FRAME,
-    OK_FRAME,
-    UINT32,
-    error_frame,
-    response_frame,
-)
-from flintmq.wire.identify import IdentifyRequest, Negotiated, ServerFeatures, negotiate, parse_request
+from flintmq.wire.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
+from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
 
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
@@ -89,6 +83,11 @@ class _Slot:
         self.replies = replies
         self.on_stored = on_stored
 
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the connection is closed when it failed; not by publishes to a topic with partitions."""
+        return not (isinstance(self.source, PublishGroup) and self.source.partition.meta.is_partitioned)
+
     def error_frame(self) -> bytes:
         """The answer when it failed."""
         code = "E_SUB_FAILED" if self.command == "CURSOR" else f"E_{self.command}_FAILED"
@@ -104,8 +103,9 @@ class Session(asyncio.Protocol):
         self.loop = nsqd.engine.loop
         self.parser = wire.ServerConnection(nsqd.wire_limits)
         self.out: list[bytes | memoryview] = []
-        self.subscription: Subscription | None = None
-        self.channel: Channel | None = None
+        # of one kind, both of a single partition or both of several
+        self.subscription: Subscription | SharedSubscription | None = None
+        self.channel: Channel | ChannelParts | None = None
         self.topic: Topic | None = None
         self.negotiated: Negotiated | None = None
         self.auth: ClientAuth | None = None if nsqd.auth is None else ClientAuth()
@@ -239,8 +239,7 @@ class Session(asyncio.Protocol):
         buffered = transport.get_write_buffer_size()
         subscription.room_bytes = 0 if self._is_write_paused else WRITE_BUFFER_HIGH_BYTES - buffered
         if not had_room and subscription.room_bytes > 0 and self.channel is not None:
-            self.engine.broker.mark(self.channel)
-            self.engine.schedule()
+            self._mark(self.channel)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
 
@@ -320,9 +319,13 @@ class Session(asyncio.Protocol):
             self.out.append(frame)
         self.engine.wants_output(self)
 
-    def _fail(self, code: str, detail: str) -> None:
-        """Answer with an error; a fatal one ends the connection behind all answers that still wait."""
-        if is_fatal(code):
+    def _fail(self, code: str, detail: str, fatal: bool | None = None) -> None:
+        """Answer with an error; a fatal one ends the connection behind all answers that still wait.
+
+        Args:
+            fatal: whether it is one; None: as the table of codes says.
+        """
+        if is_fatal(code) if fatal is None else fatal:
             log.info("client %s: %s %s", self.peer, code, detail)
             self._is_finished = True
         self._reply(error_frame(code, detail))
@@ -360,6 +363,8 @@ class Session(asyncio.Protocol):
                 self.out.append(OK_FRAME if slot.replies == 1 else OK_FRAME * slot.replies)
                 if slot.on_stored is not None:
                     slot.on_stored()
+            elif not slot.is_fatal:
+                self.out.append(slot.error_frame() * slot.replies)
             else:
                 self.out.append(slot.error_frame())
                 slots.clear()
@@ -602,9 +607,12 @@ class Session(asyncio.Protocol):
         if not self._may(event, "SUB", event.topic, event.channel):
             return
         try:
-            source = self.nsqd.subscribe(self, event.topic, event.channel)
+            source = self.nsqd.subscribe(self, event)
+        except RemoteProtocolError as error:
+            self._fail(error.code, error.detail, error.fatal)
+            return
         except FlintError as error:
-            self._fail("E_SUB_FAILED", f"SUB failed {error}")
+            self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
             return
         self._slots.append(_Slot(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
@@ -612,22 +620,33 @@ class Session(asyncio.Protocol):
     def _open_subscription(self) -> None:
         if self.subscription is not None and self.channel is not None and self.parser.state == wire.SUBSCRIBED:
             self.subscription.is_open = True
-            self.engine.broker.mark(self.channel)
-            self.engine.schedule()
+            self._mark(self.channel)
+
+    def _mark(self, channel: Channel | ChannelParts) -> None:
+        """Look at what is consumed at the end of the turn."""
+        if isinstance(channel, Channel):
+            self.engine.broker.mark(channel)
+        else:
+            self.engine.broker.mark_in_turn(channel.in_turn())
+        self.engine.schedule()
 
     def _publish(self, event: wire.Publish) -> None:
         command = event.command
         if not self._may(event, command, event.topic):
             return
         try:
-            group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms)
+            group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms, event.partition, command)
+        except RemoteProtocolError as error:
+            self._fail(error.code, error.detail, error.fatal)
+            return
         except FlintError as error:
             self._fail(f"E_{command}_FAILED", f"{command} failed {error}")
             return
         counts = self.pub_counts
         counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
         if group.partition.log.is_created:
-            self._pub_partition = group.partition
+            is_turned = event.partition is None and group.partition.meta.is_partitioned
+            self._pub_partition = None if is_turned else group.partition
         else:
             self._await_topic(group, event.bodies)
         last = self._slots[-1] if self._slots else None
@@ -652,6 +671,8 @@ class Session(asyncio.Protocol):
             return False
         if self._waiting or self._is_draining or self.auth is not None:
             return False
+        if self.parser.pub_partition is not None and self.parser.pub_partition != partition.number:
+            return False
         group = partition.join(body)
         if group is None:
             group = self.engine.broker.publish_to(partition, (body,))
@@ -664,46 +685,49 @@ class Session(asyncio.Protocol):
     def _ready(self, event: wire.Ready) -> None:
         assert self.subscription is not None and self.channel is not None
         self.subscription.rdy_count = event.count
-        self.engine.broker.mark(self.channel)
-        self.engine.schedule()
+        self._mark(self.channel)
 
     def _finish_run(self, event: wire.FinishRun) -> None:
         assert self.subscription is not None and self.channel is not None
         wall_ns = self.nsqd.env.clock.wall_ns() if self.channel.latency is not None else 0
-        for internal in self.channel.finish(self.subscription, event.ids, wall_ns):
-            self._not_in_flight("FIN", hex_id(internal))
-        self.engine.broker.mark(self.channel)
-        self.engine.schedule()
+        as_sent = raw_id if self.parser.raw_ids else hex_id
+        for internal in self.channel.finish(self.subscription, event.ids, wall_ns):  # type: ignore[arg-type]
+            self._not_in_flight("FIN", as_sent(internal))
+        self._mark(self.channel)
 
     def _finish_odd(self, event: wire.Finish) -> None:
         self._not_in_flight("FIN", event.message_id)
 
+    def _internal(self, message_id: bytes) -> int | None:
+        """The internal id in 16 bytes; None on a plain topic when they are not hex digits."""
+        if self.parser.raw_ids:
+            return int.from_bytes(message_id[:8], "big")
+        return int(message_id, 16) if _HEX.issuperset(message_id) else None
+
     def _not_in_flight(self, command: str, message_id: bytes) -> None:
-        shown = message_id.decode("utf-8", "surrogateescape")
-        internal = _internal(message_id)
+        internal = self._internal(message_id)
+        shown = message_id.hex() if self.parser.raw_ids else message_id.decode("utf-8", "surrogateescape")
         is_another_s = internal is not None and self.channel is not None and self.channel.is_in_flight(internal)
         self._fail(f"E_{command}_FAILED", f"{command} {shown} {_NOT_OWNED if is_another_s else _NOT_IN_FLIGHT}")
 
     def _requeue(self, event: wire.Requeue) -> None:
         assert self.subscription is not None and self.channel is not None
-        internal = _internal(event.message_id)
+        internal = self._internal(event.message_id)
         delay_ns = min(event.timeout_ms, self.nsqd.wire_limits.max_req_timeout_ms) * 1_000_000
         due_clock_ns = self.engine.due_clock_ns()
-        if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, due_clock_ns):
+        if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, due_clock_ns):  # type: ignore[arg-type]
             self._not_in_flight("REQ", event.message_id)
             return
-        self.engine.broker.mark(self.channel)
-        self.engine.schedule()
+        self._mark(self.channel)
 
     def _touch(self, event: wire.Touch) -> None:
         assert self.subscription is not None and self.channel is not None
-        internal = _internal(event.message_id)
+        internal = self._internal(event.message_id)
         now_ns = self.nsqd.env.clock.monotonic_ns()
-        if internal is None or not self.channel.touch(self.subscription, internal, now_ns):
+        if internal is None or not self.channel.touch(self.subscription, internal, now_ns):  # type: ignore[arg-type]
             self._not_in_flight("TOUCH", event.message_id)
             return
-        self.engine.broker.mark(self.channel)
-        self.engine.schedule()
+        self._mark(self.channel)
 
     def _close(self, event: wire.Close) -> None:
         assert self.subscription is not None
@@ -717,53 +741,19 @@ class Session(asyncio.Protocol):
     def _offsets(self, event: wire.Offsets) -> None:
         if not self._may(event, "OFFSETS", event.topic, None):
             return
-        try:
-            topic = self.nsqd.engine.broker.get_topic(event.topic)
-        except TopicNotFound:
-            self._fail("E_TOPIC_NOT_EXIST", f"OFFSETS topic {event.topic} is not on this nsqd")
-            return
-        rows = []
-        for partition in topic.partitions.values():
-            start_ns, end_ns = _timestamps(partition.log)
-            row = {
-                "partition": partition.number,
-                "log_id": f"{partition.log.log_id:016x}",
-                "epoch": 0,
-                "start": partition.log.start_sequence,
-                "end": partition.log.committed_sequence,
-                "start_timestamp": start_ns,
-                "end_timestamp": end_ns,
-                "size_bytes": partition.log.size_bytes,
-            }
-            if event.timestamp_ns is not None:
-                row["at"] = min(partition.log.sequence_at(event.timestamp_ns), partition.log.committed_sequence)
-            rows.append(row)
-        self._reply(response_frame(msgspec.json.encode({"topic": event.topic, "partitions": rows})))
+        self._read(offsets, event)
 
     def _fetch(self, event: wire.Fetch) -> None:
         if not self._may(event, "FETCH", event.topic, None):
             return
-        topic = self.engine.broker.topics.get(event.topic)
-        partition = topic.partitions.get(event.partition) if topic is not None else None
-        if partition is None:
-            self._fail("E_TOPIC_NOT_EXIST", f"FETCH {event.topic} partition {event.partition} is not on this nsqd")
-            return
-        if event.epoch != 0:
-            self._fail("E_STALE_EPOCH", f"FETCH epoch {event.epoch}, the log is at 0")
-            return
-        start, end = partition.log.start_sequence, partition.log.committed_sequence
-        if not start <= event.start <= end or event.end < event.start:
-            self._fail("E_OFFSET_OUT_OF_RANGE", f"start={start} end={end}")
-            return
-        bytes_max = min(event.bytes_max, FETCH_BYTES_MAX)
-        try:
-            data, following = partition.log.fetch(event.start, min(event.end, end), bytes_max)
-        except StorageError as error:
-            log.error("FETCH %s: %s", event.topic, error)
-            self._fail("E_FETCH_FAILED", f"FETCH failed {error}")
-            return
-        self._reply(b"".join((UINT32.pack(len(data) + 12), b"\0\0\0\0", following.to_bytes(8, "big"), data)))
+        self._read(fetch, event)
         self.flush()  # written at once, so that the transport says when enough has gathered
+
+    def _read(self, read: Callable[[Broker, Any], bytes], event: wire.Event) -> None:
+        try:
+            self._reply(read(self.engine.broker, event))
+        except RemoteProtocolError as error:
+            self._fail(error.code, error.detail)
 
     def _cursor(self, event: wire.Cursor) -> None:
         if not self._may(event, "CURSOR", event.topic, event.channel):
@@ -778,49 +768,15 @@ class Session(asyncio.Protocol):
 
     # -- statistics ------------------------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, Any]:
-        """This client's row of /stats."""
-        request = self.negotiated.request if self.negotiated is not None else _UNIDENTIFIED
-        host = self.peer.rpartition(":")[0]
-        subscription = self.subscription
-        codec = self._layers.codec.name if self._layers is not None and self._layers.codec is not None else ""
-        row: dict[str, Any] = {
-            "client_id": request.client_id if self.negotiated is not None else host,
-            "hostname": request.hostname if self.negotiated is not None else host,
-            "version": "V2",
-            "remote_address": self.peer,
-            "state": _STATE_NUMBERS[self.parser.state],
-            "ready_count": subscription.rdy_count if subscription else 0,
-            "in_flight_count": subscription.in_flight_count if subscription else 0,
-            "message_count": subscription.message_count if subscription else 0,
-            **(client_counts(subscription) if subscription else {}),
-            "finish_count": subscription.finish_count if subscription else 0,
-            "requeue_count": subscription.requeue_count if subscription else 0,
-            "connect_ts": self.connected_ns // 1_000_000_000,
-            "sample_rate": self.negotiated.sample_rate if self.negotiated is not None else 0,
-            "deflate": codec == Deflate.name,
-            "snappy": codec == Snappy.name,
-            "user_agent": request.user_agent,
-        }
-        grants = self.auth.grants if self.auth is not None else None
-        if grants is not None:
-            authorized = {
-                "authed": grants.count > 0,
-                "auth_identity": grants.identity,
-                "auth_identity_url": grants.identity_url,
-            }
-            row |= {name: value for name, value in authorized.items() if value}
-        row |= {"topology_zone": request.topology_zone, "topology_region": request.topology_region}
-        if self.pub_counts:
-            row["pub_counts"] = [{"topic": t, "count": n} for t, n in sorted(self.pub_counts.items())]
-        row |= {
-            "tls": self.tls is not None,
-            "tls_cipher_suite": self.tls.cipher_suite if self.tls is not None else "",
-            "tls_version": self.tls.version if self.tls is not None else "",
-            "tls_negotiated_protocol": "",
-            "tls_negotiated_protocol_is_mutual": self.tls is not None,  # as Go says it, whatever was negotiated
-        }
-        return row
+    @property
+    def state_number(self) -> int:
+        """The state as /stats has it."""
+        return _STATE_NUMBERS[self.parser.state]
+
+    @property
+    def codec_name(self) -> str:
+        """The compression in force; empty for none."""
+        return self._layers.codec.name if self._layers is not None and self._layers.codec is not None else ""
 
     def describe(self) -> str:
         """One line for humans."""
@@ -829,23 +785,6 @@ class Session(asyncio.Protocol):
             f"held_bytes={self.parser.held_bytes} layers={self._layers} "
             f"{self.subscription.describe() if self.subscription else ''}"
         )
-
-
-_UNIDENTIFIED = IdentifyRequest()
-
-
-def _timestamps(log: Any) -> tuple[int, int]:
-    """Timestamps of a log's first and last message in ns, zeros when it is empty."""
-    first = log.read(log.start_sequence)
-    last = log.read(log.committed_sequence - 1)
-    if first is None or last is None or first.first >= log.committed_sequence:
-        return 0, 0
-    return first.header.timestamp_min, last.timestamp_ns
-
-
-def _internal(message_id: bytes) -> int | None:
-    """The internal id in 16 hex digits; None when they are something else."""
-    return int(message_id, 16) if _HEX.issuperset(message_id) else None
 
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {

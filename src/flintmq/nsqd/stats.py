@@ -14,13 +14,17 @@ from typing import Any
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.latency import Summary
+from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
 from flintmq.net.metrics import resident_bytes
 from flintmq.nsqd.session import Session
-from flintmq.nsqd.topology import channel_counts
+from flintmq.nsqd.topology import channel_counts, client_counts
+from flintmq.wire.codec import Deflate, Snappy
+from flintmq.wire.identify import IdentifyRequest
 
 NO_LATENCY: dict[str, Any] = {"count": 0, "percentiles": None}
+_UNIDENTIFIED = IdentifyRequest()
 _PAUSE_COUNT = 256  # of the last collections, as Go's runtime keeps
 _FULL_GENERATION = 2
 
@@ -122,11 +126,58 @@ class Latencies:
         return {"count": whole.count, "percentiles": [{"quantile": q, "value": value} for q, value in pairs]}
 
 
+def client_row(session: Session) -> dict[str, Any]:
+    """One connection."""
+    negotiated = session.negotiated
+    request = _UNIDENTIFIED if negotiated is None else negotiated.request
+    host = session.peer.rpartition(":")[0]
+    subscription = session.subscription
+    row: dict[str, Any] = {
+        "client_id": host if negotiated is None else request.client_id,
+        "hostname": host if negotiated is None else request.hostname,
+        "version": "V2",
+        "remote_address": session.peer,
+        "state": session.state_number,
+        "ready_count": subscription.rdy_count if subscription else 0,
+        "in_flight_count": subscription.in_flight_count if subscription else 0,
+        "message_count": subscription.message_count if subscription else 0,
+        **(client_counts(subscription) if subscription else {}),
+        "finish_count": subscription.finish_count if subscription else 0,
+        "requeue_count": subscription.requeue_count if subscription else 0,
+        "connect_ts": session.connected_ns // 1_000_000_000,
+        "sample_rate": 0 if negotiated is None else negotiated.sample_rate,
+        "deflate": session.codec_name == Deflate.name,
+        "snappy": session.codec_name == Snappy.name,
+        "user_agent": request.user_agent,
+    }
+    grants = session.auth.grants if session.auth is not None else None
+    if grants is not None:
+        authorized = {
+            "authed": grants.count > 0,
+            "auth_identity": grants.identity,
+            "auth_identity_url": grants.identity_url,
+        }
+        row |= {name: value for name, value in authorized.items() if value}
+    row |= {"topology_zone": request.topology_zone, "topology_region": request.topology_region}
+    if session.pub_counts:
+        row["pub_counts"] = [{"topic": topic, "count": count} for topic, count in sorted(session.pub_counts.items())]
+    tls = session.tls
+    row |= {
+        "tls": tls is not None,
+        "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
+        "tls_version": tls.version if tls is not None else "",
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": tls is not None,  # as Go says it, whatever was negotiated
+    }
+    return row
+
+
 def channel_row(
     name: str, parts: list[Channel], include_clients: bool, paused: bool, latencies: Latencies
 ) -> dict[str, Any]:
     """One channel, its partitions added up."""
-    clients = [s.owner for part in parts for s in part.subscriptions if isinstance(s.owner, Session)]
+    owners = dict.fromkeys(s.owner for part in parts for s in part.subscriptions)  # one may consume several parts
+    clients = [owner for owner in owners if isinstance(owner, Session)]
     depth = sum(part.depth for part in parts)
     return {
         "channel_name": name,
@@ -139,7 +190,7 @@ def channel_row(
         "requeue_count": sum(part.requeue_count for part in parts),
         "timeout_count": sum(part.timeout_count for part in parts),
         "client_count": len(clients),
-        "clients": [client.stats() for client in clients] if include_clients else None,
+        "clients": [client_row(client) for client in clients] if include_clients else None,
         "paused": paused,
         "e2e_processing_latency": latencies.of_channel(parts),
     }
@@ -148,7 +199,7 @@ def channel_row(
 def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Latencies) -> dict[str, Any]:
     """One topic with its channels, or only the one named."""
     names = sorted(name for name in topic.channel_names if not channel or name == channel)
-    return {
+    row: dict[str, Any] = {
         "topic_name": topic.name,
         "channels": [
             channel_row(name, topic.channels(name), include_clients, topic.channel_names[name], latencies)
@@ -161,6 +212,43 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
         "paused": topic.paused,
         "e2e_processing_latency": latencies.of_topic(topic),
     }
+    if topic.meta.is_partitioned:
+        row |= topic.meta.for_clients()
+        row["partitions"] = [partition_row(each, names) for each in topic.partitions.values()]
+    return row
+
+
+def partition_row(partition: Partition, channel_names: Iterable[str]) -> dict[str, Any]:
+    """One partition of a topic that has them; what NSQ has no word for is named as in the redesigned NSQ."""
+    log = partition.log
+    parts = [partition.channels[name] for name in channel_names]
+    return {
+        "topic_full_name": f"{partition.topic_name}-{partition.number}",
+        "topic_partition": str(partition.number),
+        "is_leader": True,
+        "depth": partition.depth,
+        "backend_depth": partition.depth,
+        "message_count": partition.message_count,
+        "message_bytes": partition.bytes_count,
+        "start_sequence": log.start_sequence,
+        "next_sequence": log.next_sequence,
+        "end_offset": log.end_offset_bytes,
+        "channels": [
+            {
+                "channel_name": part.name,
+                "depth": part.depth,
+                "in_flight_count": part.in_flight_count,
+                "deferred_count": part.deferred_count,
+                "message_count": part.message_count,
+                "requeue_count": part.requeue_count,
+                "timeout_count": part.timeout_count,
+                "client_count": len(part.subscriptions),
+                "confirmed_sequence": part.floor,
+                "ordered": part.keep_floor is not None,
+            }
+            for part in parts
+        ],
+    }
 
 
 def topic_rows(
@@ -169,22 +257,30 @@ def topic_rows(
     topic: str = "",
     channel: str = "",
     include_clients: bool = False,
+    partition: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Topics by name, each as it is when its turn comes; they may come and go meanwhile.
 
     Args:
         topic: only this one; empty for all.
         channel: only this one, and only topics that have it; empty for all.
+        partition: only this one, and only topics that have it, under ``partitions``; None for all.
     """
     for name in [topic] if topic else sorted(topics):
         found = topics.get(name)
-        if found is not None and (not channel or channel in found.channel_names):
-            yield topic_row(found, channel, include_clients, latencies)
+        if found is None or (channel and channel not in found.channel_names):
+            continue
+        row = topic_row(found, channel, include_clients, latencies)
+        if partition is not None and "partitions" in row:
+            row["partitions"] = [each for each in row["partitions"] if each["topic_partition"] == str(partition)]
+            if not row["partitions"]:
+                continue
+        yield row
 
 
 def producer_rows(sessions: Iterable[Session]) -> list[dict[str, Any]] | None:
     """Connections that have published; None when there are none, as nsqd has it."""
-    return [session.stats() for session in sessions if session.pub_counts] or None
+    return [client_row(session) for session in sessions if session.pub_counts] or None
 
 
 def go_duration(seconds: float) -> str:

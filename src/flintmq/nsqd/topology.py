@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flintmq.broker.channel import Channel
+from flintmq.broker.parts import SharedSubscription
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.nsqd.options import TOPOLOGY_AWARE, NsqdOptions
 from flintmq.wire.identify import IdentifyRequest
@@ -62,7 +63,7 @@ def channel_counts(parts: Sequence[Channel]) -> dict[str, int]:
     return {field: count for field, count in counts.items() if count}
 
 
-def client_counts(subscription: Subscription) -> dict[str, int]:
+def client_counts(subscription: Subscription | SharedSubscription) -> dict[str, int]:
     """The same for one consumer, which is near or not for as long as it is connected."""
     count = subscription.message_count
     return {COUNT_FIELDS[subscription.locality]: count} if count else {}

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
+
 from flintmq.clock import Clock
 from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooManyRegistrations
 from flintmq.errors import RemoteProtocolError
@@ -20,6 +22,7 @@ from flintmq.net.address import format_peer
 from flintmq.net.linger import close_lingering
 from flintmq.wire.lookup import (
     OK_RESPONSE,
+    Describe,
     Event,
     Identify,
     LookupdInfo,
@@ -59,6 +62,7 @@ class Sessions:
         self.info = info
         self.idle_deadline_s = max(idle_deadline_s, IDLE_DEADLINE_MIN_S)
         self.connections_max = connections_max
+        self.on_change: Callable[[str], None] = lambda _topic: None  # told of a topic that was registered for
         self._open: dict[LookupSession, None] = {}
         self._node_ids: dict[str, None] = {}
         self._collision_count = 0
@@ -183,8 +187,11 @@ class LookupSession(asyncio.Protocol):
     def _answer(self, event: Event) -> bytes:
         if isinstance(event, Identify):
             self._identify(event.peer)
-            return encode_lookupd_info(self._sessions.info())
-        if isinstance(event, Register):
+            info = self._sessions.info()
+            if event.peer.distributed_id:
+                info = msgspec.structs.replace(info, partitions=True)
+            return encode_lookupd_info(info)
+        if isinstance(event, Register | Describe):
             return self._register(event)
         if isinstance(event, Unregister):
             self._unregister(event)
@@ -212,15 +219,21 @@ class LookupSession(asyncio.Protocol):
         facts = (self._node_id, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version)
         _log.info("CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s", *facts)
 
-    def _register(self, event: Register) -> bytes:
+    def _register(self, event: Register | Describe) -> bytes:
+        database = self._sessions.database
+        channel = event.channel if isinstance(event, Register) else ""
         try:
-            is_new = self._sessions.database.register(self._node_id, event.topic, event.channel, event.partition)
+            if isinstance(event, Register):
+                is_new = database.register(self._node_id, event.topic, channel, event.partition)
+            else:
+                is_new = database.describe_topic(self._node_id, event.topic, event.meta)
         except TooManyRegistrations as error:
             # Not fatal: nsqd would come back and register all again, for ever.
-            _log.error("CLIENT(%s): REGISTER %s %s refused: %s", self._node_id, event.topic, event.channel, error)
+            _log.error("CLIENT(%s): REGISTER %s %s refused: %s", self._node_id, event.topic, channel, error)
             return encode_error(RemoteProtocolError("E_INVALID", f"REGISTER failed {error}", fatal=False))
         if is_new:
-            _log.info("DB: client(%s) REGISTER topic:%s channel:%s", self._node_id, event.topic, event.channel)
+            _log.info("DB: client(%s) REGISTER topic:%s channel:%s", self._node_id, event.topic, channel)
+            self._sessions.on_change(event.topic)
         return OK_RESPONSE
 
     def _unregister(self, event: Unregister) -> None:

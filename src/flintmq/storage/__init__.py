@@ -2,7 +2,9 @@
 
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.channel_store import ChannelStore
+from flintmq.storage.creation import Creation, create_logs
 from flintmq.storage.files import Database, File, Files, OsFiles
+from flintmq.storage.floors import FloorFile
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import PartitionLog, SegmentInfo, SyncTicket
 from flintmq.storage.segment import Corruption
@@ -10,13 +12,16 @@ from flintmq.storage.segment import Corruption
 __all__ = [
     "ChannelStore",
     "Corruption",
+    "Creation",
     "Database",
     "File",
     "Files",
+    "FloorFile",
     "MemoryLog",
     "OsFiles",
     "PartitionLog",
     "ReadCache",
     "SegmentInfo",
     "SyncTicket",
+    "create_logs",
 ]

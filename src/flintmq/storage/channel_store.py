@@ -3,6 +3,7 @@
 Tables::
 
     topic(name, paused)
+    topic_meta(name, meta, partitions)                     of a topic with partitions: JSON, and the numbers held here
     partition(topic, partition, backlog_start, paused_at)
     channel(topic, name, paused)
     cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
@@ -27,12 +28,15 @@ import msgspec
 
 from flintmq.errors import StorageError
 from flintmq.storage.files import Database, Files
+from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no topic_meta
 DATABASE_NAME = "channels.db"
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS topic(name TEXT PRIMARY KEY, paused INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS topic_meta(name TEXT PRIMARY KEY, meta BLOB NOT NULL, partitions TEXT NOT NULL)"
+    " WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS partition(topic TEXT, partition INTEGER, backlog_start INTEGER NOT NULL,"
     " paused_at INTEGER, PRIMARY KEY(topic, partition)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS channel(topic TEXT, name TEXT, paused INTEGER NOT NULL,"
@@ -90,6 +94,7 @@ class StoredTopics:
     """Everything found at start."""
 
     topics: dict[str, bool] = field(default_factory=dict)
+    metas: dict[str, tuple[TopicMeta, list[int]]] = field(default_factory=dict)
     partitions: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
     channels: dict[tuple[str, str], bool] = field(default_factory=dict)
     cursors: list[StoredCursor] = field(default_factory=list)
@@ -107,7 +112,7 @@ class ChannelStore:
             self._database: Database = files.open_database(DATABASE_NAME)
             version = self._database.query("PRAGMA user_version")[0][0]
             statements: list[Statement] = [(sql, ((),)) for sql in _SCHEMA]
-            if version == 0:
+            if version < SCHEMA_VERSION:
                 self._database.commit(statements, True)
                 self._database.commit([(f"PRAGMA user_version = {SCHEMA_VERSION}", ((),))], True)
         except StorageError as error:
@@ -115,7 +120,7 @@ class ChannelStore:
                 f"cannot open {DATABASE_NAME}: {error}; restore it from a copy, or move it away: then messages stay, "
                 "channels are gone, and the first new channel of a topic gets all that is stored"
             ) from error
-        if version not in (0, SCHEMA_VERSION):
+        if version > SCHEMA_VERSION:
             raise StorageError(
                 f"{DATABASE_NAME} has schema version {version}; this release knows {SCHEMA_VERSION}: "
                 "start the release that wrote it, or one that is newer"
@@ -128,6 +133,10 @@ class ChannelStore:
         self._database.commit([("DELETE FROM aside WHERE cursor NOT IN (SELECT id FROM cursor)", ((),))], False)
         stored = StoredTopics()
         stored.topics = {name: bool(paused) for name, paused in query("SELECT name, paused FROM topic")}
+        stored.metas = {
+            name: (decode_meta(meta), [int(number) for number in numbers.split(",") if number])
+            for name, meta, numbers in query("SELECT name, meta, partitions FROM topic_meta")
+        }
         stored.partitions = {
             (topic, partition): (backlog_start, paused_at)
             for topic, partition, backlog_start, paused_at in query(
@@ -201,6 +210,15 @@ def put_topic(name: str, paused: bool) -> Statement:
     return "INSERT OR REPLACE INTO topic(name, paused) VALUES(?, ?)", ((name, int(paused)),)
 
 
+def put_topic_meta(name: str, meta: TopicMeta, partitions: Iterable[int]) -> Statement:
+    """Remember what a topic with partitions is, and which of them are held here."""
+    numbers = ",".join(map(str, partitions))
+    return (
+        "INSERT OR REPLACE INTO topic_meta(name, meta, partitions) VALUES(?, ?, ?)",
+        ((name, encode_meta(meta), numbers),),
+    )
+
+
 def put_partition(topic: str, partition: int, backlog_start: int, paused_at: int | None) -> Statement:
     """Remember where a partition's backlog for a first channel begins, and where a paused topic stopped."""
     return (
@@ -262,6 +280,7 @@ def delete_topic(name: str) -> list[Statement]:
     """Remove a topic's own rows; its channels and cursors are removed one by one."""
     return [
         ("DELETE FROM topic WHERE name = ?", ((name,),)),
+        ("DELETE FROM topic_meta WHERE name = ?", ((name,),)),
         ("DELETE FROM partition WHERE topic = ?", ((name,),)),
         ("DELETE FROM channel WHERE topic = ?", ((name,),)),
     ]

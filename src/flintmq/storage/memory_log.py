@@ -19,6 +19,7 @@ class MemoryLog:
     """Log of one partition of an ephemeral topic; attributes as :class:`flintmq.storage.PartitionLog`."""
 
     log_id = 0
+    is_created = True
     failed: str | None = None
     synced_sequence = 0
 

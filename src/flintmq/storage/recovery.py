@@ -37,6 +37,7 @@ from zlib import crc32
 from flintmq.batch import HEADER_BYTES
 from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
+from flintmq.storage.files import File
 from flintmq.storage.index import IndexSummary, SparseIndex
 from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
@@ -98,6 +99,55 @@ def recover(home: Home, created_ns: int, next_sequence_min: int) -> Recovered:
     return Recovered(opening.segments, opening.failed)
 
 
+def begin(home: Home) -> Segment | None:
+    """Write the files of a log that is new, without syncing anything; None when there is something in its directory.
+
+    Raises:
+        OSError: nothing is known about the files.
+    """
+    files = home.files
+    if files.list(home.directory):
+        return None
+    files.make_directory(home.directory, durable=False)
+    meta = _write_meta(home)
+    try:
+        meta.write_out()
+    finally:
+        meta.close()
+    segment = Segment(home, 1)
+    try:
+        segment.create(1, 0, 0)
+        segment.file().write_out()
+    except OSError:
+        segment.close()
+        raise
+    return segment
+
+
+def sync_begun(home: Home, segment: Segment) -> None:
+    """Sync what :func:`begin` has written; :func:`parents_of` the log's directory are left to the caller.
+
+    Raises:
+        OSError: nothing is known about what is durable.
+    """
+    segment.file().sync()
+    meta = home.files.open(f"{home.directory}/{META_NAME}")
+    try:
+        meta.sync()
+    finally:
+        meta.close()
+    home.files.sync_directory(home.directory)
+
+
+def parents_of(path: str) -> list[str]:
+    """The directories above a path, the data directory itself last."""
+    parents = []
+    while path:
+        path = path.rpartition("/")[0]
+        parents.append(path)
+    return parents
+
+
 def storage_error(path: str, error: OSError, free_bytes: int) -> StorageError:
     """What a failed write or creation means to a publisher."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -141,8 +191,12 @@ class _Opening:
         ids = Counter(header.log_id for header in headers if header.partition == home.partition)
         home.log_id = ids.most_common(1)[0][0] if ids else created_ns
         try:
-            self._sync_parents()
-            self._write_meta(path)
+            self._directory_changed = True
+            file = _write_meta(home)
+            try:
+                file.sync()
+            finally:
+                file.close()
         except OSError as error:
             if not self._firsts:
                 raise storage_error(path, error, self.files.free_bytes()) from error
@@ -152,13 +206,8 @@ class _Opening:
             self.home.report(Corruption(path, 0, 0, reason, 0, 0, "header"))
 
     def _sync_parents(self) -> None:
-        """Make the directory's own name durable: a kill may have come between its creation and the sync of its parent.
-
-        Before the meta file is written, so that a directory with one has a durable name.
-        """
-        path = self.home.directory
-        while path:
-            path = path.rpartition("/")[0]
+        """Make the directory's own name durable: a kill may have come before that."""
+        for path in parents_of(self.home.directory):
             self.files.sync_directory(path)
 
     def _read_meta(self, path: str) -> tuple[int, int] | None:
@@ -178,17 +227,6 @@ class _Opening:
         if magic != _META_MAGIC or version != _META_VERSION or reserved:
             raise StorageError(f"{path}: version {version}; this release reads version {_META_VERSION}")
         return partition, log_id
-
-    def _write_meta(self, path: str) -> None:
-        self._directory_changed = True
-        data = _META.pack(_META_MAGIC, _META_VERSION, 0, self.home.partition, self.home.log_id)
-        file = self.files.open(path, create=True)
-        try:
-            file.write_at(0, data + _CRC.pack(crc32(data)))
-            file.truncate(_META.size + _CRC.size)
-            file.sync()
-        finally:
-            file.close()
 
     # 2, 3 segments
 
@@ -513,6 +551,7 @@ class _Opening:
                     if segment is active or segment.end > durable or segment.first in self._walked:
                         segment.file().sync()
                 self.files.sync_directory(self.home.directory)
+                self._sync_parents()
             except OSError as error:
                 self.failed = self.failed or str(WriteFailed(self.home.directory, f"cannot sync: {error}"))
                 return
@@ -540,6 +579,19 @@ class _Opening:
                     break
                 segment.file().write_at(position, data)
                 position += len(data)
+
+
+def _write_meta(home: Home) -> File:
+    """Write the meta file and return it open, so that it can be synced."""
+    data = _META.pack(_META_MAGIC, _META_VERSION, 0, home.partition, home.log_id)
+    file = home.files.open(f"{home.directory}/{META_NAME}", create=True)
+    try:
+        file.write_at(0, data + _CRC.pack(crc32(data)))
+        file.truncate(_META.size + _CRC.size)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def _first_in(name: str) -> int:

@@ -598,6 +598,9 @@ class MemoryFile:
             if fault is not None:
                 raise fault.strike()
 
+    def write_out(self) -> None:
+        self._disk()
+
     def sync(self) -> None:
         disk = self._disk()
         with disk._lock:
@@ -724,7 +727,7 @@ class MemoryFiles:
             except FileNotFoundError:
                 return []
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, durable: bool = True) -> None:
         disk = self._alive()
         with disk._lock:
             node = self._names.root
@@ -733,7 +736,8 @@ class MemoryFiles:
                 if child is None:
                     child = _DirectoryNode()
                     self._change("make_directory", path, _Renaming(node, part, child))
-                    self._names.sync(node)
+                    if durable:
+                        self._names.sync(node)
                 if not isinstance(child, _DirectoryNode):
                     raise _os_error(errno.ENOTDIR, path)
                 node = child

@@ -9,8 +9,9 @@ Rules of this file:
 - States are taken as soon as a command is built (SUB -> subscribed): a SUB that is refused is fatal for the connection.
 - A frame is not gathered beyond ``frame_size_max``, and what was received is joined once per frame, not once per read.
 - :class:`Broken` is the last event of a connection.
+- To a redesigned nsqd commands name a partition; it stays open after errors on which NSQ closes (``unknown_outcome``).
 
-Source: reference/nsq.md 1.1 to 1.5, seed 002, seed 004.
+Source: reference/youzan.md 1.3 (partitions, order, trace, headers), reference/nsq.md 1.1 to 1.5, seed 002, seed 004.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import msgspec
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.message import FRAME_HEADER, FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, SIZE_FIELD_BYTES
-from flintmq.wire import commands
+from flintmq.wire import commands, extended
 from flintmq.wire.codes import CODES, is_fatal
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE
@@ -34,6 +35,11 @@ INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 
 FRAME_SIZE_MAX_DEFAULT = 64 * 1024 * 1024
 MESSAGE_SIZE_MIN = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
+_LIKE = {
+    "PUB_TRACE": "PUB", "PUB_EXT": "PUB", "MPUB_TRACE": "MPUB", "MPUB_EXT": "MPUB",
+    extended.SUB_ORDER: "SUB", extended.SUB_ORDERED: "SUB",
+}  # fmt: skip
+"""Commands of the redesigned NSQ, and whose states they share."""
 MESSAGE_CODES = {"E_FIN_FAILED": "FIN", "E_REQ_FAILED": "REQ", "E_TOUCH_FAILED": "TOUCH"}
 
 Record = tuple[int, int, bytes, bytes]
@@ -139,7 +145,10 @@ class ClientConnection:
         frame_size_max: largest frame accepted from nsqd, in bytes.
     """
 
-    __slots__ = ("state", "pending", "_frame_size_max", "_chunks", "_held_bytes", "_needed_bytes", "_skips_rest")
+    __slots__ = (
+        "state", "pending", "_frame_size_max", "_chunks", "_held_bytes", "_needed_bytes", "_skips_rest",
+        "_names_partitions",
+    )  # fmt: skip
 
     def __init__(self, frame_size_max: int = FRAME_SIZE_MAX_DEFAULT) -> None:
         self.state = INIT
@@ -149,6 +158,7 @@ class ClientConnection:
         self._held_bytes = 0
         self._needed_bytes = 0
         self._skips_rest = False
+        self._names_partitions = False
 
     def describe(self) -> str:
         """Say in one line where the connection stands."""
@@ -158,7 +168,7 @@ class ClientConnection:
     # --- calls in, bytes out ---
 
     def _check(self, name: str) -> None:
-        if self.state not in COMMANDS[name].states:
+        if self.state not in COMMANDS[_LIKE.get(name, name)].states:
             raise LocalProtocolError("E_INVALID", f"cannot {name} in state {self.state}")
 
     def _expect(self, name: str, token: object) -> None:
@@ -185,23 +195,53 @@ class ClientConnection:
         """Note that nsqd answers OK once both sides have put in a layer of this name; there is no command for it."""
         self.pending.append((name, None))
 
-    def sub(self, topic: str, channel: str, token: object = None) -> bytes:
+    def sub(self, topic: str, channel: str, token: object = None, partition: int | None = None) -> bytes:
         """Subscribe; nothing is delivered before :meth:`rdy`."""
-        data = commands.sub(topic, channel)
+        data = commands.sub(topic, channel, partition)
         self._expect("SUB", token)
+        self._names_partitions |= partition is not None
         self.state = SUBSCRIBED
         return data
 
-    def pub(self, topic: str, body: bytes, token: object = None) -> bytes:
-        """Publish one message."""
-        data = commands.pub(topic, body)
-        self._expect("PUB", token)
+    def sub_order(
+        self, topic: str, channel: str, partition: int, token: object = None, command: str = extended.SUB_ORDER
+    ) -> bytes:
+        """Subscribe in order; ``command`` is ``SUB_ORDER`` or ``SUB_ORDERED``."""
+        data = extended.sub_order(topic, channel, partition, command)
+        self._expect(command, token)
+        self._names_partitions = True
+        self.state = SUBSCRIBED
         return data
 
-    def mpub(self, topic: str, bodies: Sequence[bytes], token: object = None) -> bytes:
+    def pub(self, topic: str, body: bytes, token: object = None, partition: int | None = None) -> bytes:
+        """Publish one message."""
+        data = commands.pub(topic, body, partition)
+        self._expect("PUB", token)
+        self._names_partitions |= partition is not None
+        return data
+
+    def mpub(self, topic: str, bodies: Sequence[bytes], token: object = None, partition: int | None = None) -> bytes:
         """Publish several messages as one."""
-        data = commands.mpub(topic, bodies)
+        data = commands.mpub(topic, bodies, partition)
         self._expect("MPUB", token)
+        self._names_partitions |= partition is not None
+        return data
+
+    def pub_trace(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], token: object) -> bytes:
+        """Publish (trace id, body), one or several; the answer is for :func:`flintmq.wire.extended.parse_stored`."""
+        if len(messages) == 1:
+            data = extended.pub_trace(topic, partition, *messages[0])
+        else:
+            data = extended.mpub_trace(topic, partition, messages)
+        self._expect("PUB_TRACE" if len(messages) == 1 else "MPUB_TRACE", token)
+        self._names_partitions = True
+        return data
+
+    def pub_ext(self, topic: str, partition: int, headers: bytes, body: bytes, token: object) -> bytes:
+        """Publish one message with headers, a JSON object."""
+        data = extended.pub_ext(topic, partition, headers, body)
+        self._expect("PUB_EXT", token)
+        self._names_partitions = True
         return data
 
     def dpub(self, topic: str, defer_ms: int, body: bytes, token: object = None) -> bytes:
@@ -332,8 +372,8 @@ class ClientConnection:
         if command := MESSAGE_CODES.get(code):
             start = len(command) + 1  # the id may hold any bytes, also spaces: it is taken by position
             return MessageFailed(command, code, detail, rest[start : start + MESSAGE_ID_SIZE])
-        fatal = is_fatal(code)
         row = CODES.get(code)
+        fatal = is_fatal(code) and not (self._names_partitions and row is not None and row.unknown_outcome)
         # An nsqd that knows the code closes and executes nothing more. Only for codes that leave the outcome open
         # (Youzan's nsqd stays open after E_PUB_FAILED) the commands behind may have been executed.
         self._skips_rest = fatal and row is not None and not row.unknown_outcome

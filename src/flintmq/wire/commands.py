@@ -45,15 +45,20 @@ class Command:
 _INIT = ("init",)
 _CONSUMING = ("subscribed", "closing")
 _ANY = ("init", "subscribed", "closing")
+_IN_ORDER = " <topic> <channel> <partition>\\n"
+_MPUB_FORM = "MPUB <topic> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
+_DPUB_FORM = "DPUB <topic> <defer_ms> [<partition>]\\n[4 size][body]"
 _FETCH_FORM = "FETCH <topic> <partition>\\n[8 start][8 end][4 bytes_max][4 epoch]"
 _CURSOR_FORM = "CURSOR <topic> <channel> <partition> <sequence>\\n"
 _ROWS = (
     Command("IDENTIFY", "IDENTIFY\\n[4 size][JSON]", "OK or JSON", _INIT, "nsq", "describe the client, negotiate"),
     Command("AUTH", "AUTH\\n[4 size][secret]", "JSON", _INIT, "nsq", "authorise the connection"),
-    Command("SUB", "SUB <topic> <channel>\\n", "OK", _INIT, "nsq", "subscribe to a channel"),
-    Command("PUB", "PUB <topic>\\n[4 size][body]", "OK", _ANY, "nsq", "publish one message"),
-    Command("MPUB", "MPUB <topic>\\n[4 size][4 count]{[4 size][body]}", "OK", _ANY, "nsq", "publish several messages"),
-    Command("DPUB", "DPUB <topic> <defer_ms>\\n[4 size][body]", "OK", _ANY, "nsq", "publish for later delivery"),
+    Command("SUB", "SUB <topic> <channel> [<partition>]\\n", "OK", _INIT, "nsq", "subscribe to a channel"),
+    Command("SUB_ORDER", f"SUB_ORDER{_IN_ORDER}", "OK", _INIT, "youzan", "subscribe to a partition, in its order"),
+    Command("SUB_ORDERED", f"SUB_ORDERED{_IN_ORDER}", "OK", _INIT, "youzan", "SUB_ORDER under its older name"),
+    Command("PUB", "PUB <topic> [<partition>]\\n[4 size][body]", "OK", _ANY, "nsq", "publish one message"),
+    Command("MPUB", _MPUB_FORM, "OK", _ANY, "nsq", "publish several messages"),
+    Command("DPUB", _DPUB_FORM, "OK", _ANY, "nsq", "publish for later delivery"),
     Command("RDY", "RDY <count>\\n", "", _CONSUMING, "nsq", "how many messages may be in flight"),
     Command("FIN", "FIN <id>\\n", "", _CONSUMING, "nsq", "finish a message"),
     Command("REQ", "REQ <id> <timeout_ms>\\n", "", _CONSUMING, "nsq", "give a message back"),
@@ -132,13 +137,18 @@ def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> b
     return b"".join(parts + fields)
 
 
-def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
-    """``DPUB``: deliver not before ``defer_ms`` milliseconds from now."""
+def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -> bytes:
+    """``DPUB``: deliver not before ``defer_ms`` milliseconds from now.
+
+    Args:
+        partition: behind the delay, as only our nsqd has it.
+    """
     if not body:
         raise LocalProtocolError("E_BAD_MESSAGE", "DPUB of an empty body; nsqd accepts 1 byte or more")
     if defer_ms < 0:
         raise LocalProtocolError("E_INVALID", f"DPUB delay {defer_ms} ms is negative")
-    return b"".join((b"DPUB %s %d\n" % (_topic(topic), defer_ms), UINT32.pack(len(body)), body))
+    line = b"DPUB %s %d%s\n" % (_topic(topic), defer_ms, partition_bytes(partition))
+    return b"".join((line, UINT32.pack(len(body)), body))
 
 
 def rdy(count: int) -> bytes:

@@ -40,6 +40,13 @@ class IdentifyRequest(msgspec.Struct, kw_only=True):
     topology_zone: str = ""
 
 
+class ExtendedIdentifyRequest(IdentifyRequest, kw_only=True):
+    """What a client of an extended topic adds, for a redesigned nsqd (reference/youzan.md 1.3); others are not told."""
+
+    extend_support: bool = True
+    desired_tag: str = ""
+
+
 class IdentifyResponse(msgspec.Struct, kw_only=True):
     """The negotiated answer, fields in the order nsqd sends them."""
 

@@ -3,7 +3,7 @@
 Byte picture::
 
     nsqd -> nsqlookupd    "  V1" once, then lines ended by "\\n" (white space around a line is dropped, words are split
-                          at single spaces); IDENTIFY is followed by  int32 size | JSON
+                          at single spaces); IDENTIFY and META are followed by  int32 size | JSON
     nsqlookupd -> nsqd    int32 size | data            no frame type; an error is data that starts with "E_"
 
 Rules of this file:
@@ -11,7 +11,9 @@ Rules of this file:
 - Every command is answered, in order. An error is fatal unless it says otherwise: nothing after it is parsed.
 - Sizes come from the peer: none is allocated, each is checked first, negative ones too.
 - Whether a peer names partitions is a fact of its IDENTIFY (``distributed_id``): ``REGISTER topic partition [channel]``
-  and ``REGISTER topic [channel]`` cannot be told apart by looking at the line.
+  and ``REGISTER topic [channel]`` cannot be told apart by looking at the line. nsqlookupd says ``partitions`` to such a
+  peer, and only then are they sent, ``META topic`` as well; NSQ's own nsqlookupd hears from it what NSQ's nsqd says. A
+  topic without partitions is registered there with partition -11, which is what the redesigned NSQ calls it.
 
 Source: reference/nsq.md 2.2; reference/youzan.md 1.2 for partitions.
 """
@@ -27,12 +29,15 @@ import msgspec
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
+from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 MAGIC_V1 = b"  V1"
 OK = b"OK"
 IDENTIFY_SIZE_MAX = 64 * 1024
 RESPONSE_SIZE_MAX = 1024 * 1024
 PORT_MAX = 65535
+ALL_PARTITIONS = -11
+"""In place of a partition: a topic without partitions, or all that there are."""
 
 _INT32 = Struct(">i")
 
@@ -41,7 +46,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     """The body of an nsqd's IDENTIFY: how clients reach it.
 
     Attributes:
-        distributed_id: the node's id in a cluster with partitions (Youzan); empty for a plain nsqd.
+        distributed_id: the node's id when it has topics with partitions; empty for a plain nsqd.
     """
 
     version: str = ""
@@ -64,13 +69,18 @@ class PeerInfo(msgspec.Struct, frozen=True):
 
 
 class LookupdInfo(msgspec.Struct, frozen=True):
-    """nsqlookupd's answer to IDENTIFY. The fields are in the order of the wire: sorted."""
+    """nsqlookupd's answer to IDENTIFY; on the wire its fields are sorted.
+
+    Attributes:
+        partitions: it takes REGISTER with partitions, and META. Said only to a node that has an id; NSQ's never does.
+    """
 
     broadcast_address: str = ""
     hostname: str = ""
     http_port: int = 0
     tcp_port: int = 0
     version: str = ""
+    partitions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,7 @@ class Register:
 
     Attributes:
         channel: empty for the topic alone.
-        partition: None from a peer without partitions.
+        partition: None from a peer without partitions, and for a topic without them.
     """
 
     topic: str
@@ -104,11 +114,19 @@ class Unregister:
 
 
 @dataclass(frozen=True, slots=True)
+class Describe:
+    """What a topic with partitions was created with (META); the nsqd serves it."""
+
+    topic: str
+    meta: TopicMeta
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """The nsqd is alive; also sent before IDENTIFY."""
 
 
-Event = Identify | Register | Unregister | Ping
+Event = Identify | Register | Unregister | Describe | Ping
 
 _IDENTIFY_DECODER = msgspec.json.Decoder(PeerInfo)
 _INFO_DECODER = msgspec.json.Decoder(LookupdInfo)
@@ -128,6 +146,7 @@ class LookupServerConnection:
         self._searched = 0
         self._has_magic = False
         self._body_size: int | None = None  # -1: the size itself is awaited
+        self._body_topic = ""  # whose META it is; empty for an IDENTIFY
         self._is_identified = False
         self._has_partitions = False
         self._is_broken = False
@@ -170,11 +189,15 @@ class LookupServerConnection:
         self._break()
         if body_size is not None and not is_broken:
             what = "body size" if body_size < 0 else "body"
-            raise RemoteProtocolError("E_BAD_BODY", f"IDENTIFY failed to read {what}")
+            raise RemoteProtocolError("E_BAD_BODY", f"{self._body_command} failed to read {what}")
 
     def describe(self) -> str:
         state = "broken" if self._is_broken else "identified" if self._is_identified else "new"
         return f"{state} buffered={len(self._buffer) - self._position} body_size={self._body_size}"
+
+    @property
+    def _body_command(self) -> str:
+        return "META" if self._body_topic else "IDENTIFY"
 
     def _break(self) -> None:
         self._is_broken = True
@@ -185,7 +208,7 @@ class LookupServerConnection:
         if not self._has_magic and not self._take_magic():
             return None
         if self._body_size is not None:
-            return self._take_identify_body()
+            return self._take_body()
         line = self._take_line()
         return None if line is None else self._command(line)
 
@@ -219,7 +242,12 @@ class LookupServerConnection:
             if self._is_identified:
                 raise RemoteProtocolError("E_INVALID", "cannot IDENTIFY again")
             self._body_size = -1
-            return self._take_identify_body()
+            return self._take_body()
+        if name == "META" and self._has_partitions:
+            if not params or not is_valid_name(params[0]):
+                raise RemoteProtocolError("E_BAD_TOPIC", f"META topic name '{' '.join(params)}' is not valid")
+            self._body_size, self._body_topic = -1, params[0]
+            return self._take_body()
         if name in ("REGISTER", "UNREGISTER"):
             if not self._is_identified:
                 raise RemoteProtocolError("E_INVALID", "client must IDENTIFY")
@@ -238,7 +266,7 @@ class LookupServerConnection:
             raise RemoteProtocolError("E_BAD_CHANNEL", f"{name} channel name '{channel}' is not valid")
         return topic, channel, _partition(name, params[1]) if self._has_partitions else None
 
-    def _take_identify_body(self) -> Identify | None:
+    def _take_body(self) -> Identify | Describe | None:
         if self._body_size == -1:
             size = self._take_body_size()
             if size is None:
@@ -251,6 +279,9 @@ class LookupServerConnection:
         body = bytes(self._buffer[self._position : end])
         self._position = self._searched = end
         self._body_size = None
+        topic, self._body_topic = self._body_topic, ""
+        if topic:
+            return Describe(topic, _decode_meta(body))
         peer = _decode_peer(body)
         self._is_identified = True
         self._has_partitions = bool(peer.distributed_id)
@@ -262,17 +293,31 @@ class LookupServerConnection:
             return None
         size: int = _INT32.unpack_from(self._buffer, self._position)[0]
         if size < 0:
-            raise RemoteProtocolError("E_BAD_BODY", f"IDENTIFY invalid body size {size}")
+            raise RemoteProtocolError("E_BAD_BODY", f"{self._body_command} invalid body size {size}")
         if size > self._identify_size_max:
-            raise RemoteProtocolError("E_BAD_BODY", f"IDENTIFY body too big {size} > {self._identify_size_max}")
+            limit = self._identify_size_max
+            raise RemoteProtocolError("E_BAD_BODY", f"{self._body_command} body too big {size} > {limit}")
         self._position = self._searched = end
         return size
 
 
-def _partition(name: str, text: str) -> int:
+def _partition(name: str, text: str) -> int | None:
+    if text == str(ALL_PARTITIONS):
+        return None
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and int(text) < PARTITION_COUNT_MAX):
         raise RemoteProtocolError("E_BAD_PARTITIONID", f"{name} partition id '{text}' is not valid")
     return int(text)
+
+
+def _decode_meta(body: bytes) -> TopicMeta:
+    try:
+        meta = decode_meta(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("E_BAD_BODY", "META failed to decode JSON body") from error
+    if not 0 < meta.partition_num <= PARTITION_COUNT_MAX:
+        limit = f"1 to {PARTITION_COUNT_MAX}"
+        raise RemoteProtocolError("E_BAD_BODY", f"META partition_num {meta.partition_num} is not {limit}")
+    return meta
 
 
 def _decode_peer(body: bytes) -> PeerInfo:
@@ -301,7 +346,10 @@ def encode_error(error: RemoteProtocolError) -> bytes:
 
 def encode_lookupd_info(info: LookupdInfo) -> bytes:
     """Frame the answer to IDENTIFY."""
-    return encode_response(msgspec.json.encode(info))
+    fields = msgspec.structs.asdict(info)
+    if not info.partitions:
+        del fields["partitions"]
+    return encode_response(msgspec.json.encode(dict(sorted(fields.items()))))
 
 
 OK_RESPONSE = encode_response(OK)
@@ -346,6 +394,12 @@ def encode_unregister(topic: str, channel: str = "", partition: int | None = Non
     return _registration_line("UNREGISTER", topic, channel, partition)
 
 
+def encode_describe(topic: str, meta: TopicMeta) -> bytes:
+    """META: what a topic with partitions was created with; only to a nsqlookupd that says ``partitions``."""
+    body = encode_meta(meta)
+    return b"META " + topic.encode() + b"\n" + _INT32.pack(len(body)) + body
+
+
 PING = b"PING\n"
 
 
@@ -356,7 +410,7 @@ def _registration_line(name: str, topic: str, channel: str, partition: int | Non
         raise LocalProtocolError("E_BAD_CHANNEL", f"{name} channel name {channel!r} is not valid")
     words = [name, topic]
     if partition is not None:
-        if not 0 <= partition < PARTITION_COUNT_MAX:
+        if partition != ALL_PARTITIONS and not 0 <= partition < PARTITION_COUNT_MAX:
             limit = f"0 to {PARTITION_COUNT_MAX - 1}"
             raise LocalProtocolError("E_BAD_PARTITIONID", f"{name} partition {partition} is not {limit}")
         words.append(str(partition))

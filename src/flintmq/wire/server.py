@@ -9,9 +9,13 @@ Rules of this file:
   so what was parsed after it is dropped with the connection.
 - After IDENTIFY and AUTH the parser stops, because the answer decides how the following bytes are to be read; the
   caller goes on with :meth:`ServerConnection.resume`.
+- A word where a redesigned NSQ has the partition is read as one; what is no number is :data:`NOT_A_NUMBER`, which NSQ
+  ignores, so the caller decides by the topic.
+- Ids are lines of text on a plain topic. On one with partitions (``raw_ids``) they are 16 bytes that may hold line
+  ends, so these lines are parsed by length.
 - No body is gathered beyond the limit that its size field was checked against, and numbers are ASCII digits only.
 
-Source: reference/nsq.md 1.1, 1.3 and 1.4.
+Source: reference/nsq.md 1.1, 1.3 and 1.4; reference/youzan.md 1.3.
 """
 
 from __future__ import annotations
@@ -23,10 +27,14 @@ from struct import Struct
 
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, MESSAGE_ID_SIZE
 from flintmq.names import is_valid_name
+from flintmq.topic_meta import parse_partition
 from flintmq.wire.commands import FETCH_BODY, MAGIC_V2
 from flintmq.wire.frames import INT32
 
 INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
+
+NOT_A_NUMBER = -1
+"""A partition that is not the number of one."""
 
 _ID_LINE_BYTES = MESSAGE_ID_SIZE + 5  # "FIN " + id + "\n"
 _NUMBER_DIGITS_MAX = 19
@@ -51,10 +59,22 @@ class Auth:
 
 @dataclass(slots=True)
 class Subscribe:
-    """SUB."""
+    """SUB, or SUB_ORDER under either of its names.
+
+    Attributes:
+        partition: None when none was named, :data:`NOT_A_NUMBER` when the word is something else.
+        command: as it was sent.
+    """
 
     topic: str
     channel: str
+    partition: int | None = None
+    command: str = "SUB"
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether one message at a time is wanted, in the order of the partition."""
+        return self.command != "SUB"
 
 
 @dataclass(slots=True)
@@ -65,6 +85,7 @@ class Publish:
         command: ``PUB``, ``MPUB`` or ``DPUB``.
         replies: how many ``OK`` the client expects.
         defer_ms: delay before delivery, 0 for none.
+        partition: None when none was named, :data:`NOT_A_NUMBER` when the word is something else.
     """
 
     command: str
@@ -72,6 +93,7 @@ class Publish:
     bodies: Sequence[bytes]
     replies: int
     defer_ms: int = 0
+    partition: int | None = None
 
 
 @dataclass(slots=True)
@@ -83,7 +105,7 @@ class Ready:
 
 @dataclass(slots=True)
 class FinishRun:
-    """Consecutive FINs whose ids are 16 hex digits, as internal ids in their order."""
+    """Consecutive FINs as internal ids in their order; on a plain topic only ids of 16 hex digits."""
 
     ids: Sequence[int]
 
@@ -239,6 +261,11 @@ def decode_ids(lines: bytes) -> tuple[int, ...] | None:
 
 
 @lru_cache(maxsize=512)
+def _raw_ids_struct(count: int) -> Struct:
+    return Struct(">" + "4xQ9x" * count)  # "FIN ", internal id, trace id, line end
+
+
+@lru_cache(maxsize=512)
 def _ids_struct(count: int) -> Struct:
     return Struct(f">{count}Q")
 
@@ -335,6 +362,8 @@ class ServerConnection:
         refusal_of: set by the owner when clients need permission: code and detail of the error for a command and a
             topic, None when it may go on. Asked before the body of an MPUB is read.
         pub_topic: topic of the last PUB; empty before the first.
+        pub_partition: that it named.
+        raw_ids: set by the owner on subscribing to a topic with partitions: ids are 16 bytes of any value.
     """
 
     __slots__ = (
@@ -348,7 +377,9 @@ class ServerConnection:
         "_topic",
         "heartbeats_disabled",
         "limits",
+        "pub_partition",
         "pub_topic",
+        "raw_ids",
         "refusal_of",
         "state",
         "tls_missing",
@@ -369,6 +400,8 @@ class ServerConnection:
         self._topic: tuple[bytes | None, str] = (None, "")
         self._pub_line = _NO_LINE
         self.pub_topic = ""
+        self.pub_partition: int | None = None
+        self.raw_ids = False
 
     @property
     def magic_received(self) -> bool:
@@ -475,32 +508,57 @@ class ServerConnection:
         if self.state not in (SUBSCRIBED, CLOSING) or self.tls_missing:
             return position
         count = (len(data) - position) // _ID_LINE_BYTES
+        if self.raw_ids:
+            count = min(count, _UNIFORM_COUNT_MAX)  # bounds the formats that are kept
         for offset, character in _FIN_COLUMNS if count > 1 else _FIN_COLUMNS[:1]:
             column = data[position + offset : position + count * _ID_LINE_BYTES : _ID_LINE_BYTES]
             count -= len(column.lstrip(character))
             if not count:
                 return position
         end = position + count * _ID_LINE_BYTES
-        ids = decode_ids(data[position:end])
+        ids = _raw_ids_struct(count).unpack_from(data, position) if self.raw_ids else decode_ids(data[position:end])
         if ids is None:
             return position
         events.append(FinishRun(ids))
         return end
 
     def _command(self, data: bytes, position: int, events: list[Event]) -> int:
-        end = data.find(b"\n", position, position + COMMAND_LINE_SIZE_MAX + 1)
+        raw_id_end = self._raw_id_end(data, position) if self.raw_ids else 0
+        end = data.find(b"\n", raw_id_end or position, position + COMMAND_LINE_SIZE_MAX + 1)
         if end < 0:
             if len(data) - position > COMMAND_LINE_SIZE_MAX:
                 raise _Refused("", f"command line longer than {COMMAND_LINE_SIZE_MAX} bytes")
             raise _Incomplete(len(data) - position + 1)
-        line = data[position : end - 1] if data[end - 1 : end] == b"\r" and end > position else data[position:end]
+        # the last byte of a raw id may look like half a line end
+        has_return = data[end - 1 : end] == b"\r" and end > (raw_id_end or position)
+        line = data[position : end - 1] if has_return else data[position:end]
         parameters = line.split(b" ")
+        if raw_id_end:
+            parameters = self._raw_id_parameters(line, raw_id_end - position)
         parser = _PARSERS.get(parameters[0])
         if self.tls_missing and parameters[0] != b"IDENTIFY":
             raise _Refused("E_INVALID", f"cannot {_shown(parameters[0])} in current state (TLS required)")
         if parser is None:
             raise _Refused("E_INVALID", f"invalid command {_shown(parameters[0])}")
         return parser(self, data, position, end + 1, parameters, events)
+
+    @staticmethod
+    def _raw_id_end(data: bytes, position: int) -> int:
+        """Where the id ends of a command that begins with one; 0 for another command."""
+        for name in _ID_COMMANDS:
+            if data.startswith(name, position):
+                end = position + len(name) + MESSAGE_ID_SIZE
+                if len(data) <= end:
+                    raise _Incomplete(end + 1 - position)
+                return end
+        return 0
+
+    @staticmethod
+    def _raw_id_parameters(line: bytes, id_end: int) -> list[bytes]:
+        if len(line) > id_end and line[id_end : id_end + 1] != b" ":
+            raise _Refused("E_INVALID", "invalid message ID")
+        name = line[: id_end - MESSAGE_ID_SIZE - 1]
+        return [name, line[id_end - MESSAGE_ID_SIZE : id_end], *line[id_end:].split(b" ")[1:]]
 
     def _require(self, command: str, *states: str) -> None:
         if self.state not in states:
@@ -546,17 +604,18 @@ class ServerConnection:
         return end
 
     def _sub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        self._require("SUB", INIT)
+        command = parameters[0].decode("ascii")
+        self._require(command, INIT)
         if self.heartbeats_disabled:
-            raise _Refused("E_INVALID", "cannot SUB with heartbeats disabled")
+            raise _Refused("E_INVALID", f"cannot {command} with heartbeats disabled")
         if len(parameters) < 3:
-            raise _Refused("E_INVALID", "SUB insufficient number of parameters")
-        topic = self._topic_name("SUB", parameters[1])
+            raise _Refused("E_INVALID", f"{command} insufficient number of parameters")
+        topic = self._topic_name(command, parameters[1])
         channel = parameters[2].decode("utf-8", "surrogateescape")
         if not is_valid_name(channel):
-            raise _Refused("E_BAD_CHANNEL", f"SUB channel name {go_quote(parameters[2])} is not valid")
+            raise _Refused("E_BAD_CHANNEL", f"{command} channel name {go_quote(parameters[2])} is not valid")
         self.state = SUBSCRIBED
-        events.append(Subscribe(topic, channel))
+        events.append(Subscribe(topic, channel, _partition_word(parameters, 3), command))
         return at
 
     def _message_body(self, data: bytes, start: int, at: int, command: str) -> tuple[bytes, int]:
@@ -577,14 +636,16 @@ class ServerConnection:
             raise _Refused("E_INVALID", "PUB insufficient number of parameters")
         topic = self._topic_name("PUB", parameters[1])
         body, end = self._message_body(data, start, at, "PUB")
-        if topic is not self.pub_topic:
-            self._pub_line, self.pub_topic = data[start:at], topic
+        partition = None if len(parameters) < 3 else _partition_word(parameters, 2)
+        if topic is not self.pub_topic or partition != self.pub_partition:
+            self._pub_line, self.pub_topic, self.pub_partition = data[start:at], topic, partition
         last = events[-1] if events else None
-        if type(last) is Publish and last.command == "PUB" and last.topic == topic:
-            last.bodies.append(body)  # type: ignore[attr-defined]  # the list made below
-            last.replies += 1
+        is_same = type(last) is Publish and last.command == "PUB" and last.topic == topic
+        if is_same and last.partition == partition:  # type: ignore[union-attr]
+            last.bodies.append(body)  # type: ignore[union-attr]  # the list made below
+            last.replies += 1  # type: ignore[union-attr]
         else:
-            events.append(Publish("PUB", topic, [body], 1))
+            events.append(Publish("PUB", topic, [body], 1, 0, partition))
         return end
 
     def _mpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
@@ -607,7 +668,8 @@ class ServerConnection:
         if len(data) < end:
             self._check_part_of_mpub(data, at + 4)
             raise _Incomplete(end - start, "E_BAD_MESSAGE", "MPUB failed to read message body")
-        events.append(Publish("MPUB", topic, _split_mpub(data, at + 4, end, self.limits), 1))
+        bodies = _split_mpub(data, at + 4, end, self.limits)
+        events.append(Publish("MPUB", topic, bodies, 1, 0, _partition_word(parameters, 2)))
         return end
 
     def _check_part_of_mpub(self, data: bytes, start: int) -> None:
@@ -627,7 +689,7 @@ class ServerConnection:
         if defer_ms > self.limits.max_req_timeout_ms:
             raise _Refused("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{self.limits.max_req_timeout_ms}")
         body, end = self._message_body(data, start, at, "DPUB")
-        events.append(Publish("DPUB", topic, [body], 1, defer_ms))
+        events.append(Publish("DPUB", topic, [body], 1, defer_ms, _partition_word(parameters, 3)))
         return end
 
     def _rdy(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
@@ -653,6 +715,9 @@ class ServerConnection:
 
     def _fin(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         message_id = self._message_id("FIN", parameters, 2)
+        if self.raw_ids:
+            events.append(FinishRun((int.from_bytes(message_id[:8], "big"),)))
+            return at
         ids = decode_ids(b"FIN " + message_id + b"\n")
         events.append(Finish(message_id) if ids is None else FinishRun(ids))
         return at
@@ -720,10 +785,23 @@ class ServerConnection:
         return at
 
 
+_ID_COMMANDS = (b"FIN ", b"REQ ", b"TOUCH ")
+
+
+def _partition_word(parameters: list[bytes], index: int) -> int | None:
+    """The partition that stands at ``index``, where NSQ has nothing."""
+    if len(parameters) <= index:
+        return None
+    number = parse_partition(parameters[index].decode("ascii", "replace"))
+    return NOT_A_NUMBER if number is None else number
+
+
 _PARSERS = {
     b"IDENTIFY": ServerConnection._identify,
     b"AUTH": ServerConnection._auth,
     b"SUB": ServerConnection._sub,
+    b"SUB_ORDER": ServerConnection._sub,
+    b"SUB_ORDERED": ServerConnection._sub,
     b"PUB": ServerConnection._pub,
     b"MPUB": ServerConnection._mpub,
     b"DPUB": ServerConnection._dpub,

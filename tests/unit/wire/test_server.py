@@ -64,7 +64,20 @@ GOOD = [
     (b"IDENTIFY\n" + size(2) + b"{}", [Identify(b"{}")]),
     (b"AUTH\n" + size(6) + b"secret", [Auth(b"secret")]),
     (b"SUB t c\n", [Subscribe("t", "c")]),
-    (b"SUB t c extra\r\n", [Subscribe("t", "c")]),
+    (b"SUB t c extra\r\n", [Subscribe("t", "c", wire.NOT_A_NUMBER)]),
+    (b"SUB t c 3\n", [Subscribe("t", "c", 3)]),
+    (b"SUB t c 1024\n", [Subscribe("t", "c", wire.NOT_A_NUMBER)]),
+    (b"SUB_ORDER t c 0\n", [Subscribe("t", "c", 0, "SUB_ORDER")]),
+    (b"SUB_ORDERED t c 0\n", [Subscribe("t", "c", 0, "SUB_ORDERED")]),
+    (
+        b"PUB t 0\n" + size(1) + b"a" + b"PUB t 1\n" + size(1) + b"b" + b"PUB t\n" + size(1) + b"c",
+        [
+            Publish("PUB", "t", [b"a"], 1, 0, 0),
+            Publish("PUB", "t", [b"b"], 1, 0, 1),
+            Publish("PUB", "t", [b"c"], 1),
+        ],
+    ),
+    (b"DPUB t 5 7\n" + size(1) + b"a", [Publish("DPUB", "t", [b"a"], 1, 5, 7)]),
     (b"SUB t.x-Y_1#ephemeral c#ephemeral\n", [Subscribe("t.x-Y_1#ephemeral", "c#ephemeral")]),
     (b"SUB " + LONG.encode() + b" c\n", [Subscribe(LONG, "c")]),
     (b"PUB t\n" + size(1) + b"a", [Publish("PUB", "t", [b"a"], 1)]),
@@ -402,3 +415,45 @@ def test_an_id_in_upper_case_is_another_one():
 
 def test_leading_zeros_do_not_count():
     assert connection(subscribed=True).receive_data(b"RDY " + b"0" * 5000 + b"7\n") == [Ready(7)]
+
+
+def raw_line(command: bytes, internal: int, trace: int = 0, rest: bytes = b"") -> bytes:
+    return command + b" " + struct.pack(">QQ", internal, trace) + rest + b"\n"
+
+
+LINE_ENDS = int.from_bytes(b"\n \r\n\n \r\n", "big")
+
+
+@pytest.mark.parametrize("step", [None, 1, 7, 21])
+def test_ids_of_a_topic_with_partitions_are_bytes_of_any_value(step):
+    parser = connection()
+    feed(parser, b"SUB t c 0\n")
+    parser.raw_ids = True
+    ids = [2, LINE_ENDS, (1 << 50) + 2, 3]
+    data = b"".join(raw_line(b"FIN", each, LINE_ENDS) for each in ids)
+    data += raw_line(b"REQ", LINE_ENDS, 13, b" 250") + raw_line(b"TOUCH", LINE_ENDS, 13) + b"NOP\r\n"
+    found = feed(parser, data, step)
+    finished = [each for event in found if isinstance(event, wire.FinishRun) for each in event.ids]
+    message_id = struct.pack(">QQ", LINE_ENDS, 13)
+    assert finished == ids
+    others = [event for event in found if not isinstance(event, wire.FinishRun)]
+    assert others == [wire.Requeue(message_id, 250), wire.Touch(message_id), wire.Nop()]
+
+
+def test_what_follows_a_raw_id_is_the_end_of_the_line_or_a_word():
+    parser = connection()
+    feed(parser, b"SUB t c 0\n")
+    parser.raw_ids = True
+    assert feed(parser, raw_line(b"FIN", 2, 0, b"x")) == [wire.Violation("E_INVALID", "invalid message ID")]
+
+
+def test_the_line_of_a_repeated_pub_has_its_partition():
+    parser = connection()
+    line = b"PUB t 1\n" + size(1) + b"a"
+    feed(parser, line)
+    assert (parser.pub_topic, parser.pub_partition) == ("t", 1)
+    assert parser.repeated_pub(line) == b"a"
+    assert parser.repeated_pub(b"PUB t 2\n" + size(1) + b"a") is None
+    assert feed(parser, line * 2) == [Publish("PUB", "t", [b"a", b"a"], 2, 0, 1)]
+    feed(parser, b"PUB t\n" + size(1) + b"a")
+    assert (parser.pub_topic, parser.pub_partition) == ("t", None)

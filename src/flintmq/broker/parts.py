@@ -1,0 +1,178 @@
+"""One consumer of several partitions: a plain client that subscribes to a topic with partitions.
+
+It has a subscription to the channel's part in each partition. They share what the client has granted, so that RDY
+bounds the messages in flight of all of them together, and one output.
+
+Rules of this file: whatever changes what may be sent lets every part find its place in its own line; partitions are
+offered the room in turn, so that a busy one does not keep the others waiting.
+
+Source: reference/youzan.md 1.3, reference/nsq.md 1.4 (RDY).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from flintmq.broker.channel import Channel
+from flintmq.broker.subscription import Locality, Subscription
+from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
+from flintmq.message import partition_of
+
+
+class PartSubscription(Subscription):
+    """A subscription to one partition, of a consumer that has several."""
+
+    __slots__ = ("shared",)
+
+    shared: SharedSubscription
+
+    @property
+    def capacity(self) -> int:
+        return self.shared.capacity
+
+    def find_place(self) -> None:
+        for part in self.shared.parts:
+            Subscription.find_place(part)
+
+    def put(self, frames: bytes | memoryview, count: int) -> None:
+        super().put(frames, count)
+        self.shared.room_left -= len(frames)
+
+    def served(self) -> None:
+        super().served()
+        self.find_place()
+
+
+class SharedSubscription:
+    """What the parts of one consumer have in common; a connection sees it as one subscription.
+
+    Attributes:
+        room_left: bytes that may still be put into the output.
+    """
+
+    def __init__(self, parts: Sequence[PartSubscription]) -> None:
+        self.parts = tuple(parts)
+        self.room_left = WRITE_BUFFER_HIGH_BYTES
+        self._rdy_count = 0
+        self._is_open = False
+        for part in self.parts:
+            part.shared = self
+
+    @property
+    def capacity(self) -> int:
+        """How many more messages may be sent now."""
+        return self._rdy_count - self.in_flight_count if self._is_open and self.room_left > 0 else 0
+
+    def _changed(self) -> None:
+        self.parts[0].find_place()
+
+    @property
+    def rdy_count(self) -> int:
+        """The level the client set, for all partitions together."""
+        return self._rdy_count
+
+    @rdy_count.setter
+    def rdy_count(self, count: int) -> None:
+        self._rdy_count = count
+        self._changed()
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more may be put into the output before the connection has to drain."""
+        return self.room_left
+
+    @room_bytes.setter
+    def room_bytes(self, room_bytes: int) -> None:
+        had_room = self.room_left > 0
+        self.room_left = room_bytes
+        if had_room != (room_bytes > 0):
+            self._changed()
+
+    @property
+    def is_open(self) -> bool:
+        """False until SUB was answered and after CLS: nothing is delivered."""
+        return self._is_open
+
+    @is_open.setter
+    def is_open(self, is_open: bool) -> None:
+        self._is_open = is_open
+        self._changed()
+
+    @property
+    def locality(self) -> Locality:
+        """How near the consumer is."""
+        return self.parts[0].locality
+
+    @property
+    def in_flight_count(self) -> int:
+        return sum(part.in_flight_count for part in self.parts)
+
+    @property
+    def message_count(self) -> int:
+        return sum(part.message_count for part in self.parts)
+
+    @property
+    def finish_count(self) -> int:
+        return sum(part.finish_count for part in self.parts)
+
+    @property
+    def requeue_count(self) -> int:
+        return sum(part.requeue_count for part in self.parts)
+
+    def describe(self) -> str:
+        """One line for humans."""
+        return f"shared open={self.is_open} rdy={self.rdy_count} " + " ".join(part.describe() for part in self.parts)
+
+
+class ChannelParts:
+    """A channel's parts in several partitions; a connection sees them as one channel, and ids say which is meant.
+
+    Args:
+        channels: by the number of their partition.
+    """
+
+    def __init__(self, channels: dict[int, Channel], subscriptions: dict[int, PartSubscription]) -> None:
+        self._channels = channels
+        self._subscriptions = subscriptions
+        self._turns = deque(channels.values())
+        first = self._turns[0]
+        self.name = first.name
+        self.ephemeral = first.ephemeral
+        self.latency = first.latency  # only whether it is kept
+
+    def in_turn(self) -> list[Channel]:
+        """All parts, each time with another one first."""
+        self._turns.rotate(-1)
+        return list(self._turns)
+
+    def finish(self, subscription: object, ids: Sequence[int], wall_ns: int = 0) -> list[int]:
+        """Finish messages by internal id; return those that were not in flight here."""
+        by_partition: dict[int, list[int]] = {}
+        for internal in ids:
+            by_partition.setdefault(partition_of(internal), []).append(internal)
+        failed: list[int] = []
+        for number, mine in by_partition.items():
+            channel = self._channels.get(number)
+            if channel is None:
+                failed += mine
+            else:
+                failed += channel.finish(self._subscriptions[number], mine, wall_ns)
+        return failed
+
+    def requeue(self, subscription: object, internal: int, delay_ns: int, wall_ns: int) -> bool:
+        """Give a message back; False when it is not in flight here."""
+        number = partition_of(internal)
+        channel = self._channels.get(number)
+        return channel is not None and channel.requeue(self._subscriptions[number], internal, delay_ns, wall_ns)
+
+    def touch(self, subscription: object, internal: int, now_ns: int) -> bool:
+        """Restart a message's timeout; False when it is not in flight here."""
+        number = partition_of(internal)
+        channel = self._channels.get(number)
+        return channel is not None and channel.touch(self._subscriptions[number], internal, now_ns)
+
+    def is_in_flight(self, internal: int) -> bool:
+        """Whether any consumer holds a message."""
+        channel = self._channels.get(partition_of(internal))
+        return channel is not None and channel.is_in_flight(internal)

@@ -1,0 +1,97 @@
+"""Which partitions a command is for, and what a client is told that names one which cannot serve it.
+
+A word behind the topic is a partition when it is a number; NSQ ignores what stands there, so anything else is ignored
+on a plain topic. Naming a partition creates nothing: it has to be here.
+
+Rules of this file: no state, no IO; what is refused is a :class:`RemoteProtocolError` that says whether the connection
+is closed, which for some codes depends on the command.
+
+Source: reference/youzan.md 1.3 (commands, error table), reference/nsq.md 1.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flintmq.broker.partition import Partition
+from flintmq.broker.topic import Topic
+from flintmq.errors import RemoteProtocolError
+from flintmq.wire.server import NOT_A_NUMBER, Subscribe
+
+
+def to_publish(topics: Mapping[str, Topic], command: str, name: str, number: int | None) -> Partition | None:
+    """The partition that takes a publish; None for a plain topic that is to be created.
+
+    Raises:
+        RemoteProtocolError: there is none.
+    """
+    topic = topics.get(name)
+    if topic is None:
+        if _is_number(number):
+            raise _not_here(command, name, number)
+        return None
+    if not topic.meta.is_partitioned and not _is_number(number):
+        return topic.first_partition
+    if number == NOT_A_NUMBER:
+        raise bad_partition(command, "is not a number")
+    if number is None:
+        if topic.meta.needs_partition:
+            raise bad_partition(command, f"is missing, and topic {name} needs it")
+        partition = topic.next_partition()
+    elif number not in topic.partitions:
+        raise _not_here(command, name, number)
+    else:
+        partition = topic.partitions[number]
+    if partition.log.failed and topic.meta.is_partitioned:
+        what = f"{command} topic {name} partition {partition.number}: {partition.log.failed}"
+        raise RemoteProtocolError("E_FAILED_ON_NOT_WRITABLE", what, fatal=False)
+    return partition
+
+
+def to_consume(topics: Mapping[str, Topic], event: Subscribe) -> list[int] | None:
+    """The partitions that a subscription is for; None for a plain topic that may have to be created.
+
+    Raises:
+        RemoteProtocolError: it cannot be had in this way.
+    """
+    topic = topics.get(event.topic)
+    command, number = event.command, event.partition
+    if event.is_ordered and number is None:
+        raise bad_partition(command, "is missing")
+    if number == NOT_A_NUMBER and (event.is_ordered or (topic is not None and topic.meta.is_partitioned)):
+        raise bad_partition(command, "is not a number")
+    if topic is None:
+        if _is_number(number):
+            raise _not_here(command, event.topic, number)
+        return None
+    if number is not None and number != NOT_A_NUMBER and number not in topic.partitions:
+        raise _not_here(command, event.topic, number)
+    if not event.is_ordered and _is_in_order(topic, event.channel):
+        what = f"{command} topic {event.topic} channel {event.channel} can only be consumed with SUB_ORDER"
+        raise RemoteProtocolError("E_SUB_ORDER_IS_MUST", what, fatal=True)
+    if topic.meta.disable_channel_auto_create and event.channel not in topic.channel_names:
+        what = f"{command} channel {event.channel} of topic {event.topic} has to be created before"
+        raise RemoteProtocolError("E_SUB_CHANNEL_NOT_REGISTERED", what, fatal=True)
+    if not topic.meta.is_partitioned and not event.is_ordered:
+        return None
+    return list(topic.partitions) if number is None else [number]
+
+
+def _is_in_order(topic: Topic, channel: str) -> bool:
+    if channel not in topic.channel_names:
+        return topic.meta.ordered
+    return any(part.keep_floor is not None for part in topic.channels(channel))
+
+
+def _is_number(number: int | None) -> bool:
+    return number is not None and number != NOT_A_NUMBER
+
+
+def bad_partition(command: str, what: str) -> RemoteProtocolError:
+    """What a client is told whose partition is missing or not a number."""
+    return RemoteProtocolError("E_BAD_PARTITION", f"{command} partition {what}", fatal=True)
+
+
+def _not_here(command: str, topic: str, number: int | None) -> RemoteProtocolError:
+    what = f"{command} topic {topic} partition {number} is not on this nsqd"
+    return RemoteProtocolError("E_TOPIC_NOT_EXIST", what, fatal=True)

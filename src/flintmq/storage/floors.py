@@ -1,0 +1,133 @@
+"""How far channels that are consumed in order are: each FIN of them is written here before the next message goes out.
+
+The database of the data directory has the same at most 0.1 s later; what is larger counts. Writing a record is one
+system call, which is what lets a consumer in order go on after some microseconds and still get nothing twice when the
+process is killed.
+
+Byte picture (big-endian), one record of 24 bytes per channel and partition, overwritten in place::
+
+    0              8              16       20       24
+    +--------------+--------------+--------+--------+
+    | cursor       | floor        | 0      | crc    |
+    +--------------+--------------+--------+--------+
+    crc is CRC-32 of what stands before it; a record of zeros is free
+
+Rules of this file: a record whose CRC is wrong is no record; numbers of cursors are used again only after a restart, so
+a restart keeps records of living channels alone.
+
+Source: reference/youzan.md 1.3 "Ordered delivery", design/reliability.md R3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from zlib import crc32
+
+from flintmq.errors import WriteFailed
+from flintmq.storage.files import File, Files
+
+FLOORS_NAME = "ordered.floors"
+_RECORD = Struct(">QQI")
+_CRC = Struct(">I")
+RECORD_BYTES = _RECORD.size + _CRC.size
+_RECORDS_MAX = 1_000_000
+
+
+class FloorFile:
+    """The file of one data directory; without channels in order there is none."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._file: File | None = None
+        self._slots: dict[int, int] = {}  # cursor -> number of its record
+        self._free: list[int] = []
+        self._is_there = False
+
+    def load(self) -> dict[int, int]:
+        """Read the floor of every cursor.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        try:
+            file = self._files.open(FLOORS_NAME)
+        except FileNotFoundError:
+            return {}
+        self._is_there = True
+        try:
+            data = file.read_at(0, min(file.size(), _RECORDS_MAX * RECORD_BYTES))
+        finally:
+            file.close()
+        floors: dict[int, int] = {}
+        for position in range(0, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
+            cursor, floor, _ = _RECORD.unpack_from(data, position)
+            (crc,) = _CRC.unpack_from(data, position + _RECORD.size)
+            if cursor and crc == crc32(data[position : position + _RECORD.size]):
+                floors[cursor] = max(floor, floors.get(cursor, 0))
+        return floors
+
+    def begin(self, floors: Mapping[int, int]) -> None:
+        """Go on with these records and no others, durably. Blocks.
+
+        Raises:
+            OSError: nothing has changed.
+        """
+        if not floors:
+            if self._is_there:
+                self._files.remove(FLOORS_NAME)
+                self._files.sync_directory("")
+            return
+        new = f"{FLOORS_NAME}.tmp"
+        file = self._files.open(new, create=True)
+        try:
+            file.truncate(0)
+            file.write_at(0, b"".join(_record(cursor, floor) for cursor, floor in floors.items()))
+            file.sync()
+        finally:
+            file.close()
+        self._files.rename(new, FLOORS_NAME)
+        self._files.sync_directory("")
+        self._slots = {cursor: number for number, cursor in enumerate(floors)}
+
+    def put(self, cursor: int, floor: int) -> None:
+        """Note how far a channel is; survives the end of this process.
+
+        Raises:
+            WriteFailed: nothing is known about the record.
+        """
+        number = self._slots.get(cursor)
+        if number is None:
+            number = self._slots[cursor] = self._free.pop() if self._free else len(self._slots)
+        self._write(number, _record(cursor, floor))
+
+    def forget(self, cursor: int) -> None:
+        """Free the record of a channel that is gone, or whose floor went back.
+
+        Raises:
+            WriteFailed: nothing is known about the record.
+        """
+        number = self._slots.pop(cursor, None)
+        if number is not None:
+            self._free.append(number)
+            self._write(number, bytes(RECORD_BYTES))
+
+    def _write(self, number: int, record: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = self._files.open(FLOORS_NAME, create=True)
+            self._file.write_at(number * RECORD_BYTES, record)
+        except OSError as error:
+            self.close()  # a handle that failed is not written to again
+            raise WriteFailed(FLOORS_NAME, str(error)) from error
+
+    def close(self) -> None:
+        """Release the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _record(cursor: int, floor: int) -> bytes:
+    head = _RECORD.pack(cursor, floor, 0)
+    return head + _CRC.pack(crc32(head))

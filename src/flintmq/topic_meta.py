@@ -1,0 +1,159 @@
+"""What a topic with partitions was created with: fixed for its life, the same on every node that has a part of it.
+
+A plain topic, made by publishing or subscribing as NSQ does, has none of it: one partition, ids in hex.
+
+Rules of this file: names of parameters and fields are those of the redesigned NSQ; both daemons read a query with the
+same function, so that one refuses what the other would.
+
+Source: reference/youzan.md 1.1 (``/topic/create``, ``meta`` of ``/lookup``), design/cluster.md "Decisions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from flintmq.errors import FlintError
+from flintmq.limits import PARTITION_COUNT_MAX
+
+PARTITION_NUM_MAX = 255
+REPLICATOR_MAX = 5
+SUGGESTED_LOAD_MAX = 10_000
+RETENTION_DAYS_MAX = 36_500
+SYNC_EVERY_MAX = 1_000_000
+_SIGNS = ("partition_num", "replicator", "syncdisk", "retention", "orderedmulti", "multipart", "extend",
+          "disable_channel_auto_create", "suggestload")  # fmt: skip
+
+
+class BadTopicMeta(FlintError):
+    """A parameter of ``/topic/create`` is not acceptable; its text is the answer."""
+
+
+class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The properties of one topic.
+
+    Attributes:
+        partition_num: partitions in all, wherever they are; 0 for a plain topic.
+        replica: copies of each partition.
+        ordered: can only be consumed in order.
+        multi_part: whoever publishes has to name a partition, as with ``ordered``.
+        extend_support: messages may carry headers.
+        disable_channel_auto_create: subscribing creates no channel.
+        retention_days: how long consumed messages stay; 0 as the node's options say.
+        syncdisk: synced to the device after so many messages, 1 before each answer; 0 as ``--durability`` says.
+    """
+
+    partition_num: int = 0
+    replica: int = 1
+    ordered: bool = False
+    multi_part: bool = False
+    extend_support: bool = False
+    disable_channel_auto_create: bool = False
+    retention_days: int = 0
+    syncdisk: int = 0
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether ids on the wire are 8 bytes internal id and 8 bytes trace id; of a plain topic 16 hex digits."""
+        return self.partition_num > 0
+
+    @property
+    def needs_partition(self) -> bool:
+        """Whether a publish has to say which partition it is for."""
+        return self.ordered or self.multi_part
+
+    def query(self) -> dict[str, str]:
+        """The parameters that :func:`meta_of_query` makes this of."""
+        numbers = {"syncdisk": self.syncdisk, "retention": self.retention_days}
+        switches = {
+            "orderedmulti": self.ordered,
+            "multipart": self.multi_part,
+            "extend": self.extend_support,
+            "disable_channel_auto_create": self.disable_channel_auto_create,
+        }
+        return {
+            "partition_num": str(self.partition_num),
+            "replicator": str(self.replica),
+            **{name: str(value) for name, value in numbers.items() if value},
+            **{name: "true" for name, value in switches.items() if value},
+        }
+
+    def for_clients(self) -> dict[str, object]:
+        """``meta`` of ``/lookup``."""
+        return {
+            "partition_num": self.partition_num,
+            "replica": self.replica,
+            "extend_support": self.extend_support,
+            "ordered": self.ordered,
+            "multi_part": self.multi_part,
+            "disable_channel_auto_create": self.disable_channel_auto_create,
+        }
+
+
+PLAIN = TopicMeta()
+encode_meta = msgspec.json.Encoder().encode
+decode_meta = msgspec.json.Decoder(TopicMeta).decode
+
+
+def asks_for_partitions(query: Mapping[str, str]) -> bool:
+    """Whether a ``/topic/create`` is the redesigned NSQ's."""
+    return any(name in query for name in _SIGNS)
+
+
+def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
+    """Read the parameters of ``/topic/create``; one partition and one copy unless told otherwise.
+
+    Raises:
+        BadTopicMeta: one of them is out of its range, or asks for what there is not.
+    """
+    replica = _number(query, "replicator", 1, 1, REPLICATOR_MAX, "INVALID_ARG_TOPIC_REPLICATOR")
+    _number(query, "suggestload", 0, 0, SUGGESTED_LOAD_MAX, "INVALID_ARG_TOPIC_SUGGESTLOAD")
+    meta = TopicMeta(
+        partition_num=_number(query, "partition_num", 1, 1, PARTITION_NUM_MAX, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        replica=replica,
+        ordered=query.get("orderedmulti") == "true",
+        multi_part=query.get("multipart") == "true",
+        extend_support=query.get("extend") == "true",
+        disable_channel_auto_create=query.get("disable_channel_auto_create") == "true",
+        retention_days=_number(query, "retention", 0, 0, RETENTION_DAYS_MAX, "INVALID_ARG_TOPIC_RETENTION_DAYS"),
+        syncdisk=_number(query, "syncdisk", 0, 0, SYNC_EVERY_MAX, "INVALID_ARG_TOPIC_SYNC_DISK"),
+    )
+    if replica > 1:
+        raise BadTopicMeta(
+            f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and this release keeps one copy of a partition: "
+            "replication comes with several nodes; create the topic with replicator=1"
+        )
+    return meta
+
+
+def partitions_of_text(text: str, partition_num: int) -> list[int]:
+    """Read numbers of partitions such as ``0,2,5``.
+
+    Raises:
+        BadTopicMeta: one is not a number below ``partition_num``.
+    """
+    numbers = []
+    for word in text.split(","):
+        number = parse_partition(word)
+        if number is None or number >= partition_num:
+            raise BadTopicMeta("INVALID_ARG_TOPIC_PARTITION")
+        numbers.append(number)
+    return sorted(dict.fromkeys(numbers))
+
+
+def parse_partition(text: str) -> int | None:
+    """A partition's number; None for what cannot be one."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 4):
+        return None
+    number = int(text)
+    return number if number < PARTITION_COUNT_MAX else None
+
+
+def _number(query: Mapping[str, str], name: str, default: int, low: int, high: int, refusal: str) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and low <= int(text) <= high):
+        raise BadTopicMeta(refusal)
+    return int(text)
