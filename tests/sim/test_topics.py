@@ -40,7 +40,7 @@ class Storm:
     async def run(self):
         history, loop = self.world.history, asyncio.get_running_loop()
         while self.left > 0:
-            waiting = []
+            waiting: list[bytes] = []
 
             def on_frame(kind, frame, waiting=waiting):
                 if kind == ERROR:
