@@ -37,7 +37,15 @@ MODULES = {
 }
 
 OURS_PUBLISHING = ("flintmq", "flintmq uvloop", "flintmq no-batch")
-OURS_CONSUMING = ("flintmq", "flintmq handler", "flintmq inline", "flintmq threads", "flintmq uvloop")
+OURS_CONSUMING = (
+    "flintmq",
+    "flintmq handler",
+    "flintmq inline",
+    "flintmq threads",
+    "flintmq uvloop",
+    "flintmq sync",
+    "flintmq sync handler",
+)
 PEERS = ("pynsq", "gnsq", "ansq", "asyncnsq", "nsq-py")
 
 
@@ -56,10 +64,10 @@ class Case:
 
 
 CASES = (
-    Case("pub-single", 20_000, ("flintmq", "flintmq uvloop", *PEERS)),
-    # nsq-py has no public way to have more than one publish under way.
+    Case("pub-single", 20_000, ("flintmq", "flintmq uvloop", "flintmq sync", *PEERS)),
+    # On blocking sockets a thread has one publish under way; nsq-py has no public way to have more either.
     Case("pub-200", 100_000, (*OURS_PUBLISHING, *(peer for peer in PEERS if peer != "nsq-py"))),
-    Case("mpub-200", 400_000, ("flintmq", "flintmq uvloop", *PEERS)),
+    Case("mpub-200", 400_000, ("flintmq", "flintmq uvloop", "flintmq sync", *PEERS)),
     Case("consume-200", 100_000, (*OURS_CONSUMING, *PEERS)),
     Case("consume-2500", 100_000, (*OURS_CONSUMING, *PEERS), target=300_000),
 )

@@ -132,6 +132,34 @@ def _deliver(consumers: int = 1, rdy_count: int = 2500, shuffled: bool = False) 
     return run
 
 
+def _ordered(partitions: int = 1) -> Callable[[Daemon, str, int], Sample]:
+    """One consumer in order on each of several partitions."""
+
+    def run(daemon: Daemon, topic: str, messages: int) -> Sample:
+        daemon.call("POST", f"/topic/create?topic={topic}&partition_num={partitions}&orderedmulti=true")
+        each = messages // partitions
+        for number in range(partitions):
+            harness.measure(daemon, _batches(daemon, f"{topic} {number}", each))
+        arguments = {"address": daemon.tcp, "topic": topic, "channel": "ch", "messages": each, "size": MESSAGE_BYTES}
+        loads = [Load(load.consume_ordered, partition=number, **arguments) for number in range(partitions)]
+        return harness.measure(daemon, *loads, messages=messages)
+
+    return run
+
+
+def _deliver_partitions(partitions: int) -> Callable[[Daemon, str, int], Sample]:
+    """One plain consumer of a topic with partitions, all of them through one connection."""
+
+    def run(daemon: Daemon, topic: str, messages: int) -> Sample:
+        daemon.call("POST", f"/topic/create?topic={topic}&partition_num={partitions}")
+        daemon.call("POST", f"/channel/create?topic={topic}&channel=ch")
+        for number in range(partitions):
+            harness.measure(daemon, _batches(daemon, f"{topic} {number}", messages // partitions))
+        return harness.measure(daemon, _consume(daemon, topic, ["ch"], messages))
+
+    return run
+
+
 def _channels(count: int) -> Callable[[Daemon, str, int], Sample]:
     def run(daemon: Daemon, topic: str, messages: int) -> Sample:
         channels = [f"ch{number}" for number in range(count)]
@@ -214,6 +242,10 @@ CASES = [
     Case("floor-100-connections", _singles(100), 200_000, "", has_peer=False),
     Case("http-pub-10-connections", _http(10), 40_000),
     Case("ping-pong-rdy-1", _deliver(rdy_count=1), 40_000),
+    Case("ordered", _ordered(), 40_000, targets={"msg_per_s": 20_000.0}, has_peer=False),
+    Case("ordered-fsync", _ordered(), 40_000, "fsync", {"msg_per_s": 20_000.0}, has_peer=False),
+    Case("ordered-4-partitions", _ordered(4), 80_000, has_peer=False),
+    Case("deliver-4-partitions", _deliver_partitions(4), MILLION, targets={"cpu_s_per_M": 0.8}, has_peer=False),
     Case("latency-10k", _latency(10_000), 50_000, targets={"p50_ms": 0.3, "p99_ms": 3.0}, extra=_delays),
 ]
 

@@ -127,6 +127,48 @@ async def _flintmq_consume(run: Run, style: str) -> None:
                 break
 
 
+def flintmq_sync(style: str) -> Work:
+    """Our client on blocking sockets; ``style`` is how messages are consumed."""
+
+    def work(run: Run) -> None:
+        from flintmq.sync import Consumer, Message, Producer
+
+        if not run.max_in_flight:
+            with Producer(run.address) as producer:
+                run.begin()
+                if run.case == "pub-single":
+                    for _ in range(run.count):
+                        producer.pub(run.topic, BODY)
+                else:
+                    for _ in range(run.count // BATCH):
+                        producer.mpub(run.topic, [BODY] * BATCH)
+                run.end()
+            return
+
+        def handler(message: Message) -> None:
+            if run.one():
+                consumer.stop()
+
+        consumer = Consumer(
+            run.topic,
+            CHANNEL,
+            nsqd_tcp_addresses=run.address,
+            max_in_flight=run.max_in_flight,
+            handler=handler if style == "handler" else None,
+        )
+        if style == "handler":
+            consumer.run()
+            return
+        with consumer:
+            for message in consumer:
+                last = run.one()
+                message.finish()
+                if last:
+                    break
+
+    return work
+
+
 async def _publish(
     run: Run, pub: Callable[[], Coroutine[Any, Any, object]], mpub: Callable[[], Coroutine[Any, Any, object]]
 ) -> None:
@@ -329,6 +371,8 @@ CLIENTS: dict[str, Work] = {
     "flintmq threads": flintmq("threads"),
     "flintmq uvloop": flintmq("iterator", is_uvloop=True),
     "flintmq no-batch": flintmq("no-batch"),
+    "flintmq sync": flintmq_sync("iterator"),
+    "flintmq sync handler": flintmq_sync("handler"),
     "pynsq": pynsq,
     "gnsq": gnsq,
     "ansq": ansq,

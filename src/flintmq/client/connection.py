@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
+import msgspec
+
 from flintmq import __version__
 from flintmq.client.handshake import Handshake, refusal
 from flintmq.client.opening import Opening
@@ -37,11 +39,13 @@ from flintmq.wire.client import (
     Refused,
     Reply,
 )
+from flintmq.wire.extended import SUB_ORDER
+from flintmq.wire.identify import ExtendedIdentifyRequest
 
 log = logging.getLogger("flintmq.client")
 
 HEARTBEATS_MISSED_MAX = 2
-PUBLISH_COMMANDS = ("PUB", "MPUB", "DPUB")
+PUBLISH_COMMANDS = ("PUB", "MPUB", "DPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT")
 
 
 class AnswerLost(ConnectionFailed):
@@ -81,12 +85,18 @@ class Connection(asyncio.Protocol):
         lost: done when the connection is lost; its result says why.
         is_write_paused: nsqd takes bytes more slowly than they are sent.
         is_publish_refused: nsqd closed it because of what was published; nsqd itself is well.
+        is_extended: nsqd was told that this client reads headers in front of bodies.
+        partition: that is subscribed; None: no partition, or nothing.
+        is_ordered: the subscription is in order, and bodies have their position in front.
     """
 
     def __init__(
         self, address: str, owner: ConnectionOwner, options: ConnectionOptions, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.address = address
+        self.is_extended = False
+        self.partition: int | None = None
+        self.is_ordered = False
         self.features = Features()
         self.layers: tuple[str, ...] = ()
         self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
@@ -112,13 +122,27 @@ class Connection(asyncio.Protocol):
 
     def describe(self) -> str:
         """Say in one line where the connection stands."""
-        return f"{self.address} {self._wire.describe()} layers={'+'.join(self.layers) or '-'} lost={self.is_lost}"
+        where = self.address if self.partition is None else f"{self.address}/{self.partition}"
+        return f"{where} {self._wire.describe()} layers={'+'.join(self.layers) or '-'} lost={self.is_lost}"
 
     # --- life ---
 
     @classmethod
-    async def open(cls, address: str, owner: ConnectionOwner, options: ConnectionOptions, env: Env) -> Connection:
+    async def open(
+        cls,
+        address: str,
+        owner: ConnectionOwner,
+        options: ConnectionOptions,
+        env: Env,
+        *,
+        extended: bool = False,
+        desired_tag: str = "",
+    ) -> Connection:
         """Connect, identify, put in TLS and compression, authorise.
+
+        Args:
+            extended: tell nsqd that headers are understood; only for topics that have them.
+            desired_tag: with ``extended``: the messages to be given first.
 
         Raises:
             ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
@@ -129,7 +153,8 @@ class Connection(asyncio.Protocol):
         host, port = split_address(address)
         timeout_s = seconds(options.connect_timeout, "connect_timeout")
         connection = cls(address, owner, options, loop)
-        handshake = connection._handshake(host, env)
+        connection.is_extended = extended
+        handshake = connection._handshake(host, env, desired_tag)
         opening = Opening(handshake, partial(connection._begin, handshake), loop, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -147,16 +172,19 @@ class Connection(asyncio.Protocol):
             raise failure from error
         return connection
 
-    def _handshake(self, host: str, env: Env) -> Handshake:
+    def _handshake(self, host: str, env: Env, desired_tag: str) -> Handshake:
         options = self._options
         try:
             tls = options.client_tls(self.address, host) if options.tls else None
         except OptionError as error:  # a file that was there when the options were made
             raise ConnectionFailed(self.address, str(error)) from error
+        request = options.identify_request(env.hostname, __version__)
+        if self.is_extended:
+            request = ExtendedIdentifyRequest(**msgspec.structs.asdict(request), desired_tag=desired_tag)
         return Handshake(
             self.address,
             self._wire,
-            options.identify_request(env.hostname, __version__),
+            request,
             tls,
             has_secret=options.auth_secret is not None,
             can_renew_secret=callable(options.auth_secret),
@@ -173,17 +201,35 @@ class Connection(asyncio.Protocol):
         if received:
             self.data_received(received)
 
-    async def subscribe(self, topic: str, channel: str) -> None:
-        """Subscribe to a channel; nothing is delivered before :meth:`rdy`.
+    async def subscribe(self, topic: str, channel: str, partition: int | None = None) -> None:
+        """Subscribe to a channel, or to one partition of it; nothing is delivered before :meth:`rdy`.
 
         Raises:
             ConnectionFailed: the connection was lost, or nsqd does not answer in time.
             NsqdError: nsqd refuses.
         """
+        self.partition = partition
+        await self._subscribe(lambda token: self._wire.sub(topic, channel, token, partition))
+
+    async def subscribe_in_order(self, topic: str, channel: str, partition: int, command: str = SUB_ORDER) -> None:
+        """Subscribe to a partition in order: one message at a time.
+
+        Args:
+            command: as this nsqd calls it.
+
+        Raises:
+            ConnectionFailed, NsqdError: as :meth:`subscribe`.
+        """
+        self.partition = partition
+        self.is_ordered = True
+        self.features = msgspec.structs.replace(self.features, max_rdy_count=1)
+        await self._subscribe(lambda token: self._wire.sub_order(topic, channel, partition, token, command))
+
+    async def _subscribe(self, build: Callable[[Answered], bytes]) -> None:
         timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
         try:
             async with asyncio.timeout(timeout_s):
-                await self._call(lambda token: self._wire.sub(topic, channel, token))
+                await self._call(build)
         except TimeoutError as error:
             failure = ConnectionFailed(self.address, f"SUB was not answered within {timeout_s:g} s")
             self._lose(failure)
@@ -236,16 +282,16 @@ class Connection(asyncio.Protocol):
         self.flush()
         return await future
 
-    def publish(self, topic: str, bodies: Sequence[bytes], answered: Answered) -> None:
+    def publish(self, topic: str, bodies: Sequence[bytes], answered: Answered, partition: int | None = None) -> None:
         """Send one message as PUB, several as MPUB. The connection must not be lost.
 
         Raises:
             LocalProtocolError: the topic's name or a body is not acceptable; nothing was sent.
         """
         if len(bodies) == 1:
-            self._out.append(self._wire.pub(topic, bodies[0], answered))
+            self._out.append(self._wire.pub(topic, bodies[0], answered, partition))
         else:
-            self._out.append(self._wire.mpub(topic, bodies, answered))
+            self._out.append(self._wire.mpub(topic, bodies, answered, partition))
         self._flush_soon()
 
     def publish_deferred(self, topic: str, defer_ms: int, body: bytes, answered: Answered) -> None:
@@ -255,6 +301,26 @@ class Connection(asyncio.Protocol):
             LocalProtocolError: as :meth:`publish`.
         """
         self._out.append(self._wire.dpub(topic, defer_ms, body, answered))
+        self._flush_soon()
+
+    def publish_traced(
+        self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], answered: Answered
+    ) -> None:
+        """Send (trace id, body) as PUB_TRACE, or several as MPUB_TRACE. The connection must not be lost.
+
+        Raises:
+            LocalProtocolError: as :meth:`publish`.
+        """
+        self._out.append(self._wire.pub_trace(topic, partition, messages, answered))
+        self._flush_soon()
+
+    def publish_with_headers(self, topic: str, partition: int, headers: bytes, body: bytes, answered: Answered) -> None:
+        """Send a PUB_EXT; ``headers`` is a JSON object. The connection must not be lost.
+
+        Raises:
+            LocalProtocolError: as :meth:`publish`.
+        """
+        self._out.append(self._wire.pub_ext(topic, partition, headers, body, answered))
         self._flush_soon()
 
     def rdy(self, count: int) -> None:
@@ -297,6 +363,20 @@ class Connection(asyncio.Protocol):
         """Note that a message is done with and nsqd has taken it back already."""
         self._let_go_count += 1
         self._flush_soon()
+
+    @property
+    def local_ip(self) -> str:
+        """The address of this end; empty when it has none, or none any more."""
+        return self._ip("sockname")
+
+    @property
+    def remote_ip(self) -> str:
+        """The address of nsqd's end; likewise."""
+        return self._ip("peername")
+
+    def _ip(self, name: str) -> str:
+        found = None if self._transport is None else self._transport.get_extra_info(name)
+        return str(found[0]) if isinstance(found, tuple) and found else ""
 
     @property
     def unsent_count(self) -> int:
@@ -368,6 +448,8 @@ class Connection(asyncio.Protocol):
                 cast(Answered, event.token)(error)
             if event.is_fatal:
                 self.is_publish_refused = event.command in PUBLISH_COMMANDS
+                self._lose(error)
+            elif not event.command:  # for a FIN, say, because another nsqd leads the partition now
                 self._lose(error)
 
     def _message_failed(self, failure: MessageFailed) -> None:

@@ -1,12 +1,13 @@
-"""The consumer: one subscription, on every nsqd that has the topic.
+"""The consumer: one subscription, on every nsqd that has the topic, or on every partition of it.
 
 Rules of this file:
 
 - It joins the parts and decides nothing that a policy can decide: :mod:`flintmq.client.connection` (bytes),
   :mod:`flintmq.client.flow` (RDY, backoff), :mod:`flintmq.client.discovery` (addresses), :mod:`flintmq.client.inbox`
   (what waits to be handed out), :mod:`flintmq.client.handlers` (who is handed it).
-- One task per nsqd keeps it connected (:mod:`flintmq.client.links`); one follows the nsqlookupd; the handler's workers
-  are the only others.
+- One task per nsqd, or per partition, keeps it connected (:mod:`flintmq.client.subscribing`); one follows the
+  nsqlookupd (:mod:`flintmq.client.following`); the handler's workers are the only others.
+- In order (:mod:`flintmq.client.order`), no message is ever finished or skipped that the application did not finish.
 - When a connection is lost, its queued messages go with it: nsqd delivers them again.
 - Stopping is one way: RDY 0, queued messages given back, handlers end, answers sent, CLS, close.
 """
@@ -17,23 +18,22 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, cast
 
 from flintmq.client import handlers
-from flintmq.client.backoff import Backoff, jittered_s, requeue_delay_s
+from flintmq.client import trace as trace_log
+from flintmq.client.backoff import Backoff, requeue_delay_s
 from flintmq.client.bodies import decoder
 from flintmq.client.connection import Connection
 from flintmq.client.dead_letters import DeadLetters
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup, PollTimes
 from flintmq.client.flow import Flow
 from flintmq.client.inbox import Inbox
-from flintmq.client.links import Links
-from flintmq.client.message import Delivery, Message, ThreadMessage, Value
+from flintmq.client.message import Delivery, Message, ThreadMessage, Value, take_apart
 from flintmq.client.options import (
-    SOURCE,
     ConnectionOptions,
     Seconds,
     addresses,
@@ -41,62 +41,28 @@ from flintmq.client.options import (
     system_env,
     whole,
 )
+from flintmq.client.order import Order
 from flintmq.client.producer import Producer
 from flintmq.client.rdy import RdyPolicy
-from flintmq.client.security import Refusals
-from flintmq.env import Env
-from flintmq.errors import (
-    BodyError,
-    DiscoveryError,
-    FinFailed,
-    FlintError,
-    LocalProtocolError,
-    OptionError,
-    ReqFailed,
-    TouchFailed,
+from flintmq.client.stats import ConsumerStats
+from flintmq.client.subscribing import Subscriptions
+from flintmq.client.subscription import (
+    CLOSE_WAIT_S,
+    FAILURES,
+    MAX_IN_FLIGHT_MAX,
+    check_names,
+    check_ordered,
+    checked_tag,
+    give_back,
 )
+from flintmq.env import Env
+from flintmq.errors import BodyError, FlintError, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX
-from flintmq.names import is_valid_name
 from flintmq.wire.client import MessageFailed, Record
 
 log = logging.getLogger("flintmq.client")
 
-MAX_IN_FLIGHT_MAX = 1_000_000
 CONCURRENCY_MAX = 10_000
-CLOSE_WAIT_S = 2.0
-_FAILURES = {"FIN": FinFailed, "REQ": ReqFailed, "TOUCH": TouchFailed}
-
-
-@dataclass(slots=True)
-class ConsumerStats:
-    """Counters since the consumer was made, and where it stands.
-
-    Attributes:
-        received: messages delivered.
-        finished: FINs sent.
-        requeued: REQs sent.
-        dropped: messages whose connection was lost, or whose time was over, before they were handed out or answered;
-            nsqd delivers them again.
-        failed: messages whose handler raised.
-        given_up: messages with more attempts than ``max_attempts``.
-        late: FIN, REQ and TOUCH that nsqd refused because the message was not ours any more.
-        connections: nsqd that are subscribed now.
-        in_flight: delivered and not answered, over all connections.
-        queued: delivered and not handed out.
-        backoff: ``normal``, ``waiting`` or ``probing``.
-    """
-
-    received: int = 0
-    finished: int = 0
-    requeued: int = 0
-    dropped: int = 0
-    failed: int = 0
-    given_up: int = 0
-    late: int = 0
-    connections: int = 0
-    in_flight: int = 0
-    queued: int = 0
-    backoff: str = "normal"
 
 
 class Consumer(Generic[Value]):
@@ -138,6 +104,12 @@ class Consumer(Generic[Value]):
         low_rdy_idle_timeout: with ``max_in_flight`` lower than the number of nsqd: how long one without messages keeps
             its turn.
         low_rdy_timeout: in the same case: how long a busy one keeps its turn.
+        ordered: consume every partition in order (redesigned NSQ): one message of a partition at a time, until it is
+            finished. ``max_attempts`` does not apply; what was requeued comes again at once, after a failure when the
+            backoff is over.
+        blocked_warn_attempts, blocked_error_attempts: a message with more attempts is logged as blocking its partition.
+        desired_tag: of a topic with headers: the messages with this tag come to the consumers that desire it.
+        trace: log every message to ``flintmq.trace``; :attr:`trace` can be changed while running.
         lookup_interval: between two polls of the nsqlookupd; shorter after the start and after a loss.
         lookup_jitter: by how much that is spread, 0 to 1.
         lookup_timeout: until an nsqlookupd must have answered.
@@ -173,6 +145,11 @@ class Consumer(Generic[Value]):
         drain_timeout: Seconds = 30.0,
         low_rdy_idle_timeout: Seconds = 10.0,
         low_rdy_timeout: Seconds = 30.0,
+        ordered: bool = False,
+        blocked_warn_attempts: int = 10,
+        blocked_error_attempts: int = 50,
+        desired_tag: str = "",
+        trace: bool = False,
         lookup_interval: Seconds = 60.0,
         lookup_jitter: float = 0.3,
         lookup_timeout: Seconds = 5.0,
@@ -184,7 +161,7 @@ class Consumer(Generic[Value]):
         env: Env | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        _check_names(topic, channel, dead_letter)
+        check_names(topic, channel, dead_letter)
         self.topic = topic
         self.channel = channel
         self._decode = decoder(type or bytes)
@@ -196,16 +173,20 @@ class Consumer(Generic[Value]):
             sample_rate=sample_rate,
         )
         self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        self._links = Links(self._connect, self._note_attempt, self._fail, self._env)
-        lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
-        self._lookup = Lookup(lookups, lookup_timeout_s, fetch or HttpFetch(self._options)) if lookups else None
-        self._poll_times = PollTimes(
-            seconds(lookup_interval, "lookup_interval", 0.01), seconds(lookup_jitter, "lookup_jitter", 0, 1)
-        )
+        times = _new_times(lookup_interval, lookup_jitter)
+        fetches = fetch or HttpFetch(self._options)
+        lookup = Lookup(lookups, seconds(lookup_timeout, "lookup_timeout", 0.01, 3600), fetches) if lookups else None
+        self.trace = trace
+        self._is_ordered = ordered
+        self._order = _new_order(topic, blocked_warn_attempts, blocked_error_attempts)
         self._mode = handlers.mode_of(handler, inline)
         self._handler = handler
         self._concurrency = whole(concurrency, "concurrency", 1, CONCURRENCY_MAX)
         self._attempts_max = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX) or ATTEMPTS_MAX + 1
+        if ordered:
+            self._attempts_max = ATTEMPTS_MAX + 1
+            gives_up = on_giving_up is not None or dead_letter is not None
+            check_ordered(has_lookup=bool(lookups), samples=bool(self._options.sample_rate), gives_up=gives_up)
         self._on_giving_up = on_giving_up
         same: dict[str, Any] = {"options": self._options, "lookup_timeout": lookup_timeout, "env": env, "fetch": fetch}
         make = partial(Producer, self._nsqd, nsqlookupd_http_addresses=lookups, **same)
@@ -214,13 +195,12 @@ class Consumer(Generic[Value]):
         self._requeue_delay_s = seconds(requeue_delay, "requeue_delay")
         self._requeue_delay_max_s = seconds(max_requeue_delay, "max_requeue_delay")
         self._drain_timeout_s = seconds(drain_timeout, "drain_timeout")
-        policy = RdyPolicy(
-            whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
-            seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
-            seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
-        )
         pause = Backoff(seconds(backoff, "backoff", 0.001), seconds(max_backoff, "max_backoff"))
-        self._flow = Flow(policy, pause, self._env)
+        self._backs_off = seconds(max_backoff, "max_backoff") > 0
+        policy = _new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
+        self._flow: Flow[Connection] = Flow(policy, pause, self._env)
+        self._subscriptions = self._new_subscriptions(desired_tag)
+        self._following = None if lookup is None else self._subscriptions.follow(lookup, times)
         handed_out = ThreadMessage if self._mode is handlers.Mode.THREADS else Message
         self._inbox = Inbox(handed_out, self._attempts_max, self.give_up, self._expired)
         self._stats = ConsumerStats()
@@ -230,10 +210,21 @@ class Consumer(Generic[Value]):
         self._poller: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
-        self._lost_one = asyncio.Event()
-        self._is_blind = False
-        self._refusals = Refusals()
         self._failure: BaseException | None = None
+
+    def _new_subscriptions(self, desired_tag: str) -> Subscriptions:
+        return Subscriptions(
+            self.topic,
+            self.channel,
+            self,
+            self._flow,
+            self._options,
+            self._env,
+            is_ordered=self._is_ordered,
+            desired_tag=checked_tag(desired_tag),
+            tell=self._tell,
+            fail=self._fail,
+        )
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} on {len(self._flow.connections)} nsqd>"
@@ -268,13 +259,13 @@ class Consumer(Generic[Value]):
         self._thread_id = threading.get_ident()
         self._flow.start(self._loop)
         try:
-            self._links.keep(self._nsqd)
-            if self._lookup is not None:
-                await self._poll(self._lookup)
-                self._poller = self._loop.create_task(self._follow(self._lookup))
+            self._subscriptions.keep(self._nsqd)
+            if self._following is not None:
+                await self._following.poll()
+                self._poller = self._loop.create_task(self._following.run())
                 self._poller.add_done_callback(self._ended)
             self._start_workers()
-            await self._links.all_tried()
+            await self._subscriptions.all_tried()
             if self._failure is not None:
                 raise self._failure
         except BaseException:
@@ -303,10 +294,10 @@ class Consumer(Generic[Value]):
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self._links.stop()
+        self._subscriptions.stop()
         self._flow.stop()
         for delivery in self._inbox.remove():
-            _give_back(delivery)
+            give_back(delivery)
         self._inbox.end()
 
     def cancel_handlers(self) -> None:
@@ -328,12 +319,12 @@ class Consumer(Generic[Value]):
             if self._poller is not None:
                 self._poller.cancel()
             await self._end_tasks()
-            await self._links.close()
+            await self._subscriptions.close()
             await asyncio.gather(*map(self._leave_politely, self._flow.connections))
             if self._dead_letters is not None:
                 await self._dead_letters.close()
-            if self._lookup is not None:
-                await self._lookup.close()
+            if self._following is not None:
+                await self._following.close()
         finally:
             for connection in self._flow.connections:
                 connection.abort("closing was cut short")
@@ -455,7 +446,13 @@ class Consumer(Generic[Value]):
     @property
     def connections(self) -> tuple[str, ...]:
         """``host:port`` of every nsqd that is subscribed now."""
-        return tuple(connection.address for connection in self._flow.connections)
+        return tuple(dict.fromkeys(connection.address for connection in self._flow.connections))
+
+    @property
+    def partitions(self) -> dict[int, str]:
+        """The partitions that are subscribed now, and ``host:port`` of each one's nsqd; empty if the topic has none."""
+        found = {each.partition: each.address for each in self._flow.connections if each.partition is not None}
+        return dict(sorted(found.items()))
 
     def stats(self) -> ConsumerStats:
         """Count what was done and say where the consumer stands."""
@@ -465,6 +462,7 @@ class Consumer(Generic[Value]):
             in_flight=self._flow.in_flight,
             queued=self._inbox.count,
             backoff=self._flow.backoff_state.value,
+            blocked=len(self._order.blocked),
         )
 
     # --- what messages need (message.Owner) ---
@@ -475,7 +473,12 @@ class Consumer(Generic[Value]):
         return self._loop.time()
 
     def requeue_delay_s(self, attempts: int) -> float:
-        """How long a message with so many attempts waits by default."""
+        """How long a message with so many attempts waits by default.
+
+        In order, what waits holds up its partition, and RDY 0 holds it back better: Youzan's nsqd ignores the delay.
+        """
+        if self._is_ordered and self._backs_off:
+            return 0.0
         return requeue_delay_s(attempts, self._requeue_delay_s, self._requeue_delay_max_s)
 
     def message_failed(self) -> None:
@@ -493,6 +496,10 @@ class Consumer(Generic[Value]):
         Args:
             error: what is wrong with its body; None: it had too many attempts.
         """
+        if self._is_ordered:
+            log.error("message %r of %s blocks its partition: %s", message.id, message.nsqd, error)
+            message.requeue(backoff=True)
+            return
         self._stats.given_up += 1
         why = f"after {message.attempts - 1} attempts" if error is None else f"because {error}"
         where = "" if self._dead_letters is None else f", it goes to topic {self._dead_letters.topic}"
@@ -530,11 +537,18 @@ class Consumer(Generic[Value]):
             connection.abort("it sends messages that were not asked for")
             return
         now = self.time()
+        delivery = Delivery(connection, self, now, records)
+        if connection.partition is not None or connection.is_extended:
+            delivery.partition = connection.partition
+            if not self._take_apart(connection, delivery):
+                return
+        if self.trace:
+            ends = connection.local_ip, connection.remote_ip
+            trace_log.received(self.topic, self.channel, delivery, connection.partition, ends)
         self._stats.received += len(records)
         is_first = self._flow.received(connection, len(records), now)
-        delivery = Delivery(connection, self, now, records)
         if self._stopped.is_set():
-            _give_back(delivery)
+            give_back(delivery)
         elif self._mode is handlers.Mode.INLINE:
             assert self._handler is not None
             handlers.call_in_place(self._handler, delivery, self._attempts_max, self.give_up)
@@ -542,6 +556,24 @@ class Consumer(Generic[Value]):
             self._inbox.put(delivery)
         if is_first:
             self._flow.replan()
+
+    def _take_apart(self, connection: Connection, delivery: Delivery) -> bool:
+        """Take off bodies what stands in front of them, and check the order; False when nsqd sends nonsense."""
+        if not (connection.is_extended or connection.is_ordered):
+            return True
+        try:
+            records, extensions = take_apart(delivery.records, connection.is_extended, connection.is_ordered)
+        except RemoteProtocolError as error:
+            connection.abort(str(error))
+            return False
+        delivery.records, delivery.extensions = records, extensions
+        if connection.is_ordered:
+            assert connection.partition is not None
+            for violation in self._order.check(connection.address, connection.partition, records, extensions):
+                self._stats.order_violations += 1
+                log.error("out of order: %s", violation)
+                self._tell(violation)
+        return True
 
     def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
         """Count answers."""
@@ -555,7 +587,7 @@ class Consumer(Generic[Value]):
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:
         """Tell that an answer came too late."""
         self._stats.late += 1
-        error = _FAILURES[failure.command](failure.code, failure.detail, connection.address)
+        error = FAILURES[failure.command](failure.code, failure.detail, connection.address)
         log.warning("%s came too late: %s", failure.command, error)
         self._tell(error)
 
@@ -564,8 +596,7 @@ class Consumer(Generic[Value]):
         dropped = sum(len(delivery.records) for delivery in self._inbox.remove(connection))
         self._stats.dropped += dropped
         self._flow.leave(connection, dropped)
-        if self._poll_times.hurry():
-            self._lost_one.set()
+        self._subscriptions.note_lost()
 
     def _expired(self, delivery: Delivery, count: int) -> None:
         """Messages waited here for longer than nsqd waits for an answer."""
@@ -577,54 +608,6 @@ class Consumer(Generic[Value]):
         )  # fmt: skip
         if isinstance(link, Connection):
             self._flow.forget(link, count)
-
-    # --- connecting ---
-
-    async def _connect(self, address: str) -> Connection:
-        connection = await Connection.open(address, self, self._options, self._env)
-        try:
-            await connection.subscribe(self.topic, self.channel)
-        except BaseException:
-            connection.abort("not subscribed")
-            raise
-        if not connection.is_lost:
-            log.info("subscribed to %s/%s on %s", self.topic, self.channel, address)
-            self._flow.join(connection)
-        return connection
-
-    def _note_attempt(self, address: str, error: FlintError | None) -> None:
-        self._refusals.note(address, error, self._links.listed)
-        if error is None:
-            return
-        log.warning("cannot consume from nsqd %s: %s", address, error)
-        self._tell(error)
-        refusal = self._refusals.of_all(self._links.listed)
-        if refusal is not None and not self._flow.connections:
-            self._fail(refusal)
-
-    async def _follow(self, lookup: Lookup) -> None:
-        while True:
-            self._lost_one.clear()
-            try:
-                async with asyncio.timeout(self._poll_times.next_s(self._jittered)):
-                    await self._lost_one.wait()
-            except TimeoutError:
-                await self._poll(lookup)
-
-    async def _poll(self, lookup: Lookup) -> None:
-        try:
-            nodes = await lookup.topic(self.topic)
-        except DiscoveryError as error:
-            log.warning("discovery of %s failed: %s", self.topic, error)
-            if not self._is_blind:
-                self._poll_times.hurry()
-            self._is_blind = True
-        else:
-            self._is_blind = False
-            self._links.keep(node.address for node in nodes)
-
-    def _jittered(self, interval_s: float, jitter: float) -> float:
-        return jittered_s(interval_s, jitter, self._env.random.random())
 
     # --- handing out ---
 
@@ -661,19 +644,21 @@ class Consumer(Generic[Value]):
             self.stop()
 
 
-def _check_names(topic: str, channel: str, dead_letter: str | None) -> None:
-    names = [("E_BAD_TOPIC", "topic", topic), ("E_BAD_CHANNEL", "channel", channel)]
-    if dead_letter is not None:
-        names.append(("E_BAD_TOPIC", "dead-letter topic", dead_letter))
-    for code, what, name in names:
-        if not is_valid_name(name):
-            raise LocalProtocolError(
-                code, f"{what} name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
-            )
-    if dead_letter == topic:
-        raise OptionError("dead_letter", dead_letter, "another topic than the one that is consumed", SOURCE)
+def _new_times(interval: Seconds, jitter: float) -> PollTimes:
+    return PollTimes(seconds(interval, "lookup_interval", 0.01), seconds(jitter, "lookup_jitter", 0, 1))
 
 
-def _give_back(delivery: Delivery) -> None:
-    for _, _, message_id, _ in delivery.records:
-        delivery.link.requeue(message_id, 0)
+def _new_policy(max_in_flight: int, low_rdy_idle_timeout: Seconds, low_rdy_timeout: Seconds) -> RdyPolicy:
+    return RdyPolicy(
+        whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
+        seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
+        seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
+    )
+
+
+def _new_order(topic: str, warn_attempts: int, error_attempts: int) -> Order:
+    return Order(
+        topic,
+        whole(warn_attempts, "blocked_warn_attempts", 1, ATTEMPTS_MAX),
+        whole(error_attempts, "blocked_error_attempts", 1, ATTEMPTS_MAX),
+    )

@@ -2,65 +2,51 @@
 
 Rules of this file:
 
-- All nsqlookupd are asked at the same time and their answers are united by ``broadcast_address:tcp_port`` (seed 002).
+- Which nsqlookupd there are is asked first (``listlookup``); the configured ones stay whatever they say. NSQ's own
+  answers 404 and is asked that rarely.
+- All nsqlookupd are asked at the same time and their answers are united (:mod:`flintmq.client.topology`).
 - Every request has a deadline and a limit on the answer's size; the slowest nsqlookupd delays a poll by no more.
+- One that fails again and again is asked last (:class:`Directory`).
 - What an nsqlookupd said last stands while it fails: its outage takes no nsqd away from us.
 - An nsqlookupd at ``https://`` is verified as an nsqd is (:mod:`flintmq.client.security`).
 - aiohttp is imported when the first lookup is made, not with this module; a simulation hands in its own ``fetch``.
 
-Both answers are read: ``{"producers": [...]}`` and, from before NSQ 1.0, ``{"status_code": 200, "data": {...}}``.
-
-Source: seed 002 "Discovery", reference/nsq.md 2.3, reference/youzan.md 1.1.
+Source: seed 002 "Discovery", seed 000 "Nsqd discovery service", reference/nsq.md 2.3, reference/youzan.md 1.1 and 1.8.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, urlsplit
 
-import msgspec
-
-from flintmq.client.options import ConnectionOptions, join_address
+from flintmq.client.options import NSQLOOKUPD_COUNT_MAX, ConnectionOptions
 from flintmq.client.security import explain
+from flintmq.client.topology import Node, Remembered, Topology, parse_answer, parse_members, parse_nodes, unite
 from flintmq.errors import DiscoveryError, OptionError
 from flintmq.net.tls_engine import reason_of
 
 if TYPE_CHECKING:
     import aiohttp
 
+__all__ = [
+    "Answers", "Directory", "Fetch", "HttpFetch", "Lookup", "Node", "PollTimes", "Topology", "parse_nodes",
+    "topic_path",
+]  # fmt: skip
+
 log = logging.getLogger("flintmq.client")
 
 ANSWER_SIZE_MAX = 16 * 1024 * 1024
-NODE_COUNT_MAX = 10_000
 CONCURRENT_MAX = 16  # questions at a time; a producer may have thousands of topics to refresh
+NODES_PATH = "/nodes"
+LIST_PATH = "/listlookup"
+LISTS_INTERVAL_S = 60.0
+NO_LIST_S = 600.0  # until one that knows no listlookup is asked for it again: it may have been replaced
+DEMOTED_AFTER = 4
+DEMOTED_EVERY = 4
 ANSWER_COUNT_MAX = 10_000  # remembered: one per nsqlookupd and topic; the one asked for longest ago goes first
-
-
-class Node(msgspec.Struct, frozen=True):
-    """An nsqd as nsqlookupd lists it."""
-
-    broadcast_address: str
-    tcp_port: int
-    hostname: str = ""
-    http_port: int = 0
-    version: str = ""
-
-    @property
-    def address(self) -> str:
-        """``host:port`` to connect to; the key of the union."""
-        return join_address(self.broadcast_address, self.tcp_port)
-
-
-class _Answer(msgspec.Struct):
-    producers: list[Node] | None = None
-
-
-class _Wrapped(msgspec.Struct):
-    data: _Answer | None
 
 
 class Fetch(Protocol):
@@ -120,51 +106,172 @@ class HttpFetch:
             await session.close()
 
 
-def parse_nodes(body: bytes) -> tuple[Node, ...]:
-    """Read an answer of /lookup or /nodes in either form.
+class Answers:
+    """What several nsqlookupd said last. Pure: whoever asks them does the IO and the waiting.
 
-    Raises:
-        DiscoveryError: it is neither.
+    Args:
+        addresses: ``http://host:port`` each; may be replaced by others at any time.
     """
-    try:
-        wrapped = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        if "data" in wrapped and "producers" not in wrapped:
-            answer = msgspec.json.decode(body, type=_Wrapped).data or _Answer()
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses = tuple(addresses)
+        self._known: dict[tuple[str, str], Remembered] = {}
+        self._failing: dict[str, str] = {}
+        self._count = 0
+
+    def note(self, address: str, path: str, status: int, body: bytes) -> bool:
+        """Keep an answer; False when it is none that can be used."""
+        try:
+            answer = parse_answer(status, body, is_topic=path != NODES_PATH)
+        except DiscoveryError as error:
+            return self.note_failure(address, error)
+        if self._failing.pop(address, None) is not None:
+            log.info("nsqlookupd %s answers again", address)
+        self._count += 1
+        remembered = self._known.pop((address, path), None)
+        if remembered is None:
+            remembered = Remembered(answer)
         else:
-            answer = msgspec.json.decode(body, type=_Answer)
-    except msgspec.MsgspecError as error:
-        raise DiscoveryError(f"the answer cannot be read: {error}") from error
-    return tuple(node for node in (answer.producers or [])[:NODE_COUNT_MAX] if node.broadcast_address and node.tcp_port)
+            remembered.follow(answer, self._count)
+        self._known[address, path] = remembered
+        while len(self._known) > ANSWER_COUNT_MAX:
+            del self._known[next(iter(self._known))]
+        return True
+
+    def note_failure(self, address: str, error: Exception) -> bool:
+        """Note that there was no answer; False. What was said before stands."""
+        if address not in self._failing:
+            log.warning("nsqlookupd %s is skipped: %s", address, error)
+        while len(self._failing) > ANSWER_COUNT_MAX:
+            del self._failing[next(iter(self._failing))]
+        self._failing[address] = str(error)
+        return False
+
+    def is_failing(self, address: str) -> bool:
+        """Whether there was no answer the last time."""
+        return address in self._failing
+
+    def union(self, path: str) -> tuple[Node, ...]:
+        """What all of them list together."""
+        return self.topology(path).nodes
+
+    def topology(self, path: str, distrusted: Collection[tuple[int, str]] = ()) -> Topology:
+        """One picture from what all of them said; ``distrusted`` as for :func:`unite`."""
+        known = []
+        for address in self.addresses:
+            if (remembered := self._known.get((address, path))) is not None:
+                remembered.is_fresh = address not in self._failing
+                known.append(remembered)
+        return unite(known, distrusted)
+
+    def no_answer(self, path: str) -> DiscoveryError:
+        """The exception for a question that none of them answered."""
+        reasons = "; ".join(f"{address}: {self._failing.get(address)}" for address in self.addresses)
+        return DiscoveryError(f"no nsqlookupd answered {path}: {reasons}")
+
+
+class Directory:
+    """Which nsqlookupd there are, and which of them are asked next. Pure.
+
+    One that failed ``DEMOTED_AFTER`` times on end is asked last: every ``DEMOTED_EVERY``-th time, or when no other
+    answers. Its first answer gives it its place back.
+
+    Args:
+        seeds: the configured ones, which stay whatever others say.
+    """
+
+    def __init__(self, seeds: Iterable[str]) -> None:
+        self._seeds = tuple(seeds)
+        self._lists: dict[str, tuple[str, ...]] = {}
+        self._fresh_lists: dict[str, tuple[str, ...]] = {}
+        self._failures: dict[str, int] = {}
+        self._count = 0
+        self.addresses = self._seeds
+
+    def note(self, address: str, has_answered: bool) -> None:
+        """Note whether one answered."""
+        if has_answered:
+            self._failures.pop(address, None)
+        else:
+            self._failures[address] = self._failures.get(address, 0) + 1
+
+    def note_list(self, address: str, members: tuple[str, ...]) -> None:
+        """Note what one answered to listlookup; nothing: it knows of no others."""
+        if members:
+            self._fresh_lists[address] = members
+
+    def take_lists(self) -> None:
+        """Go by the lists that came since the last time; without any, the former ones stand."""
+        if self._fresh_lists:
+            self._lists, self._fresh_lists = self._fresh_lists, {}
+        listed = (member for members in self._lists.values() for member in members)
+        self.addresses = tuple(dict.fromkeys((*self._seeds, *listed)))[:NSQLOOKUPD_COUNT_MAX]
+        self._failures = {address: self._failures[address] for address in self.addresses if address in self._failures}
+
+    def due(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Whom to ask now, and whom only if none of those answers."""
+        self._count += 1
+        first = [each for each in self.addresses if self._failures.get(each, 0) < DEMOTED_AFTER]
+        last = tuple(each for each in self.addresses if each not in first)
+        if not first or self._count % DEMOTED_EVERY == 0:
+            return (*first, *last), ()
+        return tuple(first), last
+
+
+def topic_path(topic: str, access: str = "") -> str:
+    """What is asked for a topic's nsqd.
+
+    Args:
+        access: ``r`` for those that can be read from, ``w`` for those that can be written to; with the topic's
+            metadata. NSQ's own nsqlookupd looks at neither.
+    """
+    path = f"/lookup?topic={quote(topic, safe='')}"
+    return f"{path}&access={access}&metainfo=true" if access else path
 
 
 class Lookup:
     """Several nsqlookupd as one.
 
     Args:
-        addresses: ``http://host:port`` each.
+        seeds: ``http://host:port`` each.
         timeout_s: until an nsqlookupd must have answered.
         fetch: gets a URL; :class:`HttpFetch` if None.
+        access: as for :func:`topic_path`.
     """
 
-    def __init__(self, addresses: Iterable[str], timeout_s: float, fetch: Fetch | None = None) -> None:
-        self.addresses = tuple(addresses)
+    def __init__(self, seeds: Iterable[str], timeout_s: float, fetch: Fetch | None = None, access: str = "r") -> None:
+        import asyncio  # the blocking clients use only what stands above
+
+        self._directory = Directory(seeds)
         self._timeout_s = timeout_s
         self._fetch: Fetch = fetch or HttpFetch()
-        self._known: dict[tuple[str, str], tuple[Node, ...]] = {}
-        self._failing: dict[str, str] = {}
+        self._access = access
+        self._answers = Answers(self._directory.addresses)
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
+        self._lists_at = 0.0
+        self._without_list_until: dict[str, float] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The nsqlookupd that are asked: the seeds, and those they list."""
+        return self._directory.addresses
 
     async def close(self) -> None:
         """Close the connections."""
         await self._fetch.close()
 
-    async def topic(self, topic: str) -> tuple[Node, ...]:
-        """The nsqd that have a topic; empty when no nsqlookupd knows the topic.
+    async def topic(self, topic: str, distrusted: Collection[tuple[int, str]] = ()) -> Topology:
+        """Where a topic is.
+
+        Args:
+            distrusted: (partition, address) that have been found wrong; believed only if nobody says anything else.
 
         Raises:
             DiscoveryError: no nsqlookupd gave a usable answer.
         """
-        return await self._ask_all(f"/lookup?topic={quote(topic, safe='')}")
+        path = topic_path(topic, self._access)
+        await self._ask_all(path)
+        return self._answers.topology(path, distrusted)
 
     async def nodes(self) -> tuple[Node, ...]:
         """All nsqd.
@@ -172,41 +279,59 @@ class Lookup:
         Raises:
             DiscoveryError: no nsqlookupd gave a usable answer.
         """
-        return await self._ask_all("/nodes")
+        await self._ask_all(NODES_PATH)
+        return self._answers.union(NODES_PATH)
 
-    async def _ask_all(self, path: str) -> tuple[Node, ...]:
+    async def _ask_all(self, path: str) -> None:
+        import asyncio
+
         async with self._turns:
-            answers = await asyncio.gather(*(self._ask(address, path) for address in self.addresses))
-        if not any(answers):
-            reasons = "; ".join(f"{address}: {self._failing.get(address)}" for address in self.addresses)
-            raise DiscoveryError(f"no nsqlookupd answered {path}: {reasons}")
-        union: dict[str, Node] = {}
-        for address in self.addresses:
-            for node in self._known.get((address, path), ()):
-                union.setdefault(node.address, node)
-        return tuple(union.values())
+            silent = await self._refresh_lists()
+            for group in self._directory.due():
+                asked = [address for address in group if address not in silent]
+                if any(await asyncio.gather(*(self._ask(address, path) for address in asked))):
+                    return
+        raise self._answers.no_answer(path)
 
     async def _ask(self, address: str, path: str) -> bool:
         """Ask one nsqlookupd and keep its answer; False when it gave none."""
         try:
             status, body = await self._fetch(address + path, self._timeout_s)
-            if status == 404 and path != "/nodes":
-                nodes: tuple[Node, ...] = ()  # TOPIC_NOT_FOUND is an answer
-            elif status == 200:
-                nodes = parse_nodes(body)
-            else:
-                raise DiscoveryError(f"status {status}: {body[:100]!r}")
-        except (OSError, DiscoveryError) as error:
-            if address not in self._failing:
-                log.warning("nsqlookupd %s is skipped: %s", address, error)
-            self._failing[address] = str(error)
+        except OSError as error:
+            has_answered = self._answers.note_failure(address, error)
+        else:
+            has_answered = self._answers.note(address, path, status, body)
+        self._directory.note(address, has_answered)
+        return has_answered
+
+    async def _refresh_lists(self) -> frozenset[str]:
+        """Ask which nsqlookupd there are, if it was not asked for long; returns those that gave no answer at all."""
+        import asyncio
+
+        now = asyncio.get_running_loop().time()
+        if now < self._lists_at:
+            return frozenset()
+        self._lists_at = now + LISTS_INTERVAL_S
+        asked = [each for each in self._directory.addresses if self._without_list_until.get(each, now) <= now]
+        answers = await asyncio.gather(*(self._ask_list(address) for address in asked))
+        self._directory.take_lists()
+        known = self._directory.addresses
+        self._without_list_until = {each: at for each, at in self._without_list_until.items() if each in known}
+        self._answers.addresses = self._directory.addresses
+        return frozenset(address for address, answered in zip(asked, answers, strict=True) if not answered)
+
+    async def _ask_list(self, address: str) -> bool:
+        try:
+            status, body = await self._fetch(address + LIST_PATH, self._timeout_s)
+        except OSError as error:
+            self._directory.note(address, self._answers.note_failure(address, error))
             return False
-        if self._failing.pop(address, None) is not None:
-            log.info("nsqlookupd %s answers again", address)
-        self._known.pop((address, path), None)
-        self._known[address, path] = nodes
-        while len(self._known) > ANSWER_COUNT_MAX:
-            del self._known[next(iter(self._known))]
+        members = parse_members(body, urlsplit(address).scheme) if status == 200 else ()
+        self._directory.note_list(address, members)
+        if not members:  # NSQ's own, which answers 404
+            import asyncio
+
+            self._without_list_until[address] = asyncio.get_running_loop().time() + NO_LIST_S
         return True
 
 
@@ -222,6 +347,12 @@ class PollTimes:
         self._soon_s = min(soon_s, interval_s)
         self._next_s = self._soon_s
         self._waiting_s = 0.0
+
+    def limit(self, interval_s: float, soon_s: float) -> None:
+        """Wait no longer than this from now on: between two polls, and after a loss."""
+        self._interval_s = min(self._interval_s, interval_s)
+        self._soon_s = min(self._soon_s, soon_s)
+        self._next_s = min(self._next_s, self._interval_s)
 
     def hurry(self) -> bool:
         """Note that an nsqd was lost or a poll failed; True when the present wait should be cut short."""

@@ -7,13 +7,14 @@ application still holds stay counted until they are answered, at most for a mess
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 from flintmq.client.backoff import Backoff, BackoffState, jittered_s
-from flintmq.client.connection import Connection
 from flintmq.client.rdy import RdyPolicy, Share
 from flintmq.env import Env
+from flintmq.wire.client import Features
 
 log = logging.getLogger("flintmq.client")
 
@@ -21,7 +22,37 @@ BACKOFF_JITTER = 0.2
 QUEUE_SLACK = 1000
 
 
-class Flow:
+class Timer(Protocol):
+    """A call that is to come."""
+
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """What is needed of an event loop, or of what stands in for it."""
+
+    def time(self) -> float: ...
+    def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
+
+
+class Source(Protocol):
+    """What is needed of a connection."""
+
+    address: str
+    features: Features
+    msg_timeout_s: float
+
+    @property
+    def unsent_count(self) -> int: ...
+    def rdy(self, count: int) -> None: ...
+    def describe(self) -> str: ...
+
+
+Link = TypeVar("Link", bound=Source)
+
+
+class Flow(Generic[Link]):
     """Decides how much may come over which connection, and says so to nsqd.
 
     Attributes:
@@ -36,18 +67,18 @@ class Flow:
         self._max_in_flight_highest = rdy.max_in_flight
         self._backoff = backoff
         self._env = env
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._joined: dict[Connection, Share] = {}
-        self._orphaned: dict[Connection, Share] = {}
-        self._plan_timer: asyncio.TimerHandle | None = None
-        self._backoff_timer: asyncio.TimerHandle | None = None
+        self._loop: Timers | None = None
+        self._joined: dict[Link, Share] = {}
+        self._orphaned: dict[Link, Share] = {}
+        self._plan_timer: Timer | None = None
+        self._backoff_timer: Timer | None = None
 
     def describe(self) -> str:
         """Show backoff, levels and connections, a line each."""
         lines = [f"backoff: {self._backoff.describe()}", self._rdy.describe()]
         return "\n".join([*lines, *(connection.describe() for connection in self._joined)])
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def start(self, loop: Timers) -> None:
         """Begin, on this loop."""
         self._loop = loop
 
@@ -65,7 +96,7 @@ class Flow:
     # --- state ---
 
     @property
-    def connections(self) -> tuple[Connection, ...]:
+    def connections(self) -> tuple[Link, ...]:
         """All that are subscribed now."""
         return tuple(self._joined)
 
@@ -100,25 +131,25 @@ class Flow:
         """More than any nsqd sends that respects RDY: what is queued beyond it was never asked for."""
         return 2 * self._max_in_flight_highest + QUEUE_SLACK
 
-    def has_joined(self, connection: Connection) -> bool:
+    def has_joined(self, connection: Link) -> bool:
         """Whether messages may come over a connection."""
         return connection in self._joined
 
-    def held(self, connection: Connection) -> int:
+    def held(self, connection: Link) -> int:
         """How many messages of a connection the application has not answered."""
         share = self._joined.get(connection)
         return 0 if share is None else share.in_flight - connection.unsent_count
 
     # --- what happens ---
 
-    def join(self, connection: Connection) -> None:
+    def join(self, connection: Link) -> None:
         """Take in a connection that is subscribed."""
         share = Share(connection.address, connection.features.max_rdy_count, connection.msg_timeout_s)
         self._joined[connection] = share
         self._rdy.shares.append(share)
         self.replan()
 
-    def leave(self, connection: Connection, dropped: int) -> None:
+    def leave(self, connection: Link, dropped: int) -> None:
         """Let a lost connection go; ``dropped`` of its messages were never handed out."""
         share = self._joined.pop(connection, None)
         if share is None:
@@ -133,14 +164,14 @@ class Flow:
             self._loop.call_later(connection.msg_timeout_s, self._forget_orphans, connection)
         self.replan()
 
-    def received(self, connection: Connection, count: int, now: float) -> bool:
+    def received(self, connection: Link, count: int, now: float) -> bool:
         """Note that messages came; True when they are the first of their connection, which may then get its share."""
         share = self._joined[connection]
         is_first = not share.is_started
         share.received(count, now)
         return is_first
 
-    def settled(self, connection: Connection, finished: int, others: int) -> bool:
+    def settled(self, connection: Link, finished: int, others: int) -> bool:
         """Note that messages are done with and adapt levels; False when their connection was lost before."""
         if finished:
             self.note_success()
@@ -157,7 +188,7 @@ class Flow:
             connection.rdy(share.rdy_count)
         return True
 
-    def forget(self, connection: Connection, count: int) -> None:
+    def forget(self, connection: Link, count: int) -> None:
         """Note that messages will never be answered, because nsqd has taken them back."""
         share = self._joined.get(connection)
         if share is not None:
@@ -204,12 +235,12 @@ class Flow:
         self._backoff.elapsed()
         self.replan()
 
-    def _forget_orphans(self, connection: Connection) -> None:
+    def _forget_orphans(self, connection: Link) -> None:
         share = self._orphaned.get(connection)
         if share is not None:
             self._settle_orphans(connection, share.in_flight)
 
-    def _settle_orphans(self, connection: Connection, count: int) -> None:
+    def _settle_orphans(self, connection: Link, count: int) -> None:
         share = self._orphaned.get(connection)
         if share is None:
             return

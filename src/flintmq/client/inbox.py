@@ -11,13 +11,15 @@ Rules of this file:
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flintmq.client.message import Delivery, Link, Message
 from flintmq.wire.client import Record
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Inbox:
@@ -89,7 +91,7 @@ class Inbox:
         delivery, self._delivery = self._delivery, None
         rest, self._records = list(self._records), iter(())
         if delivery is not None and rest:
-            self._drop(Delivery(delivery.link, delivery.owner, delivery.received_at, rest))
+            self._drop(delivery.with_records(rest))
 
     def _drop(self, delivery: Delivery) -> None:
         count = len(delivery.records)
@@ -100,7 +102,7 @@ class Inbox:
         """Take out what came over ``link``, or everything, without handing it out."""
         if self._delivery is not None and (rest := list(self._records)):
             current = self._delivery
-            self._deliveries.appendleft(Delivery(current.link, current.owner, current.received_at, rest))
+            self._deliveries.appendleft(current.with_records(rest))
         self._delivery, self._records = None, iter(())
         removed = [delivery for delivery in self._deliveries if link is None or delivery.link is link]
         self._deliveries = deque(delivery for delivery in self._deliveries if delivery not in removed)
@@ -116,6 +118,8 @@ class Inbox:
         """Wait until there may be something to take, or the inbox has ended."""
         if self.count or self.is_ended:
             return
+        import asyncio  # the blocking consumer does not wait here
+
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:

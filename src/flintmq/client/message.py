@@ -21,9 +21,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+import msgspec
+
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
 from flintmq.errors import BodyError, LocalProtocolError, TouchFailed
 from flintmq.wire.client import Record
+from flintmq.wire.extended import JSON, TAG, Extension, split_body, split_id
 
 if TYPE_CHECKING:  # a default for a type variable: the standard library has it from Python 3.13
     from typing_extensions import TypeVar
@@ -37,6 +40,7 @@ else:
 log = logging.getLogger("flintmq.client")
 
 OPEN, FINISHED, REQUEUED = 0, 1, 2
+TAG_HEADER = "##client_dispatch_tag"
 
 
 class Requeue(Exception):
@@ -91,9 +95,14 @@ class Owner(Protocol):
 
 
 class Delivery:
-    """What the messages of one read have in common."""
+    """What the messages of one read have in common.
 
-    __slots__ = ("link", "owner", "received_at", "expires_at", "records")
+    Attributes:
+        partition: they are of; None: NSQ's own ids, no partition.
+        extensions: what stood in front of their bodies, by message id; None: nothing does.
+    """
+
+    __slots__ = ("link", "owner", "received_at", "expires_at", "records", "partition", "extensions")
 
     def __init__(self, link: Link, owner: Owner, received_at: float, records: Sequence[Record]) -> None:
         self.link = link
@@ -101,16 +110,42 @@ class Delivery:
         self.received_at = received_at
         self.expires_at = received_at + link.msg_timeout_s
         self.records = records
+        self.partition: int | None = None
+        self.extensions: dict[bytes, Extension] | None = None
+
+    def with_records(self, records: Sequence[Record]) -> Delivery:
+        """The same with other messages."""
+        other = Delivery(self.link, self.owner, self.received_at, records)
+        other.partition = self.partition
+        other.extensions = self.extensions
+        return other
+
+
+def take_apart(
+    records: Sequence[Record], is_extended: bool, is_ordered: bool
+) -> tuple[list[Record], dict[bytes, Extension]]:
+    """Take what stands in front of bodies away from them.
+
+    Raises:
+        RemoteProtocolError: a message is shorter than it says.
+    """
+    taken: list[Record] = []
+    extensions: dict[bytes, Extension] = {}
+    for timestamp_ns, attempts, message_id, data in records:
+        extensions[message_id], body = split_body(data, is_extended, is_ordered)
+        taken.append((timestamp_ns, attempts, message_id, body))
+    return taken, extensions
 
 
 class Message(Generic[Value]):
     """One message.
 
-    ``async with message:`` finishes it at the end of the block. An exception in the block is logged, requeues the
-    message and makes the consumer back off; it does not leave the block, so that one bad message does not end the loop
-    over all of them. :class:`Requeue` and :class:`Discard` do what they say. What is not an Exception (a cancelled
-    task, Ctrl-C) requeues the message at once and goes on its way. A body that is not of the consumer's ``type``
-    (:class:`BodyError`) will not be next time either: the message goes where those with too many attempts go.
+    ``async with message:`` (``with message:`` in :mod:`flintmq.sync`) finishes it at the end of the block. An exception
+    in the block is logged, requeues the message and makes the consumer back off; it does not leave the block, so that
+    one bad message does not end the loop over all of them. :class:`Requeue` and :class:`Discard` do what they say. What
+    is not an Exception (a cancelled task, Ctrl-C) requeues the message at once and goes on its way. A body that is not
+    of the consumer's ``type`` (:class:`BodyError`) will not be next time either: the message goes where those with too
+    many attempts go.
 
     Attributes:
         id: 16 bytes.
@@ -143,6 +178,61 @@ class Message(Generic[Value]):
         except AttributeError:
             self._value: Value = self._delivery.owner.decode(self.body)
             return self._value
+
+    @property
+    def partition(self) -> int | None:
+        """The partition it is of; None on a topic without partitions, as for the next five."""
+        return self._delivery.partition
+
+    @property
+    def internal_id(self) -> int | None:
+        """``partition << 50 | sequence``: what nsqd calls it, apart from the trace id."""
+        return None if self._delivery.partition is None else split_id(self.id)[0]
+
+    @property
+    def trace_id(self) -> int | None:
+        """The trace id that it was published with; 0 if it was not."""
+        return None if self._delivery.partition is None else split_id(self.id)[1]
+
+    @property
+    def offset(self) -> int | None:
+        """Bytes of the partition's log before it; only when consumed in order."""
+        extension = self._extension
+        return None if extension is None or extension.offset < 0 else extension.offset
+
+    @property
+    def raw_size(self) -> int | None:
+        """Bytes it takes there; only when consumed in order."""
+        extension = self._extension
+        return None if extension is None or extension.offset < 0 else extension.raw_size
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers it was published with; empty if there are none.
+
+        Raises:
+            BodyError: they are not a JSON object.
+        """
+        extension = self._extension
+        if extension is None or extension.version != JSON or not extension.headers:
+            return {}
+        try:
+            return msgspec.json.decode(extension.headers, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise BodyError("headers in JSON", str(error)) from error
+
+    @property
+    def tag(self) -> str:
+        """The dispatch tag it was published with; empty if there is none."""
+        extension = self._extension
+        if extension is not None and extension.version == TAG:
+            return extension.headers.decode("utf-8", "backslashreplace")
+        return str(self.headers.get(TAG_HEADER, ""))
+
+    @property
+    def _extension(self) -> Extension | None:
+        extensions = self._delivery.extensions
+        return None if extensions is None else extensions.get(self.id)
 
     @property
     def nsqd(self) -> str:
@@ -203,12 +293,12 @@ class Message(Generic[Value]):
         self._answer = REQUEUED
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
+        if backoff:
+            owner.message_failed()  # first, so that its RDY 0 finds nsqd before it can deliver the message again
         if self.time_left > 0.0:
             self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
         else:
             self._delivery.link.let_go()
-        if backoff:
-            owner.message_failed()
 
     def touch(self) -> None:
         """Ask for another message timeout from now on, up to nsqd's ``max_msg_timeout`` since the delivery.
@@ -260,6 +350,15 @@ class Message(Generic[Value]):
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
         return True
+
+    def __enter__(self) -> Message[Value]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self.settle(error)
+        return isinstance(error, Exception)
 
     async def __aenter__(self) -> Message[Value]:
         return self

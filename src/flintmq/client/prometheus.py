@@ -10,18 +10,17 @@
     collector.add(consumer)                      # and producers; those that are gone are forgotten by themselves
     start_http_server(9100)
 
-Nothing is counted twice for it: a scrape reads :meth:`Producer.stats` and :meth:`Consumer.stats`. Needs the package
-``prometheus-client`` (``pip install 'flintmq[prometheus]'``).
+Those of :mod:`flintmq.sync` are shown alike. Nothing is counted twice for it: a scrape reads ``stats()`` of each. Needs
+the package ``prometheus-client`` (``pip install 'flintmq[prometheus]'``).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from flintmq.client.consumer import Consumer, ConsumerStats
-from flintmq.client.producer import Producer, ProducerStats
+from flintmq.client.stats import ConsumerStats, ProducerStats
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -37,11 +36,13 @@ _CONSUMER_COUNTERS = (
     ("given_up", "messages_given_up", "Messages with too many attempts or a body of the wrong type."),
     ("dropped", "messages_dropped", "Messages that nsqd took back before they were answered."),
     ("late", "answers_late", "FIN, REQ and TOUCH that came too late."),
+    ("order_violations", "order_violations", "Messages that came out of the order of their partition."),
 )
 _CONSUMER_GAUGES = (
     ("in_flight", "messages_in_flight", "Messages delivered and not answered."),
     ("queued", "messages_queued", "Messages delivered and not handed to a handler."),
-    ("connections", "connections", "nsqd that are subscribed now."),
+    ("connections", "connections", "nsqd, or partitions on them, that are subscribed now."),
+    ("blocked", "partitions_blocked", "Partitions whose message comes again and again."),
 )
 _PRODUCER_COUNTERS = (
     ("published", "messages_published", "Messages that nsqd answered OK."),
@@ -55,6 +56,20 @@ _PRODUCER_GAUGES = (
 )
 
 
+class Client(Protocol):
+    """A producer or a consumer, on asyncio or on blocking sockets."""
+
+    def stats(self) -> ConsumerStats | ProducerStats: ...
+
+
+@runtime_checkable
+class Subscribed(Protocol):
+    """A consumer."""
+
+    topic: str
+    channel: str
+
+
 class ClientCollector:
     """A collector of ``prometheus_client``; may be scraped from any thread.
 
@@ -63,13 +78,13 @@ class ClientCollector:
         prefix: of every name.
     """
 
-    def __init__(self, clients: Iterable[Producer | Consumer[Any]] = (), prefix: str = "flintmq_client_") -> None:
+    def __init__(self, clients: Iterable[Client] = (), prefix: str = "flintmq_client_") -> None:
         self._prefix = prefix
-        self._clients: list[tuple[weakref.ref[Producer | Consumer[Any]], tuple[str, ...]]] = []
+        self._clients: list[tuple[weakref.ref[Client], tuple[str, ...]]] = []
         for client in clients:
             self.add(client)
 
-    def add(self, client: Producer | Consumer[Any], name: str = "") -> None:
+    def add(self, client: Client, name: str = "") -> None:
         """Show a client; two that would have the same labels are told apart by ``name``.
 
         Raises:
@@ -78,7 +93,7 @@ class ClientCollector:
         self._clients = [each for each in self._clients if each[0]() is not None]
         if len(self._clients) >= CLIENT_COUNT_MAX:
             raise RuntimeError(f"{CLIENT_COUNT_MAX} clients are shown already; one collector is for one process")
-        labels = (client.topic, client.channel, name) if isinstance(client, Consumer) else (name,)
+        labels = (client.topic, client.channel, name) if isinstance(client, Subscribed) else (name,)
         self._clients.append((weakref.ref(client), labels))
 
     def collect(self) -> Iterable[Metric]:
@@ -89,10 +104,11 @@ class ClientCollector:
         producers: list[tuple[tuple[str, ...], ProducerStats]] = []
         for reference, labels in list(self._clients):
             client = reference()
-            if isinstance(client, Consumer):
-                consumers.append((labels, client.stats()))
-            elif client is not None:
-                producers.append((labels, client.stats()))
+            found = None if client is None else client.stats()
+            if isinstance(found, ConsumerStats):
+                consumers.append((labels, found))
+            elif found is not None:
+                producers.append((labels, found))
         tables = (
             (_CONSUMER_COUNTERS, CounterMetricFamily, ("topic", "channel", "name"), consumers),
             (_CONSUMER_GAUGES, GaugeMetricFamily, ("topic", "channel", "name"), consumers),

@@ -6,20 +6,45 @@ Rules of this file:
   stored). What is not answered is unknown from the moment it was sent, and stays so when a later attempt is refused.
 - Gathered publishes are those of one loop turn to one topic; each has its own waiter and its own fate when nsqd finds
   fault with one of them. An ``mpub`` is one publish with one waiter and stays whole.
+- One that has to keep its order carries its keys and stands in a line (:mod:`flintmq.client.lanes`).
+- Traced ones and those with headers are never gathered: nsqd says of each where it is stored.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from flintmq.client.backoff import jittered_s
 from flintmq.client.bodies import encoded
-from flintmq.client.connection import Connection
-from flintmq.errors import FlintError, LocalProtocolError, NsqdError, PublishError, PublishRefused, PublishUnknown
+from flintmq.errors import (
+    FlintError,
+    LocalProtocolError,
+    NsqdError,
+    PublishError,
+    PublishRefused,
+    PublishUnknown,
+    RemoteProtocolError,
+)
 from flintmq.names import is_valid_name
 from flintmq.wire.codes import CODES
+from flintmq.wire.extended import HEADERS_SIZE_MAX, Stored, parse_stored
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from flintmq.client.connection import Answered, Connection
+    from flintmq.client.sharding import ShardingId
+
+TRIES_MAX = 3
+RETRY_BASE_S = 0.02
+RETRY_MAX_S = 1.0
+RETRY_JITTER = 0.5
+STALLED_SHARE = 0.9
+TOPIC_COUNT_MAX = 10_000
+LOOKUP_JITTER = 0.3
 
 MESSAGE_OVERHEAD_BYTES = 64
 """What a message costs beside its body while it is on its way; bounds the number of tiny ones."""
@@ -28,6 +53,33 @@ DEADLINE_GRAIN_S = 0.05
 """Publishes whose deadlines differ by less are gathered; the earlier deadline holds for all."""
 
 BAD_MESSAGE_CODES = ("E_BAD_MESSAGE", "E_BAD_BODY")
+MOVED_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST")
+"""Answers of an nsqd that is not, or not now, the one to publish to."""
+
+CONGESTED_CODE = "E_PUB_TOO_MUCH_WAITING"
+CONGESTED_FACTOR = 10
+TRACE_HEADER = "##trace_id"
+
+Body: TypeAlias = Any
+"""A body: bytes, or a value that msgspec writes as JSON (Struct, dataclass, dict, list, number); not text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a traced message is stored.
+
+    Attributes:
+        nsqd: ``host:port``.
+        internal_id, offset, raw_size: its id without the trace id, the bytes of the partition's log before it, and what
+            it takes there; None if nsqd answered a plain OK.
+    """
+
+    nsqd: str
+    partition: int
+    internal_id: int | None
+    trace_id: int
+    offset: int | None
+    raw_size: int | None
 
 
 class Publish:
@@ -40,20 +92,36 @@ class Publish:
         cost: bytes it counts for in the back-pressure.
         tries: how often nsqd refused it.
         is_unknown: it may have been stored by an attempt that was not answered.
-        connection: where it waits for an answer, since ``sent_at``.
+        connection: where it waits for an answer, since ``sent_at``, of ``partition`` if that is not None.
         error: why the last attempt failed.
+        keys: what must stay in order: one for each body of a gathered publish, otherwise one; None: nothing.
+        sharding_id: decides the partition, as soon as their number is known.
+        is_in_line: it stands in the line of its partition, or is what that line waits for.
+        trace_ids: one for each body: they are sent traced where there are partitions.
+        is_trace_asked: its waiter wants to know where it was stored.
+        headers: a JSON object, for each body.
+        needs_partition: it can be published only where there are partitions.
     """
 
-    __slots__ = (
-        "topic", "bodies", "waiters", "deadline", "defer_ms", "cost", "tries", "is_gathered", "is_unknown", "is_done",
-        "connection", "sent_at", "timer", "error",
-    )  # fmt: skip
+    # Most publishes never change these: they stand at the class, so that making one is cheap.
+    is_unknown = False
+    is_done = False
+    tries = 0
+    error: FlintError | None = None
+    partition: int | None = None
+    keys: list[object] | None = None
+    sharding_id: ShardingId | None = None
+    is_in_line = False
+    trace_ids: list[int] | None = None
+    is_trace_asked = False
+    headers: bytes | None = None
+    needs_partition = False
 
     def __init__(
         self,
         topic: str,
         bodies: list[bytes],
-        waiters: list[asyncio.Future[None]],
+        waiters: list[asyncio.Future[Published | None]],
         deadline: float,
         cost: int,
         *,
@@ -67,13 +135,9 @@ class Publish:
         self.cost = cost
         self.defer_ms = defer_ms
         self.is_gathered = is_gathered
-        self.is_unknown = False
-        self.is_done = False
-        self.tries = 0
         self.connection: Connection | None = None
         self.sent_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        self.error: FlintError | None = None
 
     def describe(self) -> str:
         """Say in one line what it is and where it is."""
@@ -85,9 +149,11 @@ class Publish:
         if not any(waiter.done() for waiter in self.waiters):
             return True
         if self.is_gathered:
-            kept = [pair for pair in zip(self.bodies, self.waiters, strict=True) if not pair[1].done()]
-            self.bodies = [body for body, _ in kept]
-            self.waiters = [waiter for _, waiter in kept]
+            kept = [index for index, waiter in enumerate(self.waiters) if not waiter.done()]
+            self.bodies = [self.bodies[index] for index in kept]
+            self.waiters = [self.waiters[index] for index in kept]
+            if self.keys is not None:
+                self.keys = [self.keys[index] for index in kept]
             return bool(kept)
         return False
 
@@ -97,15 +163,80 @@ class Publish:
             Publish(self.topic, [body], [waiter], self.deadline, message_cost(body), is_gathered=True)
             for body, waiter in zip(self.bodies, self.waiters, strict=True)
         ]
-        for part in parts:
+        for index, part in enumerate(parts):
             part.is_unknown = self.is_unknown
+            if self.keys is not None:
+                part.partition = self.partition
+                part.keys = [self.keys[index]]
+                part.needs_partition = True
         return parts
 
-    def succeed(self) -> None:
+    def absorb(self, other: Publish) -> None:
+        """Take in the messages of another gathered publish of the same line."""
+        assert self.keys is not None
+        assert other.keys is not None
+        self.bodies += other.bodies
+        self.waiters += other.waiters
+        self.keys += other.keys
+        self.cost += other.cost
+
+    def take_out(self, marks: Sequence[bool]) -> Publish:
+        """Take the marked messages out, as a publish that costs nothing; some must stay."""
+        assert self.keys is not None
+        kept, taken = ([index for index, mark in enumerate(marks) if mark is wanted] for wanted in (False, True))
+        part = Publish(
+            self.topic,
+            [self.bodies[index] for index in taken],
+            [self.waiters[index] for index in taken],
+            self.deadline,
+            0,
+            is_gathered=True,
+        )
+        part.is_unknown = self.is_unknown
+        part.keys = [self.keys[index] for index in taken]
+        self.bodies = [self.bodies[index] for index in kept]
+        self.waiters = [self.waiters[index] for index in kept]
+        self.keys = [self.keys[index] for index in kept]
+        return part
+
+    def send(self, connection: Connection, partition: int | None, answered: Answered) -> None:
+        """Put it on a connection, as the command that it is."""
+        self.connection = connection
+        if partition is not None or self.partition is not None:
+            self.partition = partition
+        if self.defer_ms is not None:
+            connection.publish_deferred(self.topic, self.defer_ms, self.bodies[0], answered)
+        elif partition is not None and self.headers is not None:
+            connection.publish_with_headers(self.topic, partition, self.headers, self.bodies[0], answered)
+        elif partition is not None and self.trace_ids is not None:
+            messages = [*zip(self.trace_ids, self.bodies, strict=True)]
+            connection.publish_traced(self.topic, partition, messages, answered)
+        else:
+            connection.publish(self.topic, self.bodies, answered, partition)
+
+    def read_answer(self, answer: bytes) -> Stored | None:
+        """Where nsqd says that it is stored; None for a plain OK.
+
+        Raises:
+            RemoteProtocolError: it is no answer to this.
+        """
+        if answer == b"OK":
+            return None
+        if self.trace_ids is None:
+            raise RemoteProtocolError("E_INVALID", f"answer {answer[:32]!r} to a publish")
+        return parse_stored(answer)
+
+    def succeed(self, nsqd: str = "", stored: Stored | None = None) -> None:
         """Tell everybody who waits."""
+        published = None
+        if self.is_trace_asked:
+            assert self.trace_ids is not None
+            assert self.partition is not None
+            where = (None, None, None) if stored is None else (stored.internal_id, stored.offset, stored.raw_size)
+            published = Published(nsqd, self.partition, where[0], self.trace_ids[0], *where[1:])
         for waiter in self.waiters:
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(published)
 
     def fail(self, make: Callable[[], PublishError]) -> None:
         """Tell everybody who waits; each is given an exception of its own, because tracebacks grow on them."""
@@ -148,9 +279,9 @@ class Gather:
         self._open: dict[str, Publish] = {}
         self._is_due = False
 
-    def add(self, topic: str, body: bytes, deadline: float, cost: int) -> asyncio.Future[None]:
+    def add(self, topic: str, body: bytes, deadline: float, cost: int) -> asyncio.Future[Published | None]:
         """Add a message; the future ends with its fate."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiter: asyncio.Future[Published | None] = self._loop.create_future()
         publish = self._open.get(topic)
         if publish is not None and self._fits(publish, cost, deadline):
             publish.bodies.append(body)
@@ -230,6 +361,27 @@ def checked_bodies(bodies: Iterable[Any]) -> list[bytes]:
     return [checked_body(body) for body in listed]
 
 
+def checked_headers(headers: Mapping[str, object], trace_id: int | None) -> bytes:
+    """Headers as they travel, the trace id among them.
+
+    Raises:
+        TypeError: JSON cannot say one of them.
+        LocalProtocolError: together they are too large, or one has a name that is nsqd's own.
+    """
+    if TRACE_HEADER in headers:
+        raise LocalProtocolError("E_INVALID_JSON_HEADER", f"header {TRACE_HEADER} is nsqd's own: pass trace_id")
+    data = encoded(dict(headers) if trace_id is None else {**headers, TRACE_HEADER: str(trace_id)})
+    if len(data) > HEADERS_SIZE_MAX:
+        raise LocalProtocolError("E_BAD_EXT", f"headers of {len(data)} bytes, at most {HEADERS_SIZE_MAX}")
+    return data
+
+
+def refreshes_lookup(error: NsqdError) -> bool:
+    """Whether the nsqlookupd may know by now where to publish instead (reference/youzan.md 1.8)."""
+    row = CODES.get(error.code)
+    return row is None or row.action == "refresh_then_retry"
+
+
 def is_bad_message(error: NsqdError, bodies: Sequence[bytes]) -> bool:
     """Whether nsqd refused several messages because of one of them."""
     return error.code in BAD_MESSAGE_CODES and len(bodies) > 1
@@ -239,3 +391,13 @@ def leaves_open(error: NsqdError) -> bool:
     """Whether a publish with this answer may have been stored."""
     row = CODES.get(error.code)
     return row is not None and row.unknown_outcome
+
+
+def retry_delay_s(tries: int, chance: float) -> float:
+    """How long a publish that was refused so often waits for its next try."""
+    return jittered_s(min(RETRY_MAX_S, RETRY_BASE_S * 2.0 ** min(tries, 16)), RETRY_JITTER, chance)
+
+
+def closed_error() -> PublishRefused:
+    """What a call to a producer that was closed raises."""
+    return PublishRefused("CLOSED", "the producer is closed", retryable=False)

@@ -198,7 +198,8 @@ class RdyPolicy:
         changes: list[tuple[Share, int]] = []
         free = budget - sum(share.reserved(now) for share in self.shares)
         self.is_short = False
-        for share, target in sorted(wanted, key=lambda pair: pair[0].rdy_count):
+        # Who had none for longest comes first here too, or one may never have its turn while others change places.
+        for share, target in sorted(wanted, key=lambda pair: (pair[0].rdy_count, pair[0].granted_at)):
             if target <= share.rdy_count:
                 continue
             reserved = share.reserved(now)

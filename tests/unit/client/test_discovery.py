@@ -1,4 +1,7 @@
-"""Asking nsqlookupd: both forms of answers, the union, and what happens while one of them fails."""
+"""Asking nsqlookupd: which there are, the union of what they say, and what happens while one of them fails.
+
+What their answers mean: test_topology.py.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,23 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.sim.loop import Simulation
 
-from flintmq.client.discovery import HttpFetch, Lookup, Node, PollTimes, parse_nodes
+from flintmq.client.discovery import (
+    DEMOTED_AFTER,
+    DEMOTED_EVERY,
+    Directory,
+    HttpFetch,
+    Lookup,
+    Node,
+    PollTimes,
+    parse_nodes,
+)
+from flintmq.client.options import NSQLOOKUPD_COUNT_MAX
 from flintmq.errors import DiscoveryError
 
 A, B = "http://a:4161", "http://b:4161"
+HOW = "&access=r&metainfo=true"
 
 
 def node(host: str, port: int = 4150) -> dict[str, object]:
@@ -32,10 +47,11 @@ def bare(*nodes: dict[str, object]) -> bytes:
 
 
 class FakeFetch:
-    """Answers from a dict: (status, body), or an exception."""
+    """Answers from a dict: (status, body), or an exception; to listlookup from another one, 404 by default."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, bytes] | Exception] = {}
+        self.lists: dict[str, tuple[int, bytes]] = {}
         self.asked: list[str] = []
         self.running = self.running_max = 0
 
@@ -45,7 +61,10 @@ class FakeFetch:
         self.running_max = max(self.running_max, self.running)
         await asyncio.sleep(0)
         self.running -= 1
-        answer = self.answers[url.partition("?")[0].rpartition("/")[0]]
+        address = url.partition("?")[0].rpartition("/")[0]
+        answer = self.answers[address]
+        if url.endswith("/listlookup") and not isinstance(answer, Exception):
+            answer = self.lists.get(address, (404, b'{"message":"NOT_FOUND"}'))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -64,8 +83,12 @@ def lookup(fetch):
     return Lookup([A, B], 1.0, fetch)
 
 
-def addresses(nodes) -> list[str]:
-    return [node.address for node in nodes]
+def addresses(found) -> list[str]:
+    return [node.address for node in getattr(found, "nodes", found)]
+
+
+def questions(fetch) -> list[str]:
+    return [url for url in fetch.asked if not url.endswith("/listlookup")]
 
 
 # --- answers ---
@@ -104,21 +127,21 @@ def test_what_cannot_be_read(body):
 async def test_all_are_asked_at_the_same_time_and_united(lookup, fetch):
     fetch.answers = {A: (200, bare(node("n1"), node("n2"))), B: (200, bare(node("n2"), node("n3")))}
     assert addresses(await lookup.topic("orders")) == ["n1:4150", "n2:4150", "n3:4150"]
-    assert fetch.asked == [f"{A}/lookup?topic=orders", f"{B}/lookup?topic=orders"]
+    assert questions(fetch) == [f"{A}/lookup?topic=orders{HOW}", f"{B}/lookup?topic=orders{HOW}"]
     assert fetch.running_max == 2
 
 
 async def test_the_topic_is_quoted(lookup, fetch):
     fetch.answers = {A: (200, bare()), B: (200, bare())}
     await lookup.topic("a#ephemeral")
-    assert fetch.asked[0].endswith("/lookup?topic=a%23ephemeral")
+    assert questions(fetch)[0].endswith(f"/lookup?topic=a%23ephemeral{HOW}")
 
 
 async def test_an_unknown_topic_is_an_answer(lookup, fetch):
     fetch.answers = {A: (404, b'{"message":"TOPIC_NOT_FOUND"}'), B: (200, bare(node("n1")))}
     assert addresses(await lookup.topic("t")) == ["n1:4150"]
     fetch.answers[B] = (404, b"")
-    assert await lookup.topic("t") == ()
+    assert addresses(await lookup.topic("t")) == []
 
 
 @pytest.mark.parametrize("failure", [OSError("refused"), (500, b"oops"), (200, b"<html>")])
@@ -144,7 +167,7 @@ async def test_all_failing_is_an_error_that_names_them(lookup, fetch):
 async def test_all_nodes(lookup, fetch):
     fetch.answers = {A: (200, bare(node("n1"))), B: (404, b"")}
     assert addresses(await lookup.nodes()) == ["n1:4150"]
-    assert fetch.asked == [f"{A}/nodes", f"{B}/nodes"]
+    assert questions(fetch) == [f"{A}/nodes", f"{B}/nodes"]
 
 
 async def test_close(lookup, fetch):
@@ -154,6 +177,108 @@ async def test_close(lookup, fetch):
 
 def test_a_node_is_its_address():
     assert Node("host", 4150).address == "host:4150"
+
+
+# --- which nsqlookupd there are ---
+
+
+def members(*addresses: str) -> tuple[int, bytes]:
+    nodes = []
+    for address in addresses:
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        nodes.append({"ID": address, "NodeIP": host, "TcpPort": "4160", "HttpPort": port, "RpcPort": "1", "Epoch": 3})
+    return 200, json.dumps({"lookupdleader": nodes[0], "lookupdnodes": nodes}).encode()
+
+
+C = "http://c:4161"
+
+
+async def test_those_that_are_listed_are_asked_and_the_seeds_stay(lookup, fetch):
+    fetch.lists = {A: members(A, C)}
+    fetch.answers = {A: (200, bare(node("n1"))), B: (200, bare()), C: (200, bare(node("n3")))}
+    assert addresses(await lookup.topic("t")) == ["n1:4150", "n3:4150"]
+    assert lookup.addresses == (A, B, C)
+    assert fetch.asked[:2] == [f"{A}/listlookup", f"{B}/listlookup"], "first of all"
+
+
+def test_lists_are_asked_for_rarely_and_of_nsqs_own_more_rarely(fetch):
+    with Simulation(0) as sim:
+
+        async def scenario():
+            lookup = Lookup([A, B], 1.0, fetch)
+            fetch.lists = {A: members(A)}
+            fetch.answers = {A: (200, bare()), B: (200, bare())}
+            for _ in range(200):
+                await lookup.topic("t")
+                await asyncio.sleep(10)
+
+        sim.run(scenario())
+    assert 30 <= fetch.asked.count(f"{A}/listlookup") <= 34
+    assert 3 <= fetch.asked.count(f"{B}/listlookup") <= 4
+
+
+def test_who_is_listed_no_more_is_asked_no_more(fetch):
+    with Simulation(0) as sim:
+
+        async def scenario():
+            lookup = Lookup([A], 1.0, fetch)
+            fetch.lists = {A: members(A, C), C: members(A, C)}
+            fetch.answers = {A: (200, bare(node("n1"))), C: (200, bare(node("n3")))}
+            await lookup.topic("t")
+            fetch.lists[A] = members(A)
+            fetch.answers[C] = OSError("refused")
+            await asyncio.sleep(61)
+            assert addresses(await lookup.topic("t")) == ["n1:4150"]
+            assert lookup.addresses == (A,)
+            fetch.answers[A] = OSError("refused")
+            await asyncio.sleep(61)
+            with pytest.raises(DiscoveryError):
+                await lookup.topic("t")
+            assert lookup.addresses == (A,), "a seed is never dropped"
+
+        sim.run(scenario())
+
+
+async def test_who_gave_no_list_is_not_waited_for_twice(lookup, fetch):
+    fetch.answers = {A: OSError("no answer within 1 s"), B: (200, bare(node("n1")))}
+    assert addresses(await lookup.topic("t")) == ["n1:4150"]
+    assert fetch.asked.count(f"{A}/lookup?topic=t{HOW}") == 0
+    await lookup.topic("t")
+    assert fetch.asked.count(f"{A}/lookup?topic=t{HOW}") == 1
+
+
+async def test_a_failing_one_is_asked_last_and_gets_its_place_back(lookup, fetch):
+    fetch.answers = {A: OSError("refused"), B: (200, bare(node("n1")))}
+    polls = 40
+    for _ in range(polls):
+        await lookup.topic("t")
+    asked = fetch.asked.count(f"{A}/lookup?topic=t{HOW}")
+    assert polls / DEMOTED_EVERY <= asked <= polls / DEMOTED_EVERY + DEMOTED_AFTER
+    fetch.answers[A] = (200, bare(node("n2")))
+    for _ in range(DEMOTED_EVERY):
+        found = await lookup.topic("t")
+    assert addresses(found) == ["n2:4150", "n1:4150"]
+    fetch.asked.clear()
+    for _ in range(10):
+        await lookup.topic("t")
+    assert fetch.asked.count(f"{A}/lookup?topic=t{HOW}") == 10
+
+
+async def test_a_failing_one_is_asked_at_once_when_no_other_answers(lookup, fetch):
+    fetch.answers = {A: OSError("refused"), B: (200, bare())}
+    for _ in range(DEMOTED_AFTER + 1):
+        await lookup.topic("t")
+    fetch.answers = {A: (200, bare(node("n2"))), B: OSError("refused")}
+    for _ in range(3):
+        assert addresses(await lookup.topic("t")) == ["n2:4150"]
+
+
+def test_a_directory_is_bounded():
+    directory = Directory([A])
+    directory.note_list(A, tuple(f"http://h:{port}" for port in range(1, 1000)))
+    directory.take_lists()
+    assert len(directory.addresses) == NSQLOOKUPD_COUNT_MAX
+    assert directory.addresses[0] == A
 
 
 # --- polling ---
@@ -176,6 +301,15 @@ def test_polls_become_rare_and_hurry_after_a_loss():
 def test_polls_are_never_rarer_than_asked_for():
     times = PollTimes(0.5, 0.3)
     assert [times.next_s(exact) for _ in range(3)] == [0.5, 0.5, 0.5]
+
+
+def test_a_topic_with_partitions_is_polled_more_often():
+    times = PollTimes(60.0, 0.3)
+    assert [times.next_s(exact) for _ in range(5)] == [2.0, 4.0, 8.0, 16.0, 32.0]
+    times.limit(5.0, 1.0)
+    assert [times.next_s(exact) for _ in range(2)] == [5.0, 5.0]
+    assert times.hurry()
+    assert [times.next_s(exact) for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
 
 
 # --- over HTTP ---
@@ -210,6 +344,8 @@ async def test_http_answers(server, http):
 
     async def handler(request):
         assert request.headers["Accept"] == "application/vnd.nsq; version=1.0"
+        if request.path == "/listlookup":
+            return web.Response(status=404)
         return web.Response(body=bare(node(request.query["topic"])))
 
     script["handler"] = handler

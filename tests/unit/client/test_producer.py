@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
@@ -583,7 +584,7 @@ class ListedNodes:
         if "/nodes" in url:
             names = self.all
         else:
-            topic = url.rpartition("=")[2]
+            topic = parse_qs(urlsplit(url).query).get("topic", [""])[0]
             if topic not in self.topics:
                 return 404, b'{"message":"TOPIC_NOT_FOUND"}'
             names = self.topics[topic]

@@ -1,0 +1,868 @@
+"""The consumer on blocking sockets: one subscription, on every nsqd that has the topic.
+
+Rules of this file:
+
+- Whoever iterates *pumps*: when nothing is queued, or every ``SLICE_S``, it sends answers, runs what is due, waits for
+  the sockets and reads. One thread pumps at a time. A keeper does the same, without waiting, when nobody has for a
+  while: a handler may take as long as it likes, heartbeats are answered and FINs go out.
+- Two locks: the *pump* is held by who waits for the sockets, the *lock* by who touches any state, never across a wait
+  and never while the application's code runs. ``finish`` takes neither.
+- An interrupt (Ctrl-C) in the middle of sending or reading leaves connections that nobody could trust: they are
+  given up, and nsqd delivers again what was not answered. So are they when iteration goes on after an interrupt that
+  came while a message was handed out. An interrupt while waiting costs nothing.
+- When a connection is lost, its queued messages go with it: nsqd delivers them again.
+- Stopping is one way: RDY 0, queued messages given back, answers sent, CLS, close.
+
+What decides is shared with :mod:`flintmq.client.consumer`: flow, RDY, backoff, inbox, messages, discovery's answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from flintmq.client.backoff import Backoff, jittered_s, requeue_delay_s
+from flintmq.client.blocking.connection import Connection
+from flintmq.client.blocking.crew import Crew
+from flintmq.client.blocking.forking import watch
+from flintmq.client.blocking.http import get
+from flintmq.client.blocking.keeper import Keeper
+from flintmq.client.blocking.line import Line
+from flintmq.client.blocking.links import Links
+from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Fetch, Lookup
+from flintmq.client.blocking.opening import check_options
+from flintmq.client.blocking.producer import Producer
+from flintmq.client.blocking.timers import CallTimer, Timers
+from flintmq.client.bodies import decoder
+from flintmq.client.discovery import Node, PollTimes, topic_path
+from flintmq.client.flow import Flow
+from flintmq.client.inbox import Inbox
+from flintmq.client.message import Delivery, Message, Value
+from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
+from flintmq.client.rdy import RdyPolicy
+from flintmq.client.security import Refusals
+from flintmq.client.stats import ConsumerStats
+from flintmq.client.subscription import CLOSE_WAIT_S, FAILURES, MAX_IN_FLIGHT_MAX, check_names, give_back
+from flintmq.env import Env
+from flintmq.errors import BodyError, DiscoveryError, FlintError
+from flintmq.limits import ATTEMPTS_MAX
+from flintmq.wire.client import MessageFailed, Record
+
+log = logging.getLogger("flintmq.client")
+
+SLICE_S = 0.01
+KEEPER_S = 0.05
+WAIT_S = 1.0
+ERROR_COUNT_MAX = 1000
+
+Item = TypeVar("Item")
+
+
+class Consumer(Generic[Value]):
+    """Consumes a channel of a topic.
+
+    ::
+
+        with Consumer("orders", "billing", nsqlookupd_http_addresses="http://127.0.0.1:4161") as consumer:
+            for message in consumer:
+                with message:
+                    bill(message.body)
+
+    Leaving the block stops the flow, sends what was answered, and closes. Several threads may iterate over one
+    consumer, and messages may be answered in any thread. ``on_giving_up``, ``on_error`` and ``handler`` are called in a
+    thread that iterates. All durations are seconds or a timedelta. A consumer that was started cannot be used in a
+    child made by ``os.fork()``.
+
+    Args:
+        topic: 1 to 64 of ``[.a-zA-Z0-9_-]``, optionally ``#ephemeral``.
+        channel: likewise.
+        nsqd_tcp_addresses: ``host:port`` of one nsqd or several; or
+        nsqlookupd_http_addresses: ``http://host:port`` of one nsqlookupd or several.
+        handler: :meth:`run` calls it with each message; without it, iterate. Returning finishes the message, an
+            exception requeues it and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer.
+        max_in_flight: messages delivered and not answered, over all nsqd. Can be changed while running.
+        type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...) or ``str``;
+            :attr:`Message.value` has them. A body that is something else is given up at once.
+        max_attempts: a message with more goes to ``on_giving_up`` and ``dead_letter`` and is finished. 0: no limit.
+        on_giving_up: called instead of the handler; if it raises, the message is requeued.
+        dead_letter: a topic that the bodies of such messages are published to, on the nsqd of this consumer, before
+            they are finished.
+        on_error: told of answers that came too late and of nsqd that cannot be used.
+        requeue_delay: until a failed message comes again, times its attempts.
+        max_requeue_delay: the most that becomes.
+        backoff: the pause after a first failure; it doubles with each further one.
+        max_backoff: the longest pause; 0: never pause.
+        drain_timeout: how long :meth:`close`, called in another thread, waits for the handler that :meth:`run` is in.
+        low_rdy_idle_timeout: with ``max_in_flight`` lower than the number of nsqd: how long one without messages keeps
+            its turn.
+        low_rdy_timeout: in the same case: how long a busy one keeps its turn.
+        lookup_interval: between two polls of the nsqlookupd; shorter after the start and after a loss.
+        lookup_jitter: by how much that is spread, 0 to 1.
+        lookup_timeout: until an nsqlookupd must have answered.
+        options: what holds for each connection; the next four override it.
+        env: time and chance; the real ones if None.
+        fetch: how nsqlookupd are asked; over HTTP if None.
+
+    Raises:
+        OptionError: an argument is out of range.
+        LocalProtocolError: a topic or channel cannot have this name.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        handler: Callable[[Message[Value]], object] | None = None,
+        type: type[Value] | None = None,  # noqa: A002 - the word that says it
+        max_in_flight: int = 200,
+        max_attempts: int = 5,
+        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        dead_letter: str | None = None,
+        on_error: Callable[[FlintError], object] | None = None,
+        requeue_delay: Seconds = 90.0,
+        max_requeue_delay: Seconds = 900.0,
+        backoff: Seconds = 1.0,
+        max_backoff: Seconds = 120.0,
+        drain_timeout: Seconds = 30.0,
+        low_rdy_idle_timeout: Seconds = 10.0,
+        low_rdy_timeout: Seconds = 30.0,
+        lookup_interval: Seconds = 60.0,
+        lookup_jitter: float = 0.3,
+        lookup_timeout: Seconds = 5.0,
+        options: ConnectionOptions | None = None,
+        client_id: str | None = None,
+        msg_timeout: Seconds | None = None,
+        heartbeat_interval: Seconds | None = None,
+        sample_rate: int | None = None,
+        env: Env | None = None,
+        fetch: Fetch | None = None,
+    ) -> None:
+        check_names(topic, channel, dead_letter)
+        self._set_up(env or system_env())
+        self.topic = topic
+        self.channel = channel
+        self._decode = decoder(type or bytes)
+        self._options = (options or ConnectionOptions()).with_overrides(
+            client_id=client_id,
+            msg_timeout=msg_timeout,
+            heartbeat_interval=heartbeat_interval,
+            sample_rate=sample_rate,
+        )
+        check_options(self._options)
+        self._connect_timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
+        self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
+        self._handler = handler
+        self._on_giving_up = on_giving_up
+        self._on_error = on_error
+        self._requeue_delay_s = seconds(requeue_delay, "requeue_delay")
+        self._requeue_delay_max_s = seconds(max_requeue_delay, "max_requeue_delay")
+        self._drain_timeout_s = seconds(drain_timeout, "drain_timeout")
+        crew = Crew("flintmq-connect")
+        self._links: Links[Line] = Links(
+            self._open, self._join, self._note_attempt, Line.close, crew, self._timers, self._lock, self._env
+        )
+        self._lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
+        self._lookup: Lookup | None = None
+        if lookups:
+            fetch = fetch or partial(get, options=self._options, time=self.time)
+            crew = Crew("flintmq-lookup")
+            self._lookup = Lookup(lookups, self._lookup_timeout_s, fetch, crew, self._timers, self._lock, self.wake)
+        self._poll_times = PollTimes(
+            seconds(lookup_interval, "lookup_interval", 0.01), seconds(lookup_jitter, "lookup_jitter", 0, 1)
+        )
+        self._dead_letter = dead_letter
+        self._graveyard: Producer | None = None
+        self._new_graveyard = partial(
+            Producer,
+            nsqd_tcp_addresses,
+            nsqlookupd_http_addresses=nsqlookupd_http_addresses,
+            pool_size=1,
+            lookup_timeout=lookup_timeout,
+            options=self._options,
+            env=self._env,
+            fetch=fetch,
+        )
+        policy = RdyPolicy(
+            whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
+            seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
+            seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
+        )
+        pause = Backoff(seconds(backoff, "backoff", 0.001), seconds(max_backoff, "max_backoff"))
+        self._flow: Flow[Connection] = Flow(policy, pause, self._env)
+        attempts_max = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX) or ATTEMPTS_MAX + 1
+        self._inbox = Inbox(Message, attempts_max, self._given_up.append, self._expired)
+        watch(self)
+
+    def _set_up(self, env: Env) -> None:
+        """Set up what no argument changes."""
+        self.is_waiting = False
+        self._env = env
+        self._timers = Timers(self._env.clock)
+        self._lock = threading.RLock()
+        self._pump = threading.RLock()
+        self._closing = threading.RLock()
+        self._selector: selectors.BaseSelector
+        self._wakeup: socket.socket | None = None
+        self._waker: socket.socket | None = None
+        self._is_woken = False
+        self._poll_timer: CallTimer | None = None
+        self._is_polled = False
+        self._is_blind = False
+        self._given_up: deque[Message[Any]] = deque()  # no more than were queued
+        self._errors: deque[FlintError] = deque(maxlen=ERROR_COUNT_MAX)
+        self._stats = ConsumerStats()
+        self._orphaned: dict[Connection, None] = {}
+        self._keeper: Keeper | None = None
+        self._pumped_at = 0.0
+        self._is_started = self._is_stopping = self._is_stopped = self._is_closed = self._is_torn_down = False
+        self._is_foreign = self._has_dropped = False
+        self._refusals = Refusals()
+        self._failure: BaseException | None = None
+        self._running: dict[int, None] = {}
+        self._run_ended = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.topic}/{self.channel} on {len(self._flow.connections)} nsqd>"
+
+    def describe(self) -> str:
+        """Show connections, levels and backoff, a line each."""
+        with self._lock:
+            return f"{self!r} queued={self._inbox.count}\n{self._flow.describe()}"
+
+    # --- life ---
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Connect and subscribe. Returns when every nsqd known so far was tried once.
+
+        An nsqd or nsqlookupd that cannot be reached is tried again in the background.
+
+        Raises:
+            NsqdError: every nsqd refuses us for good (not authorised, say).
+            ConnectionFailed: every nsqd refuses our TLS, or we its certificate (TlsRefused).
+        """
+        with self._lock:
+            if self._is_started or self._is_closed:
+                raise RuntimeError("a consumer is started once; make another one")
+            self._is_started = True
+            self._wakeup, self._waker = socket.socketpair()
+            for end in (self._wakeup, self._waker):
+                end.setblocking(False)
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._wakeup, selectors.EVENT_READ)
+            self._flow.start(self._timers)
+            self._keeper = Keeper(self._keep, KEEPER_S, "flintmq-consumer")
+        try:
+            with self._lock:
+                self._links.keep(self._nsqd)
+                self._poll()
+            if self._lookup is not None:
+                self._pump_until(lambda: self._is_polled, self._lookup_timeout_s + 2 * DEADLINE_SLACK_S)
+            self._pump_until(lambda: self._links.are_all_tried, self._connect_timeout_s + DEADLINE_SLACK_S)
+            if self._failure is not None:
+                raise self._failure
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> None:
+        """Consume with the handler, in this thread, until :meth:`stop`, then drain and close; starts if need be.
+
+        Several threads may run one consumer; each returns when it is stopped, the first closes it.
+
+        Raises:
+            NsqdError: every nsqd refuses us for good.
+        """
+        if self._handler is None:
+            raise RuntimeError("run() needs a handler; without one, iterate over the consumer")
+        if not self._is_started:
+            self.start()
+        key = threading.get_ident()
+        self._running[key] = None
+        try:
+            self._work(self._handler)
+        finally:
+            with self._run_ended:
+                self._running.pop(key, None)
+                self._run_ended.notify_all()
+            self.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self, handler: Callable[[Message[Value]], object]) -> None:
+        for message in self._iterate():
+            try:
+                handler(message)
+            except BaseException as error:
+                message.settle(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                if not message.is_answered:
+                    message.finish()
+
+    def stop(self) -> None:
+        """Stop the flow: RDY 0, messages not handed out are given back, iteration and :meth:`run` end.
+
+        Only asks for it, so it may be called in any thread and in a signal handler.
+        """
+        self._is_stopping = True
+        self.wake()
+
+    def close(self) -> None:
+        """Stop, send what was answered, and close the connections.
+
+        Waits for nsqd to confirm, at most 2 s; and first, when :meth:`run` is in a handler in another thread, for that,
+        at most ``drain_timeout``.
+        """
+        self.stop()
+        with self._closing:
+            if self._is_closed or self._is_foreign:
+                return
+            self._is_closed = True
+            try:
+                if self._is_started:
+                    self._await_handlers()
+                    self._drain()
+            finally:
+                self._tear_down()
+
+    def _await_handlers(self) -> None:
+        deadline = self.time() + self._drain_timeout_s
+        own = threading.get_ident()
+        with self._run_ended:
+            while any(key != own for key in self._running) and (left_s := deadline - self.time()) > 0:
+                self._run_ended.wait(left_s)
+            if any(key != own for key in self._running):
+                log.warning("handlers did not end within %g s", self._drain_timeout_s)
+
+    def _drain(self) -> None:
+        """Have every nsqd confirm that it has executed what was sent."""
+        with self._lock:
+            self._stop_now()
+            connections = self._flow.connections
+            for connection in connections:
+                if (held := self._flow.held(connection)) > 0:
+                    log.warning(
+                        "closing %s with %d messages not answered; nsqd delivers them again", connection.address, held
+                    )
+                connection.leave()
+        self._pump_until(lambda: all(each.has_left or each.is_lost for each in connections), CLOSE_WAIT_S)
+        for connection in connections:
+            if not connection.has_left:
+                log.warning("nsqd %s did not confirm the end of the subscription", connection.address)
+
+    def _tear_down(self) -> None:
+        with self._lock:
+            self._stop_now()
+            for connection in self._flow.connections:
+                connection.close()
+            self._flow.close()
+            if self._lookup is not None:
+                self._lookup.end()
+            if self._keeper is not None:
+                self._keeper.end()
+        self.wake()
+        with self._pump:  # nobody waits for the sockets any more
+            self._is_torn_down = True
+            self._close_descriptors()
+        self._tell()
+        if self._graveyard is not None:
+            self._graveyard.close()
+
+    def after_fork(self) -> None:
+        """In a child: let go of everything that is the parent's."""
+        self._is_foreign = self._is_stopping = self._is_started
+        self._lock = threading.RLock()
+        self._pump = threading.RLock()
+        self._closing = threading.RLock()
+        self._run_ended = threading.Condition()
+        if not self._is_started:
+            return
+        for connection in self._flow.connections:
+            connection.abandon()
+        self._inbox.end()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        if self._wakeup is not None and self._waker is not None:
+            self._selector.close()
+            self._wakeup.close()
+            self._waker.close()
+
+    # --- pulling ---
+
+    def __iter__(self) -> Iterator[Message[Value]]:
+        self._check_pulled()
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Message[Value]]:
+        """Yield messages until the consumer has stopped, and pump."""
+        self._take_up()
+        time, lock, take = self._timers.time, self._lock, self._inbox.take
+        slice_end = time() + SLICE_S
+        while not self._is_stopping:
+            now = time()
+            if now > slice_end:
+                self._pump_once()
+                now = time()
+                slice_end = now + SLICE_S
+            try:
+                with lock:
+                    message = take(now)
+            except BaseException:
+                self._has_dropped = True
+                raise
+            if self._given_up:
+                self._bury_all(message)
+            if message is not None:
+                yield message
+            else:
+                self._wait(WAIT_S)
+                slice_end = time() + SLICE_S
+        self._end_iteration()
+
+    def batches(self, size: int, timeout: Seconds = 1.0) -> Iterator[list[Message[Value]]]:
+        """Yield lists of messages.
+
+        A list is complete with ``size`` messages, ``timeout`` after its first, or when no more can come before some are
+        answered (:attr:`is_starved`).
+
+        Raises:
+            NsqdError: every nsqd refuses us for good.
+        """
+        self._check_pulled()
+        whole(size, "size", 1, MAX_IN_FLIGHT_MAX)
+        return self._batches(size, seconds(timeout, "timeout", 0.001))
+
+    def _batches(self, size: int, timeout_s: float) -> Iterator[list[Message[Value]]]:
+        self._take_up()
+        while not self._is_stopping:
+            self._pump_once()
+            if batch := self._batch(size, timeout_s):
+                yield batch
+        self._end_iteration()
+
+    def _batch(self, size: int, timeout_s: float) -> list[Message[Value]]:
+        batch: list[Message[Value]] = []
+        until = self.time() + WAIT_S
+        try:
+            while len(batch) < size and not self._is_stopping:
+                with self._lock:
+                    message = self._inbox.take(self.time())
+                    is_enough = message is None and bool(batch) and self._flow.is_starved
+                if self._given_up:
+                    self._bury_all(message)
+                if message is not None:
+                    if not batch:
+                        until = self.time() + timeout_s
+                    batch.append(message)
+                elif is_enough or (left_s := until - self.time()) <= 0:
+                    break
+                else:
+                    self._wait(left_s)
+        except BaseException:
+            self._has_dropped = True
+            for message in batch:
+                message.requeue(0)
+            raise
+        return batch
+
+    def _take_up(self) -> None:
+        """Begin to iterate, perhaps after an interrupt that came while a message was handed out."""
+        if self._has_dropped:
+            self._has_dropped = False
+            self._interrupted("while a message was handed out")
+
+    def _check_pulled(self) -> None:
+        if self._is_foreign:
+            raise RuntimeError("this consumer was started before os.fork(); make another one in the child")
+        if not self._is_started:
+            raise RuntimeError("start the consumer first: with Consumer(...) as consumer")
+        if self._handler is not None:
+            raise RuntimeError("this consumer has a handler; iterate over one without")
+
+    def _end_iteration(self) -> None:
+        self._tell()
+        if self._failure is not None:
+            raise self._failure
+
+    # --- pumping ---
+
+    def wake(self) -> None:
+        """End the wait of whoever waits for the sockets; in any thread, and in a signal handler."""
+        if self._is_woken or self._waker is None:
+            return
+        self._is_woken = True
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            pass  # closed: nobody waits; full: whoever waits is being woken
+
+    def watch(self, connection: Connection, is_choked: bool) -> None:
+        """Wait for a connection's socket to take more, or no longer."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_choked else 0)
+        self._selector.modify(connection, events, connection)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait until there may be something to hand out, and pump meanwhile."""
+        if self._pump.acquire(timeout=timeout_s):
+            try:
+                if not self._inbox.count and not self._is_stopping:
+                    self._turn(timeout_s)
+            finally:
+                self._pump.release()
+        self._tell()
+
+    def _pump_once(self) -> None:
+        """Send and read what can be without waiting, unless somebody is at it."""
+        if self._pump.acquire(blocking=False):
+            try:
+                self._turn(0.0)
+            finally:
+                self._pump.release()
+
+    def _pump_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Pump until ``condition``, or the consumer has failed."""
+        deadline = self.time() + timeout_s
+        while not condition() and self._failure is None and (left_s := deadline - self.time()) > 0:
+            if self._pump.acquire(timeout=left_s):
+                try:
+                    self._turn(min(left_s, WAIT_S))
+                finally:
+                    self._pump.release()
+
+    def _keep(self) -> None:
+        """Pump when nobody else does; called by the keeper."""
+        if self.time() - self._pumped_at > KEEPER_S:
+            self._pump_once()
+
+    def _turn(self, timeout_s: float) -> None:
+        """Send, run what is due, wait, read; by who holds the pump."""
+        if self._is_torn_down:
+            return
+        self.is_waiting = timeout_s > 0  # before the flush: a FIN that comes after it ends the wait
+        try:
+            with self._lock:
+                wait_s = self._prepare(timeout_s)
+            ready = self._selector.select(wait_s)
+        finally:
+            self.is_waiting = False
+        if ready:
+            with self._lock:
+                self._serve(ready)
+
+    def _prepare(self, timeout_s: float) -> float:
+        """Do everything there is to do but reading; say how long there is nothing else to do."""
+        try:
+            if self._is_stopping:
+                self._stop_now()
+            self._timers.run_due()
+            for connection in self._flow.connections:
+                connection.flush()
+            for connection in [*self._orphaned]:
+                connection.flush()
+        except BaseException:
+            self._interrupted("while sending")
+            raise
+        now = self._pumped_at = self.time()
+        next_at = self._timers.next_at()
+        return timeout_s if next_at is None else max(0.0, min(timeout_s, next_at - now))
+
+    def _serve(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Read from, and write to, the sockets that are ready."""
+        try:
+            for key, events in ready:
+                connection: Connection | None = key.data
+                if connection is None:
+                    assert self._wakeup is not None
+                    self._wakeup.recv(4096)
+                    self._is_woken = False  # after it: who finds it True has changed something that is looked at below
+                    continue
+                if events & selectors.EVENT_READ:
+                    connection.on_readable()
+                if events & selectors.EVENT_WRITE and not connection.is_lost:
+                    connection.on_writable()
+                if connection.has_output:
+                    connection.flush()
+        except BaseException:
+            self._interrupted("while reading")
+            raise
+
+    def _interrupted(self, when: str) -> None:
+        """Give all connections up: nobody knows what was sent, read, or handed out."""
+        with self._lock:
+            for connection in self._flow.connections:
+                connection.abort(f"interrupted {when}")
+
+    def _stop_now(self) -> None:
+        """Ask for no more, and give back what is queued; with the lock held."""
+        self._is_stopping = True
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._links.stop()
+        self._flow.stop()
+        for delivery in self._inbox.remove():
+            give_back(delivery)
+        self._inbox.end()
+
+    # --- flow ---
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages delivered and not answered, over all nsqd."""
+        return self._flow.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        with self._lock:
+            self._flow.max_in_flight = whole(count, "max_in_flight", 1, MAX_IN_FLIGHT_MAX)
+        self.wake()
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some nsqd soon cannot deliver more before messages are answered: the time to work off a batch."""
+        with self._lock:
+            return self._flow.is_starved
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether :meth:`pause` holds."""
+        return self._flow.is_paused
+
+    def pause(self) -> None:
+        """Ask every nsqd for no more messages until :meth:`unpause`."""
+        self._set_paused(True)
+
+    def unpause(self) -> None:
+        """End :meth:`pause`."""
+        self._set_paused(False)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        with self._lock:
+            self._flow.is_paused = is_paused
+            self._flow.replan()
+        self.wake()
+
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """``host:port`` of every nsqd that is subscribed now."""
+        with self._lock:
+            return tuple(connection.address for connection in self._flow.connections)
+
+    def stats(self) -> ConsumerStats:
+        """Count what was done and say where the consumer stands."""
+        with self._lock:
+            return replace(
+                self._stats,
+                connections=len(self._flow.connections),
+                in_flight=self._flow.in_flight,
+                queued=self._inbox.count,
+                backoff=self._flow.backoff_state.value,
+            )
+
+    # --- what messages need (message.Owner) ---
+
+    def time(self) -> float:
+        """Seconds on this consumer's clock."""
+        return self._timers.time()
+
+    def requeue_delay_s(self, attempts: int) -> float:
+        """How long a message with so many attempts waits by default."""
+        return requeue_delay_s(attempts, self._requeue_delay_s, self._requeue_delay_max_s)
+
+    def message_failed(self) -> None:
+        """Count a failure and back off."""
+        with self._lock:
+            self._stats.failed += 1
+            self._flow.note_failure()
+        self.wake()
+
+    def decode(self, body: bytes) -> Value:
+        """A body as this consumer's ``type``."""
+        return cast(Value, self._decode(body))
+
+    def give_up(self, message: Message[Any], error: BodyError | None = None) -> None:
+        """Let ``on_giving_up`` and the dead-letter topic have a message that will never be processed; then finish it.
+
+        Args:
+            error: what is wrong with its body; None: it had too many attempts.
+        """
+        with self._lock:
+            self._stats.given_up += 1
+        why = f"after {message.attempts - 1} attempts" if error is None else f"because {error}"
+        where = "" if self._dead_letter is None else f", it goes to topic {self._dead_letter}"
+        log.error("giving up on message %r of %s %s%s", message.id, message.nsqd, why, where)
+        with message:
+            if self._on_giving_up is not None:
+                self._on_giving_up(message)
+            if self._dead_letter is not None and not message.is_answered:
+                with self._lock:
+                    if self._graveyard is None:
+                        self._graveyard = self._new_graveyard()
+                self._graveyard.pub(self._dead_letter, message.body)
+
+    def call_in_loop(self, function: Callable[[], object]) -> None:
+        """Call ``function``: messages may be answered in any thread."""
+        function()
+
+    def _bury_all(self, in_hand: Message[Any] | None) -> None:
+        """Give up on messages that had too many attempts; in a thread that iterates, without the lock."""
+        try:
+            while (message := _next_of(self._given_up)) is not None:
+                self.give_up(message)
+        except BaseException:
+            if in_hand is not None:
+                in_hand.requeue(0)
+            raise
+
+    def _tell(self) -> None:
+        """Tell ``on_error`` what happened; in a thread that iterates, without the lock."""
+        while (error := _next_of(self._errors)) is not None:
+            if self._on_error is None:
+                continue
+            try:
+                self._on_error(error)
+            except Exception:
+                log.exception("on_error raised")
+
+    # --- what connections tell (connection.ConnectionOwner), with the lock held ---
+
+    def on_messages(self, connection: Connection, records: list[Record]) -> None:
+        """Queue messages."""
+        if self._inbox.count > self._flow.queue_count_max or not self._flow.has_joined(connection):
+            connection.abort("it sends messages that were not asked for")
+            return
+        now = self.time()
+        self._stats.received += len(records)
+        is_first = self._flow.received(connection, len(records), now)
+        delivery = Delivery(connection, self, now, records)
+        if self._is_stopped:
+            give_back(delivery)
+        else:
+            self._inbox.put(delivery)
+        if is_first:
+            self._flow.replan()
+
+    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
+        """Count answers."""
+        self._stats.dropped += let_go
+        if self._flow.settled(connection, finished, requeued + let_go):
+            self._stats.finished += finished
+            self._stats.requeued += requeued
+        else:
+            self._stats.dropped += finished + requeued
+
+    def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:
+        """Note that an answer came too late."""
+        self._stats.late += 1
+        error = FAILURES[failure.command](failure.code, failure.detail, connection.address)
+        log.warning("%s came too late: %s", failure.command, error)
+        self._errors.append(error)
+
+    def on_lost(self, connection: Connection, error: FlintError) -> None:
+        """Let a connection go, and its queued messages with it."""
+        self._selector.unregister(connection)
+        if not self._is_stopped:
+            log.warning("lost nsqd %s: %s", connection.address, error)
+        dropped = sum(len(delivery.records) for delivery in self._inbox.remove(connection))
+        self._stats.dropped += dropped
+        self._orphaned[connection] = None  # what the application still holds of it is counted when it is answered
+        self._timers.call_later(connection.msg_timeout_s, self._orphaned.pop, connection, None)
+        self._flow.leave(connection, dropped)
+        self._links.lost(connection.address, self.time() - connection.opened_at)
+        if self._poll_times.hurry() and self._lookup is not None and self._is_polled:
+            self._poll_later()
+
+    def _expired(self, delivery: Delivery, count: int) -> None:
+        """Messages waited here for longer than nsqd waits for an answer."""
+        self._stats.dropped += count
+        link = delivery.link
+        log.warning(
+            "%d messages of %s dropped, not handled within %g s: handlers are too slow for max_in_flight %d",
+            count, link.address, link.msg_timeout_s, self.max_in_flight,
+        )  # fmt: skip
+        if isinstance(link, Connection):
+            self._flow.forget(link, count)
+
+    # --- connecting ---
+
+    def _open(self, address: str) -> Line:
+        """Connect and subscribe; in a thread of the crew, without the lock."""
+        line = Line(address, self._options, self._env, self.time)
+        try:
+            line.ask(line.wire.sub(self.topic, self.channel), self.time() + self._connect_timeout_s)
+        except BaseException:
+            line.abort("not subscribed")
+            raise
+        return line
+
+    def _join(self, line: Line) -> None:
+        """Take in a connection that is subscribed; in a thread of the crew, with the lock held."""
+        connection = Connection(line, self, self._options, self._timers, self._lock)
+        log.info("subscribed to %s/%s on %s", self.topic, self.channel, line.address)
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+        self._flow.join(connection)
+
+    def _note_attempt(self, address: str, error: FlintError | None) -> None:
+        self._refusals.note(address, error, self._links.listed)
+        if error is not None:
+            log.warning("cannot consume from nsqd %s: %s", address, error)
+            self._errors.append(error)
+            refusal = self._refusals.of_all(self._links.listed)
+            if refusal is not None and not self._flow.connections and self._failure is None and not self._is_stopped:
+                self._failure = refusal
+                self._is_stopping = True
+        self.wake()
+
+    def _poll(self) -> None:
+        if self._lookup is not None and not self._is_stopped:
+            self._lookup.ask(topic_path(self.topic), self._polled)
+
+    def _polled(self, outcome: tuple[Node, ...] | DiscoveryError) -> None:
+        self._is_polled = True
+        if isinstance(outcome, DiscoveryError):
+            log.warning("discovery of %s failed: %s", self.topic, outcome)
+            if not self._is_blind:
+                self._poll_times.hurry()
+            self._is_blind = True
+        else:
+            self._is_blind = False
+            self._links.keep(node.address for node in outcome)
+        self._poll_later()
+
+    def _poll_later(self) -> None:
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        self._poll_timer = self._timers.call_later(self._poll_times.next_s(self._jittered), self._poll)
+
+    def _jittered(self, interval_s: float, jitter: float) -> float:
+        return jittered_s(interval_s, jitter, self._env.random.random())
+
+
+def _next_of(queue: deque[Item]) -> Item | None:
+    """Take one out, if another thread has not."""
+    try:
+        return queue.popleft()
+    except IndexError:
+        return None

@@ -1,0 +1,38 @@
+"""What happens to producers and consumers in a child made by ``os.fork()``.
+
+A child has its parent's sockets and none of its threads; its copy of a lock may be held by a thread that is not there.
+Two processes that write to one connection would corrupt it, so the child lets go of everything before any other code
+of it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Forkable(Protocol):
+    """Is told in the child."""
+
+    def after_fork(self) -> None:
+        """Let go of locks, threads and sockets that are the parent's, without a word to any peer."""
+
+
+_living: dict[int, weakref.ref[Forkable]] = {}
+
+
+def watch(thing: Forkable) -> None:
+    """Call ``thing.after_fork()`` in children, as long as it lives."""
+    key = id(thing)
+    _living[key] = weakref.ref(thing, lambda _: _living.pop(key, None))
+
+
+def _in_child() -> None:
+    for reference in [*_living.values()]:
+        thing = reference()
+        if thing is not None:
+            thing.after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)

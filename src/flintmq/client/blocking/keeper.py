@@ -1,0 +1,45 @@
+"""A thread that looks after something while nobody else does.
+
+Rules of this file: it keeps nothing alive: when its owner has been dropped without being closed, it ends by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+
+log = logging.getLogger("flintmq.client")
+
+
+class Keeper:
+    """Calls a method again and again, in a thread of its own.
+
+    Args:
+        tick: a bound method; its object is held weakly.
+        interval_s: between two calls.
+        name: of the thread.
+    """
+
+    def __init__(self, tick: Callable[[], object], interval_s: float, name: str) -> None:
+        self._tick = weakref.WeakMethod(tick)
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Call no more."""
+        self._ended.set()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            tick = self._tick()
+            if tick is None:
+                return
+            try:
+                tick()
+            except Exception:
+                log.exception("%s failed", self._thread.name)
+            del tick

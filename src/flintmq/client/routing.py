@@ -1,0 +1,208 @@
+"""Which nsqd, and which partition, a publish goes to. Pure: no clock, no random numbers, no IO.
+
+Rules of this file:
+
+- A publish without a sharding id may go to any partition that takes messages now; they take turns.
+- A sharding id belongs to one partition for good. Who leads that partition may change; another one is never taken.
+- An nsqd that says it does not lead a partition, or cannot write to it, is not asked again before the next lookup, and
+  that lookup believes it only if no nsqlookupd says anything else (``DISTRUST_S``).
+- A topic that is known to have partitions keeps them while every nsqlookupd says that there is no such topic: it is
+  never taken for one without, which an nsqd of ours would create.
+- While the nsqlookupd list no nsqd at all, what was known stands: they have just started, and nsqd register one by one.
+
+Source: seed 000 "Client as producer" and "Ordered Message Consumption", reference/youzan.md 1.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from flintmq.client.publish import TOPIC_COUNT_MAX
+from flintmq.client.topology import Topology
+
+if TYPE_CHECKING:
+    from flintmq.client.connection import Connection
+
+DISTRUST_S = 10.0
+
+
+class Target(NamedTuple):
+    """An nsqd, or a partition on it."""
+
+    address: str
+    partition: int | None = None
+
+    def __str__(self) -> str:
+        return self.address if self.partition is None else f"{self.address} partition {self.partition}"
+
+
+class Place(NamedTuple):
+    """Where something can be published now."""
+
+    connection: Connection
+    partition: int | None
+
+
+class Turns:
+    """The places a topic can be published at, in turn.
+
+    Args:
+        first: whose turn it was last.
+    """
+
+    __slots__ = ("places", "_last")
+
+    def __init__(self, places: list[Place], first: int) -> None:
+        self.places = places
+        self._last = first
+
+    def next(self) -> Place | None:
+        """The next in turn, one whose connection is not choked if there is a choice."""
+        places = self.places
+        for _ in places:
+            self._last = (self._last + 1) % len(places)
+            if not places[self._last].connection.is_write_paused:
+                break
+        return places[self._last] if places else None
+
+
+class _Route:
+    """What is known of one topic."""
+
+    __slots__ = ("topology", "is_guess", "leaders", "distrusted")
+
+    def __init__(self, topology: Topology, is_guess: bool) -> None:
+        self.topology = topology
+        self.is_guess = is_guess
+        self.leaders = dict(topology.leaders)
+        self.distrusted: dict[tuple[int, str], float] = {}
+
+
+class Routes:
+    """What a producer knows about where topics are.
+
+    Args:
+        nsqd: ``host:port`` of the nsqd to publish to, when no nsqlookupd is asked.
+    """
+
+    def __init__(self, nsqd: tuple[str, ...]) -> None:
+        self._nsqd = nsqd
+        self._routes: dict[str, _Route] = {}
+        self._moved: dict[tuple[str, int], int] = {}
+
+    # --- learning ---
+
+    def learn(self, topic: str, topology: Topology, is_guess: bool = False) -> None:
+        """Take what a lookup found.
+
+        Args:
+            is_guess: no nsqlookupd knows the topic; these are simply all nsqd there are.
+        """
+        former = self._routes.pop(topic, None)
+        says_nothing = is_guess and not topology.nodes and not topology.is_refused
+        if former is not None and (says_nothing or (is_guess and former.topology.is_partitioned)):
+            self._routes[topic] = former
+            return
+        route = self._routes[topic] = _Route(topology, is_guess)
+        if former is not None:
+            route.distrusted = former.distrusted
+        while len(self._routes) > TOPIC_COUNT_MAX:
+            del self._routes[next(iter(self._routes))]
+
+    def drop(self, topic: str, partition: int, address: str, now: float) -> None:
+        """Note that an nsqd does not lead a partition, or cannot write to it."""
+        if self._nsqd:
+            if len(self._moved) > TOPIC_COUNT_MAX:
+                self._moved.clear()
+            self._moved[topic, partition] = self._nsqd.index(address) + 1 if address in self._nsqd else 0
+        elif (route := self._routes.get(topic)) is not None:
+            if route.leaders.get(partition) == address:
+                del route.leaders[partition]
+            route.distrusted[partition, address] = now + DISTRUST_S
+
+    def distrusted(self, topic: str, now: float) -> tuple[tuple[int, str], ...]:
+        """(partition, address) that were found wrong a short while ago."""
+        route = self._routes.get(topic)
+        if route is None:
+            return ()
+        route.distrusted = {wrong: until for wrong, until in route.distrusted.items() if until > now}
+        return tuple(route.distrusted)
+
+    # --- answering ---
+
+    def knows(self, topic: str) -> bool:
+        """Whether a lookup has found anything out about a topic."""
+        return bool(self._nsqd) or topic in self._routes
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Those that were looked up."""
+        return tuple(self._routes)
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Topics with a partition that nothing can be published to now."""
+        return tuple(
+            topic
+            for topic, route in self._routes.items()
+            if len(route.leaders) < max(len(route.topology.leaders), route.topology.partition_count)
+        )
+
+    def addresses(self) -> Iterable[str]:
+        """Every nsqd that should be connected."""
+        for route in self._routes.values():
+            yield from route.topology.leaders.values()
+            yield from route.topology.plain
+
+    def targets(self, topic: str) -> tuple[Target, ...]:
+        """Where a publish without a sharding id may go."""
+        if self._nsqd:
+            return tuple(Target(address) for address in self._nsqd)
+        route = self._routes.get(topic)
+        if route is None:
+            return ()
+        if route.topology.is_partitioned:
+            return tuple(Target(address, partition) for partition, address in route.leaders.items())
+        return tuple(Target(address) for address in route.topology.plain)
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has; 0 when nobody said."""
+        route = self._routes.get(topic)
+        return 0 if route is None else route.topology.partition_count
+
+    def leader(self, topic: str, partition: int) -> str | None:
+        """The nsqd to publish to for a partition; None when there is none now."""
+        if self._nsqd:
+            return self._nsqd[self._moved.get((topic, partition), 0) % len(self._nsqd)]
+        route = self._routes.get(topic)
+        return None if route is None else route.leaders.get(partition)
+
+    def never(self, topic: str, partition: int | None) -> str:
+        """Why a topic has no such partition and will not have it, or no partitions at all; empty when it may."""
+        route = self._routes.get(topic)
+        if route is None or route.is_guess:
+            return ""
+        count = route.topology.partition_count
+        if not route.topology.is_partitioned:
+            return f"topic {topic} has no partitions: publish without sharding_id, partition, trace_id and headers"
+        if partition is not None and count and partition >= count:
+            return f"topic {topic} has partitions 0 to {count - 1}, not {partition}"
+        return ""
+
+    def has_headers(self, topic: str) -> bool:
+        """Whether messages of a topic may carry headers; True while nobody said otherwise."""
+        route = self._routes.get(topic)
+        return route is None or not route.topology.is_partitioned or route.topology.is_extended
+
+    def why_not(self, topic: str, partition: int | None) -> str:
+        """Why nothing can be published to a partition now."""
+        route = self._routes.get(topic)
+        if route is None or route.is_guess:
+            reason = f" ({route.topology.reason})" if route is not None and route.topology.reason else ""
+            return f"no nsqlookupd knows topic {topic}{reason}: create it with partitions first"
+        known = ", ".join(map(str, route.leaders)) or "none"
+        if partition is None:
+            return f"no nsqlookupd says how many partitions topic {topic} has; leaders are known of: {known}"
+        which = f"partition {partition} of {route.topology.partition_count or 'an unknown number'}"
+        return f"{which} of topic {topic} has no nsqd that takes messages; leaders are known of: {known}"

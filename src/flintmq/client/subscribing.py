@@ -1,0 +1,212 @@
+"""Keeps a consumer subscribed: on every nsqd that has the topic, or on every partition of it.
+
+Rules of this file:
+
+- A partition has one connection: that to the nsqd which leads it as far as is known. When another one leads it, the
+  former connection is given up.
+- In order means ``SUB_ORDER``; an nsqd that answers E_INVALID to it is asked again as ``SUB_ORDERED``, on a new
+  connection, and remembered (Youzan's daemons know it under that name).
+- nsqd is told that headers are understood where the nsqlookupd say that the topic has them: it refuses anything else.
+- What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
+
+Source: seed 000 "Nsqd Connection Handling" and "Ordered Message Consumption", reference/youzan.md 1.3 and 1.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from flintmq.client.connection import Connection, ConnectionOwner
+from flintmq.client.discovery import Lookup, PollTimes
+from flintmq.client.flow import Flow
+from flintmq.client.following import Following
+from flintmq.client.links import Links
+from flintmq.client.options import ConnectionOptions
+from flintmq.client.publish import MOVED_CODES
+from flintmq.client.routing import Target
+from flintmq.client.security import Refusals
+from flintmq.client.topology import Topology
+from flintmq.env import Env
+from flintmq.errors import DiscoveryError, FlintError, NsqdError
+from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
+
+log = logging.getLogger("flintmq.client")
+
+OTHER_NAME_COUNT_MAX = 10_000
+TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
+"""What is said of the topic, not of the nsqd that says it: trying another one is of no use."""
+
+EXTEND_CODES = ("E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON")
+DOUBT_S = 10.0
+"""How long an nsqd and the nsqlookupd may disagree on whether the topic has headers: it may be changing just now."""
+
+
+class Subscriptions:
+    """The subscriptions of one consumer.
+
+    Args:
+        owner: is told what happens on the connections.
+        flow: is told of each that is subscribed.
+        is_ordered: subscribe in order.
+        desired_tag: empty: none.
+        tell: is told what went wrong.
+        fail: is told why the consumer must end.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        owner: ConnectionOwner,
+        flow: Flow[Connection],
+        options: ConnectionOptions,
+        env: Env,
+        *,
+        is_ordered: bool,
+        desired_tag: str,
+        tell: Callable[[FlintError], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._topic = topic
+        self._channel = channel
+        self._owner = owner
+        self._flow = flow
+        self._options = options
+        self._env = env
+        self._is_ordered = is_ordered
+        self._desired_tag = desired_tag
+        self._tell = tell
+        self._fail = fail
+        self._links: Links[Target] = Links(self._connect, self._note_attempt, fail, env)
+        self._following: Following | None = None
+        self._refusals = Refusals()
+        self._knows_sub_ordered: dict[str, None] = {}
+        self._doubted_since: float | None = None
+
+    # --- life ---
+
+    def keep(self, nsqd: tuple[str, ...]) -> None:
+        """Want these nsqd, and no others."""
+        self._links.keep(Target(address) for address in nsqd)
+
+    def follow(self, lookup: Lookup, times: PollTimes) -> Following:
+        """Want what the nsqlookupd list."""
+        self._following = Following(lookup, self._topic, times, self._env, self._found)
+        return self._following
+
+    async def all_tried(self) -> None:
+        """Wait until everything that is wanted was tried once."""
+        await self._links.all_tried()
+
+    def stop(self) -> None:
+        """Connect no more; connections that are there stay."""
+        self._links.stop()
+
+    async def close(self) -> None:
+        """Stop and wait until nothing is being connected any more."""
+        await self._links.close()
+
+    def note_lost(self) -> None:
+        """Note that a connection was lost: its nsqd may be somewhere else soon."""
+        if self._following is not None:
+            self._following.hurry()
+
+    # --- connecting ---
+
+    async def _connect(self, target: Target) -> Connection:
+        connection = await Connection.open(
+            target.address,
+            self._owner,
+            self._options,
+            self._env,
+            extended=self._is_extended,
+            desired_tag=self._desired_tag if self._is_extended else "",
+        )
+        try:
+            await self._subscribe(connection, target)
+        except BaseException as error:
+            connection.abort("not subscribed")
+            if self._may_know_other_name(error, target.address):
+                return await self._connect(target)
+            raise
+        if self._following is not None and not self._following.leads(target):
+            connection.abort("another nsqd leads the partition by now")
+        if not connection.is_lost:
+            log.info("subscribed to %s/%s on %s", self._topic, self._channel, target)
+            self._flow.join(connection)
+        return connection
+
+    async def _subscribe(self, connection: Connection, target: Target) -> None:
+        if not self._is_ordered:
+            await connection.subscribe(self._topic, self._channel, target.partition)
+            return
+        assert target.partition is not None
+        command = SUB_ORDERED if target.address in self._knows_sub_ordered else SUB_ORDER
+        await connection.subscribe_in_order(self._topic, self._channel, target.partition, command)
+
+    def _may_know_other_name(self, error: BaseException, address: str) -> bool:
+        """Whether an nsqd that does not know SUB_ORDER is to be asked under Youzan's name for it."""
+        if not self._is_ordered or not isinstance(error, NsqdError) or error.code != "E_INVALID":
+            return False
+        if address in self._knows_sub_ordered:  # it knows neither; it may be another nsqd next time
+            del self._knows_sub_ordered[address]
+            return False
+        while len(self._knows_sub_ordered) >= OTHER_NAME_COUNT_MAX:
+            del self._knows_sub_ordered[next(iter(self._knows_sub_ordered))]
+        self._knows_sub_ordered[address] = None
+        return True
+
+    @property
+    def _is_extended(self) -> bool:
+        """Whether nsqd is told that headers are understood: it refuses that on a topic without."""
+        return bool(self._desired_tag) if self._following is None else self._following.topology.is_extended
+
+    def _note_attempt(self, target: Target, error: FlintError | None) -> None:
+        self._refusals.note(str(target), error, self._wanted)
+        if error is None:
+            self._doubted_since = None
+            return
+        log.warning("cannot consume from nsqd %s: %s", target, error)
+        self._tell(error)
+        code = error.code if isinstance(error, NsqdError) else ""
+        if self._following is not None and target.partition is not None:
+            if code in MOVED_CODES:
+                self._following.distrust(target)
+            else:
+                self._following.hurry()
+        if code in TOPIC_CODES or (code in EXTEND_CODES and not self._is_in_doubt()):
+            self._fail(error)
+        refusal = self._refusals.of_all(self._wanted)
+        if refusal is not None and not self._flow.connections and code not in EXTEND_CODES:
+            self._fail(refusal)
+
+    @property
+    def _wanted(self) -> list[str]:
+        return [str(target) for target in self._links.listed]
+
+    def _is_in_doubt(self) -> bool:
+        """Whether the next poll of the nsqlookupd may still explain what nsqd says about headers."""
+        if self._following is None:
+            return False
+        if self._doubted_since is None:
+            self._doubted_since = asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() - self._doubted_since < DOUBT_S
+
+    def _found(self, topology: Topology) -> None:
+        """Follow the topic to where it is."""
+        if self._is_ordered and topology.nodes and not topology.is_partitioned:
+            detail = f"topic {self._topic} has no partitions, so it cannot be consumed in order: drop ordered=True"
+            self._fail(DiscoveryError(detail))
+            return
+        targets = [Target(address, partition) for partition, address in topology.leaders.items()]
+        if not self._is_ordered:
+            targets += [Target(address) for address in topology.plain]
+        self._links.keep(targets)
+        for connection in self._flow.connections:
+            if connection.partition is None:
+                continue
+            leader = topology.leaders.get(connection.partition, connection.address)
+            if leader != connection.address:
+                connection.abort(f"partition {connection.partition} is led by {leader} now")

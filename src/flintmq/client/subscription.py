@@ -1,0 +1,56 @@
+"""What every consumer checks and bounds alike, on asyncio and on blocking sockets."""
+
+from __future__ import annotations
+
+from flintmq.client.message import Delivery
+from flintmq.client.options import SOURCE
+from flintmq.errors import FinFailed, LocalProtocolError, OptionError, ReqFailed, TouchFailed
+from flintmq.names import is_valid_name
+
+MAX_IN_FLIGHT_MAX = 1_000_000
+CLOSE_WAIT_S = 2.0
+TAG_SIZE_MAX = 100
+FAILURES = {"FIN": FinFailed, "REQ": ReqFailed, "TOUCH": TouchFailed}
+
+
+def check_names(topic: str, channel: str, dead_letter: str | None) -> None:
+    """Raise LocalProtocolError or OptionError unless these names can be used."""
+    names = [("E_BAD_TOPIC", "topic", topic), ("E_BAD_CHANNEL", "channel", channel)]
+    if dead_letter is not None:
+        names.append(("E_BAD_TOPIC", "dead-letter topic", dead_letter))
+    for code, what, name in names:
+        if not is_valid_name(name):
+            raise LocalProtocolError(
+                code, f"{what} name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
+            )
+    if dead_letter == topic:
+        raise OptionError("dead_letter", dead_letter, "another topic than the one that is consumed", SOURCE)
+
+
+def check_ordered(has_lookup: bool, samples: bool, gives_up: bool) -> None:
+    """Raise OptionError unless these go together with consuming in order."""
+    if not has_lookup:
+        allowed = "with nsqlookupd_http_addresses, which know where the partitions are"
+        raise OptionError("ordered", True, allowed, SOURCE)
+    if samples:
+        raise OptionError("ordered", True, "without sample_rate: what is left out would be out of order", SOURCE)
+    if gives_up:
+        allowed = "without on_giving_up and dead_letter: a message blocks its partition until the handler finishes it"
+        raise OptionError("ordered", True, allowed, SOURCE)
+
+
+def checked_tag(tag: str) -> str:
+    """A tag that messages may be given first for.
+
+    Raises:
+        OptionError: nsqd would refuse it.
+    """
+    if len(tag) > TAG_SIZE_MAX or not all(sign.isascii() and (sign.isalnum() or sign in "_-") for sign in tag):
+        raise OptionError("desired_tag", tag, f"at most {TAG_SIZE_MAX} of [A-Za-z0-9_-]", SOURCE)
+    return tag
+
+
+def give_back(delivery: Delivery) -> None:
+    """Requeue messages that were never handed out."""
+    for _, _, message_id, _ in delivery.records:
+        delivery.link.requeue(message_id, 0)

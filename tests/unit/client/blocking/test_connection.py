@@ -1,0 +1,264 @@
+"""A subscribed connection on a stream that the test holds: FINs, order of what is sent, losing it."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flintmq.client.blocking.connection import Connection
+from flintmq.client.blocking.line import Line
+from flintmq.client.blocking.stream import StreamEnded
+from flintmq.client.blocking.timers import Timers
+from flintmq.client.options import ConnectionOptions
+from flintmq.errors import FlintError
+from flintmq.message import FRAME_HEADER, MESSAGE_HEADER
+from flintmq.testing import ManualClock
+from flintmq.wire.client import ClientConnection, Features, MessageFailed, Record
+
+OK = FRAME_HEADER.pack(6, 0) + b"OK"
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return FRAME_HEADER.pack(len(data) + 4, kind) + data
+
+
+def message_frame(message_id: bytes, body: bytes) -> bytes:
+    return MESSAGE_HEADER.pack(30 + len(body), 2, 1, 1, message_id) + body
+
+
+class FakeStream:
+    """Gives what the test puts into ``pieces``; takes ``room`` bytes."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes | FlintError] = []
+        self.sent: list[bytes] = []
+        self.unsent_bytes = 0
+        self.is_open = True
+        self.error: FlintError | None = None
+
+    def fileno(self) -> int:
+        return 7 if self.is_open else -1
+
+    def read(self) -> bytes:
+        piece = self.pieces.pop(0) if self.pieces else b""
+        if isinstance(piece, FlintError):
+            raise piece
+        return piece
+
+    more = read
+
+    def put(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.sent.append(data)
+
+    def send_unsent(self) -> None:
+        self.unsent_bytes = 0
+
+    def close(self) -> None:
+        self.is_open = False
+
+    abort = close
+
+
+class Owner:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.is_waiting = False
+        self.woken = 0
+        self.records: list[Record] = []
+        self.failures: list[MessageFailed] = []
+        self.settled: list[tuple[int, int, int]] = []
+        self.lost: list[str] = []
+        self.watched: list[bool] = []
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def watch(self, connection: Connection, is_choked: bool) -> None:
+        self.watched.append(is_choked)
+
+    def on_messages(self, connection: Connection, records: list[Record]) -> None:
+        self.records += records
+
+    def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:
+        self.failures.append(failure)
+
+    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
+        self.settled.append((finished, requeued, let_go))
+        if finished:
+            connection.rdy(50)
+
+    def on_lost(self, connection: Connection, error: FlintError) -> None:
+        assert connection.fileno() == 7, "the selector still needs its number"
+        self.lost.append(str(error))
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.timers = Timers(self.clock)
+        self.stream = FakeStream()
+        self.owner = Owner()
+        wire = ClientConnection()
+        wire.sub("t", "c")
+        wire.receive(OK)
+        line = SimpleNamespace(
+            address="n:4150", features=Features(), layers=(), opened_at=0.0, stream=self.stream, wire=wire
+        )
+        self.connection = Connection(
+            cast(Line, line), self.owner, ConnectionOptions(heartbeat_interval=1), self.timers, threading.RLock()
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(round(seconds * 1e9))
+        self.timers.run_due()
+
+    def receive(self, *pieces: bytes | FlintError) -> None:
+        self.stream.pieces += pieces
+        self.connection.on_readable()
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
+
+
+def test_answers_are_one_write_with_rdy_last(world):
+    world.connection.requeue(A, 100)
+    world.connection.finish(B)
+    world.connection.finish_all([C])
+    assert world.connection.unsent_count == 3
+    world.connection.flush()
+    assert world.stream.sent == [b"REQ %s 100\nFIN %s\nFIN %s\nRDY 50\n" % (A, B, C)]
+    assert world.owner.settled == [(2, 1, 0)]
+    world.connection.flush()
+    assert len(world.stream.sent) == 1
+    assert world.connection.unsent_count == 0
+
+
+def test_a_finish_in_the_middle_of_a_flush_is_not_lost(world):
+    """Another thread may finish at any instruction; here it does while the owner is told."""
+
+    def settle(connection: Connection, finished: int, requeued: int, let_go: int) -> None:
+        if finished == 1:
+            connection.finish(B)
+
+    world.owner.on_settled = settle
+    world.connection.finish(A)
+    world.connection.flush()
+    assert world.connection.unsent_count == 1
+    world.owner.on_settled = lambda *_: None
+    world.connection.flush()
+    assert world.stream.sent == [b"FIN %s\n" % A, b"FIN %s\n" % B]
+
+
+def test_no_finish_is_lost_between_threads(world):
+    """Four threads finish while a fifth flushes all the time: every id is sent once."""
+    ids = [[b"%02d%014d" % (worker, number) for number in range(3000)] for worker in range(4)]
+    world.owner.on_settled = lambda *_: None
+
+    def work(own: list[bytes]) -> None:
+        for message_id in own:
+            world.connection.finish(message_id)
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in ids]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        world.connection.flush()
+    world.connection.flush()
+    sent = [line[4:] for line in b"".join(world.stream.sent).split(b"\n")[:-1]]
+    assert sorted(sent) == sorted(message_id for own in ids for message_id in own)
+
+
+def test_finishing_wakes_who_waits(world):
+    world.connection.finish(A)
+    assert world.owner.woken == 0
+    world.owner.is_waiting = True
+    world.connection.finish(B)
+    assert world.owner.woken == 1
+
+
+def test_messages_heartbeats_and_failures(world):
+    failed: list[Any] = []
+    world.connection.touch(A, failed.append)
+    assert world.stream.sent == [b"TOUCH %s\n" % A], "at once: the application may compute for long"
+    late = b"E_TOUCH_FAILED TOUCH %s failed ID not in flight" % A
+    pieces = message_frame(A, b"1") + message_frame(B, b"2") + frame(0, b"_heartbeat_") + frame(1, late)
+    world.receive(pieces[:50], pieces[50:])
+    assert [record[2:] for record in world.owner.records] == [(A, b"1"), (B, b"2")]
+    assert world.connection.has_output
+    world.connection.flush()
+    assert world.stream.sent[-1] == b"NOP\n"
+    assert len(failed) == 1
+    assert [failure.command for failure in world.owner.failures] == ["TOUCH"]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        StreamEnded("closed by the peer"),
+        frame(1, b"E_INVALID whatever"),
+        b"HTTP/1.1 400 Bad Request",
+        frame(0, b"OK"),
+    ],
+    ids=["end", "fatal error", "not nsqd", "answer to nothing"],
+)
+def test_what_ends_a_connection_ends_it_once(world, piece):
+    world.connection.finish(A)
+    world.receive(piece)
+    assert len(world.owner.lost) == 1
+    assert world.connection.is_lost
+    assert not world.stream.is_open
+    world.connection.abort("again")
+    world.connection.finish(B)
+    world.connection.requeue(C, 0)
+    world.connection.flush()
+    assert len(world.owner.lost) == 1
+    assert world.stream.sent == []
+    assert world.owner.settled == [(2, 1, 0)], "what the application answers still counts"
+
+
+def test_a_failing_write_ends_it(world):
+    world.stream.error = StreamEnded("Broken pipe")
+    world.connection.finish(A)
+    world.connection.flush()
+    assert "Broken pipe" in world.owner.lost[0]
+
+
+def test_silence_of_two_heartbeat_intervals_ends_it(world):
+    world.pass_time(1.5)
+    world.receive(frame(0, b"_heartbeat_"))
+    world.pass_time(1.9)
+    assert not world.connection.is_lost
+    world.pass_time(0.2)
+    assert "nothing was received for 2 s" in world.owner.lost[0]
+    assert world.timers.next_at() is None
+
+
+def test_what_the_kernel_does_not_take_is_waited_for(world):
+    world.stream.unsent_bytes = 10
+    world.connection.rdy(5)
+    world.connection.flush()
+    world.connection.rdy(6)
+    world.connection.flush()
+    assert world.owner.watched == [True]
+    world.connection.on_writable()
+    assert world.owner.watched == [True, False]
+
+
+def test_leaving(world):
+    world.connection.finish(A)
+    world.connection.leave()
+    assert b"".join(world.stream.sent).endswith(b"CLS\n")
+    assert not world.connection.has_left
+    world.receive(frame(0, b"CLOSE_WAIT"))
+    assert world.connection.has_left

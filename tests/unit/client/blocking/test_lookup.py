@@ -1,0 +1,123 @@
+"""Asking several nsqlookupd without an event loop: who is waited for, and for how long."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, PATIENCE_S, Lookup
+from flintmq.client.blocking.timers import Timers
+from flintmq.client.discovery import topic_path
+from flintmq.errors import DiscoveryError
+from flintmq.testing import ManualClock
+
+A, B = "http://a:4161", "http://b:4161"
+TIMEOUT_S = 5.0
+
+
+def listing(*hosts: str) -> tuple[int, bytes]:
+    return 200, json.dumps({"producers": [{"broadcast_address": host, "tcp_port": 4150} for host in hosts]}).encode()
+
+
+class World:
+    """A lookup whose answers and threads are the test's."""
+
+    def __init__(self, crew) -> None:
+        self.clock = ManualClock()
+        self.timers = Timers(self.clock)
+        self.crew = crew
+        self.answers: dict[str, tuple[int, bytes] | Exception] = {}
+        self.outcomes: list[object] = []
+        self.told = 0
+        self.lookup = Lookup([A, B], TIMEOUT_S, self.fetch, crew, self.timers, threading.RLock(), self.tell)
+
+    def tell(self) -> None:
+        self.told += 1
+
+    def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        assert timeout_s == TIMEOUT_S
+        answer = self.answers[url.partition("/lookup")[0]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def ask(self) -> None:
+        self.lookup.ask(topic_path("t"), self.note)
+
+    def note(self, outcome) -> None:
+        self.outcomes.append(
+            outcome if isinstance(outcome, DiscoveryError) else sorted(node.address for node in outcome)
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(round(seconds * 1e9) + 1000)
+        self.timers.run_due()
+
+
+@pytest.fixture
+def world(crew):
+    return World(crew)
+
+
+def test_answers_are_united(world):
+    world.answers = {A: listing("n1", "n2"), B: listing("n2", "n3")}
+    world.ask()
+    world.crew.work()
+    assert world.outcomes == [], "the other one is waited for"
+    world.crew.work()
+    assert world.outcomes == [["n1:4150", "n2:4150", "n3:4150"]]
+    assert world.told == 2
+    assert world.timers.next_at() is None
+
+
+def test_an_unknown_topic_is_an_answer(world):
+    world.answers = {A: (404, b""), B: (404, b"")}
+    world.ask()
+    world.crew.work_all()
+    assert world.outcomes == [[]]
+
+
+def test_one_that_hangs_gets_a_little_time_after_the_first_answer(world):
+    world.answers = {A: listing("n1"), B: listing("n2")}
+    world.ask()
+    world.crew.work(0)
+    world.pass_time(PATIENCE_S)
+    assert world.outcomes == [["n1:4150"]]
+    world.crew.work(0)
+    assert len(world.outcomes) == 1, "told once"
+    world.answers[B] = OSError("down")
+    world.ask()
+    world.crew.work_all()
+    assert world.outcomes[1] == ["n1:4150", "n2:4150"], "what came late counts the next time, and stands"
+
+
+def test_one_that_failed_the_last_time_is_not_waited_for(world, caplog):
+    world.answers = {A: listing("n1"), B: OSError("no answer within 5 s")}
+    world.ask()
+    world.crew.work_all()
+    world.ask()
+    world.crew.work(0)
+    assert world.outcomes == [["n1:4150"], ["n1:4150"]]
+    assert caplog.text.count("is skipped") == 1
+
+
+def test_no_answer_at_all_is_an_error_at_the_deadline(world):
+    world.ask()
+    world.pass_time(TIMEOUT_S + DEADLINE_SLACK_S)
+    (error,) = world.outcomes
+    assert isinstance(error, DiscoveryError)
+    assert A in str(error)
+    assert B in str(error)
+    world.answers = {A: OSError("x"), B: (500, b"")}
+    world.crew.work_all()
+    assert len(world.outcomes) == 1
+
+
+def test_failures_all_around_are_an_error_at_once(world):
+    world.answers = {A: OSError("refused"), B: (200, b"not JSON")}
+    world.ask()
+    world.crew.work_all()
+    assert "refused" in str(world.outcomes[0])
+    assert "cannot be read" in str(world.outcomes[0])

@@ -1,0 +1,41 @@
+"""The envelope, byte by byte, and what is none."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from flintmq.client.envelope import MAGIC, unwrap, wrap
+from flintmq.errors import BodyError, LocalProtocolError
+
+
+def test_bytes():
+    data = wrap({"a": "b"}, b"body")
+    assert data == b'\xf1FMH\x00\x09{"a":"b"}body'
+    assert unwrap(data) == ({"a": "b"}, b"body")
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=50), max_size=5), st.binary(max_size=100))
+def test_round_trip(headers: dict[str, str], body: bytes):
+    assert unwrap(wrap(headers, body)) == (headers, body)
+
+
+@given(st.binary(max_size=60).filter(lambda body: not body.startswith(MAGIC)))
+def test_what_never_was_in_an_envelope_is_handed_on(body: bytes):
+    assert unwrap(body) == ({}, body)
+
+
+def test_a_body_that_looks_like_an_envelope_is_put_into_one():
+    assert unwrap(wrap({}, MAGIC + b"x")) == ({}, MAGIC + b"x")
+
+
+@pytest.mark.parametrize("data", [MAGIC, MAGIC + b"\0", MAGIC + b"\0\5{}", MAGIC + b"\0\2[]x", MAGIC + b'\0\7{"a":1}'])
+def test_a_broken_envelope_is_told(data: bytes):
+    with pytest.raises(BodyError, match="an envelope"):
+        unwrap(data)
+
+
+def test_headers_have_a_bound():
+    with pytest.raises(LocalProtocolError, match="at most 65535"):
+        wrap({"a": "x" * 70_000}, b"x")
