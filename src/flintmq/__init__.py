@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from flintmq.client.consumer import Consumer
     from flintmq.client.message import Discard, Message, Requeue
     from flintmq.client.options import ConnectionOptions
+    from flintmq.client.order import OrderViolation
     from flintmq.client.producer import Producer
+    from flintmq.client.publish import Published
     from flintmq.client.security import TlsRefused
+    from flintmq.client.telemetry import Telemetry
     from flintmq.errors import (
         BodyError,
         ConnectionFailed,
@@ -55,6 +58,8 @@ __all__ = [
     "Requeue",
     "Discard",
     "ConnectionOptions",
+    "Telemetry",
+    "Published",
     "errors",
     "FlintError",
     "ProtocolError",
@@ -69,6 +74,7 @@ __all__ = [
     "PublishUnknown",
     "ConnectionFailed",
     "TlsRefused",
+    "OrderViolation",
     "DiscoveryError",
     "NoNsqd",
     "BodyError",
@@ -85,6 +91,9 @@ _CLIENT = {
     "Discard": "flintmq.client.message",
     "ConnectionOptions": "flintmq.client.options",
     "TlsRefused": "flintmq.client.security",
+    "Telemetry": "flintmq.client.telemetry",
+    "Published": "flintmq.client.publish",
+    "OrderViolation": "flintmq.client.order",
 }
 
 

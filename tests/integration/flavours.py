@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import itertools
 import threading
@@ -23,11 +22,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
 
-import pytest
 from tests.integration.daemons import PATIENCE_S, Nsqd, wait_until
 from tests.integration.load import body_of, number_of
 from tests.sim.checkers import TotalQueue, total_queue
 
+import flintmq.sync
 from flintmq import Consumer, Producer, PublishRefused, PublishUnknown
 
 FLAVOURS = ("asyncio", "sync")
@@ -141,7 +140,7 @@ class Blocking:
     name = "sync"
 
     def __init__(self) -> None:
-        self._module = importlib.import_module("flintmq.sync")
+        self._module = flintmq.sync
 
     def close(self) -> None:
         """Nothing is shared."""
@@ -215,8 +214,6 @@ def set_max_in_flight(consumer: Handle, count: int) -> None:
 @contextlib.contextmanager
 def opened(name: str) -> Iterator[Flavour]:
     """The flavour of this name."""
-    if name == "sync":
-        pytest.importorskip("flintmq.sync", reason="flintmq.sync is not there yet")
     flavour = Asyncio() if name == "asyncio" else Blocking()
     try:
         yield flavour

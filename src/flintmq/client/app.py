@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flintmq.client.consumer import Consumer
 from flintmq.client.discovery import Fetch
@@ -30,6 +30,9 @@ from flintmq.client.producer import Producer
 from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.loop import loop_factory
+
+if TYPE_CHECKING:
+    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -57,6 +60,7 @@ class App:
         nsqd_tcp_addresses: ``host:port`` of one nsqd or several; or
         nsqlookupd_http_addresses: ``http://host:port`` of one nsqlookupd or several.
         options: what holds for each connection.
+        telemetry: spans of OpenTelemetry for what is published and processed.
         env: time, chance and threads; the real ones if None.
         fetch: how nsqlookupd are asked; over HTTP if None.
 
@@ -70,6 +74,7 @@ class App:
         nsqd_tcp_addresses: str | Iterable[str] = (),
         nsqlookupd_http_addresses: str | Iterable[str] = (),
         options: ConnectionOptions | None = None,
+        telemetry: Telemetry | None = None,
         env: Env | None = None,
         fetch: Fetch | None = None,
     ) -> None:
@@ -78,6 +83,7 @@ class App:
             "nsqd_tcp_addresses": nsqd,
             "nsqlookupd_http_addresses": lookups,
             "options": options,
+            "telemetry": telemetry,
             "env": env,
             "fetch": fetch,
         }

@@ -21,16 +21,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from flintmq.client import handlers
 from flintmq.client import trace as trace_log
-from flintmq.client.backoff import Backoff, requeue_delay_s
+from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.bodies import decoder
 from flintmq.client.connection import Connection
 from flintmq.client.dead_letters import DeadLetters
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup, PollTimes
-from flintmq.client.flow import Flow
+from flintmq.client.envelope import open_all
+from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
 from flintmq.client.message import Delivery, Message, ThreadMessage, Value, take_apart
 from flintmq.client.options import (
@@ -59,6 +60,9 @@ from flintmq.env import Env
 from flintmq.errors import BodyError, FlintError, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX
 from flintmq.wire.client import MessageFailed, Record
+
+if TYPE_CHECKING:
+    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -105,11 +109,12 @@ class Consumer(Generic[Value]):
             its turn.
         low_rdy_timeout: in the same case: how long a busy one keeps its turn.
         ordered: consume every partition in order (redesigned NSQ): one message of a partition at a time, until it is
-            finished. ``max_attempts`` does not apply; what was requeued comes again at once, after a failure when the
-            backoff is over.
+            finished. ``max_attempts`` does not apply; what was requeued comes again at once. After a failure only its
+            partition waits, for ``backoff`` at first and twice as long with each attempt.
         blocked_warn_attempts, blocked_error_attempts: a message with more attempts is logged as blocking its partition.
         desired_tag: of a topic with headers: the messages with this tag come to the consumers that desire it.
         trace: log every message to ``flintmq.trace``; :attr:`trace` can be changed while running.
+        telemetry: a span of OpenTelemetry around the handler, which continues the producer's trace.
         lookup_interval: between two polls of the nsqlookupd; shorter after the start and after a loss.
         lookup_jitter: by how much that is spread, 0 to 1.
         lookup_timeout: until an nsqlookupd must have answered.
@@ -150,6 +155,7 @@ class Consumer(Generic[Value]):
         blocked_error_attempts: int = 50,
         desired_tag: str = "",
         trace: bool = False,
+        telemetry: Telemetry | None = None,
         lookup_interval: Seconds = 60.0,
         lookup_jitter: float = 0.3,
         lookup_timeout: Seconds = 5.0,
@@ -162,8 +168,7 @@ class Consumer(Generic[Value]):
         fetch: Fetch | None = None,
     ) -> None:
         check_names(topic, channel, dead_letter)
-        self.topic = topic
-        self.channel = channel
+        self.topic, self.channel = topic, channel
         self._decode = decoder(type or bytes)
         self._env = env or system_env()
         self._options = (options or ConnectionOptions()).with_overrides(
@@ -180,7 +185,8 @@ class Consumer(Generic[Value]):
         self._is_ordered = ordered
         self._order = _new_order(topic, blocked_warn_attempts, blocked_error_attempts)
         self._mode = handlers.mode_of(handler, inline)
-        self._handler = handler
+        self._handler = handler if handler is None or telemetry is None else telemetry.around(handler, topic, channel)
+        self._opens_envelopes = telemetry is not None and telemetry.has_envelope
         self._concurrency = whole(concurrency, "concurrency", 1, CONCURRENCY_MAX)
         self._attempts_max = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX) or ATTEMPTS_MAX + 1
         if ordered:
@@ -195,10 +201,10 @@ class Consumer(Generic[Value]):
         self._requeue_delay_s = seconds(requeue_delay, "requeue_delay")
         self._requeue_delay_max_s = seconds(max_requeue_delay, "max_requeue_delay")
         self._drain_timeout_s = seconds(drain_timeout, "drain_timeout")
-        pause = Backoff(seconds(backoff, "backoff", 0.001), seconds(max_backoff, "max_backoff"))
-        self._backs_off = seconds(max_backoff, "max_backoff") > 0
+        self._backoff_s = seconds(backoff, "backoff", 0.001)
+        self._backoff_max_s = seconds(max_backoff, "max_backoff")
         policy = _new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
-        self._flow: Flow[Connection] = Flow(policy, pause, self._env)
+        self._flow: Flow[Connection] = Flow(policy, Backoff(self._backoff_s, self._backoff_max_s), self._env)
         self._subscriptions = self._new_subscriptions(desired_tag)
         self._following = None if lookup is None else self._subscriptions.follow(lookup, times)
         handed_out = ThreadMessage if self._mode is handlers.Mode.THREADS else Message
@@ -211,6 +217,10 @@ class Consumer(Generic[Value]):
         self._closing: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
+
+    @property
+    def _backs_off(self) -> bool:
+        return self._backoff_max_s > 0
 
     def _new_subscriptions(self, desired_tag: str) -> Subscriptions:
         return Subscriptions(
@@ -486,6 +496,13 @@ class Consumer(Generic[Value]):
         self._stats.failed += 1
         self._flow.note_failure()
 
+    def _partition_failed(self, connection: Connection, attempts: int) -> None:
+        """Count a failure in order, and let only its partition wait: longer with each attempt."""
+        self._stats.failed += 1
+        if self._backs_off:
+            wait_s = min(self._backoff_max_s, self._backoff_s * 2.0 ** min(attempts - 1, LEVEL_MAX))
+            self._flow.hold(connection, jittered_s(wait_s, BACKOFF_JITTER, self._env.random.random()))
+
     def decode(self, body: bytes) -> Value:
         """A body as this consumer's ``type``."""
         return cast(Value, self._decode(body))
@@ -538,8 +555,12 @@ class Consumer(Generic[Value]):
             return
         now = self.time()
         delivery = Delivery(connection, self, now, records)
+        if self._opens_envelopes and not (connection.is_extended or connection.is_ordered):
+            delivery.records, delivery.extensions = open_all(records)
         if connection.partition is not None or connection.is_extended:
             delivery.partition = connection.partition
+            if connection.is_ordered:
+                delivery.failed = partial(self._partition_failed, connection)
             if not self._take_apart(connection, delivery):
                 return
         if self.trace:

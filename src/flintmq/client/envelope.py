@@ -13,12 +13,14 @@ body without an envelope is passed on as it is. The first byte begins no text in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from struct import Struct
 
 import msgspec
 
-from flintmq.errors import BodyError, LocalProtocolError
+from flintmq.errors import LocalProtocolError
+from flintmq.wire.client import Record
+from flintmq.wire.extended import JSON, Extension
 
 MAGIC = b"\xf1FMH"
 HEADERS_SIZE_MAX = 2**16 - 1
@@ -39,21 +41,24 @@ def wrap(headers: Mapping[str, str], body: bytes) -> bytes:
     return _HEAD.pack(MAGIC, len(encoded)) + encoded + body
 
 
-def unwrap(data: bytes) -> tuple[dict[str, str], bytes]:
-    """Take headers and body apart; no headers and all of it if there is no envelope.
-
-    Raises:
-        BodyError: it begins as an envelope and is none.
-    """
-    if not data.startswith(MAGIC):
-        return {}, data
-    if len(data) < _HEAD.size:
-        raise BodyError("an envelope", f"it ends after {len(data)} bytes")
+def unwrap(data: bytes) -> tuple[bytes, bytes]:
+    """Take headers (as JSON) and body apart; no headers and all of it if there is no envelope, or a broken one."""
+    if not data.startswith(MAGIC) or len(data) < _HEAD.size:
+        return b"", data
     _, size = _HEAD.unpack_from(data)
     end = _HEAD.size + size
     if end > len(data):
-        raise BodyError("an envelope", f"it has {len(data)} bytes and says {end} of headers alone")
-    try:
-        return msgspec.json.decode(data[_HEAD.size : end], type=dict[str, str]), data[end:]
-    except msgspec.MsgspecError as error:
-        raise BodyError("an envelope", f"its headers: {error}") from error
+        return b"", data
+    return data[_HEAD.size : end], data[end:]
+
+
+def open_all(records: Sequence[Record]) -> tuple[list[Record], dict[bytes, Extension]]:
+    """Take messages out of their envelopes; headers by message id."""
+    opened: list[Record] = []
+    extensions: dict[bytes, Extension] = {}
+    for timestamp_ns, attempts, message_id, data in records:
+        headers, body = unwrap(data)
+        if headers:
+            extensions[message_id] = Extension(JSON, headers, -1, 0)
+        opened.append((timestamp_ns, attempts, message_id, body))
+    return opened, extensions

@@ -70,6 +70,7 @@ class Flow(Generic[Link]):
         self._loop: Timers | None = None
         self._joined: dict[Link, Share] = {}
         self._orphaned: dict[Link, Share] = {}
+        self._holds: dict[Link, Timer] = {}
         self._plan_timer: Timer | None = None
         self._backoff_timer: Timer | None = None
 
@@ -89,7 +90,7 @@ class Flow(Generic[Link]):
 
     def close(self) -> None:
         """Cancel all timers."""
-        for timer in (self._plan_timer, self._backoff_timer):
+        for timer in (self._plan_timer, self._backoff_timer, *self._holds.values()):
             if timer is not None:
                 timer.cancel()
 
@@ -154,6 +155,7 @@ class Flow(Generic[Link]):
         share = self._joined.pop(connection, None)
         if share is None:
             return
+        self._end_hold(connection)
         self._rdy.shares.remove(share)
         share.settled(dropped)
         if share.in_flight > 0:
@@ -205,6 +207,26 @@ class Flow(Generic[Link]):
         """Count a failed message for the backoff."""
         if self._backoff.state is not BackoffState.WAITING:
             self._back_off(self._backoff.failure())
+
+    def hold(self, connection: Link, wait_s: float) -> None:
+        """Want nothing over one connection for a while; the others go on."""
+        share = self._joined.get(connection)
+        if share is None or self._loop is None:
+            return
+        share.is_paused = True
+        self.replan()
+        self._end_hold(connection)
+        self._holds[connection] = self._loop.call_later(wait_s, self._unhold, connection)
+
+    def _unhold(self, connection: Link) -> None:
+        self._end_hold(connection)
+        if (share := self._joined.get(connection)) is not None:
+            share.is_paused = False
+            self.replan()
+
+    def _end_hold(self, connection: Link) -> None:
+        if (timer := self._holds.pop(connection, None)) is not None:
+            timer.cancel()
 
     def replan(self) -> None:
         """Let the policy decide and send what it says."""

@@ -100,9 +100,10 @@ class Delivery:
     Attributes:
         partition: they are of; None: NSQ's own ids, no partition.
         extensions: what stood in front of their bodies, by message id; None: nothing does.
+        failed: told of the attempts of one whose handler failed, instead of the owner.
     """
 
-    __slots__ = ("link", "owner", "received_at", "expires_at", "records", "partition", "extensions")
+    __slots__ = ("link", "owner", "received_at", "expires_at", "records", "partition", "extensions", "failed")
 
     def __init__(self, link: Link, owner: Owner, received_at: float, records: Sequence[Record]) -> None:
         self.link = link
@@ -112,12 +113,14 @@ class Delivery:
         self.records = records
         self.partition: int | None = None
         self.extensions: dict[bytes, Extension] | None = None
+        self.failed: Callable[[int], None] | None = None
 
     def with_records(self, records: Sequence[Record]) -> Delivery:
         """The same with other messages."""
         other = Delivery(self.link, self.owner, self.received_at, records)
         other.partition = self.partition
         other.extensions = self.extensions
+        other.failed = self.failed
         return other
 
 
@@ -294,7 +297,7 @@ class Message(Generic[Value]):
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
         if backoff:
-            owner.message_failed()  # first, so that its RDY 0 finds nsqd before it can deliver the message again
+            self._note_failure()  # first, so that its RDY 0 finds nsqd before it can deliver the message again
         if self.time_left > 0.0:
             self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
         else:
@@ -338,9 +341,15 @@ class Message(Generic[Value]):
     def _settle_failed(self, error: Exception) -> None:
         log.warning("message %r of %s failed, attempts %d", self.id, self.nsqd, self.attempts, exc_info=error)
         if self._answer:
-            self._delivery.owner.message_failed()
+            self._note_failure()
         else:
             Message.requeue(self, backoff=True)
+
+    def _note_failure(self) -> None:
+        if self._delivery.failed is None:
+            self._delivery.owner.message_failed()
+        else:
+            self._delivery.failed(self.attempts)
 
     def mark_finished(self) -> bool:
         """Note that the caller sends the FIN itself; False if the message was answered before."""

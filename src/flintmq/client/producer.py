@@ -16,15 +16,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, overload
+from typing import TYPE_CHECKING, Self, overload
 
 from flintmq.client.admission import Admission
 from flintmq.client.backoff import jittered_s
 from flintmq.client.connection import Connection
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
+from flintmq.client.envelope import wrap
 from flintmq.client.links import Links
 from flintmq.client.options import (
     DELAY_MAX_S,
@@ -54,8 +56,8 @@ from flintmq.client.publish import (
 )
 from flintmq.client.routing import Routes
 from flintmq.client.security import Refusals
-from flintmq.client.sending import Policy, Sender
-from flintmq.client.sharding import ShardingId, partition_of
+from flintmq.client.sending import Policy, Sender, partition_of
+from flintmq.client.sharding import ShardingId
 from flintmq.client.stats import ProducerStats
 from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.env import Env
@@ -69,6 +71,9 @@ from flintmq.errors import (
 )
 from flintmq.wire.client import MessageFailed, Record
 from flintmq.wire.extended import TRACE_ID_MAX
+
+if TYPE_CHECKING:
+    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -107,6 +112,7 @@ class Producer:
         sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
             producers of a topic must agree.
         trace: topics to trace from the start, see :meth:`trace`.
+        telemetry: a span of OpenTelemetry for every publish, its context carried with the message.
         max_bytes_in_flight: bytes on their way, 64 for each message included; more have to wait.
         lookup_interval: until a topic's nsqd are looked up again.
         lookup_timeout: until an nsqlookupd must have answered.
@@ -132,6 +138,7 @@ class Producer:
         max_bytes_in_flight: int = BYTES_IN_FLIGHT_MAX,
         sharding: str = "murmur3",
         trace: Iterable[str] = (),
+        telemetry: Telemetry | None = None,
         lookup_interval: Seconds = 60.0,
         lookup_timeout: Seconds = 5.0,
         options: ConnectionOptions | None = None,
@@ -163,6 +170,7 @@ class Producer:
             sharding,
             self._lookup is not None,
         )
+        self._telemetry = telemetry
         self._traced: set[str] = set()
         for topic in trace:
             self.trace(topic)
@@ -313,6 +321,25 @@ class Producer:
         check_topic(topic)
         data = checked_body(body)
         deadline = self._deadline(timeout)
+        if self._telemetry is None:
+            return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
+        with self._telemetry.publishing(topic, 1, len(data)) as carried:
+            if self._routes.is_extended(topic):
+                headers = {**(headers or {}), **carried}
+            elif self._telemetry.has_envelope:
+                data = wrap(carried, data)
+            return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
+
+    async def _pub(
+        self,
+        topic: str,
+        data: bytes,
+        deadline: float,
+        sharding_id: ShardingId | None,
+        partition: int | None,
+        trace_id: int | None,
+        headers: Mapping[str, object] | None,
+    ) -> Published | None:
         cost = message_cost(data)
         is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
         if is_plain and topic not in self._traced:
@@ -365,12 +392,23 @@ class Producer:
         data = checked_bodies(bodies)
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
-        publish = Publish(topic, data, [], self._deadline(timeout), messages_cost(data))
-        self._place(publish, sharding_id, partition)
-        if topic in self._traced:
-            publish.trace_ids = [self._new_trace_id() for _ in data]
-        await self._admission.admit(publish.cost, publish.deadline)
-        await self._publish(publish)
+        deadline = self._deadline(timeout)
+        with self._span(topic, data) as enveloped:
+            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped))
+            self._place(publish, sharding_id, partition)
+            if topic in self._traced:
+                publish.trace_ids = [self._new_trace_id() for _ in data]
+            await self._admission.admit(publish.cost, publish.deadline)
+            await self._publish(publish)
+
+    @contextmanager
+    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[list[bytes]]:
+        """A span around a publish, if that is wanted; yields the bodies, in envelopes if that is wanted as well."""
+        if self._telemetry is None:
+            yield bodies
+            return
+        with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
+            yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies
 
     async def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -384,9 +422,11 @@ class Producer:
         check_topic(topic)
         defer_ms = milliseconds(delay, "delay", 0, DELAY_MAX_S)
         data = checked_body(body)
-        publish = Publish(topic, [data], [], self._deadline(timeout), message_cost(data), defer_ms=defer_ms)
-        await self._admission.admit(publish.cost, publish.deadline)
-        await self._publish(publish)
+        deadline = self._deadline(timeout)
+        with self._span(topic, [data]) as enveloped:
+            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
+            await self._admission.admit(publish.cost, publish.deadline)
+            await self._publish(publish)
 
     def _place(self, publish: Publish, sharding_id: ShardingId | None, partition: int | None) -> None:
         """Note where a publish must go, if that is not all the same."""

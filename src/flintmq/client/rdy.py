@@ -37,6 +37,7 @@ class Share:
         remaining: that level minus the messages that came since.
         in_flight: messages delivered and not answered.
         is_started: a message has come, or nothing needs to be waited for.
+        is_paused: nothing is wanted over this connection for now.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Share:
     remaining: int = 0
     in_flight: int = 0
     is_started: bool = False
+    is_paused: bool = False
     last_message_at: float = 0.0
     granted_at: float = 0.0
     held_count: int = 0
@@ -147,10 +149,12 @@ class RdyPolicy:
         """
         budget = max(0, self.max_in_flight - self.orphan_count)
         permits = budget if self.limit is None else min(budget, self.limit)
-        if permits < len(self.shares):
-            wanted = self._permits(now, order, permits)
+        active = self._active
+        if permits < len(active):
+            wanted = self._permits(now, [share for share in order if not share.is_paused], permits)
         else:
-            wanted = self._even(permits)
+            wanted = self._even(active, permits)
+        wanted += [(share, 0) for share in self.shares if share.is_paused]
         changes = [(share, count) for share, count in wanted if count < share.rdy_count]
         for share, count in changes:
             share.sent(count, now)
@@ -164,19 +168,23 @@ class RdyPolicy:
             if share.held_count > share.rdy_count
         ]
         permits = self.max_in_flight if self.limit is None else min(self.limit, self.max_in_flight)
-        if 0 < permits < len(self.shares):
+        if 0 < permits < len(self._active):
             times.extend(self._expires_at(share) for share in self.shares if share.rdy_count)
         return max(now, min(times)) if times else None
 
-    def _even(self, permits: int) -> list[tuple[Share, int]]:
+    @property
+    def _active(self) -> list[Share]:
+        return [share for share in self.shares if not share.is_paused]
+
+    def _even(self, shares: list[Share], permits: int) -> list[tuple[Share, int]]:
         """Divide evenly; what a connection with a low maximum cannot take goes to the others."""
         wanted: dict[int, int] = {}
         left = permits
-        for number, share in enumerate(sorted(self.shares, key=lambda share: share.max_rdy_count)):
-            count = min(share.max_rdy_count, left // (len(self.shares) - number))
+        for number, share in enumerate(sorted(shares, key=lambda share: share.max_rdy_count)):
+            count = min(share.max_rdy_count, left // (len(shares) - number))
             left -= count
             wanted[id(share)] = count if share.is_started else min(count, 1)
-        return [(share, wanted[id(share)]) for share in self.shares]
+        return [(share, wanted[id(share)]) for share in shares]
 
     def _permits(self, now: float, order: Sequence[Share], permits: int) -> list[tuple[Share, int]]:
         """Choose who has one message in flight: who has a permit and uses it, then who had none for longest."""
@@ -187,7 +195,7 @@ class RdyPolicy:
         for share in expired:
             if share in chosen:
                 share.granted_at = now  # nobody else is there: another turn
-        return [(share, 1 if share in chosen and share.max_rdy_count else 0) for share in self.shares]
+        return [(share, 1 if share in chosen and share.max_rdy_count else 0) for share in order]
 
     def _expires_at(self, share: Share) -> float:
         idle_at = max(share.last_message_at, share.granted_at) + self.idle_timeout_s

@@ -190,6 +190,11 @@ class Routes:
             return f"topic {topic} has partitions 0 to {count - 1}, not {partition}"
         return ""
 
+    def is_extended(self, topic: str) -> bool:
+        """Whether it is known that messages of a topic may carry headers."""
+        route = self._routes.get(topic)
+        return route is not None and route.topology.is_extended
+
     def has_headers(self, topic: str) -> bool:
         """Whether messages of a topic may carry headers; True while nobody said otherwise."""
         route = self._routes.get(topic)

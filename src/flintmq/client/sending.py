@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
-from flintmq.client import trace
+from flintmq.client import sharding, trace
 from flintmq.client.admission import Admission
 from flintmq.client.connection import AnswerLost, Connection
 from flintmq.client.lanes import Lane
@@ -39,10 +39,23 @@ from flintmq.client.publish import (
 )
 from flintmq.client.routing import Place, Routes, Turns
 from flintmq.client.security import Refusals
-from flintmq.client.sharding import partition_of
 from flintmq.client.stats import ProducerStats
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NoNsqd, NsqdError, RemoteProtocolError
+
+_cached_partition = lru_cache(maxsize=8192, typed=True)(sharding.partition_of)
+
+
+def partition_of(sharding_id: sharding.ShardingId, count: int, function: str) -> int:
+    """As :func:`flintmq.client.sharding.partition_of`, and quick: the same ids come again and again.
+
+    Raises:
+        OptionError: likewise.
+    """
+    try:
+        return _cached_partition(sharding_id, count, function)
+    except TypeError:  # it cannot be hashed, so it is no sharding id
+        return sharding.partition_of(sharding_id, count, function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +185,16 @@ class Sender:
 
     def take(self, publish: Publish) -> None:
         """Take over a publish: from here on it ends by its deadline at the latest."""
-        self.unfinished[publish] = None
-        self._arm(publish)
         if publish.keys is None:
+            self.unfinished[publish] = None
+            self._arm(publish)
             self._dispatch(publish)
         else:
             self._dispatch_in_order(publish)
+
+    def _register(self, publish: Publish) -> None:
+        self.unfinished[publish] = None
+        self._arm(publish)
 
     async def wait_idle(self) -> None:
         """Wait until everything has ended."""
@@ -307,6 +324,7 @@ class Sender:
             return
         if publish.is_done:
             return
+        self._register(publish)
         self._unresolved.setdefault(publish.topic, {})[publish] = None
         if waiting is None:
             self._look_up(publish.topic)
@@ -327,6 +345,8 @@ class Sender:
             lane = self._lanes[key] = Lane(*key)
         if lane.push(publish, self._policy.count_max, self._policy.bytes_max):
             self._forget(publish)  # another one carries its message, and its cost
+        elif publish not in self.unfinished:
+            self._register(publish)
         self._schedule(lane)
         return True
 

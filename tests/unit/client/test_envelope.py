@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import json
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from flintmq.client.envelope import MAGIC, unwrap, wrap
-from flintmq.errors import BodyError, LocalProtocolError
+from flintmq.errors import LocalProtocolError
 
 
 def test_bytes():
     data = wrap({"a": "b"}, b"body")
     assert data == b'\xf1FMH\x00\x09{"a":"b"}body'
-    assert unwrap(data) == ({"a": "b"}, b"body")
+    assert unwrap(data) == (b'{"a":"b"}', b"body")
 
 
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=50), max_size=5), st.binary(max_size=100))
 def test_round_trip(headers: dict[str, str], body: bytes):
-    assert unwrap(wrap(headers, body)) == (headers, body)
+    encoded, inner = unwrap(wrap(headers, body))
+    assert (json.loads(encoded) if headers else {}, inner) == (headers, body)
 
 
 @given(st.binary(max_size=60).filter(lambda body: not body.startswith(MAGIC)))
 def test_what_never_was_in_an_envelope_is_handed_on(body: bytes):
-    assert unwrap(body) == ({}, body)
+    assert unwrap(body) == (b"", body)
 
 
 def test_a_body_that_looks_like_an_envelope_is_put_into_one():
-    assert unwrap(wrap({}, MAGIC + b"x")) == ({}, MAGIC + b"x")
+    assert unwrap(wrap({}, MAGIC + b"x")) == (b"{}", MAGIC + b"x")
 
 
-@pytest.mark.parametrize("data", [MAGIC, MAGIC + b"\0", MAGIC + b"\0\5{}", MAGIC + b"\0\2[]x", MAGIC + b'\0\7{"a":1}'])
-def test_a_broken_envelope_is_told(data: bytes):
-    with pytest.raises(BodyError, match="an envelope"):
-        unwrap(data)
+@pytest.mark.parametrize("data", [MAGIC, MAGIC + b"\0", MAGIC + b"\0\5{}"])
+def test_what_only_begins_as_an_envelope_is_handed_on(data: bytes):
+    assert unwrap(data) == (b"", data)
 
 
 def test_headers_have_a_bound():

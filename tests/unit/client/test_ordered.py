@@ -246,6 +246,30 @@ def test_a_failed_message_comes_again_only_after_the_backoff():
     play(scenario)
 
 
+def test_while_one_partition_waits_the_others_go_on():
+    async def scenario(world):
+        world.cluster.create("t", 3, is_ordered=True)
+        messages: list[Message] = []
+
+        def handle(message: Message) -> None:
+            if message.partition == 0:
+                raise ValueError("not yet")
+            messages.append(message)
+
+        options = {"backoff": 100, "max_in_flight": 2, "low_rdy_idle_timeout": 0.5, "low_rdy_timeout": 1}
+        async with world.consumer(ordered=True, handler=handle, inline=True, **options) as consumer:
+            await fill(world, "t", 1)
+            await until(lambda: consumer.stats().failed == 1)
+            await fill(world, "t", 20, first=1)
+            await until(lambda: len(messages) == 42, 10)
+            assert consumer.stats().backoff == "normal"
+            assert consumer.stats().failed == 1
+            world.cluster.nodes["a"].sessions[0].hang_up()
+            await until(lambda: consumer.stats().failed == 2, 10)  # a new connection has not failed yet
+
+    play(scenario)
+
+
 def test_a_body_that_cannot_be_read_is_not_skipped():
     async def scenario(world):
         world.cluster.create("t", 1, is_ordered=True)

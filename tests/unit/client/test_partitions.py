@@ -482,6 +482,8 @@ def test_what_is_refused_before_anything_is_sent():
                 ({"partition": 1024}, OptionError),
                 ({"partition": 1, "sharding_id": "x"}, OptionError),
                 ({"sharding_id": 1.5}, OptionError),
+                ({"sharding_id": ["x"]}, OptionError),
+                ({"sharding_id": True}, OptionError),
                 ({"trace_id": -1}, OptionError),
                 ({"trace_id": 2**64}, OptionError),
                 ({"headers": {"##trace_id": "1"}}, LocalProtocolError),

@@ -277,3 +277,34 @@ def test_everybody_gets_a_share_in_the_end():
         plan(policy, now)
     assert levels(policy) == [6, 7, 7]
     assert "max_in_flight=20" in policy.describe()
+
+
+def test_what_is_paused_gets_nothing_and_counts_for_nothing():
+    policy = RdyPolicy(10)
+    shares = [Share(name, is_started=True) for name in "abc"]
+    policy.shares.extend(shares)
+    policy.plan(0.0, shares)
+    assert sorted(share.rdy_count for share in shares) == [3, 3, 4]
+    shares[0].is_paused = True
+    policy.plan(1.0, shares)
+    assert shares[0].rdy_count == 0
+    policy.plan(2.0, shares)
+    assert [share.rdy_count for share in shares] == [0, 5, 5]
+    shares[0].is_paused = False
+    policy.plan(3.0, shares)
+    policy.plan(4.0, shares)
+    assert sorted(share.rdy_count for share in shares) == [3, 3, 4]
+
+
+def test_who_waits_longest_is_raised_first():
+    """Levels that were lowered stay reserved for a moment; what is free meanwhile must not go round in a circle."""
+    policy = RdyPolicy(3, idle_timeout_s=0.2, tenure_s=0.5)
+    shares = [Share(name, is_started=True) for name in "abcde"]
+    policy.shares.extend(shares)
+    had: set[str] = set()
+    now = 0.0
+    for _ in range(60):
+        policy.plan(now, shares)
+        had.update(share.name for share in shares if share.rdy_count)
+        now = max(now + 0.01, policy.next_at(now) or 0.0)
+    assert had == set("abcde")
