@@ -8,6 +8,7 @@ read. Every flag of nsqd is a flag of ``flintmq up``; nsqlookupd is started firs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import os
@@ -264,7 +265,7 @@ def _serve(options: UpOptions) -> None:
     env = Env(hostname=socket.gethostname())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_signal(env, files, options))
-    print(f"stopped; the messages stay in {options.data_path}", flush=True)
+    _say(f"stopped; the messages stay in {options.data_path}")
 
 
 def _open_data_path(data_path: str) -> OsFiles:
@@ -282,7 +283,7 @@ def _open_data_path(data_path: str) -> OsFiles:
         raise UpFailed(f"cannot use {shown} as the data directory: {error.strerror}", remedy) from error
     except StorageError as error:
         raise UpFailed(str(error), remedy) from error
-    print(f"{'created' if is_new else 'using'} the data directory {shown}", flush=True)
+    _say(f"{'created' if is_new else 'using'} the data directory {shown}")
     return files
 
 
@@ -291,13 +292,19 @@ async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
     stop = asyncio.Event()
 
     def asked_to_stop() -> None:
-        print("stopping: draining connections and writing everything to disk", flush=True)
         stop.set()
+        _say("stopping: draining connections and writing everything to disk")
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)
     python = python_command()
-    await main(env, files, options, lambda where: print(greeting(where, options, python), flush=True), stop)
+    await main(env, files, options, lambda where: _say(greeting(where, options, python)), stop)
+
+
+def _say(text: str) -> None:
+    """Print; who reads it may have gone, which is no reason to end or to go on."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def _listening(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd) -> Listening:

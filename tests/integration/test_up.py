@@ -175,6 +175,21 @@ def test_it_stops_in_order_and_the_data_stays(number, tmp_path, started, up):
     assert consume(again) == "hello\n"
 
 
+def test_it_stops_when_nobody_reads_what_it_prints(tmp_path):
+    command = [sys.executable, "-m", "flintmq", "up", "--free-ports"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment())
+    try:
+        assert process.stdout is not None
+        while "Ctrl-C stops it" not in process.stdout.readline():
+            pass
+        process.stdout.close()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_second_one_says_that_the_directory_is_in_use(tmp_path, up):
     said = failure(tmp_path, "--free-ports")
     assert f"the data directory {tmp_path / 'flintmq-data'} is in use by another nsqd or flintmq up" in said
