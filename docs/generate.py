@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flintmq.net.http_auth import PERMISSIONS, permissions_table
+from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import example_file, reference_page
 from flintmq.wire.codes import CODES
@@ -22,6 +25,7 @@ def generated() -> dict[str, str]:
     return {
         "docs/reference/options.md": reference_page([NsqdOptions, NsqlookupdOptions]),
         "docs/reference/protocol.md": protocol_page(),
+        "docs/reference/http-permissions.md": http_permissions_page(),
         "contrib/nsqd.cfg.example": example_file(NsqdOptions),
         "contrib/nsqlookupd.cfg.example": example_file(NsqlookupdOptions),
     }
@@ -58,7 +62,7 @@ def protocol_page() -> str:
     lines = [
         "# The TCP protocol",
         "",
-        "NSQ's protocol V2, with three commands added. This page is generated from `src/flintmq/wire/commands.py` and",
+        "NSQ's protocol V2, with commands added (column `from`). Generated from `src/flintmq/wire/commands.py` and",
         "`src/flintmq/wire/codes.py`.",
         "",
         "## Commands",
@@ -85,6 +89,24 @@ def protocol_page() -> str:
         lines.append(
             f"| {code.name} | {'yes' if code.fatal else 'no'} | {action}{unknown} | {code.origin} | {code.about} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def http_permissions_page() -> str:
+    """What each HTTP request of the daemons asks for, from their tables."""
+    lines = [
+        "# Permissions of the HTTP APIs",
+        "",
+        "With `--http-auth-tokens-file`; see [http-auth.md](../http-auth.md). Generated from",
+        "`src/flintmq/nsqd/http_permissions.py` and `src/flintmq/nsqlookupd/http_permissions.py`. Requests that are",
+        "not listed, such as those below `/debug/`, ask for `admin` of all topics.",
+        "",
+        *(f"- `{name}`: {about}" for name, about in PERMISSIONS.items()),
+        "",
+        *permissions_table("nsqd", NSQD_TABLE),
+        "",
+        *permissions_table("nsqlookupd", NSQLOOKUPD_TABLE),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -24,6 +24,7 @@ WRITE_BUFFER_MAX_BYTES = 16 * 1024 * 1024
 DELIVERY_BYTES_MAX = 256 * 1024  # one slice handed to a connection
 EPHEMERAL_DEPTH_MIN = 100  # what #ephemeral topics and channels hold with --mem-queue-size=0; NSQ's lose everything
 CHANNEL_WINDOW_MAX = 1_000_000  # messages between the confirmed floor and the delivery cursor
+CHANNEL_HOLES_MAX = 4096  # stretches ahead of a channel's cursor that it leaves out
 WINDOW_DEFERRED_MAX = 4096  # deferred messages a channel keeps in its window before it moves them to disk
 DEFER_IN_WINDOW_NS = 60 * 1_000_000_000  # longer delays go to disk at once
 CURSOR_FLUSH_S = 0.1  # how often progress of channels is written: what a kill -9 may repeat

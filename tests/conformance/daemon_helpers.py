@@ -168,6 +168,7 @@ class FakeNsqlookupd:
         closed: numbers of the connections that nsqd has closed.
         is_mute: commands are taken and not answered while this is set.
         answers: instead of OK, by the first word of the command.
+        body_commands: first words of the commands, beside IDENTIFY, that are followed by a sized body.
         http_port: what IDENTIFY is answered.
     """
 
@@ -178,6 +179,7 @@ class FakeNsqlookupd:
         self.closed: list[int] = []
         self.is_mute = False
         self.answers: dict[str, bytes] = {}
+        self.body_commands: tuple[str, ...] = ()
         self.http_port = unused_port()
         self._sockets: list[socket.socket] = []
         self._server = _Server(("127.0.0.1", port), _Handler)
@@ -253,6 +255,8 @@ class _Handler(socketserver.StreamRequestHandler):
             fake.identities.append(json.loads(self.rfile.read(_INT32.unpack(self.rfile.read(4))[0])))
             about = {"broadcast_address": "127.0.0.1", "hostname": "h", "tcp_port": fake.port, "version": "1.3.0"}
             answer = json.dumps({**about, "http_port": fake.http_port}).encode()
+        elif line.partition(" ")[0] in fake.body_commands:
+            self.rfile.read(_INT32.unpack(self.rfile.read(4))[0])
         fake.told.append(Told(time.monotonic(), number, line))
         if not fake.is_mute:
             self.wfile.write(sized(fake.answers.get(line.partition(" ")[0], answer)))

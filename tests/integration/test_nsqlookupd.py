@@ -243,7 +243,7 @@ class TestProtocol:
             nsqd.identify()
             assert nsqd.send(b"REGISTER flow chan\n") == b"OK"
             assert nsqd.send(b"REGISTER flow\n") == b"OK"
-            assert shared.get("/lookup?topic=flow&access=r&metainfo=true") == {
+            assert shared.get("/lookup?topic=flow") == {
                 "channels": ["chan"],
                 "producers": [
                     {
@@ -407,7 +407,7 @@ class TestHttpApi:
             ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
             ("POST", "/lookup?topic=t", 405, "METHOD_NOT_ALLOWED"),
             ("GET", "/topic/create?topic=t", 405, "METHOD_NOT_ALLOWED"),
-            ("GET", "/listlookup", 404, "NOT_FOUND"),
+            ("GET", "/lookups", 404, "NOT_FOUND"),
             ("GET", "/create_topic?topic=t", 404, "NOT_FOUND"),
         ],
     )

@@ -27,16 +27,32 @@ from itertools import islice
 from typing import Any
 
 from flintmq.broker.channel import ASIDE_PENDING_MAX, Channel, ChannelState
+from flintmq.broker.creating import TopicConflict as TopicConflict
+from flintmq.broker.creating import TopicCreation
 from flintmq.broker.deferred import AsideStore
 from flintmq.broker.latency import Latency
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.retention import Retention, drop_consumed
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
+from flintmq.broker.work import (
+    DUE_COUNT_MAX,
+    DueQuery,
+    Flush,
+    NewTopic,
+    Question,
+    advance,
+    aside_statements,
+    count_aside,
+    cursor_statement,
+    keep_nothing,
+    log_directory,
+    partitions_on_disk,
+)
+from flintmq.broker.work import TOPICS_DIRECTORY as TOPICS_DIRECTORY
 from flintmq.broker.work import BrokerOptions as BrokerOptions
-from flintmq.broker.work import DueQuery, Flush, NewTopic, advance, aside_statements
 from flintmq.errors import FlintError, StorageError
-from flintmq.names import directory_name, is_ephemeral, topic_of_directory
+from flintmq.names import directory_name, is_ephemeral
 from flintmq.storage import (
     ChannelStore,
     Corruption,
@@ -48,15 +64,12 @@ from flintmq.storage import (
     ReadCache,
     channel_store,
 )
-from flintmq.topic_meta import PLAIN, TopicMeta
+from flintmq.topic_meta import PLAIN
 
-TOPICS_DIRECTORY = "topics"
-_DUE_COUNT_MAX = 1000
 _RETRY_NS = 1_000_000_000
 _TURN_WEIGHT = 1024 * 1024  # of what one partition writes in one turn, see partition.py
 _PUMPED_MAX = 128  # channels looked at in one turn, and
 _PUMPED_LATE_MAX = 64  # as many more of those that earlier turns left over
-_CREATIONS_MAX = 16  # topics whose files are made at once
 
 
 class TopicNotFound(FlintError):
@@ -67,11 +80,7 @@ class ChannelNotFound(FlintError):
     """The topic has no such channel."""
 
 
-class TopicConflict(FlintError):
-    """There is a topic of that name that was created otherwise."""
-
-
-class Broker:
+class Broker(TopicCreation):
     """Owner of all topics.
 
     Args:
@@ -114,7 +123,9 @@ class Broker:
         self._armed_count = 0
         self._metadata: list[channel_store.Statement] = []
         self._metadata_waiters: list[Callable[[BaseException | None], None]] = []
+        self._is_meta_new = False
         self._removals: list[str] = []
+        self._questions: list[Question] = []
         self._cursors: dict[Channel, tuple[int, Partition]] = {}
         self._next_cursor = 1
         self._removal_count = 0
@@ -130,7 +141,6 @@ class Broker:
         Raises:
             StorageError: the data directory cannot be used.
         """
-        files = self._files
         stored = self._store.load()
         floors = self._floors.load()
         cursors: dict[tuple[str, int], list[channel_store.StoredCursor]] = {}
@@ -138,17 +148,7 @@ class Broker:
             advance(cursor, floors.get(cursor.id, 0))
             cursors.setdefault((cursor.topic, cursor.partition), []).append(cursor)
             self._next_cursor = max(self._next_cursor, cursor.id + 1)
-        found: dict[str, list[int]] = {}
-        for directory in files.list(TOPICS_DIRECTORY):
-            if directory.startswith("deleted-"):
-                files.remove_directory(f"{TOPICS_DIRECTORY}/{directory}")
-                continue
-            try:
-                name = topic_of_directory(directory)
-            except ValueError:
-                continue
-            numbers = [int(part[2:]) for part in files.list(f"{TOPICS_DIRECTORY}/{directory}") if part[:2] == "p-"]
-            found[name] = sorted(numbers) or [0]
+        found = partitions_on_disk(self._files)
         for name in stored.topics:
             _, held = stored.metas.get(name, (PLAIN, [0]))
             found[name] = sorted({*found.get(name, ()), *held})
@@ -192,11 +192,12 @@ class Broker:
             topic.channel_names[channel_name] = paused
             for number, partition in partitions.items():
                 cursor = next((c for c in cursors.get((name, number), []) if c.channel == channel_name), None)
-                self._add_channel(topic, partition, channel_name, cursor, paused)
+                channel = self._add_channel(topic, partition, channel_name, cursor, paused)
+                channel.skipped = (name, channel_name) in stored.skipped
 
     def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog:
         options = self._log_options(number, wall_ns)
-        directory = _log_directory(topic, number)
+        directory = log_directory(topic, number)
         return PartitionLog.open(self._files, directory, next_sequence_min=next_sequence_min, **options)
 
     def _log_options(self, number: int, wall_ns: int) -> dict[str, Any]:
@@ -254,138 +255,7 @@ class Broker:
         return topic
 
     def _new_log(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
-        return PartitionLog.new(self._files, _log_directory(topic, number), **self._log_options(number, wall_ns))
-
-    def create_partitions(
-        self, name: str, meta: TopicMeta, numbers: Iterable[int], wall_ns: int, starting: bool = False
-    ) -> Topic:
-        """Create those of ``numbers`` that are not here, and the topic with them; their files are made later.
-
-        It is durable once :meth:`when_metadata_durable` calls back for the topic.
-
-        Raises:
-            TopicConflict: there is a plain topic of that name, or one with another meta.
-            StorageError: a partition cannot be added to a topic that is there.
-        """
-        topic = self.topics.get(name)
-        if topic is not None:
-            if topic.meta != meta:
-                what = "with other properties" if topic.meta.is_partitioned else "without partitions"
-                raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
-            for number in numbers:
-                if number not in topic.partitions:
-                    self._add_partition(topic, number, wall_ns)
-            return topic
-        partitions = {}
-        for number in sorted(numbers):
-            log = self._new_log(name, number, wall_ns)
-            log.raw_ids = True
-            partitions[number] = Partition(name, number, log)
-        topic = self.topics[name] = Topic(name, partitions, meta=meta)
-        new = NewTopic(topic, [Creation(p.log) for p in partitions.values()], is_recorded=False)  # type: ignore[arg-type]
-        self._creations[topic] = new
-        self._metadata.append(channel_store.put_topic(name, False))
-        self._metadata.append(channel_store.put_topic_meta(name, meta, partitions))
-        self._metadata_waiters.append(lambda error: self._recorded(new, error))
-        if starting:
-            self._hold_back(topic)
-        self.on_topic_change(name, None, True)
-        return topic
-
-    def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
-        """The database has a new topic's meta, or could not take it."""
-        if self._creations.get(new.topic) is not new:
-            return  # deleted meanwhile
-        if error is None:
-            new.is_recorded = True
-        else:
-            del self._creations[new.topic]
-            self._refuse_topic(new, StorageError(f"cannot create topic {new.topic.name}: {error}"))
-
-    def _add_partition(self, topic: Topic, number: int, wall_ns: int) -> None:
-        """Give a topic that is there one more partition; rare, so its files are made at once."""
-        try:
-            log = self._open_log(topic.name, number, wall_ns, 1)
-        except OSError as error:
-            raise StorageError(f"cannot add partition {number} of topic {topic.name}: {error}") from error
-        log.raw_ids = True
-        partition = Partition(topic.name, number, log)
-        partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
-        topic.add(partition)
-        for channel_name, paused in topic.channel_names.items():
-            self._add_channel(topic, partition, channel_name, None, paused)
-        self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions))
-        self._put_partition(partition)
-        self.on_topic_change(topic.name, None, True)
-
-    @property
-    def has_creations(self) -> bool:
-        """Whether files of topics are to be made, or are being made."""
-        return any(new.is_recorded for new in self._creations.values())
-
-    def take_creations(self) -> list[NewTopic]:
-        """Topics whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""
-        taken = list(islice((new for new in self._creations.values() if new.is_recorded), _CREATIONS_MAX))
-        for new in taken:
-            # one after the other, so that no directory is made that an earlier topic of that name has not left yet
-            assert not new.is_under_way, "the last ones have ended"
-            new.is_under_way = True
-        return taken
-
-    def creations_ended(self, created: Sequence[NewTopic]) -> None:
-        """Take note of files that were made, or could not be."""
-        for new in created:
-            topic = new.topic
-            del self._creations[topic]
-            error = new.error
-            if self.topics.get(topic.name) is not topic:
-                self._created_too_late(new)
-            elif error is not None:
-                self.write_error = StorageError(f"cannot create topic {topic.name}: {error}")
-                self._refuse_topic(new, self.write_error)
-            else:
-                new.finish()
-                self._metadata.append(channel_store.put_topic(topic.name, topic.paused))
-                for partition in topic.partitions.values():
-                    if partition.paused_at is not None:
-                        self._put_partition(partition)
-                    if partition.has_pending:
-                        self._publishing[partition] = None
-                self._metadata_waiters += new.waiters
-
-    def _created_too_late(self, new: NewTopic) -> None:
-        """It was deleted meanwhile."""
-        self._deleted_early.remove(new)
-        if new.error is None:
-            new.finish()
-            try:
-                self._remove_files(new.topic.name)
-            except StorageError as error:
-                self.on_problem(error)
-        self._metadata_waiters += new.waiters
-
-    def _refuse_topic(self, new: NewTopic, error: StorageError) -> None:
-        """Undo a topic that could not be created; the next who asks for it tries again."""
-        topic = new.topic
-        has_rows = topic.channel_names or topic.paused or topic.meta.is_partitioned  # in the database
-        for channel_name in list(topic.channel_names):
-            self.delete_channel(topic, channel_name)
-        if has_rows:
-            self._metadata += channel_store.delete_topic(topic.name)
-        for partition in topic.partitions.values():
-            self._publishing.pop(partition, None)
-            partition.refuse(error)
-        del self.topics[topic.name]
-        self.on_topic_change(topic.name, None, False)
-        for waiter in new.waiters:
-            waiter(error)
-
-    def _hold_back(self, topic: Topic) -> None:
-        topic.is_starting = True
-        for partition in topic.partitions.values():
-            partition.paused_at = partition.backlog_start
-            if not topic.ephemeral and topic not in self._creations:
-                self._put_partition(partition)  # a topic that died before its start has it after a restart
+        return PartitionLog.new(self._files, log_directory(topic, number), **self._log_options(number, wall_ns))
 
     def start_topic(self, topic: Topic) -> None:
         """Begin to hand out what a starting topic has taken so far, to every channel from the first message on."""
@@ -466,9 +336,7 @@ class Broker:
         Raises:
             ChannelNotFound: the topic has no such channel.
         """
-        if name not in topic.channel_names:
-            raise ChannelNotFound(name)
-        for channel in topic.channels(name):
+        for channel in self.parts(topic, name):
             if (channel.keep_floor is not None) != is_ordered and not topic.meta.ordered:
                 self._order(channel, is_ordered)
                 self.mark(channel)
@@ -476,7 +344,7 @@ class Broker:
     def _order(self, channel: Channel, is_ordered: bool) -> None:
         identity, partition = self._cursors[channel]
         is_durable = not channel.ephemeral and not is_ephemeral(partition.topic_name)
-        keep = partial(self._floors.put, identity) if is_durable else _keep_nothing
+        keep = partial(self._floors.put, identity) if is_durable else keep_nothing
         channel.deliver_in_order(keep if is_ordered else None)
 
     def when_metadata_durable(
@@ -510,6 +378,8 @@ class Broker:
         for partition in topic.partitions.values():
             channel = partition.channels.pop(name)
             subscriptions += channel.subscriptions
+            if channel.skipped:
+                self._metadata += channel_store.put_skip(topic.name, name, False)
             self._forget(channel)
             if not partition.channels:
                 # as in nsqd, what was handed to the deleted channel is gone; the next one starts from here
@@ -600,10 +470,8 @@ class Broker:
         Raises:
             ChannelNotFound: the topic has no such channel.
         """
-        if name not in topic.channel_names:
-            raise ChannelNotFound(name)
-        topic.channel_names[name] = paused
-        for channel in topic.channels(name):
+        for channel in self.parts(topic, name):
+            topic.channel_names[name] = paused
             channel.paused = paused
             self.mark(channel)
         if not is_ephemeral(name) and not topic.ephemeral:
@@ -633,14 +501,57 @@ class Broker:
         Raises:
             ChannelNotFound: the topic has no such channel.
         """
+        for channel in self.parts(topic, name):
+            channel.empty()
+            self.was_changed(channel)
+
+    def parts(self, topic: Topic, name: str) -> list[Channel]:
+        """A channel in every partition.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel.
+        """
         if name not in topic.channel_names:
             raise ChannelNotFound(name)
-        for channel in topic.channels(name):
-            channel.empty()
-            self.mark(channel)
-        if not is_ephemeral(name) and not topic.ephemeral:
-            # nothing of this row changes: it makes who waits for metadata wait for the flush that has the cursors
-            self._metadata.append(channel_store.put_channel(topic.name, name, topic.channel_names[name]))
+        return topic.channels(name)
+
+    def was_changed(self, channel: Channel) -> None:
+        """Let whoever asks for durability wait for what an operator has just done to a channel."""
+        identity, partition = self._cursors[channel]
+        if channel.keep_floor is not None:
+            self._floors.forget(identity)  # it may have gone back
+            self._questions.append(Question(lambda _store: self._floors.sync(), self._synced))
+        channel.dirty = True
+        self._flushing[channel] = None
+        self.mark(channel)
+        if not channel.ephemeral and not is_ephemeral(partition.topic_name):
+            # the skip is told again to have a row: who waits for metadata waits for the flush that has the cursor
+            self._metadata += channel_store.put_skip(partition.topic_name, channel.name, channel.skipped)
+
+    def has(self, channel: Channel) -> bool:
+        """Whether a channel has not been deleted."""
+        return channel in self._cursors
+
+    @property
+    def clock_shift_ns(self) -> int:
+        """What is added to due times on their way to the disk: how far the wall clock has been set since the start."""
+        return self._clock_shift_ns
+
+    def _synced(self, _answer: object, error: BaseException | None) -> None:
+        if isinstance(error, StorageError):
+            self.on_problem(error)
+
+    def ask(self, channel: Channel, read: Callable[[ChannelStore, int], Any], then: Question.Then) -> None:
+        """Ask the database about a channel, of which everything so far is in it by then.
+
+        Args:
+            read: is given the number of the channel's cursor.
+            then: called with the answer, or with why there is none.
+        """
+        identity, _ = self._cursors[channel]
+        self._flushing[channel] = None
+        self._questions.append(Question(lambda store: read(store, identity), then))
+        self.is_flush_urgent = True
 
     def _put_partition(self, partition: Partition) -> None:
         self._metadata.append(
@@ -782,7 +693,7 @@ class Broker:
 
     def has_flush(self, wall_ns: int) -> bool:
         """Whether :meth:`take_flush` would have something to do; cheap enough for every tick."""
-        if self._metadata or self._removals:
+        if self._metadata or self._removals or self._questions:
             return True
         return any(c.dirty or c.aside.has_changes or c.aside.wants_due(wall_ns) for c in self._flushing)
 
@@ -809,9 +720,11 @@ class Broker:
         self.is_flush_urgent = False
         flush.statements = self._metadata
         flush.metadata_count = len(self._metadata)
+        flush.must_sync, self._is_meta_new = self._is_meta_new, False
         self._metadata = []
         flush.waiters, self._metadata_waiters = self._metadata_waiters, []
         flush.removals, self._removals = self._removals, []
+        flush.questions, self._questions = self._questions, []
         partitions: dict[Partition, None] = {}
         for channel in list(self._flushing):
             identity, partition = self._cursors[channel]
@@ -820,20 +733,13 @@ class Broker:
             if changes:
                 flush.changes.append((channel, changes))
                 flush.statements += aside_statements(identity, changes, self._clock_shift_ns)
+                if changes.cleared_from is not None:
+                    flush.questions.append(count_aside(channel, identity))
             if channel.dirty:
                 channel.dirty = False
                 partitions[partition] = None
                 if durable:
-                    state = channel.state()
-                    deferred = [(sequence, due_ns + self._clock_shift_ns) for sequence, due_ns in state.deferred]
-                    row = channel_store.CursorRow(
-                        state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes
-                    )
-                    flush.statements.append(
-                        channel_store.put_cursor(
-                            identity, partition.topic_name, partition.number, channel.name, row, state.window
-                        )
-                    )
+                    flush.statements.append(cursor_statement(identity, channel, partition, self._clock_shift_ns))
             aside = channel.aside
             if aside.wants_due(wall_ns):
                 flush.due.append(DueQuery(channel, identity, aside.loaded_through, aside.generation))
@@ -844,18 +750,7 @@ class Broker:
 
     def run_flush(self, flush: Flush, wall_ns: int, sync: bool) -> list[tuple[list[Any], int | None]]:
         """Write a flush and read what is due. The only method that blocks and is called off the loop."""
-        if flush.statements:
-            self._store.commit(flush.statements, sync)
-        for path in flush.removals:
-            self._files.remove_directory(path)
-        shift_ns = flush.clock_shift_ns
-        answers: list[tuple[list[Any], int | None]] = []
-        for query in flush.due:
-            after = (query.after[0] + shift_ns, query.after[1])
-            rows, next_due_ns = self._store.due(query.cursor, after, wall_ns + shift_ns, _DUE_COUNT_MAX)
-            rows = [(sequence, due_ns - shift_ns, attempts, frame) for sequence, due_ns, attempts, frame in rows]
-            answers.append((rows, None if next_due_ns is None else next_due_ns - shift_ns))
-        return answers
+        return flush.run(self._store, self._files, wall_ns, sync)
 
     def flush_ended(
         self, flush: Flush, answers: list[tuple[list[Any], int | None]], error: BaseException | None, wall_ns: int
@@ -864,6 +759,7 @@ class Broker:
         if error is not None:
             self._metadata = flush.statements[: flush.metadata_count] + self._metadata
             self._removals = flush.removals + self._removals
+            self._is_meta_new = self._is_meta_new or flush.must_sync
             for channel, changes in flush.changes:
                 channel.aside.restore_changes(changes)
             for channel in self._cursors:
@@ -873,7 +769,7 @@ class Broker:
             for channel, _ in flush.changes:
                 if channel in self._cursors:
                     self.mark(channel)
-            self.has_more_due = any(len(rows) == _DUE_COUNT_MAX for rows, _ in answers)
+            self.has_more_due = any(len(rows) == DUE_COUNT_MAX for rows, _ in answers)
             for query, (rows, next_due_ns) in zip(flush.due, answers, strict=True):
                 query.channel.aside.accept_due(rows, next_due_ns, query.generation)
                 if query.channel in self._cursors:
@@ -881,6 +777,8 @@ class Broker:
             for partition, floor in flush.floors:
                 partition.durable_floor = floor
                 self._retain(partition, wall_ns)
+        for question in flush.questions:
+            question.then(question.answer, error or question.error)
         for waiter in flush.waiters:
             waiter(error)
 
@@ -918,11 +816,3 @@ class Broker:
     def describe(self) -> str:
         """A picture of the state for humans and failing tests."""
         return "\n".join(p.describe() for t in self.topics.values() for p in t.partitions.values())
-
-
-def _keep_nothing(_floor: int) -> None:
-    """Of a channel that does not outlive the process."""
-
-
-def _log_directory(topic: str, partition: int) -> str:
-    return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"

@@ -33,16 +33,21 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from flintmq.batch import Batch
 from flintmq.broker.deferred import Aside, AsideStore
 from flintmq.broker.latency import Latency
-from flintmq.broker.ranges import forget_range, ranges_of
+from flintmq.broker.ranges import add_range, forget_range, ranges_of
 from flintmq.broker.ready import ReadyLines, RunDeadlines
+from flintmq.broker.state import ChannelState as ChannelState
+from flintmq.broker.state import Held, Log
 from flintmq.broker.subscription import Locality, Run, Subscription
-from flintmq.limits import CHANNEL_WINDOW_MAX, DEFER_IN_WINDOW_NS, DELIVERY_BYTES_MAX, WINDOW_DEFERRED_MAX
+from flintmq.limits import (
+    CHANNEL_WINDOW_MAX,
+    DEFER_IN_WINDOW_NS,
+    DELIVERY_BYTES_MAX,
+    WINDOW_DEFERRED_MAX,
+)
 from flintmq.message import internal_id, with_attempts
 from flintmq.names import is_ephemeral
 
@@ -50,49 +55,6 @@ DONE, SLOT_MAX, SHARED, DEFERRED, QUEUED = 0, 250, 251, 254, 255
 _NOT_DONE = re.compile(rb"[^\x00]")
 _RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
 ASIDE_PENDING_MAX = 1000  # rows waiting for the database before the cursor stops at deferred messages
-
-
-class Log(Protocol):
-    """What a channel needs of a partition's log."""
-
-    @property
-    def start_sequence(self) -> int: ...
-
-    @property
-    def next_sequence(self) -> int: ...
-
-    @property
-    def committed_sequence(self) -> int: ...
-
-    def read(self, sequence: int) -> Batch | None: ...
-
-
-@dataclass(slots=True)
-class Held:
-    """A message in flight with a deadline of its own."""
-
-    deadline_ns: int
-    delivered_ns: int
-
-
-@dataclass(slots=True)
-class ChannelState:
-    """What of a channel survives a restart.
-
-    Attributes:
-        floor: every sequence below is finished or aside.
-        window: one byte per message from floor on, 1 for done.
-        deferred: (sequence, due wall ns) of deferred messages in the window.
-        attempts: (sequence, deliveries so far) where that is not 1.
-        holes: (first, end) ranges that this channel never gets.
-    """
-
-    floor: int
-    window: bytes = b""
-    deferred: list[tuple[int, int]] = ()  # type: ignore[assignment]
-    attempts: list[tuple[int, int]] = ()  # type: ignore[assignment]
-    holes: list[tuple[int, int]] = ()  # type: ignore[assignment]
-
 
 _TO_DONE_BITS = bytes([1] + [0] * 255)
 
@@ -109,6 +71,7 @@ class Channel:
     Attributes:
         subscriptions: every consumer, in the order of their coming.
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
+        skipped: whether messages are finished without being delivered.
         keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
     """
 
@@ -128,6 +91,7 @@ class Channel:
         self.log = log
         self.aside = aside
         self.paused = False
+        self.skipped = False
         self.limit: int | None = None  # a paused topic: nothing from here on is delivered
         self.subscriptions: dict[Subscription, None] = {}
         self.in_flight_count = 0
@@ -222,7 +186,8 @@ class Channel:
     @property
     def is_idle(self) -> bool:
         """Whether a new message changes nothing now: nobody can take one, and the one at the cursor simply waits."""
-        return self._not_deferred_at == self.next and self._ready.nearest() is None and self._depth_max is None
+        is_at_rest = self._not_deferred_at == self.next and self._ready.nearest() is None
+        return is_at_rest and self._depth_max is None and not self.skipped
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
@@ -573,16 +538,18 @@ class Channel:
         """Hand out as many messages as the consumers can take, into their ``out``."""
         if self._depth_max is not None:
             self._bound_depth()
+        if self.keep_floor is not None and self._kept_floor != self.floor:
+            self.keep_floor(self.floor)
+            self._kept_floor = self.floor
+        if self.skipped and not self.paused:
+            self._skip_waiting(now_ns)
+            return
         if self.paused or self._ready.nearest() is None:
             if self.keep_floor is None:
                 self._pass_deferred(wall_ns)
             return
-        if self.keep_floor is not None:
-            if self.in_flight_count:
-                return
-            if self._kept_floor != self.floor:
-                self.keep_floor(self.floor)
-                self._kept_floor = self.floor
+        if self.keep_floor is not None and self.in_flight_count:
+            return
         if self._requeued or self.aside.ready:
             self._redeliver(now_ns)
         if self.next < self.end:
@@ -747,6 +714,8 @@ class Channel:
         if self.latency is not None:
             self.latency.delivered(self.next, min(batch.end, self.end), batch.timestamp_ns, self.floor)
         end = self.next + 1 if self.keep_floor is not None else min(batch.end, self.end)
+        if self._holes:
+            end = min(end, self._holes[0][0])
         for sequence in range(self.next, end):
             if self.aside.pending_rows >= ASIDE_PENDING_MAX:
                 return False
@@ -758,7 +727,9 @@ class Channel:
 
     def _pass_deferred(self, wall_ns: int) -> None:
         """With nobody to deliver to, take delayed messages at the cursor for what they are: deferred, not waiting."""
-        while self.next < self.end and self.next != self._not_deferred_at and not self._holes:
+        while self.next < self.end and self.next != self._not_deferred_at:
+            if self._holes and self._skip_hole():
+                continue
             batch = self.log.read(self.next)
             if batch is None or batch.first > self.next or batch.due_ns <= wall_ns:
                 self._not_deferred_at = self.next  # looked at once, however often something is published behind it
@@ -804,14 +775,36 @@ class Channel:
         """Leave sequences ``first`` to ``end`` out of this channel; they lie beyond the cursor."""
         first = max(first, self.next)
         if first < end:
-            if self._holes and self._holes[-1][1] == first:
-                self._holes[-1] = (self._holes[-1][0], end)
-            else:
-                self._holes.append((first, end))
+            add_range(self._holes, first, end)
             self.dirty = True
+
+    def _skip_waiting(self, now_ns: int) -> None:
+        """Finish what waits to be delivered: what is new, and what was queued again or has come due."""
+        for sequence in self._requeued:
+            if self._is_queued(sequence):
+                self._mark_done(sequence)
+        self._requeued.clear()
+        for sequence in self.aside.ready:
+            self.aside.finish(sequence)
+        self.aside.ready.clear()
+        while self.next < self.end:
+            room = self._window_max - len(self._window)
+            if room <= 0:
+                self._spill(now_ns)
+            else:
+                self._skip_to(min(self.end, self.next + room) if self._window else self.end)
 
     def empty(self) -> None:
         """Drop everything: waiting, in flight and deferred."""
+        self.let_go()
+        self._holes.clear()
+        self.aside.clear()
+        self.next = self.floor = max(self.end, self.next)
+        self._admitted = max(self._admitted, self.next)
+        self.dirty = True
+
+    def let_go(self) -> None:
+        """Forget what there is between floor and cursor, as if none of it had been delivered."""
         for subscription in self.subscriptions:
             subscription.in_flight_count = 0
             subscription.runs.clear()
@@ -822,12 +815,8 @@ class Channel:
         self._held_heap.clear()
         self._deferred_heap.clear()
         self._requeued.clear()
-        self._holes.clear()
-        self.aside.clear()
         self._window.clear()
-        self.next = self.floor = max(self.end, self.next)
-        self._admitted = max(self._admitted, self.next)
-        self.dirty = True
+        self._not_deferred_at = 0
 
     def confirm(self, sequence: int) -> None:
         """Finish everything below ``sequence`` that is not in flight (CURSOR); the cursor never goes back."""

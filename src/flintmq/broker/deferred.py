@@ -40,7 +40,7 @@ class Changes:
     """What the database must do for one channel, in this order: clear, put, move, remove.
 
     Attributes:
-        cleared: everything set aside before is to be forgotten.
+        cleared_from: everything set aside before is to be forgotten from this sequence on; None: nothing.
         put: sequence -> (due_ns, attempts, frame).
         moved: sequence -> (due_ns, attempts), for rows that exist.
         removed: sequences whose rows go.
@@ -49,10 +49,17 @@ class Changes:
     put: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)
     moved: dict[int, tuple[int, int]] = field(default_factory=dict)
     removed: dict[int, None] = field(default_factory=dict)
-    cleared: bool = False
+    cleared_from: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.put or self.moved or self.removed or self.cleared)
+        return bool(self.put or self.moved or self.removed or self.cleared_from is not None)
+
+    def forget_from(self, first: int) -> None:
+        """Drop what was to be done about messages from a sequence on, because they are to be forgotten."""
+        for mapping in (self.put, self.moved, self.removed):
+            for sequence in [each for each in mapping if each >= first]:
+                del mapping[sequence]
+        self.cleared_from = first if self.cleared_from is None else min(first, self.cleared_from)
 
 
 class AsideStore:
@@ -176,9 +183,9 @@ class AsideStore:
     def restore_changes(self, failed: Changes) -> None:
         """Take back changes that could not be written; newer ones win."""
         newer = self._changes
-        if newer.cleared:
-            return
-        newer.cleared = failed.cleared
+        if newer.cleared_from is not None:
+            failed.forget_from(newer.cleared_from)
+        newer.cleared_from = failed.cleared_from
         for sequence, put in failed.put.items():
             if sequence in newer.removed or sequence in newer.put:
                 continue
@@ -191,12 +198,28 @@ class AsideStore:
             if sequence not in newer.put:
                 newer.removed[sequence] = None
 
+    def knows(self, sequence: int) -> bool | None:
+        """Whether a message that is not loaded is set aside; None when only the database can tell."""
+        changes = self._changes
+        if sequence in changes.put or sequence in changes.moved:
+            return True
+        cleared_from = changes.cleared_from
+        if sequence in changes.removed or (cleared_from is not None and sequence >= cleared_from):
+            return False
+        return None if self.count else False
+
     def clear(self) -> None:
         """Forget everything."""
-        self.loaded.clear()
-        self.ready.clear()
-        self._changes = Changes(cleared=True)
-        self._loaded_through = (-1, -1)
-        self.generation += 1
+        self.clear_from(0)
         self.count = 0
         self.next_due_ns = None
+
+    def clear_from(self, first: int) -> None:
+        """Forget everything from a sequence on; :attr:`count` is right again after the next flush."""
+        for sequence in [each for each in self.loaded if each >= first]:
+            del self.loaded[sequence]
+        self.ready = deque(each for each in self.ready if each < first)
+        self._changes.forget_from(first)
+        self._loaded_through = (-1, -1)
+        self.generation += 1
+        self.next_due_ns = 0  # which is earliest of what is left, the database knows

@@ -280,6 +280,12 @@ class Latency:
         """Count one message outside of the channel's window, of which the frame is at hand."""
         self.insert(wall_ns, wall_ns - MESSAGE_HEADER.unpack_from(frame)[2], 1)
 
+    def restart(self) -> None:
+        """Forget which messages are not finished; the next that are delivered may be any."""
+        self._first = None
+        self._head = 0
+        del self._ends[:], self._timestamps[:]
+
     def _forget(self, floor: int) -> None:
         ends, head = self._ends, self._head
         while head < len(ends) and ends[head] <= floor:

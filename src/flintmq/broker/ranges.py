@@ -1,4 +1,4 @@
-"""Ranges of consecutive numbers: what a run of FINs is for a channel.
+"""Ranges of consecutive numbers: what a run of FINs is for a channel, and what it leaves out.
 
 Rules of this file: the usual case, one run in order, costs next to nothing; an end is exclusive.
 
@@ -7,6 +7,7 @@ Source: design/performance.md decision 3.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,3 +46,16 @@ def forget_range(mapping: dict[int, Any], first: int, end: int) -> None:
     else:
         for sequence in range(first, end):
             mapping.pop(sequence, None)
+
+
+def add_range(ranges: deque[tuple[int, int]], first: int, end: int) -> None:
+    """Add a range to ascending ones that do not touch each other; behind the last it costs next to nothing."""
+    behind = []
+    while ranges and ranges[-1][1] >= first:
+        start, stop = ranges.pop()
+        if start > end:
+            behind.append((start, stop))
+        else:
+            first, end = min(first, start), max(end, stop)
+    ranges.append((first, end))
+    ranges.extend(reversed(behind))

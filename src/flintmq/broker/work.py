@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.deferred import Changes
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
-from flintmq.storage import Creation, channel_store
+from flintmq.errors import StorageError
+from flintmq.names import directory_name, topic_of_directory
+from flintmq.storage import ChannelStore, Creation, Files, channel_store
+
+TOPICS_DIRECTORY = "topics"
+DUE_COUNT_MAX = 1000  # rows that came due, read at once for one channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,30 @@ class DueQuery:
 
 
 @dataclass(slots=True)
+class Question:
+    """Something that only the database knows, with everything in it that was so when it was asked.
+
+    Attributes:
+        read: asks it, off the loop.
+        then: told the answer, or why there is none.
+    """
+
+    Then = Callable[[Any, BaseException | None], None]
+
+    read: Callable[[ChannelStore], Any]
+    then: Then
+    answer: Any = None
+    error: BaseException | None = None
+
+    def ask(self, store: ChannelStore) -> None:
+        """Have it read; what goes wrong is kept."""
+        try:
+            self.answer = self.read(store)
+        except StorageError as error:
+            self.error = error
+
+
+@dataclass(slots=True)
 class Flush:
     """One transaction of progress, and what to do when it fails.
 
@@ -50,6 +80,7 @@ class Flush:
         statements: to run in order.
         due: queries to run after it.
         metadata_count: how many of the broker's metadata statements it holds.
+        must_sync: whether it has to survive a power loss, whatever the policy is.
         clock_shift_ns: what is added to due times on their way to the disk.
         changes: aside changes taken, to be given back on failure.
         floors: the floor of each partition as written.
@@ -58,15 +89,30 @@ class Flush:
     statements: list[channel_store.Statement] = field(default_factory=list)
     due: list[DueQuery] = field(default_factory=list)
     metadata_count: int = 0
+    must_sync: bool = False
     clock_shift_ns: int = 0
     waiters: list[Callable[[BaseException | None], None]] = field(default_factory=list)
     changes: list[tuple[Channel, Changes]] = field(default_factory=list)
     floors: list[tuple[Partition, int]] = field(default_factory=list)
     removals: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.statements or self.due or self.removals)
+    def run(self, store: ChannelStore, files: Files, wall_ns: int, sync: bool) -> list[tuple[list[Any], int | None]]:
+        """Write it and read what is due; blocks."""
+        if self.statements:
+            store.commit(self.statements, sync or self.must_sync)
+        for path in self.removals:
+            files.remove_directory(path)
+        shift_ns = self.clock_shift_ns
+        answers: list[tuple[list[Any], int | None]] = []
+        for query in self.due:
+            after = (query.after[0] + shift_ns, query.after[1])
+            rows, next_due_ns = store.due(query.cursor, after, wall_ns + shift_ns, DUE_COUNT_MAX)
+            rows = [(sequence, due_ns - shift_ns, attempts, frame) for sequence, due_ns, attempts, frame in rows]
+            answers.append((rows, None if next_due_ns is None else next_due_ns - shift_ns))
+        for question in self.questions:
+            question.ask(store)
+        return answers
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +160,8 @@ def aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[cha
     if shift_ns:
         put = {sequence: (due_ns + shift_ns, attempts, frame) for sequence, (due_ns, attempts, frame) in put.items()}
         moved = {sequence: (due_ns + shift_ns, attempts) for sequence, (due_ns, attempts) in moved.items()}
-    if changes.cleared:
-        statements.append(channel_store.clear_aside(identity))
+    if changes.cleared_from is not None:
+        statements.append(channel_store.clear_aside(identity, changes.cleared_from))
     if put:
         statements.append(channel_store.put_aside(identity, put))
     if moved:
@@ -123,3 +169,50 @@ def aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[cha
     if changes.removed:
         statements.append(channel_store.delete_aside(identity, changes.removed))
     return statements
+
+
+def cursor_statement(identity: int, channel: Channel, partition: Partition, shift_ns: int) -> channel_store.Statement:
+    """Write down how far a channel is."""
+    state = channel.state()
+    deferred = [(sequence, due_ns + shift_ns) for sequence, due_ns in state.deferred]
+    row = channel_store.CursorRow(state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes)
+    name, number = partition.topic_name, partition.number
+    return channel_store.put_cursor(identity, name, number, channel.name, row, state.window)
+
+
+def count_aside(channel: Channel, identity: int) -> Question:
+    """Have the messages counted that are still set aside, behind a flush that forgets some of them."""
+    aside = channel.aside
+    believed, generation = aside.count, aside.generation
+
+    def then(count: Any, error: BaseException | None) -> None:
+        if error is None and aside.generation == generation:
+            aside.count += count - believed  # it went on counting meanwhile
+
+    return Question(lambda store: store.aside_count(identity), then)
+
+
+def keep_nothing(_floor: int) -> None:
+    """Of a channel that does not outlive the process."""
+
+
+def log_directory(topic: str, partition: int) -> str:
+    """Where a partition's log is."""
+    return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"
+
+
+def partitions_on_disk(files: Files) -> dict[str, list[int]]:
+    """The partitions that every topic has a directory for; what is left of deleted topics goes."""
+    found: dict[str, list[int]] = {}
+    for directory in files.list(TOPICS_DIRECTORY):
+        path = f"{TOPICS_DIRECTORY}/{directory}"
+        if directory.startswith("deleted-"):
+            files.remove_directory(path)
+            continue
+        try:
+            name = topic_of_directory(directory)
+        except ValueError:
+            continue
+        numbers = [int(part[2:]) for part in files.list(path) if part[:2] == "p-"]
+        found[name] = sorted(numbers) or [0]
+    return found

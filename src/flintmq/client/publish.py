@@ -390,7 +390,12 @@ def is_bad_message(error: NsqdError, bodies: Sequence[bytes]) -> bool:
 def leaves_open(error: NsqdError) -> bool:
     """Whether a publish with this answer may have been stored."""
     row = CODES.get(error.code)
-    return row is not None and row.unknown_outcome
+    return row is not None and row.unknown_outcome and not is_draining(error)
+
+
+def is_draining(error: NsqdError) -> bool:
+    """Whether an nsqd refused because it drains: nothing is stored, and another nsqd will take it."""
+    return error.detail.endswith(" failed draining")
 
 
 def retry_delay_s(tries: int, chance: float) -> float:

@@ -33,6 +33,7 @@ from flintmq.client.publish import (
     TOPIC_COUNT_MAX,
     Publish,
     is_bad_message,
+    is_draining,
     leaves_open,
     refreshes_lookup,
     retry_delay_s,
@@ -467,7 +468,7 @@ class Sender:
             assert publish.partition is not None
             self._routes.drop(publish.topic, publish.partition, address, self._loop.time())
             self._turns.pop(publish.topic, None)
-        may_try = has_moved or publish.tries < self._policy.tries_max
+        may_try = has_moved or is_draining(error) or publish.tries < self._policy.tries_max
         if error.retryable and may_try and (self._policy.retries_unknown or not is_open):
             if refreshes_lookup(error):
                 self._look_up(publish.topic)

@@ -56,6 +56,7 @@ class NsqdNode:
         node_id: unique per connection: its remote address.
         last_update_ns: monotonic time of its last IDENTIFY or PING.
         distributed_id: empty for an nsqd without partitions.
+        is_draining: it takes no more messages.
     """
 
     node_id: str
@@ -69,6 +70,7 @@ class NsqdNode:
     topology_region: str = ""
     distributed_id: str = ""
     last_update_ns: int = 0
+    is_draining: bool = False
 
     @property
     def http_address(self) -> str:
@@ -349,6 +351,9 @@ class RegistrationDatabase:
         """A topic's channels, partitions and live nodes; None for an unknown topic.
 
         Of several nodes that claim a partition the first by address has it, for every nsqlookupd the same one.
+
+        Args:
+            hides_tombstoned: as who publishes has to see it, so without nodes that take no messages, too.
         """
         if topic not in self._topics:
             return None
@@ -358,7 +363,8 @@ class RegistrationDatabase:
             node = registration.node
             if not self._is_active(node, now_ns):
                 continue
-            if hides_tombstoned and registration.is_tombstoned(now_ns, self._tombstone_lifetime_ns):
+            is_tombstoned = registration.is_tombstoned(now_ns, self._tombstone_lifetime_ns)
+            if hides_tombstoned and (is_tombstoned or node.is_draining):
                 continue
             for number in registration.partitions:
                 leaders.setdefault(number, node)
@@ -404,7 +410,9 @@ class RegistrationDatabase:
                 .is_tombstoned(now_ns, self._tombstone_lifetime_ns)
                 for topic in topics
             ]
-            held = {topic: self._topics[topic].channels[TOPIC_ITSELF][entry.node.node_id].partitions for topic in topics}
+            held = {
+                topic: self._topics[topic].channels[TOPIC_ITSELF][entry.node.node_id].partitions for topic in topics
+            }
             partitions = {topic: list(numbers) for topic, numbers in held.items() if numbers}
             listed.append(NodeTopics(entry.node, topics, tombstones, partitions))
         return listed

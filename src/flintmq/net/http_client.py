@@ -9,6 +9,7 @@ Source: reference/nsq.md 2.2 (what nsqd asks nsqlookupd); design/reliability.md 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 from httptools import HttpParserError, HttpResponseParser
@@ -20,27 +21,40 @@ ANSWER_BYTES_MAX = 1024 * 1024
 _HEAD_BYTES_MAX = 64 * 1024
 
 
-async def get(host: str, port: int, target: str, *, connect_timeout_s: float, request_timeout_s: float) -> bytes:
+async def get(
+    host: str, port: int, target: str, *, connect_timeout_s: float, request_timeout_s: float, token: str = ""
+) -> bytes:
     """Return the body of the answer to ``GET target``.
+
+    Args:
+        token: shown as bearer token when not empty.
 
     Raises:
         ConnectionFailed: there is no answer with status 200 in time; its text says why.
     """
     timeouts = {"connect_timeout_s": connect_timeout_s, "request_timeout_s": request_timeout_s}
-    status, body = await ask("GET", host, port, target, **timeouts)
+    status, body = await ask("GET", host, port, target, **timeouts, token=token)
     if status != 200:
         raise ConnectionFailed(format_address(host, port), f"GET {target} was answered with status {status}")
     return body
 
 
 async def ask(
-    method: str, host: str, port: int, target: str, *, connect_timeout_s: float, request_timeout_s: float
+    method: str,
+    host: str,
+    port: int,
+    target: str,
+    *,
+    connect_timeout_s: float,
+    request_timeout_s: float,
+    token: str = "",
 ) -> tuple[int, bytes]:
     """Return status and body of the answer to a request without a body.
 
     Args:
         target: path and query, quoted already.
         request_timeout_s: from the connection to the last byte of the answer.
+        token: shown as bearer token when not empty.
 
     Raises:
         ConnectionFailed: there is no answer in time; its text says why.
@@ -50,7 +64,8 @@ async def ask(
     transport: asyncio.BaseTransport | None = None
     try:
         async with asyncio.timeout(connect_timeout_s):
-            transport, exchange = await loop.create_connection(lambda: _Exchange(address, method, target), host, port)
+            exchanges = partial(_Exchange, address, method, target, token)
+            transport, exchange = await loop.create_connection(exchanges, host, port)
         async with asyncio.timeout(request_timeout_s):
             return await exchange.answer
     except TimeoutError as error:
@@ -71,13 +86,14 @@ class _Exchange(asyncio.Protocol):
         answer: status and body.
     """
 
-    def __init__(self, address: str, method: str, target: str) -> None:
+    def __init__(self, address: str, method: str, target: str, token: str) -> None:
         self.answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._address = address
         length = "" if method == "GET" else "Content-Length: 0\r\n"
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         self._request = (
             f"{method} {target} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: nsqd\r\n"
-            f"{length}Accept: application/vnd.nsq; version=1.0\r\nConnection: close\r\n\r\n"
+            f"{length}{authorization}Accept: application/vnd.nsq; version=1.0\r\nConnection: close\r\n\r\n"
         ).encode("ascii")
         self._parser: Any = HttpResponseParser(self)
         self._body = bytearray()

@@ -173,6 +173,7 @@ class Request:
         headers: names in lower case; the first value of a repeated name.
         body: empty until the handler is called.
         remote_address: ``ip:port`` of the peer, ``@`` for a unix socket.
+        common_name: of the peer's certificate, verified or not, for the ``before`` of a server; empty without one.
         parameters: the values of ``{name}`` segments of the route.
     """
 
@@ -180,6 +181,7 @@ class Request:
         "_path",
         "_query",
         "body",
+        "common_name",
         "headers",
         "keep_alive",
         "method_bytes",
@@ -207,6 +209,7 @@ class Request:
         self.route = route
         self.parameters = parameters
         self.body = b""
+        self.common_name = ""
         self.keep_alive = True
         self.received_at_ns = 0
 

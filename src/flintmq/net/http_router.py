@@ -7,7 +7,7 @@ so that the connection knows no special cases. Source: reference/nsq.md 2.0 (htt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -94,6 +94,12 @@ class Router:
         methods[method] = route
         if "{" not in path:
             self.exact[method.encode(), path.encode()] = route
+
+    def routes(self) -> Iterator[tuple[str, str, Route]]:
+        """Every method and path, and how it is answered."""
+        for segments, methods in self._routes.items():
+            for method, route in methods.items():
+                yield method, "/" + "/".join(segments), route
 
     def resolve_slowly(self, method: str, path: bytes, query: bytes) -> tuple[Route, Mapping[str, str]]:
         """Find what answers a request that is not in :attr:`exact`."""

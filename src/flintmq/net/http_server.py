@@ -248,6 +248,7 @@ class _Connection(asyncio.Protocol):
         self._exact = server.router.exact
         self._transport: asyncio.Transport | None = None
         self._remote_address = "@"
+        self._common_name = ""
         self._parser: Any = HttpRequestParser(self)
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -278,6 +279,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._remote_address = format_peer(transport.get_extra_info("peername"))
+        if isinstance(transport, SecureTransport) and transport.tls is not None:
+            self._common_name = transport.tls.session().common_name
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         server = self._server
         is_full = len(server.connections) >= server.connections_max
@@ -420,6 +423,7 @@ class _Connection(asyncio.Protocol):
         self._expects_continue = False
 
     def _ask_before(self, request: Request, before: Before) -> None:
+        request.common_name = self._common_name
         try:
             response = before(request)
         except Exception as error:  # noqa: BLE001 - _response_to logs it

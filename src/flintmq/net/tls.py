@@ -35,6 +35,8 @@ VERSIONS = {
 
 REQUIRE = "require"
 REQUIRE_VERIFY = "require-verify"
+VERIFY_IF_GIVEN = "verify-if-given"
+"""No flag says this one: HTTPS clients that show no certificate may show a token."""
 
 
 class TlsSetupError(FlintError):
@@ -60,7 +62,7 @@ class ServerTls:
 
     Attributes:
         cert, key: files in PEM; the certificate may be followed by its chain.
-        policy: ``""``, ``require`` or ``require-verify``.
+        policy: ``""``, ``require``, ``require-verify`` or ``VERIFY_IF_GIVEN``.
         root_ca_file: authorities of clients with ``require-verify``; the system's when empty.
         min_version: a key of ``VERSIONS``.
     """
@@ -124,8 +126,8 @@ def server_context(server: ServerTls) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
     set_min_version(context, server.min_version)
     load_certificate(context, server.cert, server.key)
-    if server.policy == REQUIRE_VERIFY:
-        context.verify_mode = ssl.CERT_REQUIRED
+    if server.policy in (REQUIRE_VERIFY, VERIFY_IF_GIVEN):
+        context.verify_mode = ssl.CERT_REQUIRED if server.policy == REQUIRE_VERIFY else ssl.CERT_OPTIONAL
         load_authorities(context, server.root_ca_file, ssl.Purpose.CLIENT_AUTH)
     elif server.root_ca_file:
         load_authorities(context, server.root_ca_file, ssl.Purpose.CLIENT_AUTH)  # a bad file is told at start

@@ -5,7 +5,7 @@ Rules of this file:
 - It fails closed: an answer that is late, too large, malformed, or names something unknown is no answer.
 - A secret leaves this process only in the request. No error text is taken from the HTTP library, whose texts contain
   URLs and thereby secrets; redirects are not followed, because they would carry the secret elsewhere.
-- Answers are bounded in size, in patterns and in the cost of matching (:mod:`flintmq.nsqd.regex`), and large ones are
+- Answers are bounded in size, in patterns and in the cost of matching (:mod:`flintmq.net.regex`), and large ones are
   read in a worker thread.
 - aiohttp is imported when the first client sends AUTH.
 
@@ -26,7 +26,7 @@ import msgspec
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.address import format_address
-from flintmq.nsqd.regex import BadPattern, compiled
+from flintmq.net.regex import BadPattern, compiled
 from flintmq.wire.server import go_quote
 
 if TYPE_CHECKING:

@@ -182,8 +182,10 @@ class Engine:
             self._unsynced += groups
             self._start_sync()
             return
-        if any(group.partition.meta.syncdisk for group in groups):
-            groups = self._sync_as_topics_say(groups)
+        for group in groups:
+            if group.partition.meta.syncdisk:
+                groups = self._sync_as_topics_say(groups)
+                break
         if self.durability == "interval":
             self._messages_unsynced += sum(g.end_sequence - g.partition.log.committed_sequence for g in groups)
             if self._messages_unsynced >= self._sync_every:

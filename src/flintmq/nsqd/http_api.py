@@ -31,7 +31,9 @@ from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
 from flintmq.nsqd import metrics, stats
 from flintmq.nsqd.config import ConfigApi, Running
+from flintmq.nsqd.drain import DrainApi
 from flintmq.nsqd.http_legacy import negotiated
+from flintmq.nsqd.inspection import InspectionApi
 from flintmq.topic_meta import BadTopicMeta, asks_for_partitions, meta_of_query, parse_partition, partitions_of_text
 from flintmq.wire.server import NOT_A_NUMBER, RefusedBody, parse_mpub_body
 
@@ -97,8 +99,8 @@ class HttpApi:
         for path in ("/pub", "/put"):  # the second is its name before 1.0
             pub, limit = negotiated(self._pub), options.max_msg_size
             router.add("POST", path, pub, body_limit_bytes=limit, too_big="MSG_TOO_BIG", is_logged=False)
-        for path in ("/mpub", "/mput"):
-            mpub, limit = negotiated(self._mpub), options.max_body_size
+        for path, several in (("/mpub", self._mpub), ("/mput", self._mpub), ("/mdpub", self._mdpub)):
+            mpub, limit = negotiated(several), options.max_body_size
             router.add("POST", path, mpub, body_limit_bytes=limit, too_big="BODY_TOO_BIG", is_logged=False)
         for path, handler in (
             ("/topic/create", self._topic_create),
@@ -119,6 +121,8 @@ class HttpApi:
         running = Running(lambda: self._nsqd.options, self._nsqd.change_options, self._nsqd.options_filled_in)
         ConfigApi(running, networks).add_routes(router)
         self._nsqd.debug.add_routes(router)
+        InspectionApi(self._nsqd.engine).add_routes(router)
+        DrainApi(self._nsqd.drain).add_routes(router)
         return router
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -195,7 +199,12 @@ class HttpApi:
             raise HttpError(400, "INVALID_TOPIC")
         return name
 
+    def _refuse_while_draining(self) -> None:
+        if self._nsqd.drain.is_on:
+            raise HttpError(503, "DRAINING")
+
     def _publish(self, request: Request, topic: str, bodies: Sequence[bytes], defer_ms: int = 0) -> PendingResponse:
+        self._refuse_while_draining()
         try:
             group = self._nsqd.publish(topic, bodies, defer_ms, _partition_of(request))
         except RemoteProtocolError as error:
@@ -210,15 +219,24 @@ class HttpApi:
         if not body:
             raise HttpError(400, "MSG_EMPTY")
         topic = self._publish_topic(request)
-        defer_ms = 0
-        text = request.query.get("defer")
-        if text is not None:
-            defer_ms = _integer(text)
-            if not 0 <= defer_ms <= self._nsqd.wire_limits.max_req_timeout_ms:
-                raise HttpError(400, "INVALID_DEFER")
-        return self._publish(request, topic, (body,), defer_ms)
+        return self._publish(request, topic, (body,), self._defer_ms(request))
 
-    def _mpub(self, request: Request) -> PendingResponse | Response:
+    def _defer_ms(self, request: Request) -> int:
+        text = request.query.get("defer")
+        if text is None:
+            return 0
+        defer_ms = _integer(text)
+        if not 0 <= defer_ms <= self._nsqd.wire_limits.max_req_timeout_ms:
+            raise HttpError(400, "INVALID_DEFER")
+        return defer_ms
+
+    def _mdpub(self, request: Request) -> PendingResponse | Response:
+        """As /mpub with a delay; /mpub itself takes none, as NSQ's."""
+        if "defer" not in request.query:
+            raise HttpError(400, "MISSING_ARG_DEFER")
+        return self._mpub(request, self._defer_ms(request))
+
+    def _mpub(self, request: Request, defer_ms: int = 0) -> PendingResponse | Response:
         topic = self._publish_topic(request)
         binary = request.query.get("binary")
         if binary is not None and _BOOLEANS.get(binary, True):
@@ -230,7 +248,7 @@ class HttpApi:
             bodies = [line for line in request.body.split(b"\n") if line]
             if any(len(body) > self._nsqd.options.max_msg_size for body in bodies):
                 raise HttpError(413, "MSG_TOO_BIG")
-        return self._publish(request, topic, bodies) if bodies else self._created(topic, _OK)
+        return self._publish(request, topic, bodies, defer_ms) if bodies else self._created(topic, _OK)
 
     # -- topics and channels -----------------------------------------------------------------------------------------
 
@@ -274,6 +292,7 @@ class HttpApi:
 
     def _partitions_create(self, name: str, request: Request) -> Response | PendingResponse:
         """Partitions of a topic, which nsqlookupd asks for; ``partitions=0,2`` are those of them that come here."""
+        self._refuse_while_draining()
         try:
             meta = meta_of_query(request.query)
             text = request.query.get("partitions")

@@ -169,6 +169,12 @@ class LookupPeer:
         self._changes += registration.commands(exists, names_partitions)
         self._changed.set()
 
+    def introduce_again(self) -> None:
+        """Say everything anew, IDENTIFY first."""
+        self._changes.clear()
+        self._reset = True
+        self._changed.set()
+
     async def close(self) -> None:
         """Stop; nsqlookupd forgets this nsqd when the connection closes."""
         self.tried.set()
@@ -199,7 +205,7 @@ class LookupPeer:
             info = self.info = decode_lookupd_info(answer[0])
             self._said_partitions = bool(me.distributed_id)
             self.tried.set()
-            self._reset = self._said_partitions != bool(self._me().distributed_id)
+            self._reset = me != self._me()  # it has changed meanwhile
             self._changes.clear()
             rows = [] if self._reset else list(self._registrations())
             await self._send(connection, [line for row in rows for line in row.commands(True, info.partitions)])

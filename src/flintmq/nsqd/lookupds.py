@@ -18,6 +18,7 @@ from flintmq.env import Env
 from flintmq.errors import ConnectionFailed
 from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.address import split_address
+from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import get
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
 from flintmq.wire.lookup import PORT_MAX, LookupdInfo, PeerInfo
@@ -47,6 +48,7 @@ class Lookupds:
         me: what they are told of this nsqd.
         registrations: everything they have to know.
         connect_timeout_s, request_timeout_s: for a question over HTTP.
+        token: shown with such a question.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class Lookupds:
         registrations: Callable[[], Iterable[Registration]],
         connect_timeout_s: float,
         request_timeout_s: float,
+        token: TokenFile | None = None,
     ) -> None:
         self._env = env
+        self._token = token
         self._me = me
         self._registrations = registrations
         self._connect_timeout_s = connect_timeout_s
@@ -88,6 +92,11 @@ class Lookupds:
         """Tell all of a topic or channel that was created or deleted."""
         for peer in self._peers.values():
             peer.register(registration, exists)
+
+    def introduce_again(self) -> None:
+        """Tell all again who this nsqd is, because that has changed."""
+        for peer in self._peers.values():
+            peer.introduce_again()
 
     async def channels_of(self, topic: str) -> list[str]:
         """Ask those that are connected for a topic's channels; return the names worth creating, without doubles.
@@ -123,6 +132,7 @@ class Lookupds:
             return []
         # the name it calls itself by need not mean anything here; the one we reach it under does
         reached_by = split_address(address)
+        token = "" if self._token is None else await self._token.current()
         failures = []
         for host in dict.fromkeys((info.broadcast_address, reached_by[0] if reached_by else "")):
             if not host:
@@ -135,6 +145,7 @@ class Lookupds:
                         target,
                         connect_timeout_s=self._connect_timeout_s,
                         request_timeout_s=self._request_timeout_s,
+                        token=token,
                     )
                 answer = msgspec.json.decode(body, type=_Answer)
             except (ConnectionFailed, msgspec.MsgspecError) as error:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.options import (
     HOUR,
@@ -48,6 +49,7 @@ _SCAN = "Queue scan"
 _STATSD = "statsd"
 _LATENCY = "End-to-end latency"
 _AUTH = "Authorisation"
+_HTTP_AUTH = "HTTP clients"
 _TOPOLOGY = "Topology"
 _TLS = "TLS"
 _COMPRESSION = "Compression"
@@ -130,6 +132,21 @@ class NsqdOptions(Options):
         Items(Text("CIDR")),
         ("127.0.0.1/8", "::1/128"),
         'addresses from which PUT /config and /debug are answered, "" for all',
+        group=_OPERATION,
+        origin="flintmq",
+    )
+    drain_timeout_ns: int = option(
+        Duration(),
+        0,
+        "longest time that draining (POST /drain, SIGUSR1) waits for consumers, 0 for as long as it takes; what is "
+        "left stays on disk",
+        group=_OPERATION,
+        origin="flintmq",
+    )
+    drain_on_sigterm: bool = option(
+        Switch(),
+        False,
+        "drain on SIGTERM as well; the second SIGTERM stops at once",
         group=_OPERATION,
         origin="flintmq",
     )
@@ -296,6 +313,32 @@ class NsqdOptions(Options):
         Duration(MILLISECOND), 5 * SECOND, "longest wait for its answer", group=_AUTH
     )
 
+    http_auth_tokens_file: str = option(
+        Text("FILE"),
+        "",
+        "clients of the HTTP and HTTPS ports with their tokens, permissions and topics, in TOML or JSON (*.json); read "
+        "again when it changes; without it everybody may do everything",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+        default_text="none",
+    )
+    http_auth_client_cert: bool = option(
+        Switch(),
+        False,
+        "let HTTPS clients show a certificate issued by --tls-root-ca-file instead of a token: its common name stands "
+        "in --http-auth-tokens-file",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+    )
+    lookupd_http_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for questions to the HTTP port of nsqlookupd; read again when it changes",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+        default_text="none",
+    )
+
     topology_region: str = option(
         Text(), "", "the region this node is in, which clients and nsqlookupd are told", group=_TOPOLOGY
     )
@@ -367,6 +410,7 @@ class NsqdOptions(Options):
             if self.tls_cert or self.tls_key:
                 attribute, missing = ("tls_cert", "--tls-key") if self.tls_cert else ("tls_key", "--tls-cert")
                 raise OptionError(attribute, getattr(self, attribute), f"it needs {missing} as well", "argument")
+        check_http_auth(self)
         if self.min_output_buffer_timeout_ns > self.max_output_buffer_timeout_ns:
             allowed = "it must not be more than max_output_buffer_timeout"
             raise OptionError("min_output_buffer_timeout_ns", self.min_output_buffer_timeout_ns, allowed, "argument")

@@ -14,7 +14,7 @@ import platform
 import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,18 +32,21 @@ from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.message import with_location
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
+from flintmq.net.http_auth import HttpAuth, TokenFile
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
 from flintmq.net.listen import Listener, listen
 from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
-from flintmq.net.tls import ServerTls, client_context
+from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
 from flintmq.nsqd import config, metrics, partitions, stats, statsd, takeover
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.collector import Collector
+from flintmq.nsqd.drain import Drain, Draining, DrainSignal
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.http_api import HttpApi
+from flintmq.nsqd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.lookupds import Lookupds
 from flintmq.nsqd.loop_delays import LoopDelays
@@ -133,12 +136,14 @@ class Nsqd:
             self._registrations,
             options.http_client_connect_timeout_ns / 1e9,
             options.http_client_request_timeout_ns / 1e9,
+            TokenFile(options.lookupd_http_token_file, env) if options.lookupd_http_token_file else None,
         )
         self._starting: dict[asyncio.Task[None], None] = {}
         self._statsd: statsd.Reporter | None = None
         self._tcp: Listener | None = None
         self._http: HttpServer | None = None
         self._https: HttpServer | None = None
+        self._http_auth: HttpAuth | None = None
         self.damage_count = 0
         self._store = ChannelStore(files)
         broker = Broker(
@@ -162,6 +167,7 @@ class Nsqd:
             sync_every=options.sync_every,
             sync_timeout_ns=options.sync_timeout_ns,
         )
+        self.drain = Drain(env, self.engine, options.drain_timeout_ns, self._drain_changed)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class Nsqd:
         """Restore the data directory, NSQ's as well, then listen.
 
         Args:
-            stop: when set, a takeover of NSQ's data ends early.
+            stop: when set, a takeover of NSQ's data ends early; is set when this nsqd has drained.
 
         Raises:
             TakeoverStopped: it did.
@@ -177,6 +183,8 @@ class Nsqd:
         """
         options = self.options
         broker = self.engine.broker
+        if stop is not None:
+            self.drain.finished = stop.set
         await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)
         broker.open(self.env.clock.wall_ns())
         broker.on_topic_change = self._topic_changed
@@ -202,16 +210,25 @@ class Nsqd:
 
     async def _listen(self) -> None:
         options = self.options
-        tcp = self._tcp = await listen(lambda: Session(self), options.tcp_address)
         router = HttpApi(self).router()
+        check = None
+        if options.http_auth_tokens_file:
+            file, trusts = options.http_auth_tokens_file, options.http_auth_client_cert
+            self._http_auth = HttpAuth(file, router, HTTP_PERMISSIONS, self.env, trusts, "nsqd")
+            self._http_auth.start()
+            check = self._http_auth.check
+        tcp = self._tcp = await listen(lambda: Session(self), options.tcp_address)
         http = https = None
         if options.http_address:
-            refuse = self._require_tls if self.tls_required == "true" else None
+            refuse = self._require_tls if self.tls_required == "true" else check
             self._http = HttpServer(router, clock=self.env.clock, before=refuse)
             http = await self._http.start(options.http_address)
-        if options.https_address and self.new_tls is not None:
-            self._https = HttpServer(router, clock=self.env.clock)
-            https = await self._https.start(options.https_address, self.new_tls)
+        if options.https_address and self._tls is not None:
+            new_tls = self.new_tls
+            if options.http_auth_client_cert and not self._tls.policy:
+                new_tls = replace(self._tls, policy=VERIFY_IF_GIVEN).engines()
+            self._https = HttpServer(router, clock=self.env.clock, before=check)
+            https = await self._https.start(options.https_address, new_tls)
         listeners = (("TCP", tcp), ("HTTP", http), ("HTTPS", https))
         self.addresses = Addresses(*(None if each is None else each.address for _, each in listeners))
         # whoever reads one of these lines may use all of the addresses
@@ -228,6 +245,7 @@ class Nsqd:
     async def close(self) -> None:
         """Stop in nsqd's order: listeners, clients, peers, then everything to disk."""
         self._is_exiting = True
+        self.drain.close()
         if self._tcp is not None:
             self._tcp.close()
         # what was published is stored and answered before the connections close
@@ -238,6 +256,8 @@ class Nsqd:
         for server in (self._http, self._https):
             if server is not None:
                 await server.close()
+        if self._http_auth is not None:
+            await self._http_auth.close()
         if self.auth is not None:
             await self.auth.close()
         for task in list(self._starting):
@@ -304,12 +324,14 @@ class Nsqd:
         """Create those partitions of a topic that are not here, and the topic with them.
 
         Raises:
-            Exiting: this nsqd is shutting down.
+            Exiting, Draining: this nsqd is shutting down, or about to.
             TopicConflict: there is a topic of that name that was created otherwise.
             StorageError: a partition cannot be added.
         """
         if self._is_exiting:
             raise Exiting
+        if self.drain.is_on:
+            raise Draining
         broker = self.engine.broker
         is_new = name not in broker.topics
         topic = broker.create_partitions(name, meta, numbers, self.env.clock.wall_ns(), bool(self._lookupds))
@@ -356,12 +378,14 @@ class Nsqd:
             number: of the partition, as in :class:`flintmq.wire.server.Publish`.
 
         Raises:
-            Exiting: this nsqd is shutting down.
+            Exiting, Draining: this nsqd is shutting down, or about to.
             RemoteProtocolError: there is no such partition here, or it takes no messages.
         """
         if self._is_exiting:
             raise Exiting
         broker = self.engine.broker
+        if self.drain.is_on:
+            self.drain.check(command, name, broker.topics)
         found = partitions.to_publish(broker.topics, command, name, number)
         due_ns = self.engine.due_clock_ns() + defer_ms * 1_000_000 if defer_ms else 0
         return broker.publish_to(found or self.create_topic(name).first_partition, bodies, due_ns)
@@ -522,6 +546,7 @@ class Nsqd:
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
             "flintmq_version": __version__,
+            **({"draining": True} if self.drain.is_on else {}),
         }
 
     def metrics(self) -> list[Family]:
@@ -536,6 +561,12 @@ class Nsqd:
             self._lookupds.connected(),
         )
         return [*families, self._loop_delays.family()]
+
+    def _drain_changed(self) -> None:
+        """Publishes are refused from now on, or taken again; nsqlookupds are told."""
+        for session in self.sessions:
+            session.look_up_again()
+        self._lookupds.introduce_again()
 
     def change_options(self, options: NsqdOptions) -> None:
         """Put options that may change at run time into force: the nsqlookupds and the log level."""
@@ -592,7 +623,7 @@ class Nsqd:
 
     def _lookup_info(self) -> PeerInfo:
         """What a nsqlookupd is told; a node with partitions has an id, as the redesigned NSQ's."""
-        me = self._peer_info()
+        me = msgspec.structs.replace(self._peer_info(), draining=self.drain.is_on)
         if not any(topic.meta.is_partitioned for topic in self.engine.broker.topics.values()):
             return me
         node_id = self.options.node_id
@@ -756,13 +787,15 @@ def run(options: NsqdOptions) -> int:
 async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log: Callable[[], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    draining = DrainSignal(stop.set, options.drain_on_sigterm)
+    loop.add_signal_handler(signal.SIGTERM, draining.terminate)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, draining.begin)
     loop.add_signal_handler(signal.SIGHUP, reopen_log)
     collector = Collector()
     collector.start()
     try:
-        await main(env, files, options, stop=stop)
+        await main(env, files, options, lambda nsqd: draining.attach(nsqd.drain), stop)
     finally:
         collector.stop()
 

@@ -294,6 +294,10 @@ class Session(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def look_up_again(self) -> None:
+        """Look at the next publish closely: where the last one went may take none now."""
+        self._pub_partition = None
+
     def drain(self) -> None:
         """Send our last frames and the end of stream; what the client has finished until it closes still counts."""
         if self.subscription is not None:

@@ -192,6 +192,7 @@ def channel_row(
         "client_count": len(clients),
         "clients": [client_row(client) for client in clients] if include_clients else None,
         "paused": paused,
+        **({"skipped": True} if parts[0].skipped else {}),
         "e2e_processing_latency": latencies.of_channel(parts),
     }
 

@@ -1,34 +1,74 @@
 """nsqlookupd's HTTP API: what clients and operators ask the registration database.
 
 Rules of this file: one function per endpoint, thin; status codes and texts are NSQ's. ``*`` is an ordinary, invalid
-name: upstream takes it for a wildcard, so that ``POST /topic/delete?topic=*`` deletes everything.
-Source: reference/nsq.md 2.0 and 2.3. ``access`` and ``metainfo`` of ``/lookup`` (reference/youzan.md 1.1) are ignored.
+name: upstream takes it for a wildcard, so that ``POST /topic/delete?topic=*`` deletes everything. A request without
+parameters of the redesigned NSQ is answered exactly as by NSQ; one with them as reference/youzan.md 1.1 says.
+Source: reference/nsq.md 2.0 and 2.3, reference/youzan.md 1.1.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from flintmq import __version__
 from flintmq.clock import Clock
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase, TooManyRegistrations
-from flintmq.names import is_valid_name
+from flintmq.names import is_ephemeral, is_valid_name
+from flintmq.net.http_router import Handler
 from flintmq.net.http_server import EMPTY, HttpError, Request, Response, Router, json_response, plain_response
+from flintmq.nsqlookupd.envelope import enveloped
+from flintmq.nsqlookupd.topics import TopicAdmin
+from flintmq.topic_meta import BadTopicMeta, asks_for_partitions, meta_of_query, parse_partition
 from flintmq.wire.identify import NSQ_VERSION
 
 _log = logging.getLogger(__name__)
 
 
-def build_router(database: RegistrationDatabase, clock: Clock) -> Router:
-    """All routes of nsqlookupd."""
-    api = HttpApi(database, clock)
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A nsqlookupd as ``/listlookup`` has it."""
+
+    host: str
+    tcp_port: int
+    http_port: int
+
+    def row(self) -> dict[str, Any]:
+        """Its JSON; ports are strings there."""
+        return {
+            "ID": f"{self.host}:0:{self.tcp_port}:nsqlookup",
+            "NodeIP": self.host,
+            "TcpPort": str(self.tcp_port),
+            "HttpPort": str(self.http_port),
+            "RpcPort": "0",
+            "Epoch": 0,
+        }
+
+
+def build_router(
+    database: RegistrationDatabase,
+    clock: Clock,
+    admin: TopicAdmin,
+    me: Callable[[], Member],
+    allow_write_without_channels: bool = True,
+) -> Router:
+    """All routes of nsqlookupd.
+
+    Args:
+        me: this nsqlookupd; known when it listens.
+        allow_write_without_channels: who wants to publish is also told of topics that have no channel yet.
+    """
+    api = HttpApi(database, clock, admin, me, allow_write_without_channels)
     router = Router()
     router.add("GET", "/ping", api.ping, plain=True)
     router.add("GET", "/info", api.info)
-    router.add("GET", "/lookup", api.lookup)
-    router.add("GET", "/topics", api.topics)
-    router.add("GET", "/channels", api.channels)
+    lookup_words = ("access", "metainfo", "partition", "consistent")
+    router.add("GET", "/lookup", _either(api.lookup, api.lookup_partitions, lookup_words))
+    router.add("GET", "/listlookup", enveloped(api.members))
+    router.add("GET", "/topics", _either(api.topics, api.topics_with_meta, ("metaInfo",)))
+    router.add("GET", "/channels", _either(api.channels, api.channels_of_partition, ("partition",)))
     router.add("GET", "/nodes", api.nodes)
     router.add("GET", "/debug", api.debug)
     router.add("POST", "/topic/create", api.create_topic)
@@ -39,12 +79,32 @@ def build_router(database: RegistrationDatabase, clock: Clock) -> Router:
     return router
 
 
-class HttpApi:
-    """The handlers. Never waits, never keeps state of its own."""
+def _either(plain: Handler, redesigned: Callable[[Request], Response], words: tuple[str, ...]) -> Handler:
+    """``redesigned`` for requests with one of its parameters, ``plain`` for all others."""
+    in_envelope = enveloped(redesigned)
 
-    def __init__(self, database: RegistrationDatabase, clock: Clock) -> None:
+    def answer(request: Request) -> Any:
+        return in_envelope(request) if any(word in request.query for word in words) else plain(request)
+
+    return answer
+
+
+class HttpApi:
+    """The handlers. Never keeps state of its own."""
+
+    def __init__(
+        self,
+        database: RegistrationDatabase,
+        clock: Clock,
+        admin: TopicAdmin,
+        me: Callable[[], Member],
+        allow_write_without_channels: bool,
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._admin = admin
+        self._me = me
+        self._allow_write_without_channels = allow_write_without_channels
         self._info = json_response({"version": NSQ_VERSION, "flintmq_version": __version__})
 
     # --- questions
@@ -61,18 +121,84 @@ class HttpApi:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         return json_response({"channels": found.channels, "producers": [_producer(node) for node in found.nodes]})
 
+    def lookup_partitions(self, request: Request) -> Response:
+        """``/lookup`` of the redesigned NSQ; a topic without partitions is answered as by NSQ."""
+        topic = _argument(request, "topic")
+        access = request.query.get("access", "r")
+        if access not in ("r", "w"):
+            raise HttpError(400, "INVALID_ACCESS_MODE")
+        found = self._database.partitions(topic, self._clock.monotonic_ns(), hides_tombstoned=access == "w")
+        if found is None:
+            if access == "w":
+                raise HttpError(404, "Key not found")
+            return json_response({"channels": [], "producers": []})
+        if access == "w" and not found.channels and not self._allow_write_without_channels:
+            raise HttpError(404, "Topic has no channel, should init at least one for the new topic")
+        if not found.meta.is_partitioned and not found.leaders:
+            return json_response({"channels": found.channels, "producers": [_producer(node) for node in found.plain]})
+        leaders, plain = found.leaders, found.plain
+        wanted = request.query.get("partition")
+        if wanted is not None:
+            number = parse_partition(wanted)
+            if number is None:
+                raise HttpError(400, "INVALID_ARG_TOPIC_PARTITION")
+            leaders, plain = {p: node for p, node in leaders.items() if p == number}, []
+        distinct = {node.node_id: node for node in leaders.values()}
+        answer: dict[str, Any] = {
+            "channels": found.channels,
+            "partitions": {str(number): _peer(node) for number, node in leaders.items()},
+            "producers": [*map(_peer, distinct.values()), *({**_peer(node), "distributed_id": ""} for node in plain)],
+        }
+        if request.query.get("metainfo") and found.meta.is_partitioned:
+            answer["meta"] = found.meta.for_clients()
+        return json_response(dict(sorted(answer.items())))
+
+    def members(self, request: Request) -> Response:
+        """Every nsqlookupd: this one; others are not known to it."""
+        me = self._me().row()
+        return json_response({"lookupdleader": me, "lookupdnodes": [me]})
+
     def topics(self, request: Request) -> Response:
         return json_response({"topics": self._database.topics()})
 
+    def topics_with_meta(self, request: Request) -> Response:
+        names = self._database.topics()
+        answer: dict[str, Any] = {"topics": names}
+        if request.query["metaInfo"] == "true":
+            answer["meta_info"] = [self._meta_row(name) for name in names]
+        return json_response(answer)
+
+    def _meta_row(self, topic: str) -> dict[str, Any]:
+        meta = self._database.meta(topic)
+        return {
+            "topic_name": topic,
+            "extend_support": meta.extend_support,
+            "ordered": meta.ordered,
+            "multi_part": meta.multi_part,
+            "disable_channel_auto_create": meta.disable_channel_auto_create,
+            "registered_channels": self._database.channels(topic) if meta.disable_channel_auto_create else [],
+        }
+
     def channels(self, request: Request) -> Response:
         return json_response({"channels": self._database.channels(_argument(request, "topic"))})
+
+    def channels_of_partition(self, request: Request) -> Response:
+        topic, number = _argument(request, "topic"), parse_partition(request.query["partition"])
+        if number is None:
+            raise HttpError(400, "INVALID_ARG_TOPIC_PARTITION")
+        return json_response({"channels": self._database.channels_of_partition(topic, number)})
 
     def nodes(self, request: Request) -> Response:
         listed = self._database.nodes(self._clock.monotonic_ns())
         return json_response(
             {
                 "producers": [
-                    {**_producer(found.node), "tombstones": found.tombstones, "topics": found.topics}
+                    {
+                        **_producer(found.node),
+                        "tombstones": found.tombstones,
+                        "topics": found.topics,
+                        **({"partitions": found.partitions} if found.partitions else {}),
+                    }
                     for found in listed
                 ]
             }
@@ -92,26 +218,54 @@ class HttpApi:
 
     # --- changes
 
-    def create_topic(self, request: Request) -> Response:
+    def create_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = _valid_argument(request, "topic")
+        if asks_for_partitions(request.query):
+            return self._create_partitions(topic, request)
         _log.info("DB: adding topic(%s)", topic)
         self._create(topic)
         return EMPTY
 
-    def delete_topic(self, request: Request) -> Response:
+    async def _create_partitions(self, topic: str, request: Request) -> Response:
+        try:
+            meta = meta_of_query(request.query)
+        except BadTopicMeta as error:
+            raise HttpError(400, str(error)) from None
+        if is_ephemeral(topic):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        await self._admin.create(topic, meta)
+        return EMPTY
+
+    def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = _argument(request, "topic")
+        if "partition" in request.query:
+            return self._delete_partitions(topic, request.query["partition"])
         channels = self._database.delete_topic(topic)
         _log.info("DB: removing topic(%s) and %d channels", topic, len(channels))
         return EMPTY
 
-    def create_channel(self, request: Request) -> Response:
+    async def _delete_partitions(self, topic: str, partition: str) -> Response:
+        if partition != "**":
+            raise HttpError(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
+        await self._admin.delete(topic)
+        return EMPTY
+
+    async def _change_channel(self, action: str, topic: str, channel: str) -> Response:
+        await self._admin.change_channel(action, topic, channel)
+        return EMPTY
+
+    def create_channel(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic, channel = _valid_argument(request, "topic"), _valid_argument(request, "channel")
+        if self._database.meta(topic).disable_channel_auto_create:
+            return self._change_channel("create", topic, channel)
         _log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
         self._create(topic, channel)
         return EMPTY
 
-    def delete_channel(self, request: Request) -> Response:
+    def delete_channel(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic, channel = _valid_argument(request, "topic"), _valid_argument(request, "channel")
+        if self._database.meta(topic).disable_channel_auto_create:
+            return self._change_channel("delete", topic, channel)
         if not self._database.delete_channel(topic, channel):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         _log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
@@ -158,6 +312,20 @@ def _producer(node: NsqdNode) -> dict[str, Any]:
         "version": node.version,
         "topology_zone": node.topology_zone,
         "topology_region": node.topology_region,
+    }
+
+
+def _peer(node: NsqdNode) -> dict[str, Any]:
+    """A node as the redesigned NSQ's clients know it."""
+    return {
+        "id": node.node_id,
+        "remote_address": node.remote_address,
+        "hostname": node.hostname,
+        "broadcast_address": node.broadcast_address,
+        "tcp_port": node.tcp_port,
+        "http_port": node.http_port,
+        "version": node.version,
+        "distributed_id": node.distributed_id,
     }
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flintmq.errors import OptionError
+from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.options import MILLISECOND, MINUTE, SECOND, Address, Choice, Duration, Options, Switch, Text, option
 
 _LOGGING = "Logging"
 _ADDRESSES = "Addresses"
 _PRODUCERS = "Producers"
+_TLS = "TLS"
+_HTTP_AUTH = "HTTP clients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,14 @@ class NsqlookupdOptions(Options):
     http_address: str = option(
         Address(may_be_path=True), "0.0.0.0:4161", "where to listen for HTTP clients", group=_ADDRESSES
     )
+    https_address: str = option(
+        Address(may_be_empty=True, may_be_path=True),
+        "",
+        "where to listen for HTTPS clients; needs --tls-cert and --tls-key",
+        group=_ADDRESSES,
+        origin="flintmq",
+        default_text="nowhere",
+    )
     broadcast_address: str = option(
         Text("HOST"), "", "the host nsqd is told", group=_ADDRESSES, default_text="the name of this host"
     )
@@ -41,3 +53,80 @@ class NsqlookupdOptions(Options):
     tombstone_lifetime_ns: int = option(
         Duration(), 45 * SECOND, "how long a tombstoned nsqd stays hidden while it keeps registering", group=_PRODUCERS
     )
+    allow_write_with_nochannels: bool = option(
+        Switch(),
+        True,
+        "name the nsqd of a topic without channels to those who ask with access=w; false: only once there is a channel",
+        group=_PRODUCERS,
+        origin="flintmq",
+    )
+
+    tls_cert: str = option(
+        Text("FILE"),
+        "",
+        "certificate for HTTPS, which may be followed by its chain",
+        group=_TLS,
+        origin="flintmq",
+        default_text="none",
+    )
+    tls_key: str = option(
+        Text("FILE"),
+        "",
+        "private key of that certificate, without a passphrase",
+        group=_TLS,
+        origin="flintmq",
+        default_text="none",
+    )
+    tls_client_auth_policy: str = option(
+        Choice(("", "require", "require-verify")),
+        "",
+        "require - HTTPS clients need a certificate, whoever issued it; require-verify - one issued by "
+        "--tls-root-ca-file, or by an authority of the system without it",
+        group=_TLS,
+        origin="flintmq",
+    )
+    tls_root_ca_file: str = option(
+        Text("FILE"), "", "certificate authorities of clients", group=_TLS, origin="flintmq", default_text="none"
+    )
+    tls_min_version: str = option(
+        Choice(("tls1.0", "tls1.1", "tls1.2", "tls1.3")),
+        "tls1.2",
+        "oldest version of TLS that is accepted",
+        group=_TLS,
+        origin="flintmq",
+    )
+
+    http_auth_tokens_file: str = option(
+        Text("FILE"),
+        "",
+        "clients of the HTTP and HTTPS ports with their tokens, permissions and topics, in TOML or JSON (*.json); read "
+        "again when it changes; without it everybody may do everything",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+        default_text="none",
+    )
+    http_auth_client_cert: bool = option(
+        Switch(),
+        False,
+        "let HTTPS clients show a certificate issued by --tls-root-ca-file instead of a token: its common name stands "
+        "in --http-auth-tokens-file",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+    )
+    nsqd_http_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for what is asked of the HTTP port of nsqd; read again when it changes",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+        default_text="none",
+    )
+
+    def check_together(self) -> None:
+        if self.https_address and not (self.tls_cert and self.tls_key):
+            raise OptionError("https_address", self.https_address, "it needs --tls-cert and --tls-key", "argument")
+        if (self.tls_cert or self.tls_key or self.tls_client_auth_policy) and not self.https_address:
+            attribute = "tls_cert" if self.tls_cert else "tls_key" if self.tls_key else "tls_client_auth_policy"
+            allowed = "it is for HTTPS: give --https-address as well"
+            raise OptionError(attribute, getattr(self, attribute), allowed, "argument")
+        check_http_auth(self)

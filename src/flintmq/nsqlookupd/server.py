@@ -17,15 +17,20 @@ from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.debug import DebugApi
+from flintmq.net.http_auth import HttpAuth, TokenFile
+from flintmq.net.http_router import Router
 from flintmq.net.http_server import HttpServer
 from flintmq.net.listen import PATH_PORT, Listener, listen
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import loop_factory
 from flintmq.net.networks import LOOPBACK, Networks
+from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
 from flintmq.nsqlookupd import metrics
-from flintmq.nsqlookupd.http_api import build_router
+from flintmq.nsqlookupd.http_api import Member, build_router
+from flintmq.nsqlookupd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.session import Sessions
+from flintmq.nsqlookupd.topics import TopicAdmin
 from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import LookupdInfo
 
@@ -38,41 +43,63 @@ class Nsqlookupd:
     Attributes:
         tcp_address: the real host and port nsqd connects to; of a unix socket its path and -1.
         http_address: the same of the HTTP API.
+        https_address: the same over HTTPS; None without.
     """
 
     def __init__(self, env: Env, options: NsqlookupdOptions) -> None:
         self.tcp_address = ("", 0)
         self.http_address = ("", 0)
+        self.https_address: tuple[str, int] | None = None
         self.database = RegistrationDatabase(options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns)
         self._env = env
         self._options = options
-        router = build_router(self.database, env.clock)
+        token = TokenFile(options.nsqd_http_token_file, env) if options.nsqd_http_token_file else None
+        admin = TopicAdmin(self.database, env.clock, token)
+        router = build_router(self.database, env.clock, admin, self._member, options.allow_write_with_nochannels)
         metrics.add_route(router, env.clock, self.database, __version__)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
-        self._http = HttpServer(router, clock=env.clock)
+        self._auth = _auth(options, router, env)
+        check = None if self._auth is None else self._auth.check
+        self._tls = _tls(options)
+        self._http = HttpServer(router, clock=env.clock, before=check)
+        self._https = None if self._tls is None else HttpServer(router, clock=env.clock, before=check)
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
         self._sessions = Sessions(self.database, env.clock, self._info, idle_deadline_s)
+        self._sessions.on_change = admin.registered
         self._listener: Listener | None = None
 
     async def start(self) -> None:
-        """Listen on both addresses.
+        """Listen on all addresses.
 
         Raises:
             ListenFailed: an address cannot be used; nothing is left listening.
+            TlsSetupError: the files for HTTPS cannot be used.
         """
+        new_tls = None if self._tls is None else self._tls.engines()
         loop = asyncio.get_running_loop()
         # HTTP first: the answer to IDENTIFY names its port.
         http = await self._http.start(self._options.http_address)
         self.http_address = http.address or (http.name, PATH_PORT)
+        https = None
         try:
+            if self._https is not None:
+                https = await self._https.start(self._options.https_address, new_tls)
+                self.https_address = https.address or (https.name, PATH_PORT)
             tcp = self._listener = await listen(lambda: self._sessions.new(loop), self._options.tcp_address)
         except BaseException:
-            await self._http.close()
+            for server in self._servers():
+                await server.close()
             raise
         self.tcp_address = tcp.address or (tcp.name, PATH_PORT)
         announce(_log, "TCP", tcp.name)
         announce(_log, "HTTP", http.name)
+        if https is not None:
+            announce(_log, "HTTPS", https.name)
+        for concern in self._tls.concerns(self._env.clock.wall_ns()) if self._tls is not None else ():
+            _log.warning("%s", concern)
+        if self._auth is not None:
+            self._auth.start()
 
     async def close(self) -> None:
         """Stop listening, close the nsqd connections, let HTTP requests in progress end."""
@@ -80,12 +107,27 @@ class Nsqlookupd:
             self._listener.close()
         self._sessions.close_all()
         self._debug.close()
-        await self._http.close()
+        for server in self._servers():
+            await server.close()
+        if self._auth is not None:
+            await self._auth.close()
         _log.info("nsqlookupd: stopped")
+
+    def _servers(self) -> list[HttpServer]:
+        return [server for server in (self._http, self._https) if server is not None]
 
     def describe(self) -> str:
         """The state of all parts, for failing tests."""
-        return "\n".join((self.database.describe(), self._sessions.describe(), self._http.describe()))
+        servers = [server.describe() for server in self._servers()]
+        return "\n".join((self.database.describe(), self._sessions.describe(), *servers))
+
+    def _member(self) -> Member:
+        """What clients are told of us: a name that was given, or the address they can only have reached us under."""
+        options = self._options
+        host, http_port = self.http_address
+        is_reachable = http_port != PATH_PORT and host not in ("", "0.0.0.0", "::")
+        name = options.broadcast_address or (host if is_reachable else self._env.hostname)
+        return Member(name, self.tcp_address[1], http_port)
 
     def _info(self) -> LookupdInfo:
         """What an nsqd is told about us."""
@@ -96,6 +138,22 @@ class Nsqlookupd:
             tcp_port=self.tcp_address[1],
             version=NSQ_VERSION,
         )
+
+
+def _tls(options: NsqlookupdOptions) -> ServerTls | None:
+    if not options.https_address:
+        return None
+    policy = options.tls_client_auth_policy
+    if options.http_auth_client_cert and not policy:
+        policy = VERIFY_IF_GIVEN
+    return ServerTls(options.tls_cert, options.tls_key, policy, options.tls_root_ca_file, options.tls_min_version)
+
+
+def _auth(options: NsqlookupdOptions, router: Router, env: Env) -> HttpAuth | None:
+    if not options.http_auth_tokens_file:
+        return None
+    file, trusts = options.http_auth_tokens_file, options.http_auth_client_cert
+    return HttpAuth(file, router, HTTP_PERMISSIONS, env, trusts, "nsqlookupd")
 
 
 async def main(

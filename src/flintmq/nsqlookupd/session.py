@@ -214,6 +214,7 @@ class LookupSession(asyncio.Protocol):
             topology_region=peer.topology_region,
             distributed_id=peer.distributed_id,
             last_update_ns=self._sessions.clock.monotonic_ns(),
+            is_draining=peer.draining,
         )
         self._sessions.database.add_node(node)
         facts = (self._node_id, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version)

@@ -9,6 +9,7 @@ Tables::
     cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
     aside(cursor, sequence, due_ns, attempts, frame)       frame: the message frame as first delivered
     takeover(id, journal)                                  one row while NSQ's files are being taken over
+    channel_skip(topic, name)                              channels that finish everything without delivering it
 
 Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore`
 is used by one thread at a time. Cursor and aside rows of one flush are one transaction, because a message leaves the
@@ -52,6 +53,11 @@ _PUT_CURSOR = "INSERT OR REPLACE INTO cursor(id, topic, partition, channel, stat
 _PUT_ASIDE = "INSERT OR REPLACE INTO aside(cursor, sequence, due_ns, attempts, frame) VALUES(?, ?, ?, ?, ?)"
 _MOVE_ASIDE = "UPDATE aside SET due_ns = ?, attempts = ? WHERE cursor = ? AND sequence = ?"
 _DELETE_ASIDE = "DELETE FROM aside WHERE cursor = ? AND sequence = ?"
+_PEEK_ASIDE = (
+    "SELECT sequence, due_ns, attempts, substr(frame, 1, ?), length(frame) FROM aside"
+    " WHERE cursor = ? AND due_ns > ? ORDER BY due_ns, sequence LIMIT ?"
+)
+_HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 
 Statement = tuple[str, Sequence[Sequence[Any]]]
 
@@ -97,6 +103,7 @@ class StoredTopics:
     metas: dict[str, tuple[TopicMeta, list[int]]] = field(default_factory=dict)
     partitions: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
     channels: dict[tuple[str, str], bool] = field(default_factory=dict)
+    skipped: dict[tuple[str, str], None] = field(default_factory=dict)
     cursors: list[StoredCursor] = field(default_factory=list)
 
 
@@ -146,6 +153,9 @@ class ChannelStore:
         stored.channels = {
             (topic, name): bool(paused) for topic, name, paused in query("SELECT topic, name, paused FROM channel")
         }
+        if self._has_table("channel_skip"):
+            rows = query("SELECT topic, name FROM channel_skip")
+            stored.skipped = dict.fromkeys((topic, name) for topic, name in rows)
         aside = {
             cursor: (count, due)
             for cursor, count, due in query("SELECT cursor, COUNT(*), MIN(due_ns) FROM aside GROUP BY cursor")
@@ -165,11 +175,13 @@ class ChannelStore:
 
     def journal(self) -> bytes | None:
         """What :func:`put_journal` wrote last; None when there is nothing."""
-        query = self._database.query
-        if not query("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'takeover'"):
+        if not self._has_table("takeover"):
             return None
-        rows = query("SELECT journal FROM takeover")
+        rows = self._database.query("SELECT journal FROM takeover")
         return rows[0][0] if rows else None
+
+    def _has_table(self, name: str) -> bool:
+        return bool(self._database.query(_HAS_TABLE, (name,)))
 
     def due(
         self, cursor: int, after: tuple[int, int], wall_ns: int, count_max: int
@@ -188,6 +200,25 @@ class ChannelStore:
             (cursor, *last),
         )
         return [(s, d, a, f) for s, d, a, f in rows], following[0][0] if following else None
+
+    def aside_after(
+        self, cursor: int, wall_ns: int, count_max: int, bytes_max: int
+    ) -> list[tuple[int, int, int, bytes, int]]:
+        """Messages set aside until after ``wall_ns``, the next one first, each with at most so much of its frame.
+
+        Returns:
+            ``(sequence, due_ns, attempts, start of the frame, size of the frame)``.
+        """
+        return self._database.query(_PEEK_ASIDE, (bytes_max, cursor, wall_ns, count_max))
+
+    def has_aside(self, cursor: int, sequence: int) -> bool:
+        """Whether a message is set aside."""
+        return bool(self._database.query("SELECT 1 FROM aside WHERE cursor = ? AND sequence = ?", (cursor, sequence)))
+
+    def aside_count(self, cursor: int) -> int:
+        """How many messages are set aside."""
+        count: int = self._database.query("SELECT COUNT(*) FROM aside WHERE cursor = ?", (cursor,))[0][0]
+        return count
 
     def close(self) -> None:
         """Close the database."""
@@ -266,9 +297,18 @@ def delete_cursor(identity: int) -> list[Statement]:
     ]
 
 
-def clear_aside(identity: int) -> Statement:
-    """Forget everything set aside for a cursor."""
-    return "DELETE FROM aside WHERE cursor = ?", ((identity,),)
+def clear_aside(identity: int, first: int = 0) -> Statement:
+    """Forget everything set aside for a cursor, from a sequence on."""
+    return "DELETE FROM aside WHERE cursor = ? AND sequence >= ?", ((identity, first),)
+
+
+def put_skip(topic: str, name: str, skipped: bool) -> list[Statement]:
+    """Remember that a channel delivers nothing and finishes everything, or that it does so no longer."""
+    change = "INSERT OR REPLACE INTO channel_skip(topic, name) VALUES(?, ?)"
+    if not skipped:
+        change = "DELETE FROM channel_skip WHERE topic = ? AND name = ?"
+    create = "CREATE TABLE IF NOT EXISTS channel_skip(topic TEXT, name TEXT, PRIMARY KEY(topic, name)) WITHOUT ROWID"
+    return [(create, ((),)), (change, ((topic, name),))]
 
 
 def delete_channel(topic: str, name: str) -> Statement:

@@ -121,6 +121,19 @@ class FloorFile:
             self.close()  # a handle that failed is not written to again
             raise WriteFailed(FLOORS_NAME, str(error)) from error
 
+    def sync(self) -> None:
+        """Have what was written survive a power loss. Blocks; for a worker thread.
+
+        Raises:
+            WriteFailed: nothing is known about the records.
+        """
+        file = self._file
+        if file is not None:
+            try:
+                file.sync()
+            except OSError as error:
+                raise WriteFailed(FLOORS_NAME, str(error)) from error
+
     def close(self) -> None:
         """Release the file."""
         file, self._file = self._file, None

@@ -86,6 +86,14 @@ class MemoryLog:
                 return batch.first
         return self.next_sequence
 
+    def sequence_at_offset(self, offset_bytes: int) -> int:
+        """The sequence of the message whose frame contains a virtual offset, or the first one behind it."""
+        for batch in self._batches:
+            into = offset_bytes - batch.header.offset_bytes
+            if into < batch.positions()[-1]:
+                return batch.first + max(bisect_right(batch.positions(), into) - 1, 0)
+        return self.next_sequence
+
     def drop_before(self, sequence: int) -> int:
         """Forget whole batches below ``sequence``; return the bytes freed."""
         count = 0

@@ -48,6 +48,7 @@ _ANY = ("init", "subscribed", "closing")
 _IN_ORDER = " <topic> <channel> <partition>\\n"
 _MPUB_FORM = "MPUB <topic> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
 _DPUB_FORM = "DPUB <topic> <defer_ms> [<partition>]\\n[4 size][body]"
+_MDPUB_FORM = "MDPUB <topic> <defer_ms> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
 _FETCH_FORM = "FETCH <topic> <partition>\\n[8 start][8 end][4 bytes_max][4 epoch]"
 _CURSOR_FORM = "CURSOR <topic> <channel> <partition> <sequence>\\n"
 _ROWS = (
@@ -59,6 +60,7 @@ _ROWS = (
     Command("PUB", "PUB <topic> [<partition>]\\n[4 size][body]", "OK", _ANY, "nsq", "publish one message"),
     Command("MPUB", _MPUB_FORM, "OK", _ANY, "nsq", "publish several messages"),
     Command("DPUB", _DPUB_FORM, "OK", _ANY, "nsq", "publish for later delivery"),
+    Command("MDPUB", _MDPUB_FORM, "OK", _ANY, "flintmq", "publish several messages for later delivery"),
     Command("RDY", "RDY <count>\\n", "", _CONSUMING, "nsq", "how many messages may be in flight"),
     Command("FIN", "FIN <id>\\n", "", _CONSUMING, "nsq", "finish a message"),
     Command("REQ", "REQ <id> <timeout_ms>\\n", "", _CONSUMING, "nsq", "give a message back"),
@@ -127,10 +129,15 @@ def pub(topic: str, body: bytes, partition: int | None = None) -> bytes:
 
 def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
     """``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
+    return _several(b"MPUB " + target(topic, partition), bodies)
+
+
+def _several(line: bytes, bodies: Sequence[bytes]) -> bytes:
     if not bodies or not all(bodies):
-        raise LocalProtocolError("E_BAD_MESSAGE", "MPUB needs at least one body and none may be empty")
+        command = line.split(b" ", 1)[0].decode()
+        raise LocalProtocolError("E_BAD_MESSAGE", f"{command} needs at least one body and none may be empty")
     size = 4 + 4 * len(bodies) + sum(map(len, bodies))
-    parts: list[bytes] = [b"MPUB ", target(topic, partition), b"\n", UINT32.pack(size), UINT32.pack(len(bodies))]
+    parts: list[bytes] = [line, b"\n", UINT32.pack(size), UINT32.pack(len(bodies))]
     fields: list[bytes] = [b""] * (2 * len(bodies))
     fields[0::2] = map(UINT32.pack, map(len, bodies))
     fields[1::2] = bodies
@@ -145,10 +152,19 @@ def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -
     """
     if not body:
         raise LocalProtocolError("E_BAD_MESSAGE", "DPUB of an empty body; nsqd accepts 1 byte or more")
+    line = _deferring_line(b"DPUB", topic, defer_ms, partition)
+    return b"".join((line, b"\n", UINT32.pack(len(body)), body))
+
+
+def mdpub(topic: str, defer_ms: int, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
+    """``MDPUB``: several messages, delivered not before ``defer_ms`` milliseconds from now; only our nsqd has it."""
+    return _several(_deferring_line(b"MDPUB", topic, defer_ms, partition), bodies)
+
+
+def _deferring_line(command: bytes, topic: str, defer_ms: int, partition: int | None) -> bytes:
     if defer_ms < 0:
-        raise LocalProtocolError("E_INVALID", f"DPUB delay {defer_ms} ms is negative")
-    line = b"DPUB %s %d%s\n" % (_topic(topic), defer_ms, partition_bytes(partition))
-    return b"".join((line, UINT32.pack(len(body)), body))
+        raise LocalProtocolError("E_INVALID", f"{command.decode()} delay {defer_ms} ms is negative")
+    return b"%s %s %d%s" % (command, _topic(topic), defer_ms, partition_bytes(partition))
 
 
 def rdy(count: int) -> bytes:

@@ -47,6 +47,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         distributed_id: the node's id when it has topics with partitions; empty for a plain nsqd.
+        draining: it takes no more messages; only ours say so, and only while they do.
     """
 
     version: str = ""
@@ -57,6 +58,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     topology_zone: str = ""
     topology_region: str = ""
     distributed_id: str = ""
+    draining: bool = False
 
     def problem(self) -> str:
         """What is wrong with it, as the detail of an E_BAD_BODY; empty when nothing is."""
@@ -372,6 +374,8 @@ def encode_identify(peer: PeerInfo) -> bytes:
     fields = msgspec.structs.asdict(peer)
     if not peer.distributed_id:
         del fields["distributed_id"]  # NSQ's nsqd sends every field but this one, empty ones too
+    if not peer.draining:
+        del fields["draining"]
     body = msgspec.json.encode(fields)
     return b"IDENTIFY\n" + _INT32.pack(len(body)) + body
 

@@ -79,10 +79,10 @@ class Subscribe:
 
 @dataclass(slots=True)
 class Publish:
-    """One MPUB or DPUB, or a run of PUBs to one topic.
+    """One MPUB, DPUB or MDPUB, or a run of PUBs to one topic.
 
     Attributes:
-        command: ``PUB``, ``MPUB`` or ``DPUB``.
+        command: ``PUB``, ``MPUB``, ``DPUB`` or ``MDPUB``.
         replies: how many ``OK`` the client expects.
         defer_ms: delay before delivery, 0 for none.
         partition: None when none was named, :data:`NOT_A_NUMBER` when the word is something else.
@@ -655,7 +655,15 @@ class ServerConnection:
             # nsqd says the code twice here, and clients that compare texts know it so
             raise _Refused("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {go_quote(parameters[1])} is not valid")
         topic = self._topic_name("MPUB", parameters[1])
-        if self.refusal_of is not None and (refusal := self.refusal_of("MPUB", topic)) is not None:
+        bodies, end = self._several_bodies(data, start, at, "MPUB", topic)
+        events.append(Publish("MPUB", topic, bodies, 1, 0, _partition_word(parameters, 2)))
+        return end
+
+    def _several_bodies(
+        self, data: bytes, start: int, at: int, command: str, topic: str
+    ) -> tuple[Sequence[bytes], int]:
+        """The messages of an MPUB or MDPUB, and where they end; permission is asked before they are gathered."""
+        if self.refusal_of is not None and (refusal := self.refusal_of(command, topic)) is not None:
             raise _Refused(*refusal)
         if len(data) - at < 4:
             raise _Incomplete(at - start + 4, "E_BAD_BODY", "MPUB failed to read body size")
@@ -668,9 +676,7 @@ class ServerConnection:
         if len(data) < end:
             self._check_part_of_mpub(data, at + 4)
             raise _Incomplete(end - start, "E_BAD_MESSAGE", "MPUB failed to read message body")
-        bodies = _split_mpub(data, at + 4, end, self.limits)
-        events.append(Publish("MPUB", topic, bodies, 1, 0, _partition_word(parameters, 2)))
-        return end
+        return _split_mpub(data, at + 4, end, self.limits), end
 
     def _check_part_of_mpub(self, data: bytes, start: int) -> None:
         """Refuse what can be refused before the whole body is there; behind the end of the stream, say what lacks."""
@@ -683,13 +689,26 @@ class ServerConnection:
         if len(parameters) < 3:
             raise _Refused("E_INVALID", "DPUB insufficient number of parameters")
         topic = self._topic_name("DPUB", parameters[1])
-        defer_ms = _number(parameters[2])
-        if defer_ms is None:
-            raise _Refused("E_INVALID", f"DPUB could not parse timeout {_shown(parameters[2])}")
-        if defer_ms > self.limits.max_req_timeout_ms:
-            raise _Refused("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{self.limits.max_req_timeout_ms}")
+        defer_ms = self._defer_ms("DPUB", parameters[2])
         body, end = self._message_body(data, start, at, "DPUB")
         events.append(Publish("DPUB", topic, [body], 1, defer_ms, _partition_word(parameters, 3)))
+        return end
+
+    def _defer_ms(self, command: str, text: bytes) -> int:
+        defer_ms = _number(text)
+        if defer_ms is None:
+            raise _Refused("E_INVALID", f"{command} could not parse timeout {_shown(text)}")
+        if defer_ms > self.limits.max_req_timeout_ms:
+            raise _Refused("E_INVALID", f"{command} timeout {defer_ms} out of range 0-{self.limits.max_req_timeout_ms}")
+        return defer_ms
+
+    def _mdpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
+        if len(parameters) < 3:
+            raise _Refused("E_INVALID", "MDPUB insufficient number of parameters")
+        topic = self._topic_name("MDPUB", parameters[1])
+        defer_ms = self._defer_ms("MDPUB", parameters[2])
+        bodies, end = self._several_bodies(data, start, at, "MDPUB", topic)
+        events.append(Publish("MDPUB", topic, bodies, 1, defer_ms, _partition_word(parameters, 3)))
         return end
 
     def _rdy(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
@@ -805,6 +824,7 @@ _PARSERS = {
     b"PUB": ServerConnection._pub,
     b"MPUB": ServerConnection._mpub,
     b"DPUB": ServerConnection._dpub,
+    b"MDPUB": ServerConnection._mdpub,
     b"RDY": ServerConnection._rdy,
     b"FIN": ServerConnection._fin,
     b"REQ": ServerConnection._req,

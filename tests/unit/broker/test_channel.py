@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.deferred import AsideStore
 from flintmq.broker.subscription import Subscription
+from flintmq.broker.work import count_aside
 from flintmq.message import MESSAGE_HEADER
 from flintmq.storage.memory_log import MemoryLog
 
@@ -424,12 +425,17 @@ class ChannelMachine(RuleBasedStateMachine):
         """What the database does: apply changes, then hand over what is due."""
         aside = self.channel.aside
         changes = aside.take_changes()
+        recount = None if changes.cleared_from is None else count_aside(self.channel, 1)
+        if changes.cleared_from is not None:
+            self.aside_rows = {s: row for s, row in self.aside_rows.items() if s < changes.cleared_from}
         for sequence, row in changes.put.items():
             self.aside_rows[sequence] = row
         for sequence, (due_ns, attempts) in changes.moved.items():
             self.aside_rows[sequence] = (due_ns, attempts, self.aside_rows[sequence][2])
         for sequence in changes.removed:
             self.aside_rows.pop(sequence, None)
+        if recount is not None:
+            recount.then(len(self.aside_rows), None)
         if aside.wants_due(self.now):
             rows = sorted((due, seq, att, frame) for seq, (due, att, frame) in self.aside_rows.items())
             rows = [row for row in rows if (row[0], row[1]) > aside.loaded_through]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooManyRegistrations
+from flintmq.topic_meta import PLAIN, TopicMeta
 
 SECOND = 1_000_000_000
 INACTIVE_NS = 300 * SECOND
@@ -402,3 +403,55 @@ class DatabaseMachine(RuleBasedStateMachine):
 
 DatabaseMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestDatabaseMachine = DatabaseMachine.TestCase
+
+
+META = TopicMeta(partition_num=3, ordered=True)
+
+
+class TestTopicsWithPartitions:
+    def test_every_partition_has_its_node(self, database, a, b):
+        for owner, numbers in ((a, (0, 2)), (b, (1,))):
+            database.describe_topic(owner.node_id, "t", META)
+            for number in numbers:
+                database.register(owner.node_id, "t", partition=number)
+        found = database.partitions("t", 0)
+        assert {number: owner.hostname for number, owner in found.leaders.items()} == {0: "a", 1: "b", 2: "a"}
+        assert (found.meta, found.plain, found.channels) == (META, [], [])
+        assert [each.partitions for each in database.nodes(0)] == [{"t": [0, 2]}, {"t": [1]}]
+        assert [each.hostname for each in database.holders("t")] == ["a", "b"]
+
+    def test_of_two_that_claim_one_the_first_has_it(self, database, a, b):
+        for owner in (b, a):
+            database.register(owner.node_id, "t", partition=0)
+        assert database.partitions("t", 0).leaders[0].hostname == "a"
+
+    def test_who_is_silent_or_tombstoned_has_none(self, database, a, b):
+        for number, owner in enumerate((a, b)):
+            database.register(owner.node_id, "t", partition=number)
+        database.tombstone("t", a.http_address, 0)
+        assert list(database.partitions("t", 0, hides_tombstoned=True).leaders) == [1]
+        assert list(database.partitions("t", 0).leaders) == [0, 1]
+        database.touch(b.node_id, 2 * INACTIVE_NS)
+        assert list(database.partitions("t", 2 * INACTIVE_NS).leaders) == [1]
+
+    def test_a_plain_node_beside_one_with_partitions(self, database, a, b):
+        database.describe_topic(a.node_id, "t", META)
+        database.register(a.node_id, "t", partition=0)
+        database.register(b.node_id, "t", "c")
+        found = database.partitions("t", 0)
+        assert ([each.hostname for each in found.plain], list(found.leaders)) == (["b"], [0])
+        assert found.meta == META
+
+    def test_channels_of_a_partition(self, database, a):
+        database.register(a.node_id, "t", "c", 0)
+        database.register(a.node_id, "t", "d", 1)
+        assert database.channels_of_partition("t", 0) == ["c"]
+        assert database.channels_of_partition("t", 2) == []
+        assert database.channels_of_partition("other", 0) == []
+
+    def test_what_it_was_created_with_goes_with_the_last_who_knows(self, database, a):
+        assert database.describe_topic(a.node_id, "t", META) is True
+        assert database.describe_topic(a.node_id, "t", META) is False
+        database.remove_node(a.node_id)
+        assert database.meta("t") == database.meta("unknown") == PLAIN
+        assert database.partitions("unknown", 0) is None

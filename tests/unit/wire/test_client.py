@@ -14,6 +14,7 @@ from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.message import MESSAGE_HEADER
 from flintmq.wire import server
 from flintmq.wire.client import (
+    SUBSCRIBED,
     Broken,
     ClientConnection,
     Features,
@@ -305,3 +306,46 @@ def test_every_command_is_understood_by_the_server():
         [b"four"],
     ]
     assert [name for name, _ in client.pending] == ["SUB", "PUB", "MPUB", "DPUB", "CLS"]
+
+
+# --- partitions (reference/youzan.md 1.3) ---
+
+
+def test_commands_of_the_redesigned_nsq():
+    connection = ClientConnection()
+    assert connection.pub("t", b"x", "a", 3) == b"PUB t 3\n\x00\x00\x00\x01x"
+    assert connection.mpub("t", [b"x"], "b", 3) == b"MPUB t 3\n\x00\x00\x00\x09\x00\x00\x00\x01\x00\x00\x00\x01x"
+    assert connection.pub_trace("t", 3, [(5, b"x")], "c") == b"PUB_TRACE t 3\n\x00\x00\x00\x09" + bytes(7) + b"\x05x"
+    assert connection.pub_trace("t", 3, [(5, b"x"), (6, b"y")], "d").startswith(b"MPUB_TRACE t 3\n")
+    assert connection.pub_ext("t", 3, b"{}", b"x", "e") == b"PUB_EXT t 3\n\x00\x00\x00\x05\x00\x02{}x"
+    assert [name for name, _ in connection.pending] == ["PUB", "MPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT"]
+    assert connection.sub("t", "c", "f", 3) == b"SUB t c 3\n"
+    assert connection.state == SUBSCRIBED
+
+
+@pytest.mark.parametrize("command", ["SUB_ORDER", "SUB_ORDERED"])
+def test_subscribing_in_order(command):
+    connection = ClientConnection()
+    assert connection.sub_order("t", "c", 0, "token", command) == f"{command} t c 0\n".encode()
+    assert connection.state == SUBSCRIBED
+    assert connection.receive(OK_FRAME) == [Reply(command, "token", b"OK")]
+    with pytest.raises(LocalProtocolError):
+        connection.sub_order("t", "c", 1, "token", command)
+
+
+@pytest.mark.parametrize(("partition", "is_fatal"), [(None, True), (0, False)])
+def test_a_redesigned_nsqd_stays_open_when_a_publish_fails(partition, is_fatal):
+    connection = ClientConnection()
+    connection.pub("t", b"x", "a", partition)
+    connection.pub("t", b"y", "b", partition)
+    events = connection.receive(error_frame("E_PUB_FAILED ") + OK_FRAME)
+    assert events[0] == Refused("PUB", "a", "E_PUB_FAILED", "", is_fatal)
+    assert events[1:] == ([] if is_fatal else [Reply("PUB", "b", b"OK")])
+
+
+def test_an_error_without_a_description_ends_with_a_blank():
+    connection = ClientConnection()
+    connection.pub("t", b"x", "a", 1)
+    assert connection.receive(error_frame("E_FAILED_ON_NOT_LEADER ")) == [
+        Refused("PUB", "a", "E_FAILED_ON_NOT_LEADER", "", False)
+    ]

@@ -52,6 +52,7 @@ from flintmq.client.publish import (
     checked_bodies,
     checked_body,
     closed_error,
+    is_draining,
     leaves_open,
     message_cost,
     messages_cost,
@@ -389,7 +390,8 @@ class Producer:
         call.tries += 1
         is_open = leaves_open(error)
         call.is_unknown |= is_open
-        if not error.retryable or call.tries >= self._tries_max or (is_open and not self._retries_unknown):
+        is_last = call.tries >= self._tries_max and not is_draining(error)
+        if not error.retryable or is_last or (is_open and not self._retries_unknown):
             self._fail(call, error.code, error.detail, error.nsqd, retryable=error.retryable)
         with self._lock:
             self._look_up(call.topic)

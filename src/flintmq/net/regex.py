@@ -1,4 +1,4 @@
-"""Regular expressions of auth servers: Go's syntax, matched against topic and channel names in linear time.
+"""Regular expressions for topic and channel names: Go's syntax, matched in linear time.
 
 Why not :mod:`re`: it backtracks, so one pattern such as ``^(a+)+$`` stops the event loop for ever, and its syntax is
 not Go's, so a pattern that nsqd takes may be refused or mean something else. Here all alternatives are followed at

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flintmq.nsqd.regex import PATTERN_SIZE_MAX, BadPattern, Pattern
+from flintmq.net.regex import PATTERN_SIZE_MAX, BadPattern, Pattern
 
 NAME = "private_orders-2.x"
 

@@ -1,0 +1,213 @@
+"""Creating topics: files are made by who asks for them, and a topic with partitions is known to the database before.
+
+Rules of this file: part of the broker, which has the rest; nothing here blocks, but for adding a partition to a topic
+that is there.
+
+Source: design/reliability.md R1, docs/decisions/0009.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from flintmq.broker.channel import Channel
+from flintmq.broker.partition import Partition
+from flintmq.broker.subscription import Subscription
+from flintmq.broker.topic import Topic
+from flintmq.broker.work import NewTopic
+from flintmq.errors import FlintError, StorageError
+from flintmq.storage import Creation, PartitionLog, channel_store
+from flintmq.topic_meta import TopicMeta
+
+_CREATIONS_MAX = 16  # topics whose files are made at once
+
+
+class TopicConflict(FlintError):
+    """There is a topic of that name that was created otherwise."""
+
+
+class TopicCreation(ABC):
+    """What the broker does to have new topics."""
+
+    topics: dict[str, Topic]
+    write_error: StorageError | None
+    on_problem: Callable[[StorageError], None]
+    on_topic_change: Callable[[str, str | None, bool], None]
+    _creations: dict[Topic, NewTopic]
+    _deleted_early: list[NewTopic]
+    _publishing: dict[Partition, None]
+    _metadata: list[channel_store.Statement]
+    _metadata_waiters: list[Callable[[BaseException | None], None]]
+    _is_meta_new: bool
+
+    @abstractmethod
+    def _new_log(self, topic: str, number: int, wall_ns: int) -> PartitionLog: ...
+
+    @abstractmethod
+    def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog: ...
+
+    @abstractmethod
+    def _add_channel(
+        self,
+        topic: Topic,
+        partition: Partition,
+        name: str,
+        cursor: channel_store.StoredCursor | None,
+        paused: bool,
+        new: bool = False,
+    ) -> Channel: ...
+
+    @abstractmethod
+    def _put_partition(self, partition: Partition) -> None: ...
+
+    @abstractmethod
+    def _remove_files(self, name: str) -> None: ...
+
+    @abstractmethod
+    def delete_channel(self, topic: Topic, name: str) -> list[Subscription]:
+        """Remove a channel and all it held."""
+
+    def create_partitions(
+        self, name: str, meta: TopicMeta, numbers: Iterable[int], wall_ns: int, starting: bool = False
+    ) -> Topic:
+        """Create those of ``numbers`` that are not here, and the topic with them; their files are made later.
+
+        It is durable once :meth:`when_metadata_durable` calls back for the topic.
+
+        Raises:
+            TopicConflict: there is a plain topic of that name, or one with another meta.
+            StorageError: a partition cannot be added to a topic that is there.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            if topic.meta != meta:
+                what = "with other properties" if topic.meta.is_partitioned else "without partitions"
+                raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
+            missing = [number for number in numbers if number not in topic.partitions]
+            if missing and topic in self._creations:
+                raise TopicConflict(f"topic {name} is being created with other partitions: ask again")
+            for number in missing:
+                self._add_partition(topic, number, wall_ns)
+            return topic
+        partitions = {}
+        for number in sorted(numbers):
+            log = self._new_log(name, number, wall_ns)
+            log.raw_ids = True
+            partitions[number] = Partition(name, number, log)
+        topic = self.topics[name] = Topic(name, partitions, meta=meta)
+        new = NewTopic(topic, [Creation(p.log) for p in partitions.values()], is_recorded=False)  # type: ignore[arg-type]
+        self._creations[topic] = new
+        self._metadata.append(channel_store.put_topic(name, False))
+        self._metadata.append(channel_store.put_topic_meta(name, meta, partitions))
+        self._is_meta_new = True
+        self._metadata_waiters.append(lambda error: self._recorded(new, error))
+        if starting:
+            self._hold_back(topic)
+        self.on_topic_change(name, None, True)
+        return topic
+
+    def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
+        """The database has a new topic's meta, or could not take it."""
+        if self._creations.get(new.topic) is not new:
+            return  # deleted meanwhile
+        if error is None:
+            new.is_recorded = True
+        else:
+            del self._creations[new.topic]
+            self._refuse_topic(new, StorageError(f"cannot create topic {new.topic.name}: {error}"))
+
+    def _add_partition(self, topic: Topic, number: int, wall_ns: int) -> None:
+        """Give a topic that is there one more partition; rare, so its files are made at once."""
+        try:
+            log = self._open_log(topic.name, number, wall_ns, 1)
+        except OSError as error:
+            raise StorageError(f"cannot add partition {number} of topic {topic.name}: {error}") from error
+        log.raw_ids = True
+        partition = Partition(topic.name, number, log)
+        partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
+        topic.add(partition)
+        for channel_name, paused in topic.channel_names.items():
+            self._add_channel(topic, partition, channel_name, None, paused)
+        self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions))
+        self._is_meta_new = True
+        self._put_partition(partition)
+        self.on_topic_change(topic.name, None, True)
+
+    @property
+    def has_creations(self) -> bool:
+        """Whether files of topics are to be made, or are being made."""
+        return any(new.is_recorded for new in self._creations.values())
+
+    def take_creations(self) -> list[NewTopic]:
+        """Topics whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""
+        taken = list(islice((new for new in self._creations.values() if new.is_recorded), _CREATIONS_MAX))
+        for new in taken:
+            # one after the other, so that no directory is made that an earlier topic of that name has not left yet
+            assert not new.is_under_way, "the last ones have ended"
+            new.is_under_way = True
+        return taken
+
+    def creations_ended(self, created: Sequence[NewTopic]) -> None:
+        """Take note of files that were made, or could not be."""
+        for new in created:
+            topic = new.topic
+            del self._creations[topic]
+            error = new.error
+            if self.topics.get(topic.name) is not topic:
+                self._created_too_late(new)
+            elif error is not None:
+                self.write_error = StorageError(f"cannot create topic {topic.name}: {error}")
+                self._refuse_topic(new, self.write_error)
+                if topic.meta.is_partitioned:
+                    self._discard(new)
+            else:
+                new.finish()
+                self._metadata.append(channel_store.put_topic(topic.name, topic.paused))
+                for partition in topic.partitions.values():
+                    if partition.paused_at is not None:
+                        self._put_partition(partition)
+                    if partition.has_pending:
+                        self._publishing[partition] = None
+                self._metadata_waiters += new.waiters
+
+    def _created_too_late(self, new: NewTopic) -> None:
+        """It was deleted meanwhile."""
+        self._deleted_early.remove(new)
+        if new.error is None:
+            self._discard(new)
+        self._metadata_waiters += new.waiters
+
+    def _discard(self, new: NewTopic) -> None:
+        """Remove the files that were made of a topic that is not to be."""
+        new.finish()
+        for creation in new.creations:
+            creation.log.close()
+        try:
+            self._remove_files(new.topic.name)
+        except StorageError as error:
+            self.on_problem(error)
+
+    def _refuse_topic(self, new: NewTopic, error: StorageError) -> None:
+        """Undo a topic that could not be created; the next who asks for it tries again."""
+        topic = new.topic
+        has_rows = topic.channel_names or topic.paused or topic.meta.is_partitioned  # in the database
+        for channel_name in list(topic.channel_names):
+            self.delete_channel(topic, channel_name)
+        if has_rows:
+            self._metadata += channel_store.delete_topic(topic.name)
+        for partition in topic.partitions.values():
+            self._publishing.pop(partition, None)
+            partition.refuse(error)
+        del self.topics[topic.name]
+        self.on_topic_change(topic.name, None, False)
+        for waiter in new.waiters:
+            waiter(error)
+
+    def _hold_back(self, topic: Topic) -> None:
+        topic.is_starting = True
+        for partition in topic.partitions.values():
+            partition.paused_at = partition.backlog_start
+            if not topic.ephemeral and topic not in self._creations:
+                self._put_partition(partition)  # a topic that died before its start has it after a restart

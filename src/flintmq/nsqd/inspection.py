@@ -1,0 +1,404 @@
+"""The part of nsqd's HTTP API that looks into topics and channels, and moves and finishes what is in them.
+
+::
+
+    GET  /message/get         one stored message, by id, virtual offset or count
+    GET  /channel/peek        what a channel delivers next, what is in flight, what is deferred; nothing is disturbed
+    POST /channel/setoffset   let a channel go on at another place: replay, or skip
+    POST /channel/skip        finish everything without delivering it, until /channel/unskip
+    POST /message/finish      finish one message in one channel, wherever it is
+    POST /message/cancel      the same in every channel
+
+Rules of this file: a change is answered when it is as durable as a topic's creation; a look reads a few messages a
+turn; every count and body has a bound.
+
+Source: reference/youzan.md 1.4, reference/nsq.md 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from flintmq.broker import peek
+from flintmq.broker.broker import ChannelNotFound, TopicNotFound
+from flintmq.broker.channel import Channel
+from flintmq.broker.partition import Partition
+from flintmq.broker.seek import BadPlace, TooManyHoles, drop, drop_aside, parse_place, seek, sequence_at
+from flintmq.broker.topic import Topic
+from flintmq.errors import StorageError
+from flintmq.limits import MESSAGE_ID_SIZE, SEQUENCE_BITS
+from flintmq.message import FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, hex_id, internal_id, partition_of, sequence_of
+from flintmq.names import is_valid_name
+from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
+from flintmq.net.http_router import Router
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.session import Session
+from flintmq.storage import ChannelStore
+from flintmq.topic_meta import parse_partition
+
+_PLACE_BYTES_MAX = 256
+_PEEK_COUNT_MAX = 100
+_PEEK_COUNT = 10
+_BODY_BYTES_MAX = 1024 * 1024  # of one body of a look
+_BODY_BYTES = 4096
+_BODIES_BYTES_MAX = 4 * 1024 * 1024  # of all bodies of a look; what is beyond comes without
+_READS_PER_TURN = 4
+_NUMBER_DIGITS_MAX = 19
+_UTF8_SIZE_MAX = 4
+_WHATS = ("next", "in_flight", "deferred")
+_HEX = frozenset("0123456789abcdef")
+
+
+class InspectionApi:
+    """These routes of one nsqd."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._broker = engine.broker
+
+    def add_routes(self, router: Router) -> None:
+        """Add them to a router."""
+        router.add("GET", "/message/get", self._get)
+        router.add("GET", "/channel/peek", self._peek)
+        router.add("POST", "/channel/setoffset", self._set_offset, body_limit_bytes=_PLACE_BYTES_MAX)
+        router.add("POST", "/channel/skip", lambda request: self._skip(request, True))
+        router.add("POST", "/channel/unskip", lambda request: self._skip(request, False))
+        router.add("POST", "/message/finish", self._finish)
+        router.add("POST", "/message/cancel", self._cancel)
+
+    # -- what a request is about -----------------------------------------------------------------------------------
+
+    def _topic(self, request: Request) -> Topic:
+        name = request.query.get("topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        try:
+            return self._broker.get_topic(name)
+        except TopicNotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+    def _channel(self, request: Request) -> tuple[Topic, str]:
+        topic = self._topic(request)
+        name = request.query.get("channel")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_CHANNEL")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        if name not in topic.channel_names:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        return topic, name
+
+    def _partitions(self, request: Request, topic: Topic) -> list[Partition]:
+        """The partition that is named, else all of them."""
+        text = request.query.get("partition")
+        if text is None:
+            return list(topic.partitions.values())
+        number = parse_partition(text)
+        if number is None:
+            raise HttpError(400, "INVALID_ARG_PARTITION")
+        if number not in topic.partitions:
+            raise HttpError(404, "PARTITION_NOT_FOUND")
+        return [topic.partitions[number]]
+
+    # -- one stored message ----------------------------------------------------------------------------------------
+
+    def _get(self, request: Request) -> Response:
+        topic = self._topic(request)
+        mode, text = request.query.get("search_mode"), request.query.get("search_pos")
+        if mode not in ("id", "virtual_offset", "count"):
+            raise HttpError(400, "MISSING_ARG_SEARCH_MODE" if mode is None else "INVALID_ARG_SEARCH_MODE")
+        if text is None:
+            raise HttpError(400, "MISSING_ARG_SEARCH_POS")
+        position = _message_id(text) if mode == "id" else _number(text)
+        if position is None:
+            raise HttpError(400, "INVALID_ARG_SEARCH_POS")
+        partition = self._partition_of(request, topic, position if mode == "id" else None)
+        try:
+            found = _search(partition, mode, position)
+        except StorageError as error:
+            raise HttpError(503, str(error)) from None
+        if found is None:
+            raise HttpError(404, "MESSAGE_NOT_FOUND")
+        return json_response(_as_stored(partition.number, found, found.size))
+
+    def _partition_of(self, request: Request, topic: Topic, internal: int | None) -> Partition:
+        """The partition that is named, the one that an id is of, or the only one."""
+        partitions = self._partitions(request, topic)
+        if internal is not None:
+            mine = [partition for partition in partitions if partition.number == partition_of(internal)]
+            if not mine:
+                raise HttpError(404, "MESSAGE_NOT_FOUND")
+            return mine[0]
+        if len(partitions) > 1:
+            raise HttpError(400, "MISSING_ARG_PARTITION")
+        return partitions[0]
+
+    # -- looking at a channel --------------------------------------------------------------------------------------
+
+    async def _peek(self, request: Request) -> Response:
+        topic, name = self._channel(request)
+        query = request.query
+        what = query.get("what", "next")
+        if what not in _WHATS:
+            raise HttpError(400, "INVALID_ARG_WHAT")
+        count = _bounded(query.get("count"), _PEEK_COUNT, 1, _PEEK_COUNT_MAX, "INVALID_ARG_COUNT")
+        body_bytes = _bounded(query.get("max_body"), _BODY_BYTES, 0, _BODY_BYTES_MAX, "INVALID_ARG_MAX_BODY")
+        rows: list[dict[str, Any]] = []
+        left = _BODIES_BYTES_MAX
+        for partition in self._partitions(request, topic):
+            channel = partition.channels[name]
+            try:
+                async for found in self._look(partition, channel, what, count - len(rows), body_bytes):
+                    row = self._row(partition.number, found, min(body_bytes, max(0, left)), what)
+                    left -= min(body_bytes, found.size)
+                    rows.append(row)
+            except StorageError as error:
+                raise HttpError(503, str(error)) from None
+            if len(rows) >= count:
+                break
+            if topic.partitions.get(partition.number) is not partition or name not in partition.channels:
+                break  # deleted meanwhile
+        return json_response({"topic": topic.name, "channel": name, "what": what, "messages": rows})
+
+    async def _look(self, partition: Partition, channel: Channel, what: str, count: int, body_bytes: int) -> Any:
+        now_ns = self._engine.due_clock_ns()
+        if what == "deferred":
+            for found in await self._deferred(channel, count, body_bytes, now_ns):
+                yield found
+            return
+        if what == "next":
+            looks = peek.next_messages(channel, count, body_bytes, now_ns)
+        else:
+            looks = peek.in_flight_messages(channel, count, body_bytes)
+        for number, found in enumerate(islice(looks, count), 1):
+            yield found
+            if number % _READS_PER_TURN == 0:
+                await asyncio.sleep(0)
+                if partition.is_deleted:
+                    return
+
+    async def _deferred(self, channel: Channel, count: int, body_bytes: int, now_ns: int) -> list[peek.Seen]:
+        """Those in memory and those in the database, as they will come due."""
+        found = list(peek.deferred_messages(channel, count, body_bytes))
+        shift_ns = self._broker.clock_shift_ns
+        head_bytes = FRAME_OVERHEAD_BYTES + body_bytes
+
+        def read(store: ChannelStore, cursor: int) -> list[tuple[int, int, int, bytes, int]]:
+            return store.aside_after(cursor, now_ns + shift_ns, count, head_bytes)
+
+        for sequence, due_ns, delivery_count, head, size in await self._ask(channel, read):
+            each = peek.Seen(sequence, delivery_count, head, size, None)
+            batch = peek.find(channel.log, sequence)
+            if batch is not None:
+                each.offset_bytes = batch.offset_of(sequence)
+            each.due_ns = due_ns - shift_ns
+            found.append(each)
+        unique = {each.sequence: each for each in found}  # one may have left memory meanwhile
+        return sorted(unique.values(), key=lambda each: (each.due_ns, each.sequence))[:count]
+
+    def _row(self, partition: int, found: peek.Seen, body_bytes: int, what: str) -> dict[str, Any]:
+        row = {"partition": partition, **_as_stored(partition, found, body_bytes)}
+        row["attempts"] = found.attempts
+        row["body_size"] = found.size - FRAME_OVERHEAD_BYTES
+        if what == "deferred":
+            left_ns = max(0, found.due_ns - self._engine.due_clock_ns())
+            row["due"] = found.due_ns + self._broker.clock_shift_ns
+            row["due_in_ms"] = left_ns // 1_000_000
+        if what == "in_flight":
+            left_ns = max(0, found.deadline_ns - self._engine.env.clock.monotonic_ns())
+            row["timeout_in_ms"] = left_ns // 1_000_000
+            session = None if found.owner is None else found.owner.owner
+            if isinstance(session, Session):
+                request = None if session.negotiated is None else session.negotiated.request
+                row["client"] = {
+                    "remote_address": session.peer,
+                    "client_id": "" if request is None else request.client_id,
+                    "hostname": "" if request is None else request.hostname,
+                }
+        return row
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    async def _set_offset(self, request: Request) -> Response:
+        topic, name = self._channel(request)
+        partitions = self._partitions(request, topic)
+        try:
+            place = parse_place(request.body.decode("utf-8", "replace"))
+        except BadPlace as error:
+            raise HttpError(400, str(error)) from None
+        if place.is_of_one_partition and len(partitions) > 1:
+            raise HttpError(400, "MISSING_ARG_PARTITION")
+        try:
+            moves = [(partition.channels[name], sequence_at(place, partition)) for partition in partitions]
+        except StorageError as error:
+            raise HttpError(503, str(error)) from None
+        for channel, sequence in moves:
+            seek(channel, place, sequence)
+        return await self._durably(channel for channel, _ in moves)
+
+    async def _skip(self, request: Request, skipped: bool) -> Response:
+        topic, name = self._channel(request)
+        channels = topic.channels(name)
+        for channel in channels:
+            channel.skipped = skipped
+        return await self._durably(channels)
+
+    async def _finish(self, request: Request) -> Response:
+        topic, name = self._channel(request)
+        partition, sequence = self._message(request, topic)
+        if not await self._drop(partition.channels[name], sequence):
+            raise HttpError(404, "MESSAGE_NOT_FOUND")
+        return await self._durably([partition.channels[name]] if name in partition.channels else [])
+
+    async def _cancel(self, request: Request) -> Response:
+        topic = self._topic(request)
+        partition, sequence = self._message(request, topic)
+        if not topic.channel_names:
+            raise HttpError(409, "TOPIC_HAS_NO_CHANNEL")
+        changed = []
+        for name, channel in list(partition.channels.items()):
+            if partition.channels.get(name) is channel and await self._drop(channel, sequence):
+                changed.append((name, channel))
+        if not changed:
+            raise HttpError(404, "MESSAGE_NOT_FOUND")
+        await self._durably(channel for name, channel in changed if partition.channels.get(name) is channel)
+        return json_response({"channels": [name for name, _ in changed]})
+
+    def _message(self, request: Request, topic: Topic) -> tuple[Partition, int]:
+        text = request.query.get("msgid")
+        if text is None:
+            raise HttpError(400, "MISSING_ARG_MSGID")
+        internal = _message_id(text)
+        if internal is None:
+            raise HttpError(400, "INVALID_ARG_MSGID")
+        return self._partition_of(request, topic, internal), sequence_of(internal)
+
+    async def _drop(self, channel: Channel, sequence: int) -> bool:
+        try:
+            dropped = drop(channel, sequence)
+            if dropped is None:
+                is_there = await self._ask(channel, lambda store, cursor: store.has_aside(cursor, sequence))
+                dropped = bool(is_there) and self._broker.has(channel) and drop_aside(channel, sequence)
+        except TooManyHoles as error:
+            raise HttpError(429, str(error)) from None
+        except StorageError as error:
+            raise HttpError(503, str(error)) from None
+        return dropped
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    async def _durably(self, channels: Iterable[Channel]) -> Response:
+        """Answer when what was done to channels survives."""
+        try:
+            for channel in channels:
+                self._broker.was_changed(channel)
+        except (ChannelNotFound, StorageError) as error:
+            raise HttpError(503, str(error)) from None
+        self._engine.schedule()
+        done: asyncio.Future[None] = self._engine.loop.create_future()
+        if self._broker.when_metadata_durable(lambda error: _settle(done, None, error)):
+            try:
+                await done
+            except (OSError, StorageError):
+                raise HttpError(503, "EXITING") from None
+        return EMPTY
+
+    async def _ask(self, channel: Channel, read: Any) -> Any:
+        """Have the database read off the loop.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        done: asyncio.Future[Any] = self._engine.loop.create_future()
+        self._broker.ask(channel, read, lambda answer, error: _settle(done, answer, error))
+        self._engine.schedule()
+        try:
+            return await done
+        except OSError as error:
+            raise StorageError(str(error)) from error
+
+
+def _settle(done: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
+    if done.done():
+        return  # whoever asked is gone
+    if error is None:
+        done.set_result(answer)
+    else:
+        done.set_exception(error)
+
+
+def _search(partition: Partition, mode: str, position: int) -> peek.Seen | None:
+    log = partition.log
+    if mode == "virtual_offset":
+        sequence = log.sequence_at_offset(position)
+    else:
+        sequence = sequence_of(position) if mode == "id" else position
+    batch = peek.find(log, sequence)
+    if batch is None or (mode == "virtual_offset" and batch.offset_of(sequence) > position):
+        return None
+    return peek.seen(batch, sequence, batch.size)
+
+
+def _as_stored(partition: int, found: peek.Seen, body_bytes: int) -> dict[str, Any]:
+    """A message in the fields of the redesigned NSQ's /message/get."""
+    _, _, timestamp_ns, attempts, wire_id = MESSAGE_HEADER.unpack_from(found.head)
+    internal = internal_id(partition, found.sequence)
+    is_text = wire_id == hex_id(internal)
+    body = found.head[FRAME_OVERHEAD_BYTES : FRAME_OVERHEAD_BYTES + body_bytes]
+    row: dict[str, Any] = {
+        "id": internal,
+        "trace_id": 0 if is_text else int.from_bytes(wire_id[8:], "big"),
+        "body": "",
+        "timestamp": timestamp_ns,
+        "attempts": attempts,
+        "offset": found.offset_bytes,
+        "queue_cnt_index": found.sequence,
+        "ext": "",
+        "message_id": wire_id.decode("ascii") if is_text else wire_id.hex(),
+    }
+    row["body"], is_exact = _text_of(body, len(body) < found.size - FRAME_OVERHEAD_BYTES)
+    if not is_exact:
+        row["body_base64"] = base64.b64encode(body).decode("ascii")
+    return row
+
+
+def _text_of(body: bytes, is_cut: bool) -> tuple[str, bool]:
+    """A body as text, and whether it is UTF-8; a character that was cut at its end is left out."""
+    try:
+        return body.decode(), True
+    except UnicodeDecodeError as error:
+        if is_cut and error.reason == "unexpected end of data" and len(body) - error.start < _UTF8_SIZE_MAX:
+            return body[: error.start].decode(), True
+        return body.decode(errors="replace"), False
+
+
+def _number(text: str) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= _NUMBER_DIGITS_MAX
+    return int(text) if is_number else None
+
+
+def _message_id(text: str) -> int | None:
+    """The internal id in a number, or in the hex digits of the 16 or 8 bytes that consumers see.
+
+    Numbers of 16 digits do not begin with 0, and ids have less than 61 bits: so 16 hex digits do.
+    """
+    if len(text) == 2 * MESSAGE_ID_SIZE and _HEX.issuperset(text):
+        number: int | None = int(text[:MESSAGE_ID_SIZE], 16)
+    elif len(text) == MESSAGE_ID_SIZE and text.startswith("0") and _HEX.issuperset(text):
+        number = int(text, 16)
+    else:
+        number = _number(text)
+    return number if number is not None and number < 1 << (SEQUENCE_BITS + 10) else None
+
+
+def _bounded(text: str | None, default: int, least: int, most: int, message: str) -> int:
+    number = default if text is None else _number(text)
+    if number is None or not least <= number <= most:
+        raise HttpError(400, message)
+    return number

@@ -1,0 +1,26 @@
+"""What each request of nsqlookupd's HTTP API asks for, when clients have to be known.
+
+Rules of this file: every route has a row, those below ``/debug/`` apart: what has none asks for ``admin`` of all
+topics. A test compares the rows with the routes, and the page in the reference is made of them.
+"""
+
+from __future__ import annotations
+
+from flintmq.net.http_auth import ADMIN, KNOWN, OPEN, PUBLISH, READ, Table, needs
+
+TABLE: Table = {
+    ("GET", "/ping"): OPEN,  # what asks it tells whether the process lives, and often cannot send headers
+    ("GET", "/info"): KNOWN,
+    ("GET", "/listlookup"): KNOWN,
+    ("GET", "/lookup"): needs(PUBLISH, READ, by_topic=True),  # producers find their nsqd with it as well
+    ("GET", "/topics"): needs(READ),
+    ("GET", "/channels"): needs(READ, by_topic=True),
+    ("GET", "/nodes"): needs(READ),
+    ("GET", "/metrics"): needs(READ),
+    ("GET", "/debug"): needs(ADMIN),
+    ("POST", "/topic/create"): needs(ADMIN, by_topic=True),
+    ("POST", "/topic/delete"): needs(ADMIN, by_topic=True),
+    ("POST", "/topic/tombstone"): needs(ADMIN, by_topic=True),
+    ("POST", "/channel/create"): needs(ADMIN, by_topic=True),
+    ("POST", "/channel/delete"): needs(ADMIN, by_topic=True),
+}

@@ -1,0 +1,220 @@
+"""Topics with partitions: nsqlookupd places them, and tells the nsqds that get some over their HTTP API.
+
+Nothing of this is remembered here. What a topic was created with, and who has which partition, every nsqd registers
+again after a restart of either side; a creation that was interrupted is completed by asking for it again.
+
+Rules of this file: one change at a time; every question to an nsqd has a deadline; a failure says which nsqd and why,
+and leaves what was done.
+
+Source: reference/youzan.md 1.1 (``/topic/create``, ``/topic/delete``, ``/channel/create``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlencode
+
+import msgspec
+
+from flintmq.clock import Clock
+from flintmq.cluster.placement import NoNodes, place
+from flintmq.cluster.registration import NsqdNode, RegistrationDatabase
+from flintmq.errors import ConnectionFailed
+from flintmq.net.address import split_address
+from flintmq.net.http_auth import TokenFile
+from flintmq.net.http_client import ask
+from flintmq.net.http_messages import HttpError
+from flintmq.topic_meta import TopicMeta
+
+_CONNECT_TIMEOUT_S = 2.0
+_ANSWER_TIMEOUT_S = 10.0  # of a node that makes files for several partitions on a busy disk
+_REGISTERED_WITHIN_S = 5.0
+_CONCURRENT_MAX = 16
+_MESSAGE_SIZE_MAX = 300
+
+_log = logging.getLogger(__name__)
+
+
+class _Info(msgspec.Struct):
+    flintmq_version: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    message: str = ""
+
+
+class TopicAdmin:
+    """Changes of topics with partitions.
+
+    Args:
+        token: shown to every nsqd.
+    """
+
+    def __init__(self, database: RegistrationDatabase, clock: Clock, token: TokenFile | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._token = token
+        self._lock = asyncio.Lock()
+        self._asking = asyncio.Semaphore(_CONCURRENT_MAX)
+        self._registered = asyncio.Event()
+
+    def registered(self, topic: str) -> None:
+        """Take note of something that an nsqd has registered."""
+        self._registered.set()
+
+    async def create(self, topic: str, meta: TopicMeta) -> None:
+        """Create a topic, or those partitions of it that no node has.
+
+        Raises:
+            HttpError: it is there and different, there is no node, or a node refused.
+        """
+        async with self._lock:
+            self._check(topic, meta)
+            placed = self._placed(topic)
+            missing = [number for number in range(meta.partition_num) if number not in placed]
+            if not missing:
+                return
+            nodes = await self._capable_nodes()
+            loads = self._loads(nodes)
+            try:
+                chosen = place(meta.partition_num, loads, placed)
+            except NoNodes as error:
+                raise HttpError(400, f"ErrType:9 ErrCode:1 : No node is available for topic - {error}") from None
+            by_node: dict[str, list[int]] = {}
+            for number, node_id in chosen.items():
+                by_node.setdefault(node_id, []).append(number)
+            requests = {}
+            for node_id, numbers in by_node.items():
+                query = {"topic": topic, **meta.query(), "partitions": ",".join(map(str, numbers))}
+                requests[node_id] = (nodes[node_id], f"/topic/create?{urlencode(query)}")
+            await self._tell(requests)
+            _log.info("TOPIC(%s): %d partitions created on %d nsqds", topic, len(missing), len(by_node))
+            await self._until_registered(topic, missing)
+
+    def _check(self, topic: str, meta: TopicMeta) -> None:
+        known = self._database.meta(topic)
+        if known.is_partitioned and known != meta:
+            raise HttpError(400, f"topic {topic} is there already, with {urlencode(known.query())}: delete it first")
+        if not known.is_partitioned and self._database.holders(topic):
+            raise HttpError(400, f"topic {topic} is there already, without partitions: delete it first")
+
+    def _placed(self, topic: str) -> dict[int, str]:
+        found = self._database.partitions(topic, self._clock.monotonic_ns())
+        return {} if found is None else {number: node.node_id for number, node in found.leaders.items()}
+
+    async def _until_registered(self, topic: str, numbers: Iterable[int]) -> None:
+        """The next question after ours is to find all partitions."""
+        try:
+            async with asyncio.timeout(_REGISTERED_WITHIN_S):
+                while missing := [number for number in numbers if number not in self._placed(topic)]:
+                    self._registered.clear()
+                    await self._registered.wait()
+        except TimeoutError:
+            text = f"partitions {missing} of topic {topic} are created and not registered here yet; ask again"
+            raise HttpError(500, text) from None
+
+    async def _capable_nodes(self) -> dict[str, NsqdNode]:
+        """Live nodes that know of partitions; NSQ's own nsqd would make a plain topic and say OK."""
+        listed_nodes = (listed.node for listed in self._database.nodes(self._clock.monotonic_ns()))
+        active = [node for node in listed_nodes if not node.is_draining]
+        by_address = {(node.broadcast_address, node.http_port): node for node in active if node.http_port > 0}
+        answers = await asyncio.gather(*(self._is_capable(node) for node in by_address.values()))
+        return {node.node_id: node for node, is_capable in zip(by_address.values(), answers, strict=True) if is_capable}
+
+    async def _is_capable(self, node: NsqdNode) -> bool:
+        try:
+            status, body = await self._ask("GET", node, "/info")
+            return status == 200 and bool(msgspec.json.decode(body, type=_Info).flintmq_version)
+        except (ConnectionFailed, msgspec.MsgspecError) as error:
+            _log.warning("nsqd %s gets no partitions: %s", node.http_address, error)
+            return False
+
+    def _loads(self, nodes: Iterable[str]) -> dict[str, int]:
+        loads = dict.fromkeys(nodes, 0)
+        for listed in self._database.nodes(self._clock.monotonic_ns()):
+            if listed.node.node_id in loads:
+                loads[listed.node.node_id] = sum(map(len, listed.partitions.values()))
+        return loads
+
+    async def delete(self, topic: str) -> None:
+        """Delete a topic with all of its partitions, on every nsqd that has it.
+
+        Raises:
+            HttpError: nobody knows it, or an nsqd did not delete it.
+        """
+        async with self._lock:
+            if topic not in self._database.topics():
+                raise HttpError(500, "Key not found")
+            target = f"/topic/delete?{urlencode({'topic': topic})}"
+            holders = self._database.holders(topic)
+            await self._tell({node.node_id: (node, target) for node in holders}, also_fine=404)
+            channels = self._database.delete_topic(topic)
+            _log.info("DB: removing topic(%s) and %d channels", topic, len(channels))
+
+    async def change_channel(self, action: str, topic: str, channel: str) -> None:
+        """Create or delete a channel of a topic whose channels are not created by subscribing.
+
+        Args:
+            action: ``create`` or ``delete``.
+
+        Raises:
+            HttpError: there is one already, or there is none, or an nsqd did not do it.
+        """
+        async with self._lock:
+            is_there = channel in self._database.channels(topic)
+            if is_there and action == "create":
+                raise HttpError(400, f"channel {channel} already registered")
+            if not is_there and action == "delete":
+                raise HttpError(404, "CHANNEL_NOT_FOUND")
+            target = f"/channel/{action}?{urlencode({'topic': topic, 'channel': channel})}"
+            holders = self._database.holders(topic)
+            also_fine = 404 if action == "delete" else None
+            await self._tell({node.node_id: (node, target) for node in holders}, also_fine)
+            if action == "create":
+                self._database.create(topic, channel)
+            else:
+                self._database.delete_channel(topic, channel)
+
+    async def _tell(self, requests: Mapping[str, tuple[NsqdNode, str]], also_fine: int | None = None) -> None:
+        """Have several nsqds do something.
+
+        Raises:
+            HttpError: the first failure, when all have answered.
+        """
+        answers = await asyncio.gather(*(self._told(node, target, also_fine) for node, target in requests.values()))
+        failures = [failure for failure in answers if failure]
+        if failures:
+            raise HttpError(500, failures[0])
+
+    async def _told(self, node: NsqdNode, target: str, also_fine: int | None) -> str:
+        """Why an nsqd did not do it; empty when it did."""
+        try:
+            status, body = await self._ask("POST", node, target)
+        except ConnectionFailed as error:
+            return f"nsqd {node.http_address}: {error}"
+        if status in (200, also_fine):
+            return ""
+        try:
+            reason = msgspec.json.decode(body, type=_Refusal).message
+        except msgspec.MsgspecError:
+            reason = body.decode("utf-8", "replace")
+        return f"nsqd {node.http_address}: {reason[:_MESSAGE_SIZE_MAX] or status}"
+
+    async def _ask(self, method: str, node: NsqdNode, target: str) -> tuple[int, bytes]:
+        """Ask under the name that the nsqd gives itself, which need not mean anything here, or where it comes from."""
+        reached_by = split_address(node.remote_address)
+        hosts = list(dict.fromkeys((node.broadcast_address, reached_by[0] if reached_by else node.broadcast_address)))
+        async with self._asking:
+            for host in hosts[:-1]:
+                try:
+                    return await self._ask_at(method, host, node, target)
+                except ConnectionFailed as error:
+                    _log.info("nsqd %s: %s; trying %s", node.http_address, error, hosts[-1])
+            return await self._ask_at(method, hosts[-1], node, target)
+
+    async def _ask_at(self, method: str, host: str, node: NsqdNode, target: str) -> tuple[int, bytes]:
+        timeouts = {"connect_timeout_s": _CONNECT_TIMEOUT_S, "request_timeout_s": _ANSWER_TIMEOUT_S}
+        token = "" if self._token is None else await self._token.current()
+        return await ask(method, host, node.http_port, target, **timeouts, token=token)

@@ -1,0 +1,89 @@
+"""What the cases of the redesigned NSQ share: its commands as bytes, its answers taken apart.
+
+Rules of this file: no code of the daemons or of the client. Source: reference/youzan.md 1.3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+from tests.integration.daemons import Connection, Message, Nsqd, Nsqlookupd, mpub_body, sized
+
+RAW_ID = Struct(">QQ")
+LOCATION = Struct(">QI")
+BARE = {"Accept": "application/vnd.nsq; version=1.0"}
+"""What a client sends that wants no envelope."""
+
+
+class Placed(NamedTuple):
+    """A message of a partition; offset and raw size only when it was subscribed in order."""
+
+    partition: int
+    sequence: int
+    trace_id: int
+    attempts: int
+    body: bytes
+    offset: int = -1
+    raw_size: int = -1
+
+
+def placed(message: Message, is_ordered: bool = False) -> Placed:
+    """Take the id of a message apart, and what stands in front of its body."""
+    internal, trace_id = RAW_ID.unpack(message.id)
+    location = LOCATION.unpack_from(message.body) if is_ordered else (-1, -1)
+    body = message.body[LOCATION.size :] if is_ordered else message.body
+    return Placed(internal >> 50, internal & (1 << 50) - 1, trace_id, message.attempts, body, *location)
+
+
+def pub_to(topic: str, partition: object, body: bytes) -> bytes:
+    return f"PUB {topic} {partition}\n".encode() + sized(body)
+
+
+def mpub_to(topic: str, partition: object, bodies: Sequence[bytes]) -> bytes:
+    return f"MPUB {topic} {partition}\n".encode() + sized(mpub_body(bodies))
+
+
+def dpub_to(topic: str, partition: object, defer_ms: int, body: bytes) -> bytes:
+    return f"DPUB {topic} {defer_ms} {partition}\n".encode() + sized(body)
+
+
+def sub_to(topic: str, channel: str, partition: object, command: str = "SUB") -> bytes:
+    return f"{command} {topic} {channel} {partition}\n".encode()
+
+
+def create(nsqd: Nsqd, topic: str, partition_num: int = 2, **parameters: object) -> str:
+    """A topic with partitions on one nsqd; return its name."""
+    more = "".join(f"&{name}={value}" for name, value in parameters.items())
+    nsqd.post(f"/topic/create?topic={topic}&partition_num={partition_num}{more}")
+    return topic
+
+
+@contextlib.contextmanager
+def in_order(
+    nsqd: Nsqd, topic: str, partition: int = 0, channel: str = "c", rdy_count: int = 1
+) -> Iterator[Connection]:
+    """A connection that is subscribed in order."""
+    with nsqd.connect() as connection:
+        connection.ok(sub_to(topic, channel, partition, "SUB_ORDER"))
+        if rdy_count:
+            connection.rdy(rdy_count)
+        yield connection
+
+
+def bare(nsqlookupd: Nsqlookupd, target: str) -> tuple[int, Any]:
+    """Status and JSON of a question by a client that wants no envelope."""
+    return _answer(nsqlookupd, target, BARE)
+
+
+def enveloped(nsqlookupd: Nsqlookupd, target: str) -> tuple[int, Any]:
+    """Status and JSON of a question by a client that says nothing about envelopes."""
+    return _answer(nsqlookupd, target, {})
+
+
+def _answer(nsqlookupd: Nsqlookupd, target: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+    answer = nsqlookupd.request("GET", target, headers=dict(headers))
+    return answer.status, json.loads(answer.body)

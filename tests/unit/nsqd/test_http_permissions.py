@@ -1,0 +1,42 @@
+"""Every route of the daemons' HTTP APIs has a row in the table of permissions, and every row a route."""
+
+from __future__ import annotations
+
+import pytest
+
+from flintmq.env import Env
+from flintmq.net.http_auth import Table
+from flintmq.net.http_router import Router
+from flintmq.nsqd.http_api import HttpApi
+from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.server import Nsqd
+from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
+from flintmq.nsqlookupd.options import NsqlookupdOptions
+from flintmq.nsqlookupd.server import Nsqlookupd
+from flintmq.storage import OsFiles
+
+
+def compare(router: Router, table: Table) -> None:
+    routes = {(method, path) for method, path, _ in router.routes() if not path.startswith("/debug/")}
+    assert routes - set(table) == set(), "say in http_permissions.py what these ask for"
+    assert set(table) - routes == set(), "these are no routes"
+
+
+async def test_nsqd(tmp_path):
+    files = OsFiles(str(tmp_path))
+    nsqd = Nsqd(Env(), files, NsqdOptions())
+    compare(HttpApi(nsqd).router(), NSQD_TABLE)
+    files.close()
+
+
+async def test_nsqlookupd():
+    compare(Nsqlookupd(Env(), NsqlookupdOptions())._http.router, NSQLOOKUPD_TABLE)
+
+
+@pytest.mark.parametrize("table", [NSQD_TABLE, NSQLOOKUPD_TABLE])
+def test_what_concerns_one_topic_says_so(table):
+    for (_, path), row in table.items():
+        is_below = path.startswith(("/topic/", "/channel/", "/message/"))
+        is_publish = "pub" in path or "put" in path
+        assert row.by_topic == (is_below or is_publish or path in ("/stats", "/lookup", "/channels")), path

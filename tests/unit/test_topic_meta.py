@@ -1,0 +1,86 @@
+"""The parameters of /topic/create: ranges, defaults, and that a query says all that a topic is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flintmq.topic_meta import (
+    PLAIN,
+    BadTopicMeta,
+    TopicMeta,
+    asks_for_partitions,
+    decode_meta,
+    encode_meta,
+    meta_of_query,
+    parse_partition,
+    partitions_of_text,
+)
+
+METAS = st.builds(
+    TopicMeta,
+    partition_num=st.integers(1, 255),
+    ordered=st.booleans(),
+    multi_part=st.booleans(),
+    extend_support=st.booleans(),
+    disable_channel_auto_create=st.booleans(),
+    retention_days=st.integers(0, 1000),
+    syncdisk=st.integers(0, 1000),
+)
+
+
+@given(METAS)
+def test_a_query_says_it_all(meta):
+    assert meta_of_query(meta.query()) == meta
+    assert asks_for_partitions(meta.query())
+
+
+@given(METAS)
+def test_what_is_stored_says_it_all(meta):
+    assert decode_meta(encode_meta(meta)) == meta
+
+
+def test_defaults():
+    assert meta_of_query({"extend": "true"}) == TopicMeta(partition_num=1, extend_support=True)
+    assert not asks_for_partitions({"topic": "t", "other": "1"})
+    assert not PLAIN.is_partitioned
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refusal"),
+    [
+        ("partition_num", "0", "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("partition_num", "256", "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("partition_num", "", "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("partition_num", "-1", "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("partition_num", "٣", "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("replicator", "0", "INVALID_ARG_TOPIC_REPLICATOR"),
+        ("replicator", "6", "INVALID_ARG_TOPIC_REPLICATOR"),
+        ("suggestload", "10001", "INVALID_ARG_TOPIC_SUGGESTLOAD"),
+        ("retention", "x", "INVALID_ARG_TOPIC_RETENTION_DAYS"),
+        ("syncdisk", "1.5", "INVALID_ARG_TOPIC_SYNC_DISK"),
+    ],
+)
+def test_what_is_out_of_its_range(name, value, refusal):
+    with pytest.raises(BadTopicMeta) as refused:
+        meta_of_query({"partition_num": "1", name: value})
+    assert str(refused.value) == refusal
+
+
+def test_more_than_one_copy_is_refused_with_a_reason():
+    with pytest.raises(BadTopicMeta, match="replication comes with several nodes"):
+        meta_of_query({"partition_num": "1", "replicator": "2"})
+
+
+def test_numbers_of_partitions():
+    assert partitions_of_text("2,0,2", 3) == [0, 2]
+    assert [parse_partition(text) for text in ("0", "1023", "1024", "-1", "", "1x")] == [
+        0,
+        1023,
+        None,
+        None,
+        None,
+        None,
+    ]
+    for text in ("", "3", "0,", "a"):
+        with pytest.raises(BadTopicMeta):
+            partitions_of_text(text, 3)
