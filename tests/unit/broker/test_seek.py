@@ -1,7 +1,10 @@
 """Moving a channel to another place, finishing single messages and skipping: cases, and the channel's state machine."""
 
+from collections import deque
+from itertools import pairwise
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from tests.unit.broker.test_channel import (
@@ -19,6 +22,7 @@ from tests.unit.broker.test_channel import (
 
 from flintmq.broker import peek
 from flintmq.broker.partition import Partition
+from flintmq.broker.ranges import add_range
 from flintmq.broker.seek import BadPlace, Place, TooManyHoles, drop, drop_aside, move, parse_place, seek, sequence_at
 from flintmq.limits import CHANNEL_HOLES_MAX
 
@@ -426,3 +430,100 @@ def test_move_keeps_what_is_stuck_aside_with_its_consumer():
     stuck.rdy_count = 0
     channel.pump(TIMEOUT, 0)
     assert sequences(other)[:3] == [1, 200, 201]
+
+
+# -- ranges, and the broker around a channel ---------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=20))
+def test_ranges_stay_ascending_and_apart(added):
+    ranges: deque[tuple[int, int]] = deque()
+    expected: set[int] = set()
+    for first, count in added:
+        add_range(ranges, first, first + count)
+        expected.update(range(first, first + count))
+        assert [number for start, end in ranges for number in range(start, end)] == sorted(expected)
+        assert all(before[1] < after[0] for before, after in pairwise(ranges))
+
+
+def broker_with_delayed(disk, count):
+    """A channel with ``count`` delayed messages set aside on disk, and one that is finished behind them."""
+    topic = disk.broker.topic("t", 1)
+    ((channel,), _) = disk.broker.channel(topic, "c")
+    for number in range(count):
+        disk.broker.publish(topic, [b"x"], 1000 * SECOND + number)
+        disk.broker.commit(disk.broker.write_pending(1))
+    disk.publish(topic, 1)
+    consumer = subscribe(channel)
+    disk.broker.pump(0, 0)
+    assert channel.finish(consumer, (count + 1,)) == []
+    disk.flush()
+    return channel
+
+
+def test_how_many_are_left_aside_is_known_after_the_flush(disk):
+    channel = broker_with_delayed(disk, 10)
+    assert channel.aside.count == 10
+    move(channel, 5, finish_older=False)
+    disk.broker.was_changed(channel)
+    flush = disk.broker.take_flush(0)
+    channel.aside.put(99, 5000 * SECOND, 1, b"frame")  # while the flush is under way
+    disk.broker.flush_ended(flush, disk.broker.run_flush(flush, 0, False), None, 0)
+    assert channel.aside.count == 5
+    disk.die()
+    (again,) = disk.open().topics["t"].channels("c")
+    assert (again.floor, again.aside.count) == (5, 4)
+
+
+def test_a_flush_that_fails_counts_again(disk):
+    channel = broker_with_delayed(disk, 10)
+    move(channel, 5, finish_older=False)
+    disk.broker.was_changed(channel)
+    told: list[object] = []
+    disk.broker.ask(channel, lambda store, cursor: store.aside_count(cursor), lambda *answer: told.append(answer))
+    assert disk.broker.is_flush_urgent and disk.broker.has_flush(0)
+    error = OSError("no")
+    flush = disk.broker.take_flush(0)
+    disk.broker.flush_ended(flush, [], error, 0)
+    assert told == [(None, error)]
+    disk.flush()
+    assert channel.aside.count == 4
+
+
+def test_who_waits_for_a_change_waits_for_the_cursor(disk):
+    channel = broker_with_delayed(disk, 1)
+    told: list[object] = []
+    channel.skipped = True
+    disk.broker.was_changed(channel)
+    assert disk.broker.when_metadata_durable(told.append)
+    disk.flush()
+    assert told == [None]
+    disk.die()
+    (again,) = disk.open().topics["t"].channels("c")
+    assert again.skipped
+    disk.broker.delete_channel(disk.broker.topics["t"], "c")
+    disk.broker.channel(disk.broker.topics["t"], "c")
+    disk.flush()
+    disk.die()
+    (again,) = disk.open().topics["t"].channels("c")
+    assert not again.skipped
+
+
+def test_a_floor_that_goes_back_goes_back_on_disk(disk):
+    topic = disk.broker.topic("t", 1)
+    ((channel,), _) = disk.broker.channel(topic, "c")
+    disk.broker.order_channel(topic, "c", True)
+    disk.publish(topic, 10)
+    consumer = subscribe(channel)
+    for number in range(1, 11):
+        disk.broker.mark(channel)
+        disk.broker.pump(0, 0)
+        assert channel.finish(consumer, (number,)) == []
+    disk.broker.mark(channel)
+    disk.broker.pump(0, 0)
+    move(channel, 4, finish_older=False)
+    disk.broker.was_changed(channel)
+    disk.flush()
+    disk.die()
+    (again,) = disk.open().topics["t"].channels("c")
+    assert again.floor == 4
