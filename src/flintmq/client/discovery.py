@@ -71,11 +71,11 @@ class HttpFetch:
         import aiohttp  # 135 ms that only discovery has to pay for
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers={"Accept": "application/vnd.nsq; version=1.0"})
+            self._session = aiohttp.ClientSession(headers=self._options.lookup_headers())
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             tls = self._options.tls_context() if url.startswith("https://") else True
-            async with self._session.get(url, timeout=timeout, ssl=tls) as response:
+            async with self._session.get(url, timeout=timeout, ssl=tls, allow_redirects=False) as response:
                 body = await response.content.read(ANSWER_SIZE_MAX + 1)
                 while len(body) <= ANSWER_SIZE_MAX and (more := await response.content.read(ANSWER_SIZE_MAX)):
                     body += more

@@ -206,6 +206,7 @@ class ConnectionOptions:
         deflate_level: 1, fast, to 9, small; nsqd may lower it.
         auth_secret: sent to an nsqd that requires AUTH; or a function, ``async`` or not, that returns the secret and is
             called for every connection. A plain function runs in a thread.
+        lookup_token: bearer token for nsqlookupd that ask for permissions; send it over ``https://`` only.
     """
 
     client_id: str = ""
@@ -227,6 +228,7 @@ class ConnectionOptions:
     compression: str | None = None
     deflate_level: int = 6
     auth_secret: Secret | None = field(default=None, repr=False)
+    lookup_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         milliseconds(self.heartbeat_interval, "heartbeat_interval", 1, 60)
@@ -251,6 +253,10 @@ class ConnectionOptions:
                 _check_libraries(name, getattr(self, name))
         if self.auth_secret is not None and not callable(self.auth_secret):
             checked_secret(self.auth_secret)
+        token: object = self.lookup_token
+        is_text = isinstance(token, str) and token != "" and token.isascii() and token.isprintable()
+        if token is not None and not is_text:
+            raise OptionError("lookup_token", "<hidden>", "printable ASCII text", SOURCE)
 
     def _check_tls(self) -> None:
         for name in ("tls_ca_file", "tls_cert", "tls_key", "tls_server_name"):
@@ -290,6 +296,13 @@ class ConnectionOptions:
             None if path is None else os.fspath(path) for path in (self.tls_ca_file, self.tls_cert, self.tls_key)
         )
         return client_context(ca_file, cert, key, self.tls_min_version, is_verified=self.tls_verify)
+
+    def lookup_headers(self) -> dict[str, str]:
+        """What every question to an nsqlookupd carries."""
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        if self.lookup_token is not None:
+            headers["Authorization"] = f"Bearer {self.lookup_token}"
+        return headers
 
     def client_tls(self, address: str, host: str) -> ClientTls:
         """How to secure a connection to ``host``; ``address`` is for messages.

@@ -54,7 +54,7 @@ def kit(tmp_path):
 
 
 def waiter(kit, topic=None):
-    ended = []
+    ended: list[object] = []
     assert kit.broker.when_metadata_durable(ended.append, topic)
     return ended
 

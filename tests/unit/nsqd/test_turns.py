@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ async def turn():
 
 
 async def test_of_very_many_outputs_new_ones_come_first(engine):
-    written = []
+    written: list[Any] = []
     outputs = [Output(written) for _ in range(1000)]
     for output in outputs:
         engine.wants_output(output)
@@ -55,7 +56,7 @@ async def test_of_very_many_outputs_new_ones_come_first(engine):
 
 
 async def test_one_that_waits_and_wants_again_is_written_once(engine):
-    written = []
+    written: list[Any] = []
     outputs = [Output(written) for _ in range(300)]
     for output in outputs:
         engine.wants_output(output)
@@ -71,7 +72,7 @@ async def test_the_collector_looks_at_nothing_twice():
     collector.start()
     try:
         await asyncio.sleep(0)
-        kept = [[] for _ in range(30_000)]
+        kept: list[list[object]] = [[] for _ in range(30_000)]
         while gc.get_freeze_count() < len(kept):
             await asyncio.sleep(0.01)
     finally:

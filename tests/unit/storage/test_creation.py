@@ -109,7 +109,7 @@ def test_a_failure_of_one_is_not_that_of_others():
     assert [isinstance(creation.error, StorageError) for creation in creations] == [False, True, False]
 
 
-def test_a_name_that_cannot_be_synced_refuses_all_below_it():
+def test_a_name_that_cannot_be_synced_refuses_all_below_it(monkeypatch):
     files = MemoryDisk().attach()
     creations = [new(files, number) for number in range(3)]
     honest = files.sync_directory
@@ -119,17 +119,22 @@ def test_a_name_that_cannot_be_synced_refuses_all_below_it():
             raise OSError(errno.EIO, "broken")
         honest(path)
 
-    files.sync_directory = sync_directory
+    monkeypatch.setattr(files, "sync_directory", sync_directory)
     create_logs(creations, sync=True)
     assert all(isinstance(creation.error, StorageError) for creation in creations)
 
 
-def test_shared_names_are_synced_once():
+def test_shared_names_are_synced_once(monkeypatch):
     disk = MemoryDisk()
     files = disk.attach()
     synced = []
     honest = files.sync_directory
-    files.sync_directory = lambda path: (synced.append(path), honest(path))
+
+    def sync_directory(path):
+        synced.append(path)
+        honest(path)
+
+    monkeypatch.setattr(files, "sync_directory", sync_directory)
     create_logs([new(files, number) for number in range(10)], sync=True)
     assert (synced.count("topics"), synced.count("")) == (1, 1)
     assert len(synced) == 10 + 10 + 2

@@ -39,7 +39,7 @@ def get(url: str, timeout_s: float, options: ConnectionOptions, time: Time) -> t
             engine = StandardTls(options.tls_context(), server_side=False, server_hostname=host)
             stream.start_tls(engine, b"", deadline)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        stream.send(_request(target, parts.netloc.rpartition("@")[2]), deadline)
+        stream.send(_request(target, parts.netloc.rpartition("@")[2], options), deadline)
         return _read_answer(stream, deadline)
     except TimeoutError as error:
         raise OSError(f"no answer within {timeout_s:g} s") from error
@@ -52,10 +52,11 @@ def get(url: str, timeout_s: float, options: ConnectionOptions, time: Time) -> t
             stream.abort()
 
 
-def _request(target: str, host: str) -> bytes:
+def _request(target: str, host: str, options: ConnectionOptions) -> bytes:
+    headers = "".join(f"{name}: {value}\r\n" for name, value in options.lookup_headers().items())
     return (
         f"GET {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: flintmq/{__version__}\r\n"
-        "Accept: application/vnd.nsq; version=1.0\r\nConnection: close\r\n\r\n"
+        f"{headers}Connection: close\r\n\r\n"
     ).encode("ascii")
 
 
