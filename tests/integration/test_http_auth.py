@@ -14,9 +14,11 @@ from tests.certificates import CLIENT_NAME, Certificates
 from tests.integration.daemons import PATIENCE_S, Answer, Daemon, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.test_upgrades import https_address
 
+from flintmq import ConnectionOptions, Producer, PublishError
 from flintmq.net.http_auth import Needs, Table
 from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
+from flintmq.sync import Producer as BlockingProducer
 
 RIGHTS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "all": (("publish", "read", "admin"), None),
@@ -322,3 +324,27 @@ def test_without_a_token_the_others_say_no(daemons: Daemons, tmp_path: Path):
     nsqd.publish("t", b"x")
     wait_until(lambda: "status 401" in nsqd.log, "nsqd says why it was not told")
     assert nsqd.stats("t")["channels"] == []
+
+
+async def test_our_clients_show_a_token(daemons: Daemons, tmp_path: Path):
+    tokens = write(tmp_path / "tokens.json", clients())
+    nsqlookupd = daemons.nsqlookupd(f"--http-auth-tokens-file={tokens}")
+    nsqd = daemons.nsqd(f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}")
+    where = f"http://127.0.0.1:{nsqlookupd.http[1]}"
+    nsqd.publish("t", b"from elsewhere")
+
+    def listed() -> int:
+        return nsqlookupd.request("GET", "/lookup?topic=t", headers=bearer("read")).status
+
+    wait_until(lambda: listed() == 200, "the topic is listed")
+    options = ConnectionOptions(lookup_token=TOKENS["read"])
+    async with Producer(nsqlookupd_http_addresses=where, options=options) as producer:
+        await producer.pub("t", b"asyncio")
+    with BlockingProducer(nsqlookupd_http_addresses=where, options=options) as blocking:
+        blocking.pub("t", b"blocking")
+    async with Producer(nsqlookupd_http_addresses=where, timeout=0.5) as producer:
+        with pytest.raises(PublishError) as refused:
+            await producer.pub("t", b"x")
+    assert "401" in str(refused.value) or "401" in str(refused.value.__cause__)
+    assert nsqd.stats("t")["message_count"] == 3
+    assert TOKENS["read"] not in repr(options)
