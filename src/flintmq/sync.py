@@ -19,6 +19,8 @@ from flintmq.client.blocking.consumer import Consumer
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.message import Discard, Message, Requeue
 from flintmq.client.options import ConnectionOptions
+from flintmq.client.order import OrderViolation
+from flintmq.client.publish import Published
 from flintmq.client.stats import ConsumerStats, ProducerStats
 from flintmq.errors import (
     BodyError,
@@ -46,6 +48,7 @@ __all__ = [
     "Requeue",
     "Discard",
     "ConnectionOptions",
+    "Published",
     "ProducerStats",
     "ConsumerStats",
     "FlintError",
@@ -62,6 +65,7 @@ __all__ = [
     "ConnectionFailed",
     "DiscoveryError",
     "NoNsqd",
+    "OrderViolation",
     "BodyError",
     "OptionError",
 ]

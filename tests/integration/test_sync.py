@@ -20,11 +20,15 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, mpub, wait_until
 
 from flintmq.client.security import TlsRefused
+from flintmq.client.telemetry import Telemetry
 from flintmq.sync import (
     ConnectionOptions,
     Consumer,
@@ -977,6 +981,34 @@ def test_with_the_nsqd_of_flintmq_testing():
                     break
             nsqd.wait_drained("orders", "billing")
         assert set(nsqd.published("invoices")) == {b"invoice of 1", b"invoice of 2"}
+
+
+def test_one_trace_from_the_producer_to_the_handler():
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = Telemetry(provider, envelope=True)
+    seen: list[Message[bytes]] = []
+
+    def handle(message: Message[bytes]) -> None:
+        seen.append(message)
+        if len(seen) == 4:
+            consumer.stop()
+
+    with MemoryNsqd() as nsqd, Producer(nsqd.tcp_address, telemetry=telemetry) as producer:
+        options: dict[str, Any] = {"handler": handle, "telemetry": telemetry, "max_in_flight": 1}
+        consumer = Consumer("orders", "billing", nsqd_tcp_addresses=nsqd.tcp_address, **options)
+        producer.pub("orders", b"1")
+        producer.mpub("orders", [b"2", b"3"])
+        producer.dpub("orders", b"4", delay=0)
+        consumer.run()
+    assert sorted(message.body for message in seen) == [b"1", b"2", b"3", b"4"]
+    assert all(set(message.headers) == {"traceparent"} for message in seen)
+    spans = exporter.get_finished_spans()
+    sent = {span.context.trace_id for span in spans if span.name == "send orders" and span.context}
+    processed = [span.context.trace_id for span in spans if span.name == "process orders" and span.context]
+    assert (len(sent), len(processed)) == (3, 4)
+    assert set(processed) == sent
 
 
 def test_no_event_loop_is_imported_and_memory_stays_small(nsqd):

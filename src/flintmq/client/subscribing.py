@@ -27,20 +27,13 @@ from flintmq.client.options import ConnectionOptions
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import Target
 from flintmq.client.security import Refusals
+from flintmq.client.subscription import DOUBT_S, EXTEND_CODES, OTHER_NAME_COUNT_MAX, TOPIC_CODES
 from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NsqdError
 from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 
 log = logging.getLogger("flintmq.client")
-
-OTHER_NAME_COUNT_MAX = 10_000
-TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
-"""What is said of the topic, not of the nsqd that says it: trying another one is of no use."""
-
-EXTEND_CODES = ("E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON")
-DOUBT_S = 10.0
-"""How long an nsqd and the nsqlookupd may disagree on whether the topic has headers: it may be changing just now."""
 
 
 class Subscriptions:

@@ -10,6 +10,16 @@ from flintmq.names import is_valid_name
 MAX_IN_FLIGHT_MAX = 1_000_000
 CLOSE_WAIT_S = 2.0
 TAG_SIZE_MAX = 100
+PARTITIONED_POLL_S = 5.0
+SOON_S = 1.0
+OTHER_NAME_COUNT_MAX = 10_000
+TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
+"""What is said of the topic, not of the nsqd that says it: trying another one is of no use."""
+
+EXTEND_CODES = ("E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON")
+DOUBT_S = 10.0
+"""How long an nsqd and the nsqlookupd may disagree on whether the topic has headers: it may be changing just now."""
+
 FAILURES = {"FIN": FinFailed, "REQ": ReqFailed, "TOUCH": TouchFailed}
 
 

@@ -16,10 +16,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import msgspec
+
 from flintmq.client.blocking.line import HEARTBEATS_MISSED_MAX, Line
 from flintmq.client.blocking.timers import CallTimer, Timers
 from flintmq.client.handshake import refusal
 from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds
+from flintmq.client.routing import Target
 from flintmq.errors import ConnectionFailed, FlintError, TouchFailed
 from flintmq.wire.client import Broken, Heartbeat, MessageFailed, Messages, Record, Refused, Reply
 
@@ -49,6 +52,9 @@ class Connection:
     Args:
         line: subscribed; it is this object's from now on.
         lock: the owner's.
+        target: what is subscribed; the whole nsqd if None.
+        is_ordered: the subscription is in order.
+        is_extended: nsqd was told that headers are understood.
 
     Attributes:
         address: ``host:port``.
@@ -56,6 +62,8 @@ class Connection:
         layers: what its bytes go through, lowest first.
         lost_because: why it was lost, or None.
         has_left: nsqd has confirmed the end of the subscription.
+        partition: that is subscribed; None: no partition.
+        has_prefixes: something stands in front of bodies.
     """
 
     def __init__(
@@ -65,9 +73,18 @@ class Connection:
         options: ConnectionOptions,
         timers: Timers,
         lock: AbstractContextManager[object],
+        target: Target | None = None,
+        *,
+        is_ordered: bool = False,
+        is_extended: bool = False,
     ) -> None:
         self.address = line.address
-        self.features = line.features
+        self.target = target or Target(line.address)
+        self.partition = self.target.partition
+        self.is_ordered = is_ordered
+        self.is_extended = is_extended
+        self.has_prefixes = is_ordered or is_extended
+        self.features = msgspec.structs.replace(line.features, max_rdy_count=1) if is_ordered else line.features
         self.layers = line.layers
         self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
         self.max_msg_timeout_s = self.features.max_msg_timeout / MS_PER_S
@@ -93,11 +110,17 @@ class Connection:
 
     def describe(self) -> str:
         """Say in one line where the connection stands."""
-        return f"{self.address} {self._wire.describe()} layers={'+'.join(self.layers) or '-'} lost={self.is_lost}"
+        where = self.address if self.partition is None else f"{self.address}/{self.partition}"
+        return f"{where} {self._wire.describe()} layers={'+'.join(self.layers) or '-'} lost={self.is_lost}"
 
     def fileno(self) -> int:
         """For a selector."""
         return self._stream.fileno()
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """IP addresses of this end and of nsqd's."""
+        return self._stream.ends
 
     # --- what messages need (message.Link) ---
 
@@ -222,7 +245,7 @@ class Connection:
             self._message_failed(event)
         elif isinstance(event, Broken):
             self._lose(event.error)
-        elif event.is_fatal:
+        elif event.is_fatal or not event.command:  # the latter for a FIN, say: another nsqd leads the partition now
             self._lose(refusal(event.code, event.detail, self.address, self._can_renew_secret))
 
     def _message_failed(self, failure: MessageFailed) -> None:

@@ -11,6 +11,7 @@ Rules of this file:
   given up, and nsqd delivers again what was not answered. So are they when iteration goes on after an interrupt that
   came while a message was handed out. An interrupt while waiting costs nothing.
 - When a connection is lost, its queued messages go with it: nsqd delivers them again.
+- A partition has a connection of its own; in order, each partition backs off for itself.
 - Stopping is one way: RDY 0, queued messages given back, answers sent, CLS, close.
 
 What decides is shared with :mod:`flintmq.client.consumer`: flow, RDY, backoff, inbox, messages, discovery's answers.
@@ -27,34 +28,47 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from flintmq.client.backoff import Backoff, jittered_s, requeue_delay_s
+from flintmq.client import trace as trace_log
+from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.forking import watch
 from flintmq.client.blocking.http import get
 from flintmq.client.blocking.keeper import Keeper
-from flintmq.client.blocking.line import Line
-from flintmq.client.blocking.links import Links
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Fetch, Lookup
 from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.producer import Producer
-from flintmq.client.blocking.timers import CallTimer, Timers
+from flintmq.client.blocking.subscribing import Opened, Subscriptions
+from flintmq.client.blocking.timers import Timers
 from flintmq.client.bodies import decoder
-from flintmq.client.discovery import Node, PollTimes, topic_path
-from flintmq.client.flow import Flow
+from flintmq.client.discovery import PollTimes
+from flintmq.client.envelope import open_all
+from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message, Value
+from flintmq.client.message import Delivery, Message, Value, take_apart
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
+from flintmq.client.order import Order
 from flintmq.client.rdy import RdyPolicy
-from flintmq.client.security import Refusals
 from flintmq.client.stats import ConsumerStats
-from flintmq.client.subscription import CLOSE_WAIT_S, FAILURES, MAX_IN_FLIGHT_MAX, check_names, give_back
+from flintmq.client.subscription import (
+    CLOSE_WAIT_S,
+    FAILURES,
+    MAX_IN_FLIGHT_MAX,
+    check_names,
+    check_ordered,
+    checked_tag,
+    give_back,
+)
+from flintmq.client.topology import Topology
 from flintmq.env import Env
-from flintmq.errors import BodyError, DiscoveryError, FlintError
+from flintmq.errors import BodyError, FlintError, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX
 from flintmq.wire.client import MessageFailed, Record
+
+if TYPE_CHECKING:
+    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -104,6 +118,13 @@ class Consumer(Generic[Value]):
         low_rdy_idle_timeout: with ``max_in_flight`` lower than the number of nsqd: how long one without messages keeps
             its turn.
         low_rdy_timeout: in the same case: how long a busy one keeps its turn.
+        ordered: consume every partition in order (redesigned NSQ): one message of a partition at a time, until it is
+            finished. ``max_attempts`` does not apply; what was requeued comes again at once. After a failure only its
+            partition waits, for ``backoff`` at first and twice as long with each attempt.
+        blocked_warn_attempts, blocked_error_attempts: a message with more attempts is logged as blocking its partition.
+        desired_tag: of a topic with headers: the messages with this tag come to the consumers that desire it.
+        trace: log every message to ``flintmq.trace``; :attr:`trace` can be changed while running.
+        telemetry: a span of OpenTelemetry around the handler, which continues the producer's trace.
         lookup_interval: between two polls of the nsqlookupd; shorter after the start and after a loss.
         lookup_jitter: by how much that is spread, 0 to 1.
         lookup_timeout: until an nsqlookupd must have answered.
@@ -137,6 +158,12 @@ class Consumer(Generic[Value]):
         drain_timeout: Seconds = 30.0,
         low_rdy_idle_timeout: Seconds = 10.0,
         low_rdy_timeout: Seconds = 30.0,
+        ordered: bool = False,
+        blocked_warn_attempts: int = 10,
+        blocked_error_attempts: int = 50,
+        desired_tag: str = "",
+        trace: bool = False,
+        telemetry: Telemetry | None = None,
         lookup_interval: Seconds = 60.0,
         lookup_jitter: float = 0.3,
         lookup_timeout: Seconds = 5.0,
@@ -162,24 +189,40 @@ class Consumer(Generic[Value]):
         check_options(self._options)
         self._connect_timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
         self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        self._handler = handler
+        self._handler = handler if handler is None or telemetry is None else telemetry.around(handler, topic, channel)
+        self._opens_envelopes = telemetry is not None and telemetry.has_envelope
+        self.trace = trace
+        self._is_ordered = ordered
+        if ordered:
+            gives_up = on_giving_up is not None or dead_letter is not None
+            check_ordered(has_lookup=bool(lookups), samples=bool(self._options.sample_rate), gives_up=gives_up)
+        self._order = Order(
+            topic,
+            whole(blocked_warn_attempts, "blocked_warn_attempts", 1, ATTEMPTS_MAX),
+            whole(blocked_error_attempts, "blocked_error_attempts", 1, ATTEMPTS_MAX),
+        )
         self._on_giving_up = on_giving_up
         self._on_error = on_error
         self._requeue_delay_s = seconds(requeue_delay, "requeue_delay")
         self._requeue_delay_max_s = seconds(max_requeue_delay, "max_requeue_delay")
         self._drain_timeout_s = seconds(drain_timeout, "drain_timeout")
-        crew = Crew("flintmq-connect")
-        self._links: Links[Line] = Links(
-            self._open, self._join, self._note_attempt, Line.close, crew, self._timers, self._lock, self._env
-        )
         self._lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
-        self._lookup: Lookup | None = None
-        if lookups:
-            fetch = fetch or partial(get, options=self._options, time=self.time)
-            crew = Crew("flintmq-lookup")
-            self._lookup = Lookup(lookups, self._lookup_timeout_s, fetch, crew, self._timers, self._lock, self.wake)
-        self._poll_times = PollTimes(
+        times = PollTimes(
             seconds(lookup_interval, "lookup_interval", 0.01), seconds(lookup_jitter, "lookup_jitter", 0, 1)
+        )
+        self._has_lookup = bool(lookups)
+        self._subscriptions = Subscriptions(
+            topic,
+            channel,
+            self,
+            self._options,
+            self._env,
+            self._timers,
+            self._lock,
+            self._new_lookup(lookups, fetch),
+            times,
+            is_ordered=ordered,
+            desired_tag=checked_tag(desired_tag),
         )
         self._dead_letter = dead_letter
         self._graveyard: Producer | None = None
@@ -198,9 +241,12 @@ class Consumer(Generic[Value]):
             seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
             seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
         )
-        pause = Backoff(seconds(backoff, "backoff", 0.001), seconds(max_backoff, "max_backoff"))
-        self._flow: Flow[Connection] = Flow(policy, pause, self._env)
+        self._backoff_s = seconds(backoff, "backoff", 0.001)
+        self._backoff_max_s = seconds(max_backoff, "max_backoff")
+        self._flow: Flow[Connection] = Flow(policy, Backoff(self._backoff_s, self._backoff_max_s), self._env)
         attempts_max = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX) or ATTEMPTS_MAX + 1
+        if ordered:
+            attempts_max = ATTEMPTS_MAX + 1
         self._inbox = Inbox(Message, attempts_max, self._given_up.append, self._expired)
         watch(self)
 
@@ -216,9 +262,6 @@ class Consumer(Generic[Value]):
         self._wakeup: socket.socket | None = None
         self._waker: socket.socket | None = None
         self._is_woken = False
-        self._poll_timer: CallTimer | None = None
-        self._is_polled = False
-        self._is_blind = False
         self._given_up: deque[Message[Any]] = deque()  # no more than were queued
         self._errors: deque[FlintError] = deque(maxlen=ERROR_COUNT_MAX)
         self._stats = ConsumerStats()
@@ -227,10 +270,22 @@ class Consumer(Generic[Value]):
         self._pumped_at = 0.0
         self._is_started = self._is_stopping = self._is_stopped = self._is_closed = self._is_torn_down = False
         self._is_foreign = self._has_dropped = False
-        self._refusals = Refusals()
         self._failure: BaseException | None = None
         self._running: dict[int, None] = {}
         self._run_ended = threading.Condition()
+
+    def _new_lookup(self, lookups: tuple[str, ...], fetch: Fetch | None) -> Lookup | None:
+        if not lookups:
+            return None
+        return Lookup(
+            lookups,
+            self._lookup_timeout_s,
+            fetch or partial(get, options=self._options, time=self.time),
+            Crew("flintmq-lookup"),
+            self._timers,
+            self._lock,
+            self.wake,
+        )
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} on {len(self._flow.connections)} nsqd>"
@@ -273,11 +328,11 @@ class Consumer(Generic[Value]):
             self._keeper = Keeper(self._keep, KEEPER_S, "flintmq-consumer")
         try:
             with self._lock:
-                self._links.keep(self._nsqd)
-                self._poll()
-            if self._lookup is not None:
-                self._pump_until(lambda: self._is_polled, self._lookup_timeout_s + 2 * DEADLINE_SLACK_S)
-            self._pump_until(lambda: self._links.are_all_tried, self._connect_timeout_s + DEADLINE_SLACK_S)
+                self._subscriptions.keep(self._nsqd)
+                self._subscriptions.poll()
+            if self._has_lookup:
+                self._pump_until(lambda: self._subscriptions.is_polled, self._lookup_timeout_s + 2 * DEADLINE_SLACK_S)
+            self._pump_until(lambda: self._subscriptions.are_all_tried, self._connect_timeout_s + DEADLINE_SLACK_S)
             if self._failure is not None:
                 raise self._failure
         except BaseException:
@@ -377,8 +432,7 @@ class Consumer(Generic[Value]):
             for connection in self._flow.connections:
                 connection.close()
             self._flow.close()
-            if self._lookup is not None:
-                self._lookup.end()
+            self._subscriptions.end()
             if self._keeper is not None:
                 self._keeper.end()
         self.wake()
@@ -391,13 +445,13 @@ class Consumer(Generic[Value]):
 
     def after_fork(self) -> None:
         """In a child: let go of everything that is the parent's."""
-        self._is_foreign = self._is_stopping = self._is_started
+        if not self._is_started:
+            return
+        self._is_foreign = self._is_stopping = True
         self._lock = threading.RLock()
         self._pump = threading.RLock()
         self._closing = threading.RLock()
         self._run_ended = threading.Condition()
-        if not self._is_started:
-            return
         for connection in self._flow.connections:
             connection.abandon()
         self._inbox.end()
@@ -620,7 +674,7 @@ class Consumer(Generic[Value]):
         if self._is_stopped:
             return
         self._is_stopped = True
-        self._links.stop()
+        self._subscriptions.stop()
         self._flow.stop()
         for delivery in self._inbox.remove():
             give_back(delivery)
@@ -668,7 +722,14 @@ class Consumer(Generic[Value]):
     def connections(self) -> tuple[str, ...]:
         """``host:port`` of every nsqd that is subscribed now."""
         with self._lock:
-            return tuple(connection.address for connection in self._flow.connections)
+            return tuple(dict.fromkeys(connection.address for connection in self._flow.connections))
+
+    @property
+    def partitions(self) -> dict[int, str]:
+        """The partitions that are subscribed now, and ``host:port`` of each one's nsqd; empty if the topic has none."""
+        with self._lock:
+            found = {each.partition: each.address for each in self._flow.connections if each.partition is not None}
+        return dict(sorted(found.items()))
 
     def stats(self) -> ConsumerStats:
         """Count what was done and say where the consumer stands."""
@@ -679,6 +740,7 @@ class Consumer(Generic[Value]):
                 in_flight=self._flow.in_flight,
                 queued=self._inbox.count,
                 backoff=self._flow.backoff_state.value,
+                blocked=len(self._order.blocked),
             )
 
     # --- what messages need (message.Owner) ---
@@ -688,7 +750,12 @@ class Consumer(Generic[Value]):
         return self._timers.time()
 
     def requeue_delay_s(self, attempts: int) -> float:
-        """How long a message with so many attempts waits by default."""
+        """How long a message with so many attempts waits by default.
+
+        In order, what waits holds up its partition, and RDY 0 holds it back better: Youzan's nsqd ignores the delay.
+        """
+        if self._is_ordered and self._backoff_max_s > 0:
+            return 0.0
         return requeue_delay_s(attempts, self._requeue_delay_s, self._requeue_delay_max_s)
 
     def message_failed(self) -> None:
@@ -696,6 +763,15 @@ class Consumer(Generic[Value]):
         with self._lock:
             self._stats.failed += 1
             self._flow.note_failure()
+        self.wake()
+
+    def _partition_failed(self, connection: Connection, attempts: int) -> None:
+        """Count a failure in order, and let only its partition wait: longer with each attempt."""
+        with self._lock:
+            self._stats.failed += 1
+            if self._backoff_max_s > 0:
+                wait_s = min(self._backoff_max_s, self._backoff_s * 2.0 ** min(attempts - 1, LEVEL_MAX))
+                self._flow.hold(connection, jittered_s(wait_s, BACKOFF_JITTER, self._env.random.random()))
         self.wake()
 
     def decode(self, body: bytes) -> Value:
@@ -708,6 +784,10 @@ class Consumer(Generic[Value]):
         Args:
             error: what is wrong with its body; None: it had too many attempts.
         """
+        if self._is_ordered:
+            log.error("message %r of %s blocks its partition: %s", message.id, message.nsqd, error)
+            message.requeue(backoff=True)
+            return
         with self._lock:
             self._stats.given_up += 1
         why = f"after {message.attempts - 1} attempts" if error is None else f"because {error}"
@@ -754,15 +834,41 @@ class Consumer(Generic[Value]):
             connection.abort("it sends messages that were not asked for")
             return
         now = self.time()
+        delivery = Delivery(connection, self, now, records)
+        if self._opens_envelopes and not connection.has_prefixes:
+            delivery.records, delivery.extensions = open_all(records)
+        if connection.partition is not None or connection.has_prefixes:
+            delivery.partition = connection.partition
+            if connection.is_ordered:
+                delivery.failed = partial(self._partition_failed, connection)
+            if connection.has_prefixes and not self._take_apart(connection, delivery):
+                return
+        if self.trace:
+            trace_log.received(self.topic, self.channel, delivery, connection.partition, connection.ends)
         self._stats.received += len(records)
         is_first = self._flow.received(connection, len(records), now)
-        delivery = Delivery(connection, self, now, records)
         if self._is_stopped:
             give_back(delivery)
         else:
             self._inbox.put(delivery)
         if is_first:
             self._flow.replan()
+
+    def _take_apart(self, connection: Connection, delivery: Delivery) -> bool:
+        """Take off bodies what stands in front of them, and check the order; False when nsqd sends nonsense."""
+        try:
+            records, extensions = take_apart(delivery.records, connection.is_extended, connection.is_ordered)
+        except RemoteProtocolError as error:
+            connection.abort(str(error))
+            return False
+        delivery.records, delivery.extensions = records, extensions
+        if connection.is_ordered:
+            assert connection.partition is not None
+            for violation in self._order.check(connection.address, connection.partition, records, extensions):
+                self._stats.order_violations += 1
+                log.error("out of order: %s", violation)
+                self._errors.append(violation)
+        return True
 
     def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
         """Count answers."""
@@ -784,15 +890,13 @@ class Consumer(Generic[Value]):
         """Let a connection go, and its queued messages with it."""
         self._selector.unregister(connection)
         if not self._is_stopped:
-            log.warning("lost nsqd %s: %s", connection.address, error)
+            log.warning("lost nsqd %s: %s", connection.target, error)
         dropped = sum(len(delivery.records) for delivery in self._inbox.remove(connection))
         self._stats.dropped += dropped
         self._orphaned[connection] = None  # what the application still holds of it is counted when it is answered
         self._timers.call_later(connection.msg_timeout_s, self._orphaned.pop, connection, None)
         self._flow.leave(connection, dropped)
-        self._links.lost(connection.address, self.time() - connection.opened_at)
-        if self._poll_times.hurry() and self._lookup is not None and self._is_polled:
-            self._poll_later()
+        self._subscriptions.note_lost(connection.target, self.time() - connection.opened_at)
 
     def _expired(self, delivery: Delivery, count: int) -> None:
         """Messages waited here for longer than nsqd waits for an answer."""
@@ -805,59 +909,50 @@ class Consumer(Generic[Value]):
         if isinstance(link, Connection):
             self._flow.forget(link, count)
 
-    # --- connecting ---
+    # --- what subscriptions tell (subscribing.SubscriptionOwner), with the lock held ---
 
-    def _open(self, address: str) -> Line:
-        """Connect and subscribe; in a thread of the crew, without the lock."""
-        line = Line(address, self._options, self._env, self.time)
-        try:
-            line.ask(line.wire.sub(self.topic, self.channel), self.time() + self._connect_timeout_s)
-        except BaseException:
-            line.abort("not subscribed")
-            raise
-        return line
+    @property
+    def has_connections(self) -> bool:
+        """Whether something is subscribed now."""
+        return bool(self._flow.connections)
 
-    def _join(self, line: Line) -> None:
-        """Take in a connection that is subscribed; in a thread of the crew, with the lock held."""
-        connection = Connection(line, self, self._options, self._timers, self._lock)
-        log.info("subscribed to %s/%s on %s", self.topic, self.channel, line.address)
+    def join(self, opened: Opened) -> None:
+        """Take in a line that is subscribed; in a thread of the crew."""
+        line, target, is_extended = opened
+        connection = Connection(
+            line,
+            self,
+            self._options,
+            self._timers,
+            self._lock,
+            target,
+            is_ordered=self._is_ordered,
+            is_extended=is_extended,
+        )
+        log.info("subscribed to %s/%s on %s", self.topic, self.channel, target)
         self._selector.register(connection, selectors.EVENT_READ, connection)
         self._flow.join(connection)
+        if not self._subscriptions.leads(target):
+            connection.abort("another nsqd leads the partition by now")
 
-    def _note_attempt(self, address: str, error: FlintError | None) -> None:
-        self._refusals.note(address, error, self._links.listed)
-        if error is not None:
-            log.warning("cannot consume from nsqd %s: %s", address, error)
-            self._errors.append(error)
-            refusal = self._refusals.of_all(self._links.listed)
-            if refusal is not None and not self._flow.connections and self._failure is None and not self._is_stopped:
-                self._failure = refusal
-                self._is_stopping = True
-        self.wake()
+    def give_up_wrong(self, topology: Topology) -> None:
+        """Give up the connections to nsqd that do not lead their partition any more."""
+        for connection in self._flow.connections:
+            if connection.partition is None:
+                continue
+            leader = topology.leaders.get(connection.partition, connection.address)
+            if leader != connection.address:
+                connection.abort(f"partition {connection.partition} is led by {leader} now")
 
-    def _poll(self) -> None:
-        if self._lookup is not None and not self._is_stopped:
-            self._lookup.ask(topic_path(self.topic), self._polled)
+    def note_error(self, error: FlintError) -> None:
+        """Note what ``on_error`` is to be told."""
+        self._errors.append(error)
 
-    def _polled(self, outcome: tuple[Node, ...] | DiscoveryError) -> None:
-        self._is_polled = True
-        if isinstance(outcome, DiscoveryError):
-            log.warning("discovery of %s failed: %s", self.topic, outcome)
-            if not self._is_blind:
-                self._poll_times.hurry()
-            self._is_blind = True
-        else:
-            self._is_blind = False
-            self._links.keep(node.address for node in outcome)
-        self._poll_later()
-
-    def _poll_later(self) -> None:
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-        self._poll_timer = self._timers.call_later(self._poll_times.next_s(self._jittered), self._poll)
-
-    def _jittered(self, interval_s: float, jitter: float) -> float:
-        return jittered_s(interval_s, jitter, self._env.random.random())
+    def fail(self, error: FlintError) -> None:
+        """End the consumer: iteration and :meth:`run` raise ``error``."""
+        if self._failure is None and not self._is_stopped:
+            self._failure = error
+            self._is_stopping = True
 
 
 def _next_of(queue: deque[Item]) -> Item | None:

@@ -37,7 +37,10 @@ class Unanswered(ConnectionFailed):
 
 
 class Line:
-    """One connection; make it with :meth:`open`.
+    """One connection.
+
+    Args:
+        desired_tag: tell nsqd that headers are understood, and which messages to be given first (empty: any).
 
     Attributes:
         address: ``host:port``.
@@ -54,10 +57,12 @@ class Line:
         "used_at", "_time", "_heard_at", "_silence_s", "_can_renew_secret", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, address: str, options: ConnectionOptions, env: Env, time: Time) -> None:
+    def __init__(
+        self, address: str, options: ConnectionOptions, env: Env, time: Time, desired_tag: str | None = None
+    ) -> None:
         self.address = address
         self.wire = ClientConnection(options.frame_size_max)
-        self.stream, handshake = open_stream(address, self.wire, options, env, time)
+        self.stream, handshake = open_stream(address, self.wire, options, env, time, desired_tag)
         self.features: Features = handshake.features
         self.layers: tuple[str, ...] = handshake.layers
         self.is_lost = False

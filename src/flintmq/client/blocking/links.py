@@ -1,16 +1,18 @@
-"""Keeps a set of nsqd connected, without a thread for each.
+"""Keeps a set of targets connected, without a thread for each.
+
+A target is an address, or a partition on an address (:class:`flintmq.client.routing.Target`): one connection each.
 
 Rules of this file:
 
 - All methods are called with the owner's lock held, except what a crew's thread does: connecting waits.
-- The first attempt after a loss comes within 1 s, later ones less and less often, with jitter; an address that is no
+- The first attempt after a loss comes within 1 s, later ones less and less often, with jitter; a target that is no
   longer listed stays connected as long as its connection holds, and is not tried again after that.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, TypeVar
@@ -23,15 +25,16 @@ from flintmq.errors import ConnectionFailed, FlintError
 
 log = logging.getLogger("flintmq.client")
 
+Key = TypeVar("Key", bound=Hashable)
 Opened = TypeVar("Opened")
 
 
-class Links(Generic[Opened]):
-    """The addresses that should be connected.
+class Links(Generic[Key, Opened]):
+    """The targets that should be connected.
 
     Args:
         open: connects, in a thread of the crew.
-        join: takes what was opened in; the address counts as connected until :meth:`lost`.
+        join: takes what was opened in; the target counts as connected until :meth:`lost`.
         tried: told of every attempt: None when it succeeded, otherwise why it failed.
         drop: closes what was opened and is not wanted any more.
         crew: connects.
@@ -43,16 +46,16 @@ class Links(Generic[Opened]):
 
     def __init__(
         self,
-        open: Callable[[str], Opened],  # noqa: A002 - what it does
+        open: Callable[[Key], Opened],  # noqa: A002 - what it does
         join: Callable[[Opened], None],
-        tried: Callable[[str, FlintError | None], None],
+        tried: Callable[[Key, FlintError | None], None],
         drop: Callable[[Opened], None],
         crew: Crew,
         timers: Timers,
         lock: AbstractContextManager[object],
         env: Env,
     ) -> None:
-        self.listed: tuple[str, ...] = ()
+        self.listed: tuple[Key, ...] = ()
         self._open = open
         self._join = join
         self._tried = tried
@@ -61,30 +64,30 @@ class Links(Generic[Opened]):
         self._lock = lock
         self._env = env
         self._crew = crew
-        self._links: dict[str, _Link] = {}
+        self._links: dict[Key, _Link[Key]] = {}
         self._is_stopped = False
 
     @property
     def are_all_tried(self) -> bool:
-        """Whether every address was tried once."""
+        """Whether every target was tried once."""
         return all(link.was_tried for link in self._links.values())
 
-    def keep(self, addresses: Iterable[str]) -> None:
-        """Want these addresses from now on, and no others."""
+    def keep(self, targets: Iterable[Key]) -> None:
+        """Want these targets from now on, and no others."""
         if self._is_stopped:
             return
-        self.listed = tuple(dict.fromkeys(addresses))
-        for address in [address for address, link in self._links.items() if not link.is_busy]:
-            if address not in self.listed:
-                del self._links[address]
-        for address in self.listed:
-            if address not in self._links:
-                link = self._links[address] = _Link(address)
+        self.listed = tuple(dict.fromkeys(targets))
+        for target in [target for target, link in self._links.items() if not link.is_busy]:
+            if target not in self.listed:
+                del self._links[target]
+        for target in self.listed:
+            if target not in self._links:
+                link = self._links[target] = _Link(target)
                 self._try(link)
 
-    def lost(self, address: str, lived_s: float) -> None:
+    def lost(self, target: Key, lived_s: float) -> None:
         """Note that a connection is gone."""
-        link = self._links.get(address)
+        link = self._links.get(target)
         if link is not None:
             link.is_busy = False
             self._try_later(link, lived_s)
@@ -95,30 +98,30 @@ class Links(Generic[Opened]):
         self.listed = ()
         self._crew.end()
 
-    def _try_later(self, link: _Link, lived_s: float = 0.0) -> None:
+    def _try_later(self, link: _Link[Key], lived_s: float = 0.0) -> None:
         delay_s = link.delay.next_s(self._env.random.random(), lived_s)
         self._timers.call_later(delay_s, self._try, link)
 
-    def _try(self, link: _Link) -> None:
-        if self._links.get(link.address) is not link or link.is_busy:
+    def _try(self, link: _Link[Key]) -> None:
+        if self._links.get(link.target) is not link or link.is_busy:
             return
-        if link.address not in self.listed:
-            del self._links[link.address]
+        if link.target not in self.listed:
+            del self._links[link.target]
             return
         link.is_busy = True
         self._crew.run(partial(self._connect, link))
 
-    def _connect(self, link: _Link) -> None:
+    def _connect(self, link: _Link[Key]) -> None:
         """Try to connect once, in a thread of the crew."""
         error: FlintError | None = None
         opened: Opened | None = None
         try:
-            opened = self._open(link.address)
+            opened = self._open(link.target)
         except FlintError as failure:
             error = failure
         except Exception as failure:
-            log.exception("connecting to %s failed by a mistake of ours", link.address)
-            error = ConnectionFailed(link.address, repr(failure))
+            log.exception("connecting to %s failed by a mistake of ours", link.target)
+            error = ConnectionFailed(str(link.target), repr(failure))
         with self._lock:
             link.was_tried = True
             if self._is_stopped:
@@ -130,20 +133,20 @@ class Links(Generic[Opened]):
             else:
                 link.is_busy = False
                 self._try_later(link)
-            self._tried(link.address, error)
+            self._tried(link.target, error)
 
 
-class _Link:
-    """One address.
+class _Link(Generic[Key]):
+    """One target.
 
     Attributes:
         is_busy: it is being connected, or is connected.
     """
 
-    __slots__ = ("address", "delay", "is_busy", "was_tried")
+    __slots__ = ("target", "delay", "is_busy", "was_tried")
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, target: Key) -> None:
+        self.target = target
         self.delay = ReconnectDelay()
         self.is_busy = False
         self.was_tried = False

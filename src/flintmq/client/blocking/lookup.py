@@ -6,19 +6,24 @@ Rules of this file:
 - All nsqlookupd are asked at the same time. A question is over when all have answered or failed; or ``PATIENCE_S``
   after the first answer, or with it when only those are missing that failed the last time; or at its deadline. An
   answer that comes later is kept for the next question.
-- What is read out of answers, and what stands while an nsqlookupd fails: :class:`flintmq.client.discovery.Answers`.
+- Now and then each is first asked which nsqlookupd there are (``listlookup``); those that are new are asked as well.
+- Those that failed again and again are asked when no other answered, and every few times.
+- What is read out of answers, and what stands while an nsqlookupd fails: :class:`flintmq.client.discovery.Answers`;
+  who is asked: :class:`flintmq.client.discovery.Directory`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from flintmq.client.blocking.crew import Crew
-from flintmq.client.discovery import Answers, Node
+from flintmq.client.discovery import LIST_PATH, LISTS_INTERVAL_S, NO_LIST_S, Answers, Directory
 from flintmq.client.flow import Timer, Timers
+from flintmq.client.topology import Topology, parse_members
 from flintmq.errors import DiscoveryError, FlintError
 
 PATIENCE_S = 1.0
@@ -27,14 +32,14 @@ DEADLINE_SLACK_S = 0.5  # each request has the deadline itself; this one is for 
 Fetch: TypeAlias = Callable[[str, float], tuple[int, bytes]]
 """Gets a URL within so many seconds: returns status and body, or raises OSError."""
 
-Done: TypeAlias = Callable[[tuple[Node, ...] | DiscoveryError], object]
+Done: TypeAlias = Callable[[Topology | DiscoveryError], object]
 
 
 class Lookup:
     """Several nsqlookupd as one.
 
     Args:
-        addresses: ``http://host:port`` each.
+        seeds: ``http://host:port`` each.
         timeout_s: until an nsqlookupd must have answered.
         fetch: called in the crew's threads.
         lock: the owner's.
@@ -43,7 +48,7 @@ class Lookup:
 
     def __init__(
         self,
-        addresses: Iterable[str],
+        seeds: Iterable[str],
         timeout_s: float,
         fetch: Fetch,
         crew: Crew,
@@ -51,45 +56,112 @@ class Lookup:
         lock: AbstractContextManager[object],
         told: Callable[[], object],
     ) -> None:
-        self._answers = Answers(addresses)
+        self._directory = Directory(seeds)
+        self._answers = Answers(self._directory.addresses)
         self._timeout_s = timeout_s
         self._fetch = fetch
         self._crew = crew
         self._timers = timers
         self._lock = lock
         self._told = told
+        self._lists_at = 0.0
+        self._unlisted: dict[str, None] = {}
+        self._without_list_until: dict[str, float] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The nsqlookupd that are asked: the seeds, and those they list."""
+        return self._directory.addresses
 
     def end(self) -> None:
         """Ask no more."""
         self._crew.end()
 
-    def ask(self, path: str, done: Done) -> None:
-        """Ask all of them; ``done`` is called once with the union, or why there is none."""
-        question = _Question(path, dict.fromkeys(self._answers.addresses), done)
+    def ask(self, path: str, done: Done, distrusted: Collection[tuple[int, str]] = ()) -> None:
+        """Ask all of them; ``done`` is called once with one picture of what they said, or why there is none.
+
+        Args:
+            distrusted: (partition, address) that have been found wrong; believed only if nobody says anything else.
+        """
+        first, last = self._directory.due()
+        question = _Question(path, done, distrusted, last)
         question.timer = self._timers.call_later(self._timeout_s + DEADLINE_SLACK_S, self._end, question)
-        for address in self._answers.addresses:
+        self._begin_lists(question)
+        self._ask_these(question, first)
+
+    def _ask_these(self, question: _Question, addresses: Iterable[str]) -> None:
+        asked = [address for address in addresses if address not in question.missing]
+        question.missing.update(dict.fromkeys(asked))
+        for address in asked:
             self._crew.run(partial(self._ask, question, address))
 
     def _ask(self, question: _Question, address: str) -> None:
         """Ask one of them, in a thread of the crew."""
-        answer: tuple[int, bytes] | Exception
-        try:
-            answer = self._fetch(address + question.path, self._timeout_s)
-        except (OSError, FlintError) as error:
-            answer = error
+        answer: tuple[int, bytes] | Exception | None = None
+        if question.lists.pop(address, False):
+            answer = self._ask_list(question, address)
+        if answer is None:
+            answer = self._try_fetch(address + question.path)
         with self._lock:
-            if isinstance(answer, Exception):
-                self._answers.note_failure(address, answer)
-            else:
-                question.is_answered |= self._answers.note(address, question.path, *answer)
-            del question.missing[address]
+            self._directory.note(address, self._note(question, address, answer))
+            question.missing.pop(address, None)
             self._judge(question)
             self._told()
+
+    def _try_fetch(self, url: str) -> tuple[int, bytes] | Exception:
+        try:
+            return self._fetch(url, self._timeout_s)
+        except (OSError, FlintError) as error:
+            return error
+
+    def _note(self, question: _Question, address: str, answer: tuple[int, bytes] | Exception) -> bool:
+        if isinstance(answer, Exception):
+            return self._answers.note_failure(address, answer)
+        is_usable = self._answers.note(address, question.path, *answer)
+        question.is_answered |= is_usable
+        return is_usable
+
+    # --- which nsqlookupd there are ---
+
+    def _begin_lists(self, question: _Question) -> None:
+        """Have this question ask for lists, if they were not asked for long."""
+        now = self._timers.time()
+        if now < self._lists_at:
+            return
+        self._lists_at = now + LISTS_INTERVAL_S
+        known = self._directory.addresses
+        self._without_list_until = {each: at for each, at in self._without_list_until.items() if each in known}
+        question.lists = {each: True for each in known if self._without_list_until.get(each, now) <= now}
+        self._unlisted = dict.fromkeys(question.lists)
+
+    def _ask_list(self, question: _Question, address: str) -> Exception | None:
+        """Ask one of them who else there is, in a thread of the crew; returns why it gave no answer at all."""
+        answer = self._try_fetch(address + LIST_PATH)
+        with self._lock:
+            self._unlisted.pop(address, None)
+            if not isinstance(answer, Exception):
+                status, body = answer
+                members = parse_members(body, urlsplit(address).scheme) if status == 200 else ()
+                self._directory.note_list(address, members)
+                if not members:  # NSQ's own, which answers 404
+                    self._without_list_until[address] = self._timers.time() + NO_LIST_S
+            if not self._unlisted:
+                former = self._directory.addresses
+                self._directory.take_lists()
+                self._answers.addresses = self._directory.addresses
+                if not question.is_over:
+                    self._ask_these(question, [each for each in self._directory.addresses if each not in former])
+        return answer if isinstance(answer, Exception) else None
+
+    # --- when a question is over ---
 
     def _judge(self, question: _Question) -> None:
         if question.is_over:
             return
-        if not question.missing or (question.is_answered and all(map(self._answers.is_failing, question.missing))):
+        if not question.missing and not question.is_answered and question.last:
+            last, question.last = question.last, ()
+            self._ask_these(question, last)
+        elif not question.missing or (question.is_answered and all(map(self._answers.is_failing, question.missing))):
             self._end(question)
         elif question.is_answered and not question.is_hurried:
             question.is_hurried = True
@@ -102,7 +174,7 @@ class Lookup:
         question.is_over = True
         self._cancel(question)
         if question.is_answered:
-            question.done(self._answers.union(question.path))
+            question.done(self._answers.topology(question.path, question.distrusted))
         else:
             for address in question.missing:
                 self._answers.note_failure(address, TimeoutError(f"no answer within {self._timeout_s:g} s"))
@@ -118,15 +190,20 @@ class _Question:
     """What is asked of all nsqlookupd.
 
     Attributes:
+        last: who is asked only if nobody else answers.
         missing: who has neither answered nor failed.
+        lists: who is to be asked first which nsqlookupd there are.
         is_answered: somebody gave a usable answer.
         is_hurried: the others do not have much time left.
     """
 
-    def __init__(self, path: str, missing: dict[str, None], done: Done) -> None:
+    def __init__(self, path: str, done: Done, distrusted: Collection[tuple[int, str]], last: tuple[str, ...]) -> None:
         self.path = path
-        self.missing = missing
         self.done = done
+        self.distrusted = distrusted
+        self.last = last
+        self.missing: dict[str, None] = {}
+        self.lists: dict[str, bool] = {}
         self.is_answered = False
         self.is_hurried = False
         self.is_over = False

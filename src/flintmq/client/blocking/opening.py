@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 
+import msgspec
+
 from flintmq import __version__
 from flintmq.client.blocking.stream import Stream, Time, connect
 from flintmq.client.handshake import Handshake, Next
@@ -16,6 +18,7 @@ from flintmq.client.security import Secret, checked_secret
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, OptionError, ProtocolError
 from flintmq.wire.client import ClientConnection
+from flintmq.wire.identify import ExtendedIdentifyRequest
 
 
 def check_options(options: ConnectionOptions) -> None:
@@ -25,9 +28,12 @@ def check_options(options: ConnectionOptions) -> None:
 
 
 def open_stream(
-    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, time: Time
+    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, time: Time, desired_tag: str | None
 ) -> tuple[Stream, Handshake]:
     """Connect, identify, put in TLS and compression, authorise.
+
+    Args:
+        desired_tag: tell nsqd that headers are understood, which messages to be given first (empty: any); None: don't.
 
     Raises:
         ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
@@ -36,7 +42,7 @@ def open_stream(
     """
     timeout_s = seconds(options.connect_timeout, "connect_timeout")
     deadline = time() + timeout_s
-    handshake = _new_handshake(address, wire, options, env)
+    handshake = _new_handshake(address, wire, options, env, desired_tag)
     stream: Stream | None = None
     try:
         stream = connect(address, deadline, time)
@@ -53,15 +59,20 @@ def open_stream(
     return stream, handshake
 
 
-def _new_handshake(address: str, wire: ClientConnection, options: ConnectionOptions, env: Env) -> Handshake:
+def _new_handshake(
+    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, desired_tag: str | None
+) -> Handshake:
     try:
         tls = options.client_tls(address, split_address(address)[0]) if options.tls else None
     except OptionError as error:  # a file that was there when the options were made
         raise ConnectionFailed(address, str(error)) from error
+    request = options.identify_request(env.hostname, __version__)
+    if desired_tag is not None:
+        request = ExtendedIdentifyRequest(**msgspec.structs.asdict(request), desired_tag=desired_tag)
     return Handshake(
         address,
         wire,
-        options.identify_request(env.hostname, __version__),
+        request,
         tls,
         has_secret=options.auth_secret is not None,
         can_renew_secret=callable(options.auth_secret),

@@ -8,6 +8,8 @@ Rules of this file:
   here, not now" is tried again, up to ``max_tries``; without an answer it is sent to another nsqd (``retry_unknown``).
 - Lines are opened by a crew, so that neither a name that does not resolve nor an nsqd that is gone holds up a call
   beyond its deadline. A keeper answers heartbeats on free lines and replaces those that are lost.
+- Calls that keep an order stand in a queue of their partition (:mod:`flintmq.client.blocking.queues`) and go there or
+  nowhere, until their deadline.
 - Back-pressure is the pool: as many calls are on their way as there are lines.
 """
 
@@ -15,13 +17,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self, overload
 
+from flintmq.client import trace as trace_log
 from flintmq.client.backoff import jittered_s
+from flintmq.client.blocking.calls import Build, Call, Place, Turns, mpub_command, pub_command
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.forking import watch
 from flintmq.client.blocking.http import get
@@ -30,10 +35,13 @@ from flintmq.client.blocking.line import Line, Unanswered
 from flintmq.client.blocking.lookup import Fetch, Lookup
 from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.pool import Pool
+from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.discovery import NODES_PATH, Node, topic_path
+from flintmq.client.discovery import NODES_PATH, topic_path
+from flintmq.client.envelope import wrap
 from flintmq.client.options import (
     DELAY_MAX_S,
+    SOURCE,
     ConnectionOptions,
     Seconds,
     addresses,
@@ -43,14 +51,19 @@ from flintmq.client.options import (
     whole,
 )
 from flintmq.client.publish import (
+    CONGESTED_CODE,
+    CONGESTED_FACTOR,
     LOOKUP_JITTER,
+    MOVED_CODES,
     STALLED_SHARE,
     TOPIC_COUNT_MAX,
     TRIES_MAX,
     Body,
+    Published,
     check_topic,
     checked_bodies,
     checked_body,
+    checked_headers,
     closed_error,
     is_draining,
     leaves_open,
@@ -58,8 +71,11 @@ from flintmq.client.publish import (
     messages_cost,
     retry_delay_s,
 )
+from flintmq.client.routing import Routes
 from flintmq.client.security import Refusals
+from flintmq.client.sharding import ShardingId, partition_of
 from flintmq.client.stats import ProducerStats
+from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
@@ -68,10 +84,16 @@ from flintmq.errors import (
     LocalProtocolError,
     NoNsqd,
     NsqdError,
+    OptionError,
+    PublishError,
     PublishRefused,
     PublishUnknown,
+    RemoteProtocolError,
 )
-from flintmq.wire.client import ClientConnection
+from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
+
+if TYPE_CHECKING:
+    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -81,35 +103,7 @@ KEEPER_S = 0.2
 STALE_S = 0.05
 CLOSE_SLACK_S = 1.0
 LOOK_AGAIN_S = 1.0
-
-Build = Callable[[ClientConnection], bytes]
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A call on its way.
-
-    Attributes:
-        tries: how often nsqd refused it.
-        is_unknown: it may have been stored by a try that was not answered.
-        error: why the last try failed.
-    """
-
-    topic: str
-    deadline: float
-    count: int
-    cost: int
-    tries: int = 0
-    is_unknown: bool = False
-    error: FlintError | None = None
-
-
-@dataclass(slots=True)
-class _Turns:
-    """The pools that a topic is published over, and whose turn it was last."""
-
-    pools: list[Pool]
-    next: int
+GAPS_S = 5.0  # between two lookups of a topic that has a partition which takes nothing
 
 
 class Producer:
@@ -121,6 +115,7 @@ class Producer:
             producer.pub("orders", b"hello")
             producer.mpub("orders", [b"a", b"b"])
             producer.dpub("emails", b"remind me", delay=30)
+            producer.pub("payments", b"hello", sharding_id=customer)  # in order, to the customer's partition
 
     It may also live as long as its process, without ``with``: it starts with the first call. In a child made by
     ``os.fork()`` it starts over with connections of its own. All durations are seconds or a timedelta.
@@ -133,7 +128,12 @@ class Producer:
         timeout: until a call must have ended.
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
-        max_tries: how often a publish may be refused with an error that can pass.
+        max_tries: how often a publish may be refused with an error that can pass; where a partition's leader has only
+            moved, it is tried until its deadline.
+        sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
+            producers of a topic must agree.
+        trace: topics to trace from the start, see :meth:`trace`.
+        telemetry: a span of OpenTelemetry for every publish, its context carried with the message.
         lookup_interval: until a topic's nsqd are looked up again.
         lookup_timeout: until an nsqlookupd must have answered.
         options: what holds for each connection; the next two override it.
@@ -153,6 +153,9 @@ class Producer:
         timeout: Seconds = 5.0,
         retry_unknown: bool = True,
         max_tries: int = TRIES_MAX,
+        sharding: str = "murmur3",
+        trace: Iterable[str] = (),
+        telemetry: Telemetry | None = None,
         lookup_interval: Seconds = 60.0,
         lookup_timeout: Seconds = 5.0,
         options: ConnectionOptions | None = None,
@@ -173,6 +176,12 @@ class Producer:
         self._timeout_s = seconds(timeout, "timeout", 0.001)
         self._retries_unknown = retry_unknown
         self._tries_max = whole(max_tries, "max_tries", 1, 1000)
+        partition_of(0, 1, sharding)
+        self._sharding = sharding
+        self._telemetry = telemetry
+        self._traced: set[str] = set()
+        for topic in trace:
+            self.trace(topic)
         self._stats = ProducerStats()
         self._is_closed = False
         self._new_process()
@@ -189,15 +198,17 @@ class Producer:
         self._lookup: Lookup | None = None
         self._keeper: Keeper | None = None
         self._pools: dict[str, Pool] = {}
-        self._turns: dict[str, _Turns] = {}
-        self._routes: dict[str, tuple[str, ...]] = {}
+        self._turns: dict[str, Turns] = {}
+        self._routes = Routes(self._nsqd)
+        self._queues: Queues[Call] = Queues()
         self._asked: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
-        self._calls: dict[int, _Attempt] = {}
+        self._calls: dict[int, Call] = {}
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
         self._refresh_at = 0.0
+        self._gaps_at = 0.0
 
     def __repr__(self) -> str:
         up = sum(pool.is_up for pool in self._pools.values())
@@ -269,23 +280,117 @@ class Producer:
 
     # --- publishing ---
 
-    def pub(self, topic: str, body: Body, *, timeout: Seconds | None = None) -> None:
+    @overload
+    def pub(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: int,
+        headers: Mapping[str, object] | None = None,
+    ) -> Published: ...
+    @overload
+    def pub(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: None = None,
+        headers: Mapping[str, object] | None = None,
+    ) -> None: ...
+    def pub(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: int | None = None,
+        headers: Mapping[str, object] | None = None,
+    ) -> Published | None:
         """Publish one message; returns when nsqd answered OK.
 
+        The last four are for topics with partitions (redesigned NSQ).
+
+        Args:
+            sharding_id: messages with the same one go to the same partition and stay in the order of the calls.
+            partition: the same with the partition itself.
+            trace_id: 64 bits that go with the message, which is traced; the call then returns where it is stored.
+            headers: names and values, for a topic that has them.
+
         Raises:
-            LocalProtocolError: the topic's name is not valid or the body is empty; nothing was sent.
+            LocalProtocolError: the topic's name is not valid, the body is empty or the headers are too large; nothing
+                was sent.
+            OptionError: an argument is out of range, or two exclude each other.
             PublishRefused: the message is definitely not stored.
             PublishUnknown: the message may be stored.
         """
         check_topic(topic)
         data = checked_body(body)
-        self._publish(topic, lambda wire: wire.pub(topic, data), 1, message_cost(data), timeout)
+        if self._telemetry is None:
+            is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
+            if is_plain and topic not in self._traced:
+                call = self._new_call(topic, 1, message_cost(data), timeout)
+                self._publish(call, lambda wire, number: wire.pub(topic, data, None, number))
+                return None
+            return self._pub(topic, data, timeout, sharding_id, partition, trace_id, headers)
+        with self._telemetry.publishing(topic, 1, len(data)) as carried:
+            if self._routes.is_extended(topic):
+                headers = {**(headers or {}), **carried}
+            elif self._telemetry.has_envelope:
+                data = wrap(carried, data)
+            return self._pub(topic, data, timeout, sharding_id, partition, trace_id, headers)
 
-    def mpub(self, topic: str, bodies: Iterable[Body], *, timeout: Seconds | None = None) -> None:
+    def _pub(
+        self,
+        topic: str,
+        data: bytes,
+        timeout: Seconds | None,
+        sharding_id: ShardingId | None,
+        partition: int | None,
+        trace_id: int | None,
+        headers: Mapping[str, object] | None,
+    ) -> Published | None:
+        call = self._new_call(topic, 1, message_cost(data), timeout)
+        self._place(call, sharding_id, partition)
+        if trace_id is not None:
+            whole(trace_id, "trace_id", 0, TRACE_ID_MAX)
+            call.is_trace_asked = True
+        if trace_id is not None or topic in self._traced:
+            call.trace_ids = [self._new_trace_id() if trace_id is None else trace_id]
+        if headers is not None:
+            call.headers = checked_headers(headers, call.trace_ids[0] if call.trace_ids else None)
+            call.cost += len(call.headers)
+        call.needs_partition |= call.is_trace_asked or call.headers is not None
+        if call.needs_partition and not call.is_ordered and not self._lookup_addresses:
+            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+        self._publish(call, partial(pub_command, call, data))
+        return call.published
+
+    def mpub(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+    ) -> None:
         """Publish several messages as one: all are stored or none; returns when nsqd answered OK.
+
+        Args:
+            sharding_id, partition: as for :meth:`pub`, for all of them.
 
         Raises:
             LocalProtocolError: the topic's name is not valid, there is no body or one is empty; nothing was sent.
+            OptionError: an argument is out of range, or two exclude each other.
             PublishRefused: none is stored.
             PublishUnknown: they may be stored.
         """
@@ -293,7 +398,12 @@ class Producer:
         data = checked_bodies(bodies)
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
-        self._publish(topic, lambda wire: wire.mpub(topic, data), len(data), messages_cost(data), timeout)
+        with self._span(topic, data) as enveloped:
+            call = self._new_call(topic, len(enveloped), messages_cost(enveloped), timeout)
+            self._place(call, sharding_id, partition)
+            if topic in self._traced:
+                call.trace_ids = [self._new_trace_id() for _ in enveloped]
+            self._publish(call, partial(mpub_command, call, enveloped))
 
     def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -307,18 +417,66 @@ class Producer:
         check_topic(topic)
         defer_ms = milliseconds(delay, "delay", 0, DELAY_MAX_S)
         data = checked_body(body)
-        self._publish(topic, lambda wire: wire.dpub(topic, defer_ms, data), 1, message_cost(data), timeout)
+        with self._span(topic, [data]) as (enveloped,):
+            call = self._new_call(topic, 1, message_cost(enveloped), timeout)
+            self._publish(call, lambda wire, _: wire.dpub(topic, defer_ms, enveloped))
+
+    @contextmanager
+    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[list[bytes]]:
+        """A span around a publish, if that is wanted; yields the bodies, in envelopes if that is wanted as well."""
+        if self._telemetry is None:
+            yield bodies
+            return
+        with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
+            yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies
+
+    def _new_call(self, topic: str, count: int, cost: int, timeout: Seconds | None) -> Call:
+        timeout_s = self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001)
+        return Call(topic, self._time() + timeout_s, count, cost)
+
+    def _place(self, call: Call, sharding_id: ShardingId | None, partition: int | None) -> None:
+        """Note where a publish must go, if that is not all the same."""
+        if sharding_id is not None:
+            if partition is not None:
+                raise OptionError("partition", partition, "either sharding_id or partition, not both", SOURCE)
+            if not self._lookup_addresses:
+                allowed = "with nsqlookupd_http_addresses, which know how many partitions there are; or name one"
+                raise OptionError("sharding_id", sharding_id, allowed, SOURCE)
+            partition_of(sharding_id, 1, self._sharding)
+            call.sharding_id = call.key = sharding_id
+            call.needs_partition = call.is_ordered = True
+        elif partition is not None:
+            call.partition = whole(partition, "partition", 0, PARTITION_COUNT_MAX - 1)
+            call.needs_partition = call.is_ordered = True
+
+    def trace(self, topic: str, on: bool = True) -> None:
+        """Trace a topic from now on, or no more: each message is sent traced and logged to ``flintmq.trace``.
+
+        Raises:
+            LocalProtocolError: no topic can have this name.
+        """
+        check_topic(topic)
+        if on:
+            self._traced.add(topic)
+        else:
+            self._traced.discard(topic)
+
+    @property
+    def traced(self) -> tuple[str, ...]:
+        """The topics that are traced now."""
+        return tuple(sorted(self._traced))
+
+    def _new_trace_id(self) -> int:
+        return self._env.random.getrandbits(63) or 1
 
     def stats(self) -> ProducerStats:
         """Count what was done and say where the producer stands."""
         with self._lock:
             return replace(self._stats, connections=sum(pool.is_up for pool in self._pools.values()))
 
-    def _publish(self, topic: str, build: Build, count: int, cost: int, timeout: Seconds | None) -> None:
+    def _publish(self, call: Call, build: Build) -> None:
         if self._keeper is None:
             self._begin()
-        timeout_s = self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001)
-        call = _Attempt(topic, self._time() + timeout_s, count, cost)
         key = id(call)
         line: Line | None = None
         is_done = False
@@ -327,8 +485,9 @@ class Producer:
                 if self._is_closed:
                     raise closed_error()
                 self._calls[key] = call
-                self._stats.bytes_in_flight += cost
-                line = self._take(topic)
+                self._stats.bytes_in_flight += call.cost
+                if not call.needs_partition:
+                    line = self._take(call)
             while not is_done:
                 if line is None:
                     line = self._wait_for_line(call)
@@ -336,15 +495,20 @@ class Producer:
                 if not is_done:
                     self._put_back(line)
                     line = None
+        except PublishError as error:
+            self._leave_queue(call, error.code)
+            raise
         finally:
             self._end(key, call, line, is_done)
 
-    def _end(self, key: int, call: _Attempt, line: Line | None, is_done: bool) -> None:
+    def _end(self, key: int, call: Call, line: Line | None, is_done: bool) -> None:
         with self._lock:
             if line is not None:
                 self._put_back(line)
             if self._calls.pop(key, None) is None:
                 return
+            if call.is_ordered:
+                self._leave_queue(call)
             stats = self._stats
             stats.bytes_in_flight -= call.cost
             if is_done:
@@ -354,9 +518,9 @@ class Producer:
             if self._is_closed:
                 self._changed.notify_all()
 
-    def _try(self, call: _Attempt, line: Line, build: Build) -> bool:
+    def _try(self, call: Call, line: Line, build: Build) -> bool:
         """Ask one nsqd; False when another try is due."""
-        command = build(line.wire)
+        command = build(line.wire, call.partition)
         began = self._time()
         try:
             answer = line.ask(command, self._patience(call, began))
@@ -365,40 +529,73 @@ class Producer:
         except Unanswered as error:
             self._unanswered(call, error, began)
         else:
-            if answer == b"OK":
+            if answer == b"OK" and call.trace_ids is None:
                 return True
-            call.is_unknown = True
-            self._fail(call, "E_INVALID", f"answer {answer[:32]!r} to a publish", line.address, retryable=False)
+            self._stored(call, answer, line.address)
+            return True
         with self._lock:
             self._stats.retries += 1
         return False
 
-    def _patience(self, call: _Attempt, now: float) -> float:
+    def _patience(self, call: Call, now: float) -> float:
         """Until when to wait for an answer: a stuck nsqd should not use up all the time if there is another one."""
         half_s = (call.deadline - now) / 2
-        if len(self._pools) < 2 or not self._retries_unknown or half_s < self._timeout_s / 2 * STALLED_SHARE:
+        if (
+            len(self._pools) < 2
+            or call.is_ordered
+            or not self._retries_unknown
+            or half_s < self._timeout_s / 2 * STALLED_SHARE
+        ):
             return call.deadline
         with self._lock:
-            is_choice = sum(pool.is_up for pool in self._turns_of(call.topic).pools) > 1
+            is_choice = sum(place.pool.is_up for place in self._turns_of(call.topic).places) > 1
         return now + half_s if is_choice else call.deadline
 
     # --- outcomes ---
 
-    def _refused(self, call: _Attempt, error: NsqdError) -> None:
+    def _stored(self, call: Call, answer: bytes, address: str) -> None:
+        """Read where nsqd says that a message is stored."""
+        stored: Stored | None = None
+        try:
+            if call.trace_ids is None or call.partition is None:
+                if answer != b"OK":
+                    raise RemoteProtocolError("E_INVALID", f"answer {answer[:32]!r} to a publish")
+            else:
+                stored = parse_stored(answer)
+        except RemoteProtocolError as error:
+            call.is_unknown = True
+            self._fail(call, error.code, error.detail, address, retryable=False)
+        if call.trace_ids is None:
+            return
+        if call.topic in self._traced:
+            trace_log.published(call.topic, address, call.partition, stored, call.trace_ids)
+        if call.is_trace_asked:
+            assert call.partition is not None
+            where = (None, None, None) if stored is None else (stored.internal_id, stored.offset, stored.raw_size)
+            call.published = Published(address, call.partition, where[0], call.trace_ids[0], *where[1:])
+
+    def _refused(self, call: Call, error: NsqdError) -> None:
         """Follow the retry table: return when the next try is due."""
         call.error = error
         call.tries += 1
         is_open = leaves_open(error)
         call.is_unknown |= is_open
-        is_last = call.tries >= self._tries_max and not is_draining(error)
-        if not error.retryable or is_last or (is_open and not self._retries_unknown):
+        has_moved = call.partition is not None and error.code in MOVED_CODES
+        with self._lock:
+            if call.partition is not None and has_moved:
+                self._routes.drop(call.topic, call.partition, error.nsqd, self._time())
+                self._turns.pop(call.topic, None)
+        may_try = has_moved or is_draining(error) or call.tries < self._tries_max
+        if not error.retryable or not may_try or (is_open and not self._retries_unknown):
             self._fail(call, error.code, error.detail, error.nsqd, retryable=error.retryable)
         with self._lock:
             self._look_up(call.topic)
             delay_s = retry_delay_s(call.tries, self._env.random.random())
+        if error.code == CONGESTED_CODE:
+            delay_s *= CONGESTED_FACTOR
         threading.Event().wait(max(0.0, min(delay_s, call.deadline - self._time())))
 
-    def _unanswered(self, call: _Attempt, error: Unanswered, began: float) -> None:
+    def _unanswered(self, call: Call, error: Unanswered, began: float) -> None:
         now = self._time()
         call.error = error
         call.is_unknown |= error.maybe_executed
@@ -407,27 +604,69 @@ class Producer:
         if error.maybe_executed and not self._retries_unknown:
             self._fail(call, "CONNECTION_LOST", f"nsqd did not answer: {error.reason}", retryable=True)
 
-    def _fail(self, call: _Attempt, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> NoReturn:
+    def _fail(self, call: Call, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> NoReturn:
         kind = PublishUnknown if call.is_unknown else PublishRefused
         raise kind(code, detail, nsqd, retryable) from call.error
 
     # --- lines ---
 
-    def _take(self, topic: str) -> Line | None:
+    def _take(self, call: Call) -> Line | None:
         """A free line in turn, or None; with the lock held."""
-        turns = self._turns_of(topic)
-        pools = turns.pools
-        for _ in pools:
-            turns.next = (turns.next + 1) % len(pools)
-            pool = pools[turns.next]
-            while (line := pool.take()) is not None:
-                if self._time() - line.used_at > STALE_S:
-                    line.attend()  # it may have been closed while nobody looked
-                if not line.is_lost:
-                    self._stats.commands += 1
-                    return line
-                self._lost(pool, line)
+        turns = self._turns_of(call.topic)
+        places = turns.places
+        for _ in places:
+            turns.next = (turns.next + 1) % len(places)
+            pool, partition = places[turns.next]
+            if partition is None and call.needs_partition:
+                continue  # these are all nsqd there are: no nsqlookupd knows the topic yet
+            if pool.idle and (line := self._take_from(pool)) is not None:
+                if partition != call.partition:
+                    call.partition = partition
+                return line
         return None
+
+    def _take_from(self, pool: Pool) -> Line | None:
+        while (line := pool.take()) is not None:
+            if self._time() - line.used_at > STALE_S:
+                line.attend()  # it may have been closed while nobody looked
+            if not line.is_lost:
+                self._stats.commands += 1
+                return line
+            self._lost(pool, line)
+        return None
+
+    def _take_in_order(self, call: Call) -> Line | None:
+        """A free line to the leader of a call's partition, if it is its turn; with the lock held."""
+        if call.overtook:
+            which = "partition" if call.sharding_id is None else "sharding id"
+            detail = f"not sent: an earlier publish of the same {which} failed, and it must not be overtaken"
+            self._fail(call, "E_ORDER", f"{detail} ({call.overtook})", retryable=True)
+        if call.partition is None:
+            count = self._routes.partition_count(call.topic)
+            if not count:
+                self._look_up(call.topic)
+                return None
+            assert call.sharding_id is not None
+            call.partition = partition_of(call.sharding_id, count, self._sharding)
+            self._fail_impossible(call)
+        if not self._queues.enter(call.topic, call.partition, call, self._time()):
+            return None
+        pool = self._leader_of(call)
+        if pool is None:
+            self._look_up(call.topic)
+            return None
+        return self._take_from(pool)
+
+    def _leader_of(self, call: Call) -> Pool | None:
+        leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
+        return None if leader is None else self._pools.get(leader)
+
+    def _leave_queue(self, call: Call, failed: str = "") -> None:
+        """Let the next one publish to the partition of a call that has ended."""
+        with self._lock:
+            if call.is_ordered and call.partition is not None:
+                if self._queues.leave(call.topic, call.partition, call, failed):
+                    self._changed.notify_all()
 
     def _put_back(self, line: Line) -> None:
         with self._lock:
@@ -438,7 +677,9 @@ class Producer:
                 self._lost(pool, line)
             else:
                 pool.idle.append(line)
-                if self._waiting:
+                if self._queues or len(self._waiting) > 1:
+                    self._changed.notify_all()  # not everybody who waits can use this one
+                elif self._waiting:
                     self._changed.notify()
 
     def _lost(self, pool: Pool, line: Line) -> None:
@@ -446,7 +687,7 @@ class Producer:
         log.warning("lost nsqd %s: %s", line.address, line.reason)
         pool.lose(line, self._time(), self._env.random.random())
 
-    def _wait_for_line(self, call: _Attempt) -> Line:
+    def _wait_for_line(self, call: Call) -> Line:
         """Wait until there is a free line.
 
         Raises:
@@ -456,13 +697,18 @@ class Producer:
         with self._lock:
             self._waiting[topic] = self._waiting.get(topic, 0) + 1
             try:
-                while (line := self._take(topic)) is None:
-                    self._fail_refused(call)
+                while True:
+                    if call.needs_partition:
+                        self._fail_impossible(call)
                     if (left_s := call.deadline - self._time()) <= 0:
                         self._fail_waiting(call)
-                    if self._lookup is not None and topic not in self._routes:
+                    line = self._take_in_order(call) if call.is_ordered else self._take(call)
+                    if line is not None:
+                        break
+                    self._fail_refused(call)
+                    if not self._routes.knows(topic):
                         self._look_up(topic)
-                    again_s = self._open_one(self._turns_of(topic).pools)
+                    again_s = self._open_one(self._pools_of(call))
                     self._changed.wait(min(left_s, again_s))
             finally:
                 self._waiting[topic] -= 1
@@ -470,18 +716,43 @@ class Producer:
                     del self._waiting[topic]
         return line
 
-    def _fail_waiting(self, call: _Attempt) -> NoReturn:
-        pools = self._turns_of(call.topic).pools
-        if any(pool.is_up for pool in pools):
+    def _pools_of(self, call: Call) -> list[Pool]:
+        """Where a line for a call could be opened."""
+        if not call.is_ordered:
+            return [place.pool for place in self._turns_of(call.topic).places]
+        leader = self._leader_of(call)
+        is_next = call.partition is not None and self._queues.enter(call.topic, call.partition, call, self._time())
+        return [leader] if leader is not None and is_next else []
+
+    def _fail_impossible(self, call: Call) -> None:
+        """Fail a call that its topic will never take."""
+        if reason := self._routes.never(call.topic, call.partition if call.is_ordered else None):
+            self._fail(call, "NO_PARTITIONS", reason, retryable=False)
+        if call.headers is not None and not self._routes.has_headers(call.topic):
+            detail = f"topic {call.topic} takes no headers: create it with extend=true, or upgrade it"
+            self._fail(call, "E_EXT_NOT_SUPPORT", detail, retryable=False)
+
+    def _fail_waiting(self, call: Call) -> NoReturn:
+        leader = self._leader_of(call) if call.is_ordered else None
+        if leader is not None and call.partition is not None:
+            if not self._queues.enter(call.topic, call.partition, call, self._time()):
+                detail = f"it waited behind earlier ones to partition {call.partition}, which were not answered"
+                self._fail(call, "TIMEOUT", detail, retryable=True)
+        elif call.needs_partition and self._lookup is not None:
+            call.error = call.error or self._last_error
+            detail = self._routes.why_not(call.topic, call.partition if call.is_ordered else None)
+            self._fail(call, "PARTITION_UNAVAILABLE", detail, retryable=True)
+        pools = self._pools_of(call)
+        if call.error is None and any(pool.is_up for pool in pools):
             count = sum(len(pool.lines) for pool in pools)
             self._fail(call, "TIMEOUT", f"not sent: all {count} connections are busy, see pool_size", retryable=True)
         call.error = call.error or self._last_error or NoNsqd(call.topic, "nothing is known of any nsqd")
         self._fail(call, "TIMEOUT", f"no nsqd took it in time: {call.error}", retryable=True)
 
-    def _fail_refused(self, call: _Attempt) -> None:
+    def _fail_refused(self, call: Call) -> None:
         """Fail a call that no nsqd of its topic will ever take."""
-        error = self._refusals.of_all(self._addresses_of(call.topic))
-        if error is None or any(pool.is_up for pool in self._turns_of(call.topic).pools):
+        error = self._refusals.of_all(self._addresses_of(call))
+        if error is None or any(pool.is_up for pool in self._pools_of(call)):
             return
         call.error = error
         if isinstance(error, NsqdError):
@@ -489,18 +760,25 @@ class Producer:
         assert isinstance(error, ConnectionFailed)
         self._fail(call, "TLS_REFUSED", error.reason, error.address, retryable=False)
 
-    def _turns_of(self, topic: str) -> _Turns:
-        """The pools a topic can be published over; each topic takes its own turns."""
+    def _turns_of(self, topic: str) -> Turns:
+        """The places a topic can be published at; each topic takes its own turns."""
         turns = self._turns.get(topic)
         if turns is None:
             if len(self._turns) >= TOPIC_COUNT_MAX:
                 self._turns.clear()
-            pools = [self._pools[address] for address in self._addresses_of(topic) if address in self._pools]
-            turns = self._turns[topic] = _Turns(pools, self._env.random.randrange(len(pools)) if pools else 0)
+            places = [
+                Place(self._pools[address], partition)
+                for address, partition in self._routes.targets(topic)
+                if address in self._pools
+            ]
+            turns = self._turns[topic] = Turns(places, self._env.random.randrange(len(places)) if places else 0)
         return turns
 
-    def _addresses_of(self, topic: str) -> tuple[str, ...]:
-        return self._nsqd if self._lookup is None else self._routes.get(topic, ())
+    def _addresses_of(self, call: Call) -> list[str]:
+        if not call.is_ordered:
+            return [address for address, _ in self._routes.targets(call.topic)]
+        leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
+        return [] if leader is None else [leader]
 
     # --- connecting, with the lock held unless said otherwise ---
 
@@ -581,10 +859,13 @@ class Producer:
     # --- discovery, with the lock held ---
 
     def _follow(self, now: float) -> None:
-        """Refresh every topic again and again, and those that calls wait for more often."""
+        """Refresh every topic again and again, and those that calls wait for, or with gaps, more often."""
         topics = dict.fromkeys(self._waiting)
+        if now >= self._gaps_at:
+            topics.update(dict.fromkeys(self._routes.gaps))
+            self._gaps_at = now + GAPS_S
         if now >= self._refresh_at:
-            topics.update(dict.fromkeys(self._routes))
+            topics.update(dict.fromkeys(self._routes.topics))
             self._refresh_at = now + jittered_s(self._lookup_interval_s, LOOKUP_JITTER, self._env.random.random())
         for topic in topics:
             self._look_up(topic)
@@ -593,28 +874,32 @@ class Producer:
         """Refresh what is known of a topic, once at a time and at most once a second."""
         if self._lookup is not None and topic not in self._asked:
             self._asked[topic] = None
-            self._lookup.ask(topic_path(topic), partial(self._found, topic))
+            distrusted = self._routes.distrusted(topic, self._time())
+            self._lookup.ask(topic_path(topic, "w"), partial(self._found, topic), distrusted)
 
-    def _found(self, topic: str, outcome: tuple[Node, ...] | DiscoveryError) -> None:
+    def _found(self, topic: str, outcome: Topology | DiscoveryError) -> None:
         assert self._lookup is not None
-        if outcome == ():
-            self._lookup.ask(NODES_PATH, partial(self._found_any, topic))  # nobody has the topic yet
+        if isinstance(outcome, DiscoveryError) or outcome.nodes or outcome.is_partitioned:
+            self._learn(topic, outcome)
+        elif outcome.is_refused:
+            self._learn(topic, outcome, is_guess=True)
         else:
-            self._found_any(topic, outcome)
+            self._lookup.ask(NODES_PATH, partial(self._found_any, topic, outcome.reason))  # nobody has the topic yet
 
-    def _found_any(self, topic: str, outcome: tuple[Node, ...] | DiscoveryError) -> None:
+    def _found_any(self, topic: str, reason: str, outcome: Topology | DiscoveryError) -> None:
+        if isinstance(outcome, Topology):
+            outcome = replace(outcome, reason=reason)
+        self._learn(topic, outcome, is_guess=True)
+
+    def _learn(self, topic: str, outcome: Topology | DiscoveryError, is_guess: bool = False) -> None:
         self._timers.call_later(min(LOOK_AGAIN_S, self._lookup_interval_s), self._asked.pop, topic, None)
         if isinstance(outcome, DiscoveryError):
             self._last_error = outcome
             log.warning("discovery of %s failed: %s", topic, outcome)
             return
-        if not outcome:
-            self._last_error = NoNsqd(topic, "the nsqlookupd list no nsqd")
-            if self._routes.get(topic):
-                return  # they have just started, and nsqd register one by one: what was known stands
-        self._routes.pop(topic, None)
-        self._routes[topic] = tuple(node.address for node in outcome)
-        while len(self._routes) > TOPIC_COUNT_MAX:
-            del self._routes[next(iter(self._routes))]
-        self._keep(address for route in self._routes.values() for address in route)
+        if not outcome.nodes:
+            reason = outcome.reason if outcome.is_refused else "the nsqlookupd list no nsqd"
+            self._last_error = NoNsqd(topic, reason)
+        self._routes.learn(topic, outcome, is_guess)
+        self._keep(self._routes.addresses())
         self._changed.notify_all()

@@ -76,6 +76,11 @@ class Stream:
         """For a selector."""
         return self._socket.fileno()
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """IP addresses of this end and of the peer's; empty when there are none, or none any more."""
+        return _ip_of(self._socket.getsockname), _ip_of(self._socket.getpeername)
+
     # --- layers ---
 
     def start_tls(self, engine: StandardTls, received: bytes, deadline: float) -> None:
@@ -254,6 +259,14 @@ class Stream:
     def abort(self) -> None:
         """Close at once."""
         self._socket.close()
+
+
+def _ip_of(name: Callable[[], object]) -> str:
+    try:
+        found = name()
+    except OSError:
+        return ""
+    return str(found[0]) if isinstance(found, tuple) and found else ""
 
 
 def connect(address: str, deadline: float, time: Time) -> Stream:

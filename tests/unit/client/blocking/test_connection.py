@@ -13,6 +13,7 @@ from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.stream import StreamEnded
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.options import ConnectionOptions
+from flintmq.client.routing import Target
 from flintmq.errors import FlintError
 from flintmq.message import FRAME_HEADER, MESSAGE_HEADER
 from flintmq.testing import ManualClock
@@ -262,3 +263,32 @@ def test_leaving(world):
     assert not world.connection.has_left
     world.receive(frame(0, b"CLOSE_WAIT"))
     assert world.connection.has_left
+
+
+def test_what_stands_in_front_of_bodies_and_how_many_may_come():
+    world = World()
+    plain = world.connection
+    assert (plain.partition, plain.has_prefixes, plain.target.address) == (None, False, "n:4150")
+    wire = ClientConnection()
+    wire.sub_order("t", "c", 3)
+    line = SimpleNamespace(
+        address="n:4150", features=Features(), layers=(), opened_at=0.0, stream=world.stream, wire=wire
+    )
+    ordered = Connection(
+        cast(Line, line),
+        world.owner,
+        ConnectionOptions(heartbeat_interval=1),
+        world.timers,
+        threading.RLock(),
+        Target("n:4150", 3),
+        is_ordered=True,
+    )
+    assert (ordered.partition, ordered.has_prefixes, ordered.features.max_rdy_count) == (3, True, 1)
+    assert ordered.describe().startswith("n:4150/3 ")
+
+
+def test_an_error_that_no_command_has_caused_ends_the_connection():
+    """For a FIN, say: another nsqd leads the partition now."""
+    world = World()
+    world.receive(frame(1, b"E_FAILED_ON_NOT_LEADER "))
+    assert "E_FAILED_ON_NOT_LEADER" in world.owner.lost[0]

@@ -26,7 +26,7 @@ class World:
         self.dropped: list[str] = []
         self.tries: list[tuple[str, bool]] = []
         env = Env(clock=self.clock, random=random.Random(1))
-        self.links: Links[str] = Links(
+        self.links: Links[str, str] = Links(
             self.open, self.joined.append, self.tried, self.dropped.append, crew, self.timers, threading.RLock(), env
         )
 

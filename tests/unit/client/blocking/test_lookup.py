@@ -9,7 +9,8 @@ import pytest
 
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, PATIENCE_S, Lookup
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.discovery import topic_path
+from flintmq.client.discovery import DEMOTED_AFTER, LISTS_INTERVAL_S, NO_LIST_S, topic_path
+from flintmq.client.topology import Topology
 from flintmq.errors import DiscoveryError
 from flintmq.testing import ManualClock
 
@@ -29,6 +30,8 @@ class World:
         self.timers = Timers(self.clock)
         self.crew = crew
         self.answers: dict[str, tuple[int, bytes] | Exception] = {}
+        self.lists: dict[str, tuple[int, bytes] | Exception] = {}
+        self.asked: list[str] = []
         self.outcomes: list[object] = []
         self.told = 0
         self.lookup = Lookup([A, B], TIMEOUT_S, self.fetch, crew, self.timers, threading.RLock(), self.tell)
@@ -38,7 +41,12 @@ class World:
 
     def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         assert timeout_s == TIMEOUT_S
-        answer = self.answers[url.partition("/lookup")[0]]
+        self.asked.append(url)
+        host, _, path = url.removeprefix("http://").partition("/")
+        if path == "listlookup":
+            answer = self.lists.get(f"http://{host}", (404, b""))
+        else:
+            answer = self.answers[f"http://{host}"]
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -48,7 +56,7 @@ class World:
 
     def note(self, outcome) -> None:
         self.outcomes.append(
-            outcome if isinstance(outcome, DiscoveryError) else sorted(node.address for node in outcome)
+            outcome if isinstance(outcome, DiscoveryError) else sorted(node.address for node in outcome.nodes)
         )
 
     def pass_time(self, seconds: float) -> None:
@@ -121,3 +129,77 @@ def test_failures_all_around_are_an_error_at_once(world):
     world.crew.work_all()
     assert "refused" in str(world.outcomes[0])
     assert "cannot be read" in str(world.outcomes[0])
+
+
+# --- which nsqlookupd there are ---
+
+C = "http://c:4161"
+
+
+def members(*hosts: str) -> tuple[int, bytes]:
+    return 200, json.dumps({"lookupdnodes": [{"NodeIP": host, "HttpPort": "4161"} for host in hosts]}).encode()
+
+
+def test_those_that_are_listed_are_asked_as_well(world):
+    world.answers = {A: listing("n1"), B: listing("n2"), C: listing("n3")}
+    world.lists = {A: members("a", "c")}
+    world.ask()
+    world.crew.work_all()
+    assert world.outcomes == [["n1:4150", "n2:4150", "n3:4150"]]
+    assert world.lookup.addresses == (A, B, C)
+    assert world.asked == [
+        f"{A}/listlookup", f"{A}/lookup?topic=t", f"{B}/listlookup", f"{B}/lookup?topic=t", f"{C}/lookup?topic=t",
+    ]  # fmt: skip
+    world.ask()
+    world.crew.work_all()
+    assert world.asked[5:] == [f"{each}/lookup?topic=t" for each in (A, B, C)], "lists are asked for rarely"
+
+
+def test_one_without_lists_is_asked_for_them_even_more_rarely(world):
+    world.answers = {A: listing("n1"), B: listing("n2")}
+    world.lists = {A: members("a")}
+    for after_s, asked in ((0.0, [A, B]), (LISTS_INTERVAL_S + 1, [A]), (NO_LIST_S, [A, B])):
+        world.asked.clear()
+        world.pass_time(after_s)
+        world.ask()
+        world.crew.work_all()
+        assert [url for url in world.asked if url.endswith("/listlookup")] == [f"{each}/listlookup" for each in asked]
+
+
+def test_one_that_gives_no_list_for_want_of_an_answer_is_not_asked_for_the_topic(world):
+    world.answers = {A: listing("n1"), B: listing("n2")}
+    world.lists = {B: OSError("down")}
+    world.ask()
+    world.crew.work_all()
+    assert world.outcomes == [["n1:4150"]]
+    assert f"{B}/lookup?topic=t" not in world.asked
+
+
+def test_one_that_fails_on_end_is_asked_when_no_other_answers(world):
+    world.answers = {A: listing("n1"), B: OSError("down")}
+    for _ in range(DEMOTED_AFTER):
+        world.ask()
+        world.crew.work_all()
+    world.asked.clear()
+    world.ask()
+    world.crew.work_all()
+    assert world.asked == [f"{A}/lookup?topic=t"]
+    world.answers = {A: OSError("down too"), B: listing("n2")}
+    world.ask()
+    world.crew.work_all()
+    assert world.outcomes[-1] == ["n1:4150", "n2:4150"]
+
+
+def test_a_leader_that_was_found_wrong_is_believed_last(world):
+    def leading(host: str) -> tuple[int, bytes]:
+        peer = {"broadcast_address": host, "tcp_port": 4150}
+        answer = {"producers": [peer], "partitions": {"0": peer}, "meta": {"partition_num": 1}}
+        return 200, json.dumps({"status_code": 200, "data": answer}).encode()
+
+    world.answers = {A: leading("n1"), B: leading("n2")}
+    found: list[Topology] = []
+    for distrusted in ((), ((0, "n1:4150"),)):
+        world.lookup.ask(topic_path("t", "w"), found.append, distrusted)
+        world.crew.work_all()
+    assert [topology.leaders for topology in found] == [{0: "n1:4150"}, {0: "n2:4150"}]
+    assert world.asked[-1].endswith("/lookup?topic=t&access=w&metainfo=true")
