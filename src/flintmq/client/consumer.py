@@ -29,7 +29,7 @@ from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay
 from flintmq.client.bodies import decoder
 from flintmq.client.connection import Connection
 from flintmq.client.dead_letters import DeadLetters
-from flintmq.client.discovery import Fetch, HttpFetch, Lookup, PollTimes
+from flintmq.client.discovery import Fetch, HttpFetch, Lookup
 from flintmq.client.envelope import open_all
 from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
@@ -42,9 +42,7 @@ from flintmq.client.options import (
     system_env,
     whole,
 )
-from flintmq.client.order import Order
 from flintmq.client.producer import Producer
-from flintmq.client.rdy import RdyPolicy
 from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscribing import Subscriptions
 from flintmq.client.subscription import (
@@ -55,6 +53,9 @@ from flintmq.client.subscription import (
     check_ordered,
     checked_tag,
     give_back,
+    new_order,
+    new_policy,
+    new_times,
 )
 from flintmq.env import Env
 from flintmq.errors import BodyError, FlintError, RemoteProtocolError
@@ -178,12 +179,12 @@ class Consumer(Generic[Value]):
             sample_rate=sample_rate,
         )
         self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        times = _new_times(lookup_interval, lookup_jitter)
+        times = new_times(lookup_interval, lookup_jitter)
         fetches = fetch or HttpFetch(self._options)
         lookup = Lookup(lookups, seconds(lookup_timeout, "lookup_timeout", 0.01, 3600), fetches) if lookups else None
         self.trace = trace
         self._is_ordered = ordered
-        self._order = _new_order(topic, blocked_warn_attempts, blocked_error_attempts)
+        self._order = new_order(topic, blocked_warn_attempts, blocked_error_attempts)
         self._mode = handlers.mode_of(handler, inline)
         self._handler = handler if handler is None or telemetry is None else telemetry.around(handler, topic, channel)
         self._opens_envelopes = telemetry is not None and telemetry.has_envelope
@@ -203,7 +204,7 @@ class Consumer(Generic[Value]):
         self._drain_timeout_s = seconds(drain_timeout, "drain_timeout")
         self._backoff_s = seconds(backoff, "backoff", 0.001)
         self._backoff_max_s = seconds(max_backoff, "max_backoff")
-        policy = _new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
+        policy = new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
         self._flow: Flow[Connection] = Flow(policy, Backoff(self._backoff_s, self._backoff_max_s), self._env)
         self._subscriptions = self._new_subscriptions(desired_tag)
         self._following = None if lookup is None else self._subscriptions.follow(lookup, times)
@@ -663,23 +664,3 @@ class Consumer(Generic[Value]):
         if self._failure is None and not self._stopped.is_set():
             self._failure = error
             self.stop()
-
-
-def _new_times(interval: Seconds, jitter: float) -> PollTimes:
-    return PollTimes(seconds(interval, "lookup_interval", 0.01), seconds(jitter, "lookup_jitter", 0, 1))
-
-
-def _new_policy(max_in_flight: int, low_rdy_idle_timeout: Seconds, low_rdy_timeout: Seconds) -> RdyPolicy:
-    return RdyPolicy(
-        whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
-        seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
-        seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
-    )
-
-
-def _new_order(topic: str, warn_attempts: int, error_attempts: int) -> Order:
-    return Order(
-        topic,
-        whole(warn_attempts, "blocked_warn_attempts", 1, ATTEMPTS_MAX),
-        whole(error_attempts, "blocked_error_attempts", 1, ATTEMPTS_MAX),
-    )

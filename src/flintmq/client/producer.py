@@ -54,12 +54,12 @@ from flintmq.client.publish import (
     message_cost,
     messages_cost,
 )
-from flintmq.client.routing import Routes
+from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
 from flintmq.client.sending import Policy, Sender, partition_of
 from flintmq.client.sharding import ShardingId
 from flintmq.client.stats import ProducerStats
-from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
+from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
@@ -430,19 +430,10 @@ class Producer:
 
     def _place(self, publish: Publish, sharding_id: ShardingId | None, partition: int | None) -> None:
         """Note where a publish must go, if that is not all the same."""
-        if sharding_id is not None:
-            if partition is not None:
-                raise OptionError("partition", partition, "either sharding_id or partition, not both", SOURCE)
-            if self._lookup is None:
-                allowed = "with nsqlookupd_http_addresses, which know how many partitions there are; or name one"
-                raise OptionError("sharding_id", sharding_id, allowed, SOURCE)
-            partition_of(sharding_id, 1, self._sharding)
-            publish.sharding_id = sharding_id
+        check_place(sharding_id, partition, self._lookup is not None, self._sharding)
+        if sharding_id is not None or partition is not None:
+            publish.sharding_id, publish.partition = sharding_id, partition
             publish.keys = [sharding_id]
-            publish.needs_partition = True
-        elif partition is not None:
-            publish.partition = whole(partition, "partition", 0, PARTITION_COUNT_MAX - 1)
-            publish.keys = [None]
             publish.needs_partition = True
 
     async def _publish(self, publish: Publish) -> Published | None:

@@ -18,8 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from flintmq.client.options import SOURCE, whole
 from flintmq.client.publish import TOPIC_COUNT_MAX
-from flintmq.client.topology import Topology
+from flintmq.client.sharding import ShardingId, partition_of
+from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
+from flintmq.errors import OptionError
 
 if TYPE_CHECKING:
     from flintmq.client.connection import Connection
@@ -211,3 +214,21 @@ class Routes:
             return f"no nsqlookupd says how many partitions topic {topic} has; leaders are known of: {known}"
         which = f"partition {partition} of {route.topology.partition_count or 'an unknown number'}"
         return f"{which} of topic {topic} has no nsqd that takes messages; leaders are known of: {known}"
+
+
+def check_place(sharding_id: ShardingId | None, partition: int | None, has_lookup: bool, sharding: str) -> None:
+    """Raise OptionError unless a publish can be asked for like this.
+
+    Args:
+        has_lookup: there are nsqlookupd, which know how many partitions there are.
+        sharding: the producer's function.
+    """
+    if sharding_id is not None and partition is not None:
+        raise OptionError("partition", partition, "either sharding_id or partition, not both", SOURCE)
+    if sharding_id is not None:
+        if not has_lookup:
+            allowed = "with nsqlookupd_http_addresses, which know how many partitions there are; or name one"
+            raise OptionError("sharding_id", sharding_id, allowed, SOURCE)
+        partition_of(sharding_id, 1, sharding)
+    if partition is not None:
+        whole(partition, "partition", 0, PARTITION_COUNT_MAX - 1)

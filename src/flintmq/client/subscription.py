@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from flintmq.client.discovery import PollTimes
 from flintmq.client.message import Delivery
-from flintmq.client.options import SOURCE
+from flintmq.client.options import SOURCE, Seconds, seconds, whole
+from flintmq.client.order import Order
+from flintmq.client.rdy import RdyPolicy
 from flintmq.errors import FinFailed, LocalProtocolError, OptionError, ReqFailed, TouchFailed
+from flintmq.limits import ATTEMPTS_MAX
 from flintmq.names import is_valid_name
 
 MAX_IN_FLIGHT_MAX = 1_000_000
@@ -64,3 +68,30 @@ def give_back(delivery: Delivery) -> None:
     """Requeue messages that were never handed out."""
     for _, _, message_id, _ in delivery.records:
         delivery.link.requeue(message_id, 0)
+
+
+def new_times(interval: Seconds, jitter: float) -> PollTimes:
+    """When to ask the nsqlookupd.
+
+    Raises:
+        OptionError: an argument is out of range; as for the next two.
+    """
+    return PollTimes(seconds(interval, "lookup_interval", 0.01), seconds(jitter, "lookup_jitter", 0, 1))
+
+
+def new_policy(max_in_flight: int, low_rdy_idle_timeout: Seconds, low_rdy_timeout: Seconds) -> RdyPolicy:
+    """How much may be in flight on which connection."""
+    return RdyPolicy(
+        whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
+        seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
+        seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
+    )
+
+
+def new_order(topic: str, warn_attempts: int, error_attempts: int) -> Order:
+    """What checks the order of messages."""
+    return Order(
+        topic,
+        whole(warn_attempts, "blocked_warn_attempts", 1, ATTEMPTS_MAX),
+        whole(error_attempts, "blocked_error_attempts", 1, ATTEMPTS_MAX),
+    )

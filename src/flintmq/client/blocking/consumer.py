@@ -49,8 +49,6 @@ from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
 from flintmq.client.message import Delivery, Message, Value, take_apart
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
-from flintmq.client.order import Order
-from flintmq.client.rdy import RdyPolicy
 from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
@@ -60,6 +58,9 @@ from flintmq.client.subscription import (
     check_ordered,
     checked_tag,
     give_back,
+    new_order,
+    new_policy,
+    new_times,
 )
 from flintmq.client.topology import Topology
 from flintmq.env import Env
@@ -177,8 +178,7 @@ class Consumer(Generic[Value]):
     ) -> None:
         check_names(topic, channel, dead_letter)
         self._set_up(env or system_env())
-        self.topic = topic
-        self.channel = channel
+        self.topic, self.channel = topic, channel
         self._decode = decoder(type or bytes)
         self._options = (options or ConnectionOptions()).with_overrides(
             client_id=client_id,
@@ -196,57 +196,26 @@ class Consumer(Generic[Value]):
         if ordered:
             gives_up = on_giving_up is not None or dead_letter is not None
             check_ordered(has_lookup=bool(lookups), samples=bool(self._options.sample_rate), gives_up=gives_up)
-        self._order = Order(
-            topic,
-            whole(blocked_warn_attempts, "blocked_warn_attempts", 1, ATTEMPTS_MAX),
-            whole(blocked_error_attempts, "blocked_error_attempts", 1, ATTEMPTS_MAX),
-        )
+        self._order = new_order(topic, blocked_warn_attempts, blocked_error_attempts)
         self._on_giving_up = on_giving_up
         self._on_error = on_error
         self._requeue_delay_s = seconds(requeue_delay, "requeue_delay")
         self._requeue_delay_max_s = seconds(max_requeue_delay, "max_requeue_delay")
         self._drain_timeout_s = seconds(drain_timeout, "drain_timeout")
         self._lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
-        times = PollTimes(
-            seconds(lookup_interval, "lookup_interval", 0.01), seconds(lookup_jitter, "lookup_jitter", 0, 1)
-        )
         self._has_lookup = bool(lookups)
-        self._subscriptions = Subscriptions(
-            topic,
-            channel,
-            self,
-            self._options,
-            self._env,
-            self._timers,
-            self._lock,
-            self._new_lookup(lookups, fetch),
-            times,
-            is_ordered=ordered,
-            desired_tag=checked_tag(desired_tag),
-        )
+        times = new_times(lookup_interval, lookup_jitter)
+        self._subscriptions = self._new_subscriptions(self._new_lookup(lookups, fetch), times, checked_tag(desired_tag))
         self._dead_letter = dead_letter
         self._graveyard: Producer | None = None
-        self._new_graveyard = partial(
-            Producer,
-            nsqd_tcp_addresses,
-            nsqlookupd_http_addresses=nsqlookupd_http_addresses,
-            pool_size=1,
-            lookup_timeout=lookup_timeout,
-            options=self._options,
-            env=self._env,
-            fetch=fetch,
-        )
-        policy = RdyPolicy(
-            whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
-            seconds(low_rdy_idle_timeout, "low_rdy_idle_timeout", 0.001),
-            seconds(low_rdy_timeout, "low_rdy_timeout", 0.001),
-        )
+        same: dict[str, Any] = {"options": self._options, "lookup_timeout": lookup_timeout, "env": env, "fetch": fetch}
+        self._new_graveyard = partial(Producer, self._nsqd, nsqlookupd_http_addresses=lookups, pool_size=1, **same)
+        policy = new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
         self._backoff_s = seconds(backoff, "backoff", 0.001)
         self._backoff_max_s = seconds(max_backoff, "max_backoff")
         self._flow: Flow[Connection] = Flow(policy, Backoff(self._backoff_s, self._backoff_max_s), self._env)
-        attempts_max = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX) or ATTEMPTS_MAX + 1
-        if ordered:
-            attempts_max = ATTEMPTS_MAX + 1
+        limit = whole(max_attempts, "max_attempts", 0, ATTEMPTS_MAX)
+        attempts_max = limit if limit and not ordered else ATTEMPTS_MAX + 1
         self._inbox = Inbox(Message, attempts_max, self._given_up.append, self._expired)
         watch(self)
 
@@ -273,6 +242,10 @@ class Consumer(Generic[Value]):
         self._failure: BaseException | None = None
         self._running: dict[int, None] = {}
         self._run_ended = threading.Condition()
+
+    def _new_subscriptions(self, lookup: Lookup | None, times: PollTimes, tag: str) -> Subscriptions:
+        about = self.topic, self.channel, self, self._options, self._env, self._timers, self._lock
+        return Subscriptions(*about, lookup, times, is_ordered=self._is_ordered, desired_tag=tag)
 
     def _new_lookup(self, lookups: tuple[str, ...], fetch: Fetch | None) -> Lookup | None:
         if not lookups:

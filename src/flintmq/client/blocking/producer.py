@@ -71,11 +71,11 @@ from flintmq.client.publish import (
     messages_cost,
     retry_delay_s,
 )
-from flintmq.client.routing import Routes
+from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
 from flintmq.client.sharding import ShardingId, partition_of
 from flintmq.client.stats import ProducerStats
-from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
+from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
@@ -436,18 +436,10 @@ class Producer:
 
     def _place(self, call: Call, sharding_id: ShardingId | None, partition: int | None) -> None:
         """Note where a publish must go, if that is not all the same."""
-        if sharding_id is not None:
-            if partition is not None:
-                raise OptionError("partition", partition, "either sharding_id or partition, not both", SOURCE)
-            if not self._lookup_addresses:
-                allowed = "with nsqlookupd_http_addresses, which know how many partitions there are; or name one"
-                raise OptionError("sharding_id", sharding_id, allowed, SOURCE)
-            partition_of(sharding_id, 1, self._sharding)
-            call.sharding_id = call.key = sharding_id
-            call.needs_partition = call.is_ordered = True
-        elif partition is not None:
-            call.partition = whole(partition, "partition", 0, PARTITION_COUNT_MAX - 1)
-            call.needs_partition = call.is_ordered = True
+        check_place(sharding_id, partition, bool(self._lookup_addresses), self._sharding)
+        call.sharding_id = call.key = sharding_id
+        call.partition = partition
+        call.needs_partition = call.is_ordered = sharding_id is not None or partition is not None
 
     def trace(self, topic: str, on: bool = True) -> None:
         """Trace a topic from now on, or no more: each message is sent traced and logged to ``flintmq.trace``.
