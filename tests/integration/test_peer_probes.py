@@ -166,10 +166,21 @@ def test_all_nsqlookupd_are_united_in_one_poll(
     with flavour.consumer(topic, "c", seen, **where) as consumer:
         assert len(connections_of(consumer)) == 2, "when it has started"
         seen.wait_for(2)
+
+    def counts() -> list[int]:
+        return [nsqd.stats(topic)["message_count"] for nsqd in nsqds]
+
     with flavour.producer(**where) as producer:
+
+        def both_are_used() -> bool:
+            producer.submit(topic, b"x").result(PATIENCE_S)
+            return min(counts()) > 1
+
+        wait_until(both_are_used, "both nsqd are published to")
+        before = counts()
         for _ in range(10):
             producer.submit(topic, b"x").result(PATIENCE_S)
-    assert [nsqd.stats(topic)["message_count"] for nsqd in nsqds] in ([6, 6], [7, 5], [5, 7]), "by turns"
+    assert [after - each for after, each in zip(counts(), before, strict=True)] == [5, 5], "by turns"
 
 
 def test_polls_are_spread(flavour: Flavour, nsqds: list[Nsqd], topic: str):

@@ -80,9 +80,9 @@ class Archive:
         """
         await self._ask("archive", topic=topic, nsqd=nsqd, directory=str(self.directory), delays_each=delays_each)
 
-    async def drain(self) -> int:
-        """Wait until all that is published is archived, and stop archiving; return the number of messages."""
-        return int(await self._ask("drain"))
+    async def drain(self, count: int) -> int:
+        """Wait until all that is published, ``count`` messages, is archived; stop; return how many there are."""
+        return int(await self._ask("drain", count=count))
 
     async def delays(self, topic: str) -> list[tuple[str, int, float, int]]:
         """Mean departure delay: carrier, month, minutes, flights."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CHANNEL = "archive"
 MESSAGES_PER_TRIGGER = 50_000
 _POLL_S = 0.25
+_DRAIN_POLLS_MAX = 240  # a minute; what is missing then is told by the comparison
 _FLIGHTS_MIN = 100  # a mean of fewer flights is no news
 
 
@@ -66,9 +67,18 @@ class Stream:
         for thread in self._threads:
             thread.start()
 
-    def drain(self) -> int:
-        """Wait until everything that was published by now is archived; return how many messages that is."""
-        self._query.processAllAvailable()
+    def drain(self, count: int) -> int:
+        """Wait until everything that was published by now is archived; return how many messages that is.
+
+        Args:
+            count: of messages that are there. One question is not enough: Spark takes a moment in which nsqd was away,
+                and had nothing new to tell, for the end.
+        """
+        for _ in range(_DRAIN_POLLS_MAX):
+            self._query.processAllAvailable()
+            if self._rows() >= count:
+                break
+            self._is_stopped.wait(_POLL_S)
         return self._rows()
 
     def stop(self) -> None:
@@ -157,11 +167,11 @@ class Archiver:
         assert self._spark is not None
         self._stream = Stream(self._spark, self._voice, topic, nsqd, Path(directory), delays_each)
 
-    def drain(self) -> int:
-        """Archive what is there and end the query; return the number of messages archived."""
+    def drain(self, count: int) -> int:
+        """Archive what is there, ``count`` messages, and end the query; return the number of messages archived."""
         assert self._stream is not None
         try:
-            return self._stream.drain()
+            return self._stream.drain(count)
         finally:
             self._stream.stop()
             self._stream = None

@@ -156,7 +156,7 @@ class Story:
             producer = await stack.enter_async_context(new_producer(nsqd.tcp))
             archived.begin(time.monotonic())
             await together(publish(producer, topic, self._flights, ledger), self._kill(nsqd, ledger, kills))
-            _, rows = await together(self._delivered(audiences), self._archive.drain())
+            _, rows = await together(self._delivered(audiences), self._archive.drain(ledger.meter.count))
             archived.reach(rows, time.monotonic())
         found = await self._archive.contents(topic)
         flights = self._flights
