@@ -381,6 +381,37 @@ def test_the_examples_work(nsqd):
     assert "Traceback" not in errors
 
 
+def test_the_examples_of_a_service_and_of_blocking_code_work(nsqd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    nsqd.publish("orders", b"not JSON", *(b'{"id": %d}' % number for number in range(1, 21)))
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "examples/service.py"), address_of(nsqd)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as service:
+        try:
+            wait_until(lambda: nsqd.stats("orders")["channels"] and not nsqd.unfinished("orders", "invoicing"))
+            service.send_signal(signal.SIGTERM)
+            out, errors = service.communicate(timeout=PATIENCE_S)
+        finally:
+            service.kill()
+    assert service.returncode == 0, errors
+    assert out.count("invoice for order") == 20 and "invoice for order 20, attempt 2" in out
+    assert (nsqd.stats("invoices")["depth"], nsqd.stats("orders.dead")["depth"]) == (20, 1)
+    worked = subprocess.run(
+        [sys.executable, str(ROOT / "examples/blocking.py"), address_of(nsqd)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert sorted(worked.stdout.splitlines()) == sorted(f"job {number}" for number in range(10))
+    assert nsqd.unfinished("jobs", "workers") == 0
+
+
 def test_importing_and_publishing_needs_no_http_library(nsqd):
     """aiohttp alone costs 135 ms; only discovery has to pay for it."""
     code = """
