@@ -1,4 +1,4 @@
-"""A service with typed orders, retries and dead letters: ``python examples/service.py [host:port]``; Ctrl-C drains it."""
+"""A service: typed orders, retries, dead letters. ``python examples/service.py [host:port]``; Ctrl-C drains it."""
 
 import logging
 import sys
