@@ -137,10 +137,11 @@ class StandardTls:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self._is_ended = False
+        self._unread = b""  # read out of the way of close()
 
     @property
     def is_ended(self) -> bool:
-        return self._is_ended
+        return self._is_ended and not self._unread
 
     def receive(self, data: bytes) -> None:
         self._incoming.write(data)
@@ -155,6 +156,12 @@ class StandardTls:
         return True
 
     def read(self) -> bytes:
+        if self._unread:
+            unread, self._unread = self._unread, b""
+            return unread
+        return self._read()
+
+    def _read(self) -> bytes:
         pieces: list[bytes] = []
         size = 0
         try:
@@ -183,6 +190,15 @@ class StandardTls:
             raise TlsFailed(reason_of(error)) from error
 
     def close(self) -> None:
+        # Ending looks for the peer's end, and OpenSSL takes data that stands before it for a fault that ends reading as
+        # well: the peer, in the middle of a request that was refused, would be cut off before it has read the answer.
+        pieces = [self._unread]
+        try:
+            while piece := self._read():
+                pieces.append(piece)
+        except TlsFailed:
+            pass  # the next read tells
+        self._unread = b"".join(pieces)
         try:
             self._object.unwrap()
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):

@@ -224,6 +224,27 @@ def test_who_has_said_its_end_still_reads(pair: tuple[TlsEngine, TlsEngine]):
     assert not here.is_ended
 
 
+def test_who_says_its_end_in_the_middle_of_a_request_still_reads_it(pair: tuple[TlsEngine, TlsEngine]):
+    """A request refused after its head: OpenSSL takes what came already for a fault, unless it is read before."""
+    server, client = pair
+    for body in (b"x" * 50_000, b"y" * 70_000, b"z"):
+        client.write(body)
+    move(client, server)
+    server.write(b"refused")
+    server.close()
+    assert not server.is_ended
+    move(server, client)
+    assert client.read() == b"refused"
+    client.write(b"and the rest")
+    client.close()
+    move(client, server)
+    received = b""
+    while piece := server.read():
+        received += piece
+    assert received == b"x" * 50_000 + b"y" * 70_000 + b"z" + b"and the rest"
+    assert server.is_ended
+
+
 def test_damage_is_found(pair: tuple[TlsEngine, TlsEngine]):
     here, there = pair
     there.write(b"good")
