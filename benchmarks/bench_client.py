@@ -33,7 +33,7 @@ MODULES = {
     "gnsq": "gnsq",
     "ansq": "ansq",
     "asyncnsq": "asyncnsq",
-    "nsq-py": "nsq.client",
+    "nsq-py": "nsq.checker",  # which pynsq, of the same name, does not have
 }
 
 OURS_PUBLISHING = ("flintmq", "flintmq uvloop", "flintmq no-batch")
