@@ -33,7 +33,7 @@ PATIENCE_S = 15.0
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
-_SOURCES = Path(__file__).resolve().parents[2] / "src"
+SOURCES = Path(__file__).resolve().parents[2] / "src"
 _UINT32 = Struct(">I")
 _FRAME_HEADER = Struct(">II")
 _MESSAGE_HEADER = Struct(">QH16s")
@@ -364,7 +364,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(_SOURCES)},
+                env={**os.environ, "PYTHONPATH": str(SOURCES)},
                 cwd=self._log_path.parent,
             )
 

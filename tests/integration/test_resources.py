@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import ERROR, Connection, Daemons, Nsqd, mpub, pub, wait_until
+from tests.integration.daemons import ERROR, SOURCES, Connection, Daemons, Nsqd, mpub, pub, wait_until
 from tests.integration.load import Consumer, Numbers, Publisher, body_of, broken, check, drain, held, number_of
 from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 
@@ -358,9 +358,14 @@ def test_an_mpub_that_lies_about_its_size(nsqd: Nsqd):
     assert nsqd.get("/stats?format=json")["topics"] in ([], None) or nsqd.stats("t")["message_count"] == 0
 
 
-def test_more_connections_than_descriptors(daemons: Daemons):
-    """It refuses some, neither spins nor floods its log, serves those it has, and recovers."""
-    nsqd = daemons.nsqd("--durability=os", limits=("prlimit", "--nofile=128:128"))
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_more_connections_than_descriptors(daemons: Daemons, tmp_path: Path, loop: str):
+    """It refuses some, neither spins nor floods its log, serves those it has and who looks after it, and recovers."""
+    limits = ["prlimit", "--nofile=128:128"]
+    if loop == "asyncio":
+        (tmp_path / "uvloop.py").write_text("raise ImportError('as if it were not installed')")
+        limits += ["env", f"PYTHONPATH={tmp_path}{os.pathsep}{SOURCES}"]
+    nsqd = daemons.nsqd("--durability=os", limits=limits)
     probe = Probe(nsqd)
     with contextlib.ExitStack() as stack:
         for _ in range(300):
@@ -373,6 +378,7 @@ def test_more_connections_than_descriptors(daemons: Daemons):
         seconds = time.monotonic() - begun
         assert (nsqd.cpu_s() - cpu_s) / seconds < 0.2
         assert (len(nsqd.log) - log_size) / seconds < 2000
+        assert nsqd.request("GET", "/ping").body == b"OK"
         assert probe.p99_ms() < 100
     wait_until(lambda: len(os.listdir(f"/proc/{nsqd.pid}/fd")) < 40, "descriptors closed")
     nsqd.publish("t", b"x")

@@ -29,6 +29,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from flintmq.clock import Clock, SystemClock
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.net.address import format_peer
+from flintmq.net.descriptors import is_scarce
 from flintmq.net.http_messages import (
     EMPTY,
     NO_PARAMETERS,
@@ -91,6 +92,7 @@ _TOO_MANY_HEADERS = plain_response(f"431 Request Header Fields Too Large: more t
 _HEAD_TOO_LONG = plain_response(f"431 Request Header Fields Too Large: more than {HEAD_SIZE_MAX} bytes", 431)
 _TIMED_OUT = plain_response("408 Request Timeout", 408)
 _BAD_EXPECTATION = plain_response("417 Expectation Failed", 417)
+_KEPT_SHARE = 0.5  # whoever looks after a daemon that is full of clients gets in
 _TOO_MANY_CONNECTIONS = error_response(503, "TOO_MANY_CONNECTIONS")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HOP_HEADERS = (b"connection", b"upgrade", b"http2-settings")
@@ -283,7 +285,7 @@ class _Connection(asyncio.Protocol):
             self._common_name = transport.tls.session().common_name
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         server = self._server
-        is_full = len(server.connections) >= server.connections_max
+        is_full = len(server.connections) >= server.connections_max or is_scarce(transport, _KEPT_SHARE)
         server.connections[self] = None
         if is_full:
             self._refuse_now(_TOO_MANY_CONNECTIONS)

@@ -12,12 +12,16 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
 
 BACKLOG = 4096  # one connection is accepted in a turn; a burst beyond this would wait a second for its next SYN
+_ACCEPTS_PER_TURN = 1
+"""What an event loop is told its backlog is. asyncio accepts so many in one turn, and where there is no file for a
+connection it goes on failing, and reporting it, as often: with thousands it does nothing else any more."""
 PATH_PORT = -1
 """What NSQ says for the port of a unix socket."""
 
@@ -58,14 +62,26 @@ async def listen(new_protocol: _NewProtocol, text: str) -> Listener:
         if address is None:
             if await _is_answered(loop, text):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            server: asyncio.AbstractServer = await loop.create_unix_server(new_protocol, text, backlog=BACKLOG)
+            server: asyncio.AbstractServer = await loop.create_unix_server(
+                new_protocol, text, backlog=_ACCEPTS_PER_TURN
+            )
+            _widen(server)
             return Listener(server, None, text, _file_id(text))
         host = await bind_host(*address)
-        server = await loop.create_server(new_protocol, host, address[1], backlog=BACKLOG)
+        server = await loop.create_server(new_protocol, host, address[1], backlog=_ACCEPTS_PER_TURN)
+        _widen(server)
     except (OSError, OverflowError) as error:
         raise ListenFailed(text, getattr(error, "strerror", None) or str(error)) from error
     bound = listening_address(server, host, address[1])
     return Listener(server, bound, format_address(*bound))
+
+
+def _widen(server: asyncio.AbstractServer) -> None:
+    """Let so many connections wait in the kernel as it should, whatever the event loop was told."""
+    for listening in getattr(server, "sockets", ()):
+        if listening.fileno() >= 0:  # of a simulated loop it is not
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(BACKLOG)
 
 
 async def _is_answered(loop: asyncio.AbstractEventLoop, path: str) -> bool:

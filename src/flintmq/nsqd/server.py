@@ -32,6 +32,7 @@ from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.message import with_location
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
+from flintmq.net.descriptors import descriptor_limit, is_scarce
 from flintmq.net.http_auth import HttpAuth, TokenFile
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
@@ -64,7 +65,6 @@ log = logging.getLogger(__name__)
 AnySubscription = TypeVar("AnySubscription", bound=Subscription)
 
 _DRAIN_DEADLINE_S = 1.0  # for clients to read their last frames and close
-_FILES_RESERVE = 200  # descriptors kept for the log, the database and peers
 _DURABILITY_TEXT = {
     "fsync": "OK means the message survives a power loss",
     "os": "OK means the message survives the end of this process, not a power loss",
@@ -128,7 +128,7 @@ class Nsqd:
         self._files = files
         self._is_exiting = False
         self._gone: asyncio.Event | None = None
-        self._connections_max = options.max_connections or _descriptor_limit() - _FILES_RESERVE
+        self._connections_max = options.max_connections or descriptor_limit()
         self.debug = DebugApi(env, Networks(options.allow_config_from_cidr), self.describe)
         self._lookupds = Lookupds(
             env,
@@ -285,9 +285,13 @@ class Nsqd:
 
     # -- what connections ask for --------------------------------------------------------------------------------------
 
-    def admit(self, session: Session) -> bool:
+    def admit(self, session: Session, transport: asyncio.BaseTransport) -> bool:
         """Count a connection in; False when there are too many."""
         if self._is_exiting:
+            return False
+        if is_scarce(transport):
+            limit = descriptor_limit()
+            log.warning("client %s refused: too few of %d files are left (see ulimit -n)", session.peer, limit)
             return False
         if len(self.sessions) >= self._connections_max:
             log.warning("client %s refused: %d connections are the limit", session.peer, self._connections_max)
@@ -726,11 +730,6 @@ def _raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             log.warning("the limit of open files stays at %d, %d cannot be had: %s", soft, hard, error)
-
-
-def _descriptor_limit() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(2 * _FILES_RESERVE, soft)
 
 
 async def main(

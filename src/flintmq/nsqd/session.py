@@ -143,7 +143,7 @@ class Session(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         self.peer = format_peer(transport.get_extra_info("peername"))
-        if not self.nsqd.admit(self):
+        if not self.nsqd.admit(self, transport):
             self._transport.abort()
             return
         self._start_timer = self.loop.call_later(MAGIC_DEADLINE_S, self._check_magic)

@@ -19,6 +19,7 @@ from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooMany
 from flintmq.errors import RemoteProtocolError
 from flintmq.limits import MAGIC_DEADLINE_S
 from flintmq.net.address import format_peer
+from flintmq.net.descriptors import is_scarce
 from flintmq.net.linger import close_lingering
 from flintmq.wire.lookup import (
     OK_RESPONSE,
@@ -136,7 +137,7 @@ class LookupSession(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._remote_address = format_peer(transport.get_extra_info("peername"))
         self._transport.set_write_buffer_limits(high=OUT_BUFFER_HIGH_BYTES)
-        if not self._sessions.add(self):
+        if is_scarce(transport) or not self._sessions.add(self):
             _log.warning("CLIENT(%s): refused, %d connections are open", self._remote_address, len(self._sessions))
             self._is_closing = True
             self._transport.abort()
