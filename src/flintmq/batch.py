@@ -17,6 +17,7 @@ Byte picture (big-endian)::
 - ``offset_bytes`` is the virtual position of the first frame: frame bytes since the birth of the partition.
 - ``synced_before``: every sequence below it survived a power loss when this batch was written.
 - ``due_ns`` (flag DEFERRED): wall time before which no message of the batch is delivered.
+- EXTENDED and RAW_IDS say how the frames are laid out, see message.py: with headers, with binary ids.
 
 Rules of this file: no IO; one pass over the bodies; a batch is never turned into one object per message.
 
@@ -33,13 +34,22 @@ from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack_from
 
 from flintmq.limits import BATCH_SIZE_MAX, SEQUENCE_MAX
-from flintmq.message import FRAME_OVERHEAD_BYTES, FRAME_TYPE_MESSAGE, SIZE_FIELD_BYTES, with_attempts
+from flintmq.message import (
+    FRAME_OVERHEAD_BYTES,
+    FRAME_TYPE_MESSAGE,
+    SIZE_FIELD_BYTES,
+    TRACE_ID_SIZE,
+    with_attempts,
+)
 
 MAGIC = b"FMQB"
 VERSION = 1
 UNIFORM = 1
 DEFERRED = 2
-KNOWN_FLAGS = UNIFORM | DEFERRED
+EXTENDED = 4
+RAW_IDS = 8
+KNOWN_FLAGS = UNIFORM | DEFERRED | EXTENDED | RAW_IDS
+LAYOUT_FLAGS = EXTENDED | RAW_IDS
 
 HEADER = Struct(">4sBBHIIQQQQQQII")
 HEADER_BYTES = HEADER.size
@@ -52,10 +62,11 @@ _STAMP = Struct(">QH")
 assert HEADER_BYTES == 72
 
 _FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
+_RAW_FRAME_SIZE_ADDED = _FRAME_SIZE_ADDED - TRACE_ID_SIZE
 _TYPE_TIMESTAMP_ATTEMPTS = Struct(">IQH")
 _LOW_DIGITS = [b"%03x" % low for low in range(4096)]
 _size_field = Struct(">I").pack
-_raw_id = Struct(">QQ").pack
+_internal_id = Struct(">Q").pack
 
 
 class BatchError(ValueError):
@@ -102,30 +113,33 @@ def encode_batch(
     synced_before: int = 0,
     due_ns: int = 0,
     epoch: int = 0,
-    raw_ids: bool = False,
+    layout: int = 0,
 ) -> bytes:
     """Build the batch that stores ``bodies`` as message frames with attempts 1.
 
     Args:
         first_id: internal id of the first message; the following get the next ones.
-        bodies: at least one; each may be any size the caller allows.
+        bodies: at least one; each may be any size the caller allows. With RAW_IDS each begins with its 8 bytes of trace
+            id, with EXTENDED (behind that) with its headers.
         due_ns: wall time of earliest delivery, 0 for at once.
-        raw_ids: ids are 8 bytes internal id and 8 bytes trace id, and not 16 hex digits.
+        layout: RAW_IDS: ids are 8 bytes internal id and 8 bytes trace id, and not 16 hex digits; EXTENDED.
     """
     count = len(bodies)
     size = len(bodies[0])
     sizes = list(map(len, bodies))
     uniform = sizes.count(size) == count
-    flags = (UNIFORM if uniform else 0) | (DEFERRED if due_ns else 0)
+    flags = (UNIFORM if uniform else 0) | (DEFERRED if due_ns else 0) | layout
+    overhead = FRAME_OVERHEAD_BYTES
     after_size = _TYPE_TIMESTAMP_ATTEMPTS.pack(FRAME_TYPE_MESSAGE, timestamp_ns, 1)
-    if raw_ids:
+    if layout & RAW_IDS:
+        overhead -= TRACE_ID_SIZE
         parts = _frames_with_raw_ids(first_id, after_size, sizes, bodies)
     else:
         parts = _frames_with_hex_ids(first_id, after_size, sizes, bodies, uniform)
     if uniform:
         payload = b"".join(parts)
     else:
-        table = pack(f">{count}I", *[n + FRAME_OVERHEAD_BYTES for n in sizes])
+        table = pack(f">{count}I", *[n + overhead for n in sizes])
         payload = table + b"".join(parts)
     header = HEADER.pack(
         MAGIC,
@@ -176,10 +190,10 @@ def _frames_with_hex_ids(
 def _frames_with_raw_ids(
     first_id: int, after_size: bytes, sizes: Sequence[int], bodies: Sequence[bytes]
 ) -> list[bytes]:
-    """As :func:`_frames_with_hex_ids`; nobody has traced these messages, so the trace id is 0."""
+    """As :func:`_frames_with_hex_ids`; the second half of an id is what its body begins with."""
     parts = [after_size] * (4 * len(bodies))
-    parts[0::4] = [_size_field(n + _FRAME_SIZE_ADDED) for n in sizes]
-    parts[2::4] = [_raw_id(number, 0) for number in range(first_id, first_id + len(bodies))]
+    parts[0::4] = [_size_field(n + _RAW_FRAME_SIZE_ADDED) for n in sizes]
+    parts[2::4] = map(_internal_id, range(first_id, first_id + len(bodies)))
     parts[3::4] = bodies
     return parts
 

@@ -12,11 +12,16 @@ The message id of a plain topic is the internal id as 16 lower-case hex characte
 text; of a topic with partitions it is 8 bytes internal id and 8 bytes trace id, big-endian;
 internal id = ``partition << 50 | sequence``.
 
-A consumer that is told where each message is in its partition gets 12 bytes more in front of the body, and such frames
-are made one by one::
+Messages of an extended topic carry headers in front of the body, stored as they are sent::
+
+    ... | message id     | version=0 | body                          no headers
+    ... | message id     | version   | size (2) | headers | body     2: a dispatch tag, 4: a JSON object
+
+A consumer that is told where each message is in its partition gets 12 bytes more in front of the body (behind the
+headers), and such frames are made one by one::
 
     ... | message id     | offset_bytes   | raw_size | body
-    raw_size counts what the redesigned NSQ would store: 4 (size), 8 + 2 (timestamp, attempts), 16 (id), the body
+    raw_size counts what the redesigned NSQ would store: 4 (size), 8 + 2 (timestamp, attempts), 16 (id), headers, body
 
 Source: reference/nsq.md 1.2, design/cluster.md "Decisions that go with it".
 """
@@ -30,6 +35,8 @@ from flintmq.limits import ATTEMPTS_MAX, MESSAGE_ID_SIZE, SEQUENCE_BITS, SEQUENC
 FRAME_HEADER = Struct(">II")
 MESSAGE_HEADER = Struct(">IIQH16s")
 ATTEMPTS = Struct(">H")
+TRACE_ID = Struct(">Q")
+TRACE_ID_SIZE = TRACE_ID.size
 _RAW_ID = Struct(">QQ")
 _SIZE = Struct(">I")
 FRAME_TYPE_MESSAGE = 2
@@ -37,6 +44,11 @@ FRAME_OVERHEAD_BYTES = MESSAGE_HEADER.size  # what a stored frame adds to its bo
 SIZE_FIELD_BYTES = 4
 ATTEMPTS_POSITION = 16
 ID_POSITION = 18
+
+NO_HEADERS, TAG, JSON = 0, 2, 4
+"""Versions of the headers in front of a body: none, a dispatch tag, a JSON object."""
+HEADERS = Struct(">BH")
+HEADERS_SIZE_MAX = 2**16 - 1
 
 LOCATION = Struct(">QI")
 """Virtual offset and raw size of a message, in front of its body."""
@@ -70,13 +82,53 @@ def raw_id(internal: int, trace_id: int = 0) -> bytes:
     return _RAW_ID.pack(internal, trace_id)
 
 
+def extended_body(headers: bytes, body: bytes, version: int = JSON) -> bytes:
+    """What is stored behind the id of a message of an extended topic.
+
+    Args:
+        headers: at most :data:`HEADERS_SIZE_MAX` bytes; empty for none.
+    """
+    return HEADERS.pack(version, len(headers)) + headers + body if headers else b"\0" + body
+
+
+def body_position(frame: bytes | memoryview) -> int:
+    """Where the body begins in a stored message frame of an extended topic."""
+    if frame[FRAME_OVERHEAD_BYTES] == NO_HEADERS:
+        return FRAME_OVERHEAD_BYTES + 1
+    size: int = HEADERS.unpack_from(frame, FRAME_OVERHEAD_BYTES)[1]
+    return FRAME_OVERHEAD_BYTES + HEADERS.size + size
+
+
+def headers_of(frame: bytes | memoryview) -> tuple[int, bytes]:
+    """Version and bytes of the headers in a stored message frame of an extended topic."""
+    version = frame[FRAME_OVERHEAD_BYTES]
+    return version, bytes(frame[FRAME_OVERHEAD_BYTES + HEADERS.size : body_position(frame)]) if version else b""
+
+
+def without_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
+    """Copy one stored message frame of an extended topic for a consumer that knows no headers."""
+    view = memoryview(frame)
+    body = view[body_position(frame) :]
+    size = _SIZE.pack(FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES + len(body))
+    return b"".join((size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], body))
+
+
 def with_location(frame: bytes | memoryview, offset_bytes: int) -> bytes:
     """Copy one stored message frame with its place in the partition in front of the body."""
+    return _located(frame, offset_bytes, FRAME_OVERHEAD_BYTES)
+
+
+def with_location_behind_headers(frame: bytes | memoryview, offset_bytes: int) -> bytes:
+    """As :func:`with_location`, of an extended topic."""
+    return _located(frame, offset_bytes, body_position(frame))
+
+
+def _located(frame: bytes | memoryview, offset_bytes: int, at: int) -> bytes:
     size = len(frame)
     location = LOCATION.pack(offset_bytes, size - SIZE_FIELD_BYTES)
     new_size = _SIZE.pack(size - SIZE_FIELD_BYTES + LOCATION.size)
     view = memoryview(frame)
-    return b"".join((new_size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], location, view[FRAME_OVERHEAD_BYTES:]))
+    return b"".join((new_size, view[SIZE_FIELD_BYTES:at], location, view[at:]))
 
 
 def with_attempts(frame: bytes | memoryview, delivery_count: int) -> bytes:

@@ -92,6 +92,8 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PLAIN = TopicMeta()
+EXTENDED_PLAIN = TopicMeta(extend_support=True)
+"""A plain topic whose messages may carry headers."""
 encode_meta = msgspec.json.Encoder().encode
 decode_meta = msgspec.json.Decoder(TopicMeta).decode
 

@@ -177,7 +177,6 @@ class Broker(TopicCreation):
             ends = [cursor.row.floor + len(cursor.window) for cursor in mine]
             backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
             log = self._open_log(name, number, wall_ns, max([*ends, backlog_start, paused_at or 1, 1]))
-            log.raw_ids = meta.is_partitioned
             partition = Partition(name, number, log)
             partition.backlog_start = max(backlog_start, log.start_sequence)
             partition.paused_at = paused_at
@@ -570,10 +569,12 @@ class Broker(TopicCreation):
         """
         return self.publish_to(topic.next_partition(), bodies, due_ns)
 
-    def publish_to(self, partition: Partition, bodies: Sequence[bytes], due_ns: int = 0) -> PublishGroup:
-        """As :meth:`publish` for a partition that was looked up before."""
+    def publish_to(
+        self, partition: Partition, bodies: Sequence[bytes], due_ns: int = 0, is_stored_form: bool = False
+    ) -> PublishGroup:
+        """As :meth:`publish` for a partition that was looked up before; see :meth:`Partition.publish`."""
         self._publishing[partition] = None
-        return partition.publish(bodies, due_ns)
+        return partition.publish(bodies, due_ns, is_stored_form)
 
     @property
     def has_pending(self) -> bool:

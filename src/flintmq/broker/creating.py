@@ -18,8 +18,9 @@ from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.broker.work import NewTopic
 from flintmq.errors import FlintError, StorageError
+from flintmq.names import is_ephemeral
 from flintmq.storage import Creation, PartitionLog, channel_store
-from flintmq.topic_meta import TopicMeta
+from flintmq.topic_meta import EXTENDED_PLAIN, TopicMeta
 
 _CREATIONS_MAX = 16  # topics whose files are made at once
 
@@ -41,6 +42,9 @@ class TopicCreation(ABC):
     _metadata: list[channel_store.Statement]
     _metadata_waiters: list[Callable[[BaseException | None], None]]
     _is_meta_new: bool
+
+    @abstractmethod
+    def topic(self, name: str, wall_ns: int, starting: bool = False, later: bool = False) -> Topic: ...
 
     @abstractmethod
     def _new_log(self, topic: str, number: int, wall_ns: int) -> PartitionLog: ...
@@ -94,7 +98,6 @@ class TopicCreation(ABC):
         partitions = {}
         for number in sorted(numbers):
             log = self._new_log(name, number, wall_ns)
-            log.raw_ids = True
             partitions[number] = Partition(name, number, log)
         topic = self.topics[name] = Topic(name, partitions, meta=meta)
         new = NewTopic(topic, [Creation(p.log) for p in partitions.values()], is_recorded=False)  # type: ignore[arg-type]
@@ -106,6 +109,20 @@ class TopicCreation(ABC):
         if starting:
             self._hold_back(topic)
         self.on_topic_change(name, None, True)
+        return topic
+
+    def extended_topic(self, name: str, wall_ns: int, starting: bool = False) -> Topic:
+        """Find a topic or create it as a plain one whose messages may carry headers.
+
+        Its consumers get the headers if they identified with ``extend_support``, and otherwise the bodies alone.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        if not is_ephemeral(name):
+            return self.create_partitions(name, EXTENDED_PLAIN, [0], wall_ns, starting)
+        topic = self.topic(name, wall_ns, starting)
+        topic.meta = topic.first_partition.meta = EXTENDED_PLAIN
         return topic
 
     def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
@@ -124,7 +141,6 @@ class TopicCreation(ABC):
             log = self._open_log(topic.name, number, wall_ns, 1)
         except OSError as error:
             raise StorageError(f"cannot add partition {number} of topic {topic.name}: {error}") from error
-        log.raw_ids = True
         partition = Partition(topic.name, number, log)
         partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
         topic.add(partition)

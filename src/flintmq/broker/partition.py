@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
+from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channel import Channel
 from flintmq.errors import StorageError
 from flintmq.limits import BATCH_COUNT_MAX
+from flintmq.message import FRAME_OVERHEAD_BYTES, TRACE_ID_SIZE
 from flintmq.storage import MemoryLog, PartitionLog
-from flintmq.topic_meta import PLAIN
+from flintmq.topic_meta import PLAIN, TopicMeta
 
 _MERGE_COUNT_MAX = 64  # publishes of fewer messages than this share a batch with their neighbours
 _BATCH_BODIES_BYTES_MAX = 1024 * 1024  # a turn may gather more, but a batch is read back as a whole
@@ -63,17 +65,23 @@ class PublishGroup(Ended):
 
     Attributes:
         first_sequence, end_sequence: its messages, the end exclusive; unknown before they are written.
+        first_offset: bytes of the partition before them, as unknown.
+        message_count, frame_bytes: what has been published to it; counted on topics with partitions alone.
         pending: ``(due_ns, bodies, size)`` that are to be written, each as one batch; size -1 while it may grow.
         weight: what that costs, about as much as writing so many bytes.
     """
 
-    __slots__ = ("end_sequence", "first_sequence", "partition", "pending", "weight")
+    __slots__ = ("end_sequence", "first_offset", "first_sequence", "frame_bytes", "message_count", "partition",
+                 "pending", "weight")  # fmt: skip
 
     def __init__(self, partition: Partition) -> None:
         super().__init__()
         self.partition = partition
         self.first_sequence = -1
         self.end_sequence = 0
+        self.first_offset = 0
+        self.message_count = 0
+        self.frame_bytes = 0
         self.pending: deque[tuple[int, Sequence[bytes], int]] = deque()
         self.weight = 0
 
@@ -85,13 +93,14 @@ class Partition:
         backlog_start: where the first channel begins: what was published while there was no channel.
         paused_at: while the topic is paused or starting, nothing from this sequence on is handed to channels.
         meta: of its topic.
+        prefix: what a stored body begins with that has neither trace id nor headers; None on a plain topic.
         write_error: why the last turn with publishes was not stored; None when it was.
         written_weight: what the last :meth:`write_pending` cost.
     """
 
-    __slots__ = ("_group", "_groups", "_open", "_open_due_ns", "backlog_start", "bytes_count", "channels",
-                 "counted_from", "durable_floor", "is_deleted", "log", "meta", "number", "paused_at",
-                 "topic_name", "write_error", "written_weight")  # fmt: skip
+    __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bytes_count", "channels",
+                 "counted_from", "durable_floor", "is_deleted", "log", "number", "paused_at", "prefix", "topic_name",
+                 "write_error", "written_weight")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
@@ -100,7 +109,8 @@ class Partition:
         self.channels: dict[str, Channel] = {}
         self.backlog_start = log.start_sequence
         self.paused_at: int | None = None
-        self.meta = PLAIN
+        self._meta = PLAIN
+        self.prefix: bytes | None = None
         self.is_deleted = False
         self.counted_from = log.next_sequence
         self.bytes_count = 0
@@ -112,14 +122,33 @@ class Partition:
         self.write_error: StorageError | None = None
         self.written_weight = 0
 
-    def publish(self, bodies: Sequence[bytes], due_ns: int) -> PublishGroup:
-        """Take messages for the end of the turn; the answer ends when they are stored."""
+    @property
+    def meta(self) -> TopicMeta:
+        return self._meta
+
+    @meta.setter
+    def meta(self, meta: TopicMeta) -> None:
+        self._meta = meta
+        self.log.layout = (RAW_IDS if meta.is_partitioned else 0) | (EXTENDED if meta.extend_support else 0)
+        prefix = (bytes(TRACE_ID_SIZE) if meta.is_partitioned else b"") + (b"\0" if meta.extend_support else b"")
+        self.prefix = prefix or None
+
+    def publish(self, bodies: Sequence[bytes], due_ns: int, is_stored_form: bool = False) -> PublishGroup:
+        """Take messages for the end of the turn; the answer ends when they are stored.
+
+        Args:
+            is_stored_form: bodies have their trace ids and headers where the topic has them, see batch.py.
+        """
+        if self.prefix is not None and not is_stored_form:
+            bodies = [self.prefix + body for body in bodies]
         group = self._group
         if group is None or group.weight > _TURN_WEIGHT:
             group = self._group = PublishGroup(self)
             self._groups.append(group)
             self._open = None
         size = sum(map(len, bodies))
+        if self.prefix is not None:
+            self._count(group, len(bodies), size)
         if self._open is not None and self._open_due_ns == due_ns and len(bodies) < _MERGE_COUNT_MAX:
             self._open.extend(bodies)
             group.weight += size
@@ -135,6 +164,11 @@ class Partition:
             self._open, self._open_due_ns = list(bodies), due_ns
             group.pending.append((due_ns, self._open, -1))
         return group
+
+    def _count(self, group: PublishGroup, count: int, size: int) -> None:
+        overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if self._meta.is_partitioned else 0)
+        group.message_count += count
+        group.frame_bytes += size + count * overhead
 
     @property
     def has_pending(self) -> bool:
@@ -159,10 +193,14 @@ class Partition:
 
     def join(self, body: bytes) -> PublishGroup | None:
         """Add a message without delay to the last publish of this turn; None when there is none that it can join."""
-        if self._open is None or self._open_due_ns:
+        group = self._group
+        if self._open is None or self._open_due_ns or group is None:
             return None
+        if self.prefix is not None:
+            body = self.prefix + body
+            self._count(group, 1, len(body))
         self._open.append(body)
-        return self._group
+        return group
 
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""
@@ -186,7 +224,7 @@ class Partition:
         if group is self._group:
             self._group = self._open = None  # what is published from now on is not to keep it from ending
         if group.first_sequence < 0:
-            group.first_sequence = self.log.next_sequence
+            group.first_sequence, group.first_offset = self.log.next_sequence, self.log.end_offset_bytes
         self.write_error = None
         try:
             while group.pending:
@@ -213,7 +251,7 @@ class Partition:
         fits = size <= _BATCH_BODIES_BYTES_MAX and len(bodies) <= BATCH_COUNT_MAX
         for part in (bodies,) if fits else _parts(bodies):  # many small publishes may have grown into too much
             self.log.append(part, wall_ns, due_ns)
-        self.bytes_count += size
+        self.bytes_count += size - (len(self.prefix) * len(bodies) if self.prefix is not None else 0)
         self.written_weight += size + _APPEND_WEIGHT
 
     @property

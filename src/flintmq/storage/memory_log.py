@@ -31,6 +31,7 @@ class MemoryLog:
         self.end_offset_bytes = 0
         self.size_bytes = 0
         self.dropped_count = 0
+        self.layout = 0
         self._count_max = max(1, count_max)
         self._batches: list[Batch] = []
         self._firsts: list[int] = []
@@ -43,7 +44,12 @@ class MemoryLog:
         self.dropped_count += len(bodies) - len(kept)
         if kept:
             data = encode_batch(
-                internal_id(self.partition, first), self.end_offset_bytes, timestamp_ns, kept, due_ns=due_ns
+                internal_id(self.partition, first),
+                self.end_offset_bytes,
+                timestamp_ns,
+                kept,
+                due_ns=due_ns,
+                layout=self.layout,
             )
             self._batches.append(decode_batch(data))
             self._firsts.append(first)

@@ -142,8 +142,8 @@ class PartitionLog:
         size_bytes: of all segments on disk.
         failed: why nothing can be appended any more; None when all is well.
         is_created: whether there are files; without them nothing can be appended yet.
-        raw_ids: whether the ids of what is appended are 8 bytes internal id and 8 bytes trace id; whoever opens a log
-            says so, as it is a property of the topic.
+        layout: flags of the batches that are appended, as :func:`flintmq.batch.encode_batch` has them; whoever opens a
+            log sets it, as it is a property of the topic.
         home: what its segments have in common.
     """
 
@@ -156,7 +156,7 @@ class PartitionLog:
         self.partition = home.partition
         self.directory = home.directory
         self.is_created = True
-        self.raw_ids = False
+        self.layout = 0
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
         self._is_directory_dirty = False
@@ -291,7 +291,7 @@ class PartitionLog:
             bodies,
             synced_before=self.synced_sequence,
             due_ns=due_ns,
-            raw_ids=self.raw_ids,
+            layout=self.layout,
         )
         if stamps is not None:
             data = with_stamps(data, stamps)

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from flintmq.batch import RAW_IDS
 from flintmq.broker.broker import TOPICS_DIRECTORY, Broker, BrokerOptions, TopicConflict
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.retention import DAY_NS, Retention, drop_consumed
@@ -83,12 +84,12 @@ def test_what_it_was_created_with_outlives_the_process(kit):
     kit.create()
     topic = kit.reopen().topics["t"]
     assert (topic.meta, list(topic.partitions)) == (META, [0, 2])
-    assert all(partition.log.raw_ids and partition.meta == META for partition in topic.partitions.values())
+    assert all(partition.log.layout == RAW_IDS and partition.meta == META for partition in topic.partitions.values())
 
 
 def test_a_plain_topic_has_none_of_it(kit):
     topic = kit.broker.topic("t", 1)
-    assert (topic.meta, topic.first_partition.log.raw_ids) == (PLAIN, False)
+    assert (topic.meta, topic.first_partition.log.layout) == (PLAIN, 0)
 
 
 def test_files_are_made_when_the_database_knows_what_they_are_for(kit):

@@ -142,7 +142,7 @@ def test_a_claim_says_what_the_header_says():
 
 @pytest.mark.parametrize(
     ("position", "value"),
-    [(0, b"G"), (4, b"\x02"), (5, b"\x04"), (6, b"\x01"), (8, b"\xff"), (12, b"\xff"), (16, b"\xff")],
+    [(0, b"G"), (4, b"\x02"), (5, b"\x80"), (6, b"\x01"), (8, b"\xff"), (12, b"\xff"), (16, b"\xff")],
     ids=["magic", "version", "flags", "reserved", "payload_size", "count", "partition"],
 )
 def test_no_claim_for_what_no_writer_produces(position, value):
