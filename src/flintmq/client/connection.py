@@ -292,7 +292,6 @@ class Connection(asyncio.Protocol):
             self._out.append(self._wire.pub(topic, bodies[0], answered, partition))
         else:
             self._out.append(self._wire.mpub(topic, bodies, answered, partition))
-        self._flush_soon()
 
     def publish_deferred(self, topic: str, defer_ms: int, body: bytes, answered: Answered) -> None:
         """Send a DPUB. The connection must not be lost.
@@ -301,7 +300,6 @@ class Connection(asyncio.Protocol):
             LocalProtocolError: as :meth:`publish`.
         """
         self._out.append(self._wire.dpub(topic, defer_ms, body, answered))
-        self._flush_soon()
 
     def publish_traced(
         self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], answered: Answered
@@ -312,7 +310,6 @@ class Connection(asyncio.Protocol):
             LocalProtocolError: as :meth:`publish`.
         """
         self._out.append(self._wire.pub_trace(topic, partition, messages, answered))
-        self._flush_soon()
 
     def publish_with_headers(self, topic: str, partition: int, headers: bytes, body: bytes, answered: Answered) -> None:
         """Send a PUB_EXT; ``headers`` is a JSON object. The connection must not be lost.
@@ -321,39 +318,38 @@ class Connection(asyncio.Protocol):
             LocalProtocolError: as :meth:`publish`.
         """
         self._out.append(self._wire.pub_ext(topic, partition, headers, body, answered))
-        self._flush_soon()
 
     def rdy(self, count: int) -> None:
         """Set how many messages may be in flight."""
         if self._wire.state != BROKEN:
             self._out.append(self._wire.rdy(count))
-            self._flush_soon()
+            self.flush_soon()
 
     def finish(self, message_id: bytes) -> None:
         """Finish a message."""
         self._finished.append(message_id)
         if not self._is_flush_due:
-            self._flush_soon()
+            self.flush_soon()
 
     def finish_all(self, message_ids: list[bytes]) -> None:
         """Finish several messages."""
         self._finished += message_ids
         if not self._is_flush_due:
-            self._flush_soon()
+            self.flush_soon()
 
     def requeue(self, message_id: bytes, delay_ms: int) -> None:
         """Give a message back, to be delivered again after ``delay_ms``."""
         self._requeued_count += 1
         if self._wire.state != BROKEN:
             self._out.append(self._wire.requeue(message_id, delay_ms))
-        self._flush_soon()
+        self.flush_soon()
 
     def touch(self, message_id: bytes, failed: Callable[[TouchFailed], None]) -> None:
         """Restart a message's timeout; ``failed`` is called when it was too late."""
         if self._wire.state != BROKEN:
             self._touched[message_id] = failed
             self._out.append(self._wire.touch(message_id))
-            self._flush_soon()
+            self.flush_soon()
 
     def forget_touched(self, message_id: bytes) -> None:
         """Forget the ``failed`` callback of a message that is being answered."""
@@ -362,7 +358,7 @@ class Connection(asyncio.Protocol):
     def let_go(self) -> None:
         """Note that a message is done with and nsqd has taken it back already."""
         self._let_go_count += 1
-        self._flush_soon()
+        self.flush_soon()
 
     @property
     def local_ip(self) -> str:
@@ -383,7 +379,8 @@ class Connection(asyncio.Protocol):
         """Messages the application is done with and the owner has not been told of yet."""
         return len(self._finished) + self._requeued_count + self._let_go_count
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
+        """Write at the end of the turn."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self.flush)

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, overload
 
@@ -231,7 +232,8 @@ class Producer:
             self._traced.__contains__,
         )
         if self._batches:
-            self._gather = Gather(self._loop, sender.take, sender.flush, policy.count_max, policy.bytes_max)
+            take = partial(sender.take, will_flush=True)
+            self._gather = Gather(self._loop, take, sender.flush, policy.count_max, policy.bytes_max)
         if self._lookup is not None:
             self._follower = self._loop.create_task(self._follow(sender))
         self._links.keep(self._nsqd)

@@ -88,6 +88,7 @@ class Publish:
     Attributes:
         waiters: one for all bodies, or one for each body of a gathered publish.
         deadline: seconds on the loop's clock.
+        look_at: when to look how it is going, at the latest at the deadline.
         defer_ms: DPUB when not None.
         cost: bytes it counts for in the back-pressure.
         tries: how often nsqd refused it.
@@ -137,7 +138,7 @@ class Publish:
         self.is_gathered = is_gathered
         self.connection: Connection | None = None
         self.sent_at = 0.0
-        self.timer: asyncio.TimerHandle | None = None
+        self.look_at = 0.0
 
     def describe(self) -> str:
         """Say in one line what it is and where it is."""
@@ -257,6 +258,7 @@ class Gather:
 
     Args:
         send: is handed each publish when the turn ends or it is full.
+        turn_ended: called behind the last of a turn.
         count_max: messages of one MPUB.
         bytes_max: bytes of the bodies of one MPUB.
     """

@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import inf
 
 from flintmq.client import sharding, trace
 from flintmq.client.admission import Admission
@@ -139,6 +140,8 @@ class Sender:
         self._unflushed: dict[Connection, None] = {}
         self._on_the_way: dict[Connection, _OnTheWay] = {}
         self._idle: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
 
     # --- what the producer tells ---
 
@@ -184,12 +187,16 @@ class Sender:
         self._resolve(topic)
         self._dispatch_waiting()
 
-    def take(self, publish: Publish) -> None:
-        """Take over a publish: from here on it ends by its deadline at the latest."""
+    def take(self, publish: Publish, will_flush: bool = False) -> None:
+        """Take over a publish: from here on it ends by its deadline at the latest.
+
+        Args:
+            will_flush: the caller calls :meth:`flush` behind it.
+        """
         if publish.keys is None:
             self.unfinished[publish] = None
             self._arm(publish)
-            self._dispatch(publish)
+            self._dispatch(publish, will_flush)
         else:
             self._dispatch_in_order(publish)
 
@@ -205,6 +212,8 @@ class Sender:
 
     def close(self) -> None:
         """End whatever has not ended, and all connections."""
+        if self._timer is not None:
+            self._timer.cancel()
         for connection in [*self._up.values()]:
             connection.close()
         for publish in [*self.unfinished]:
@@ -216,14 +225,39 @@ class Sender:
     def _arm(self, publish: Publish) -> None:
         """Look again at the deadline, and once before: a stuck nsqd should not use up all the time there is."""
         now = self._loop.time()
-        early = now + (publish.deadline - now) / 2
-        publish.timer = self._loop.call_at(early, self._look_early, publish)
+        self._look_at(publish, now + (publish.deadline - now) / 2)
+
+    def _look_at(self, publish: Publish, when: float) -> None:
+        """One timer serves all: most publishes have ended long before anybody looks, and a timer each would cost."""
+        publish.look_at = when
+        if when < self._timer_at:
+            self._set_timer(when)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """Look at those whose time has come."""
+        self._timer, self._timer_at = None, inf
+        now = self._loop.time()
+        for publish in [each for each in self.unfinished if each.look_at <= now]:
+            if publish.is_done:
+                continue
+            if publish.deadline <= now:
+                self._expire(publish)
+            else:
+                self._look_early(publish)
+        if self.unfinished:
+            self._set_timer(min(each.look_at for each in self.unfinished))
 
     def _look_early(self, publish: Publish) -> None:
         connection = publish.connection
+        publish.look_at = publish.deadline
         if connection is not None and self._policy.retries_unknown and self._has_choice(publish, connection):
             self._abort_stalled(connection, "; another nsqd is tried")
-        publish.timer = self._loop.call_at(publish.deadline, self._expire, publish)
 
     def _abort_stalled(self, connection: Connection, then: str = "") -> None:
         """Give up a connection that answers nothing for long."""
@@ -241,7 +275,7 @@ class Sender:
             return len(self._turns_of(publish.topic).places) > 1
         return self._routes.leader(lane.topic, lane.partition) not in (None, connection.address)
 
-    def _dispatch(self, publish: Publish) -> None:
+    def _dispatch(self, publish: Publish, will_flush: bool = False) -> None:
         """Send a publish, or park it until an nsqd is up."""
         if publish.is_done:
             return
@@ -261,7 +295,10 @@ class Sender:
                 self._look_up(publish.topic)
             return
         self._send(publish, place)
-        self._unflushed[place.connection] = None
+        if will_flush:
+            self._unflushed[place.connection] = None
+        else:
+            place.connection.flush_soon()
 
     def _send(self, publish: Publish, place: Place) -> None:
         publish.sent_at = self._loop.time()
@@ -594,8 +631,6 @@ class Sender:
     def _forget(self, publish: Publish) -> None:
         """Let go of a publish that has ended, or that another one carries."""
         publish.is_done = True
-        if publish.timer is not None:
-            publish.timer.cancel()
         self.unfinished.pop(publish, None)
         self._parked.pop(publish, None)
         if publish.keys is not None and (waiting := self._unresolved.get(publish.topic)) is not None:
