@@ -269,6 +269,7 @@ class Consumer:
             data = self._buffer
             if data[TYPE_AT:used:stride] != b"\x02" * count:
                 raise UnexpectedAnswer(repr(bytes(data[:64])))
+            self.note(self._view[:used])
             lines = bytearray(FIN_LINE * count)
             for position in range(ID_BYTES):
                 lines[4 + position :: len(FIN_LINE)] = data[ID_AT + position : used : stride]
@@ -277,6 +278,9 @@ class Consumer:
                 data[: end - used] = data[used:end]
         self._held = end - used
         return count
+
+    def note(self, frames: memoryview) -> None:
+        """Whole messages were received."""
 
     def close(self) -> None:
         """Return when the server has handled everything sent to it: CLS is answered behind the last FIN."""
@@ -332,13 +336,14 @@ def consume(
         while left > 0:
             left -= turn()
     else:
-        left = _consume_all(consumers, messages)
+        left = consume_all(consumers, messages)
     for consumer in consumers:
         consumer.close()
     return {"messages": messages - left, "seconds": time.perf_counter() - began}
 
 
-def _consume_all(consumers: Sequence[Consumer], left: int) -> int:
+def consume_all(consumers: Sequence[Consumer], left: int) -> int:
+    """Let consumers receive and finish ``left`` messages in all; how many are left then, none or less."""
     poll = select.epoll()
     turns = {consumer.socket.fileno(): consumer.turn for consumer in consumers}
     for fd in turns:

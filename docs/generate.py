@@ -6,7 +6,11 @@ to :func:`generated`.
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flintmq.net.http_auth import PERMISSIONS, permissions_table
 from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
@@ -14,6 +18,8 @@ from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import example_file, reference_page
+from flintmq.sync import LookupdAdmin, NsqdAdmin
+from flintmq.tools import admin
 from flintmq.wire.codes import CODES
 from flintmq.wire.commands import COMMANDS
 
@@ -26,6 +32,7 @@ def generated() -> dict[str, str]:
         "docs/reference/options.md": reference_page([NsqdOptions, NsqlookupdOptions]),
         "docs/reference/protocol.md": protocol_page(),
         "docs/reference/http-permissions.md": http_permissions_page(),
+        "docs/reference/admin.md": admin_page(),
         "contrib/nsqd.cfg.example": example_file(NsqdOptions),
         "contrib/nsqlookupd.cfg.example": example_file(NsqlookupdOptions),
     }
@@ -108,6 +115,47 @@ def http_permissions_page() -> str:
         *permissions_table("nsqlookupd", NSQLOOKUPD_TABLE),
     ]
     return "\n".join(lines) + "\n"
+
+
+def admin_page() -> str:
+    """The methods of the admin clients, from their descriptions."""
+    lines = [
+        "# Methods of NsqdAdmin and LookupdAdmin",
+        "",
+        "What they are for is in [admin.md](../admin.md). Generated from `src/flintmq/client/admin/nsqd.py` and",
+        "`src/flintmq/client/admin/nsqlookupd.py`. In `flintmq.sync` they are the same without `await`; each is a verb",
+        "of `flintmq admin`, with `-` for `_`.",
+    ]
+    for kind in (NsqdAdmin, LookupdAdmin):
+        lines += ["", f"## {kind.__name__}"]
+        for name, method in admin.methods(kind).items():
+            lines += ["", f"### {name}", "", f"`{_signature(name, method)}`", "", *_description(method)]
+    return "\n".join(lines) + "\n"
+
+
+def _signature(name: str, method: Callable[..., Any]) -> str:
+    signature = inspect.signature(method)
+    parameters = [each for each in signature.parameters.values() if each.name != "self"]
+    returned = str(signature.return_annotation).removeprefix("Question[").removesuffix("]")
+    shown = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    unquoted = re.sub(r": '([^']+)'", r": \1", re.sub(r': "([^"]+)"', r": \1", shown))  # annotations are text
+    return f"{name}{unquoted} -> {returned}"
+
+
+def _description(method: Callable[..., Any]) -> list[str]:
+    """A docstring as Markdown: paragraphs, and a list of the arguments."""
+    lines: list[str] = []
+    for line in (inspect.getdoc(method) or "").replace(":meth:", "").replace("``", "`").splitlines():
+        if line in ("Args:", "Raises:"):
+            continue
+        text = line.removeprefix("    ")
+        if line.startswith("    ") and not text.startswith(" "):
+            named, _, about = text.partition(":")
+            text = f"- **{named}**:{about}"
+        elif line.startswith("    "):
+            text = f"  {text.strip()}"
+        lines.append(text)
+    return lines
 
 
 def main() -> None:

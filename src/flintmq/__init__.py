@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flintmq import errors
+    from flintmq.client.admin.clients import LookupdAdmin, NsqdAdmin
+    from flintmq.client.admin.question import HttpRefused
     from flintmq.client.app import App
     from flintmq.client.consumer import Consumer
     from flintmq.client.message import Discard, Message, Requeue
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from flintmq.client.producer import Producer
     from flintmq.client.publish import Published
     from flintmq.client.security import TlsRefused
+    from flintmq.client.start import Start
     from flintmq.client.telemetry import Telemetry
     from flintmq.errors import (
         BodyError,
@@ -58,6 +61,9 @@ __all__ = [
     "Requeue",
     "Discard",
     "ConnectionOptions",
+    "Start",
+    "NsqdAdmin",
+    "LookupdAdmin",
     "Telemetry",
     "Published",
     "errors",
@@ -74,6 +80,7 @@ __all__ = [
     "PublishUnknown",
     "ConnectionFailed",
     "TlsRefused",
+    "HttpRefused",
     "OrderViolation",
     "DiscoveryError",
     "NoNsqd",
@@ -90,6 +97,10 @@ _CLIENT = {
     "Requeue": "flintmq.client.message",
     "Discard": "flintmq.client.message",
     "ConnectionOptions": "flintmq.client.options",
+    "Start": "flintmq.client.start",
+    "NsqdAdmin": "flintmq.client.admin.clients",
+    "LookupdAdmin": "flintmq.client.admin.clients",
+    "HttpRefused": "flintmq.client.admin.question",
     "TlsRefused": "flintmq.client.security",
     "Telemetry": "flintmq.client.telemetry",
     "Published": "flintmq.client.publish",

@@ -4,7 +4,7 @@ Byte picture (big-endian)::
 
     0      4  5     6        8             12      16         24            32              40             48
     +------+--+-----+--------+-------------+-------+----------+-------------+---------------+--------------+--
-    | FMQB |v1|flags|reserved| payload_size| count | first_id | offset_bytes| timestamp_min | timestamp_max|
+    | FMQB |v1|flags| prefix | payload_size| count | first_id | offset_bytes| timestamp_min | timestamp_max|
     +------+--+-----+--------+-------------+-------+----------+-------------+---------------+--------------+--
      48              56       64      68    72
     +---------------+--------+-------+-----+------------------------------+----------------------------------+
@@ -12,11 +12,19 @@ Byte picture (big-endian)::
     |               |        |       |     | (absent when UNIFORM is set) |                                  |
     +---------------+--------+-------+-----+------------------------------+----------------------------------+
 
+                                            1    1+n                      9+n
+    with PRODUCER, between crc and sizes:  +-----+------------------------+
+                                           | n   | producer id (n bytes)  | sequence (8)
+                                           +-----+------------------------+
+
+- ``prefix``: bytes between ``crc`` and the sizes: 9 + n with PRODUCER, otherwise 0.
 - ``payload_size`` counts everything after the header; ``crc`` is CRC-32 of header bytes 0..68 and the payload.
 - ``first_id`` is the internal id of the first message; the others follow without gaps.
 - ``offset_bytes`` is the virtual position of the first frame: frame bytes since the birth of the partition.
 - ``synced_before``: every sequence below it survived a power loss when this batch was written.
 - ``due_ns`` (flag DEFERRED): wall time before which no message of the batch is delivered.
+- PRODUCER: the messages were published with this producer's id; ``sequence`` is the number that it gave the first of
+  them, the others follow without gaps.
 - EXTENDED and RAW_IDS say how the frames are laid out, see message.py: with headers, with binary ids.
 
 Rules of this file: no IO; one pass over the bodies; a batch is never turned into one object per message.
@@ -33,7 +41,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack_from
 
-from flintmq.limits import BATCH_SIZE_MAX, SEQUENCE_MAX
+from flintmq.limits import BATCH_SIZE_MAX, PRODUCER_ID_SIZE_MAX, SEQUENCE_MAX
 from flintmq.message import (
     FRAME_OVERHEAD_BYTES,
     FRAME_TYPE_MESSAGE,
@@ -48,17 +56,22 @@ UNIFORM = 1
 DEFERRED = 2
 EXTENDED = 4
 RAW_IDS = 8
-KNOWN_FLAGS = UNIFORM | DEFERRED | EXTENDED | RAW_IDS
+PRODUCER = 16
+KNOWN_FLAGS = UNIFORM | DEFERRED | EXTENDED | RAW_IDS | PRODUCER
 LAYOUT_FLAGS = EXTENDED | RAW_IDS
 
 HEADER = Struct(">4sBBHIIQQQQQQII")
 HEADER_BYTES = HEADER.size
+FLAGS_POSITION = 5
 _CRC_POSITION = HEADER_BYTES - 4
 _CRC = Struct(">I")
 _TIMESTAMPS_POSITION = 32
 _TIMESTAMPS = Struct(">QQ")
 _STAMP_POSITION = 8  # in a message frame: timestamp and attempts
 _STAMP = Struct(">QH")
+_PRODUCER_SEQUENCE = Struct(">Q")
+PREFIX_BYTES_MIN = 1 + 1 + _PRODUCER_SEQUENCE.size
+PREFIX_BYTES_MAX = 1 + PRODUCER_ID_SIZE_MAX + _PRODUCER_SEQUENCE.size
 assert HEADER_BYTES == 72
 
 _FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
@@ -88,6 +101,7 @@ class BatchHeader:
     due_ns: int
     epoch: int
     crc: int
+    prefix_bytes: int = 0
 
     @property
     def first_sequence(self) -> int:
@@ -114,6 +128,7 @@ def encode_batch(
     due_ns: int = 0,
     epoch: int = 0,
     layout: int = 0,
+    producer: tuple[bytes, int] | None = None,
 ) -> bytes:
     """Build the batch that stores ``bodies`` as message frames with attempts 1.
 
@@ -123,6 +138,7 @@ def encode_batch(
             id, with EXTENDED (behind that) with its headers.
         due_ns: wall time of earliest delivery, 0 for at once.
         layout: RAW_IDS: ids are 8 bytes internal id and 8 bytes trace id, and not 16 hex digits; EXTENDED.
+        producer: id of 1 to ``PRODUCER_ID_SIZE_MAX`` bytes, and its sequence of the first message.
     """
     count = len(bodies)
     size = len(bodies[0])
@@ -136,17 +152,21 @@ def encode_batch(
         parts = _frames_with_raw_ids(first_id, after_size, sizes, bodies)
     else:
         parts = _frames_with_hex_ids(first_id, after_size, sizes, bodies, uniform)
+    prefix = b""
     if uniform:
         payload = b"".join(parts)
     else:
         table = pack(f">{count}I", *[n + overhead for n in sizes])
         payload = table + b"".join(parts)
+    if producer is not None:
+        prefix = _producer_prefix(*producer)
+        flags |= PRODUCER
     header = HEADER.pack(
         MAGIC,
         VERSION,
         flags,
-        0,
-        len(payload),
+        len(prefix),
+        len(prefix) + len(payload),
         count,
         first_id,
         offset_bytes,
@@ -157,8 +177,29 @@ def encode_batch(
         epoch,
         0,
     )[:_CRC_POSITION]
-    crc = zlib.crc32(payload, zlib.crc32(header))
-    return b"".join((header, _CRC.pack(crc), payload))
+    crc = zlib.crc32(header)
+    if prefix:
+        crc = zlib.crc32(prefix, crc)
+    return b"".join((header, _CRC.pack(zlib.crc32(payload, crc)), prefix, payload))
+
+
+def _producer_prefix(producer_id: bytes, sequence: int) -> bytes:
+    return bytes((len(producer_id),)) + producer_id + _PRODUCER_SEQUENCE.pack(sequence)
+
+
+def producer_of(data: bytes | memoryview, position: int = 0) -> tuple[bytes, int] | None:
+    """Who published the verified batch at ``position``, and its sequence of the first message; None when unknown."""
+    if not data[position + FLAGS_POSITION] & PRODUCER:
+        return None
+    at = position + HEADER_BYTES
+    end = at + 1 + data[at]
+    (sequence,) = _PRODUCER_SEQUENCE.unpack_from(data, end)
+    return bytes(data[at + 1 : end]), sequence
+
+
+def is_possible_prefix(flags: int, prefix_bytes: int) -> bool:
+    """Whether a writer puts a prefix of this size into a batch with these flags."""
+    return PREFIX_BYTES_MIN <= prefix_bytes <= PREFIX_BYTES_MAX if flags & PRODUCER else not prefix_bytes
 
 
 def _frames_with_hex_ids(
@@ -220,15 +261,17 @@ def decode_header(data: bytes | memoryview, position: int = 0) -> BatchHeader:
     """
     if len(data) - position < HEADER_BYTES:
         raise BatchError(f"{len(data) - position} bytes left, a batch header has {HEADER_BYTES}")
-    magic, version, flags, reserved, payload_size, count, *rest = HEADER.unpack_from(data, position)
+    magic, version, flags, prefix_bytes, payload_size, count, *rest = HEADER.unpack_from(data, position)
     if magic != MAGIC:
         raise BatchError(f"magic is {bytes(magic)!r}, not {MAGIC!r}")
     if version != VERSION:
         raise BatchError(f"batch version {version}; this release reads version {VERSION}")
-    if flags & ~KNOWN_FLAGS or reserved:
-        raise BatchError(f"unknown flags {flags:#x} or reserved field {reserved:#x}")
-    if not 0 < payload_size <= BATCH_SIZE_MAX or not 0 < count <= payload_size // FRAME_OVERHEAD_BYTES:
+    if flags & ~KNOWN_FLAGS or not is_possible_prefix(flags, prefix_bytes):
+        raise BatchError(f"unknown flags {flags:#x} or a prefix of {prefix_bytes} bytes, which they do not have")
+    frame_bytes_max = payload_size - prefix_bytes
+    if not 0 < payload_size <= BATCH_SIZE_MAX or not 0 < count <= frame_bytes_max // FRAME_OVERHEAD_BYTES:
         raise BatchError(f"impossible sizes: {payload_size} bytes for {count} messages")
+    rest.append(prefix_bytes)
     return BatchHeader(flags, payload_size, count, *rest)
 
 
@@ -271,7 +314,8 @@ class Batch:
         self.end = self.first + header.count
         self.due_ns = header.due_ns
         self.timestamp_ns = header.timestamp_max
-        self.frames_at = HEADER_BYTES if header.flags & UNIFORM else HEADER_BYTES + 4 * header.count
+        frames_at = HEADER_BYTES if header.flags & UNIFORM else HEADER_BYTES + 4 * header.count
+        self.frames_at = frames_at + header.prefix_bytes
         self._positions: Sequence[int] | None = None
 
     @property
@@ -285,9 +329,10 @@ class Batch:
         if positions is None:
             header = self.header
             if header.flags & UNIFORM:
-                positions = _uniform_positions(header.count, header.payload_size // header.count)
+                frame_bytes = header.payload_size - header.prefix_bytes
+                positions = _uniform_positions(header.count, frame_bytes // header.count)
             else:
-                sizes = unpack_from(f">{header.count}I", self.data, HEADER_BYTES)
+                sizes = unpack_from(f">{header.count}I", self.data, HEADER_BYTES + header.prefix_bytes)
                 positions = list(accumulate(sizes, initial=0))
             self._positions = positions
         return positions

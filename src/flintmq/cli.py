@@ -67,6 +67,13 @@ def doctor(arguments: Sequence[str]) -> int:
     return run(list(arguments))
 
 
+def admin(arguments: Sequence[str]) -> int:
+    """Ask an nsqd or a nsqlookupd something over HTTP, or have it change something."""
+    from flintmq.tools.admin import run
+
+    return run(list(arguments))
+
+
 @dataclass(frozen=True)
 class Command:
     """One word after ``flintmq``."""
@@ -80,6 +87,7 @@ COMMANDS = {
     "nsqlookupd": Command("tell clients which nsqd has which topic", nsqlookupd),
     "up": Command("nsqd and nsqlookupd in one process, for use by hand", up),
     "doctor": Command("look at a deployment as a client does, and say what to do", doctor),
+    "admin": Command("look into an nsqd or nsqlookupd, or change it: peek, replay, pause, drain and more", admin),
     "demo": Command("real data through the broker, consumers and Spark", demo),
 }
 

@@ -25,6 +25,7 @@ DELIVERY_BYTES_MAX = 256 * 1024  # one slice handed to a connection
 EPHEMERAL_DEPTH_MIN = 100  # what #ephemeral topics and channels hold with --mem-queue-size=0; NSQ's lose everything
 CHANNEL_WINDOW_MAX = 1_000_000  # messages between the confirmed floor and the delivery cursor
 CHANNEL_HOLES_MAX = 4096  # stretches ahead of a channel's cursor that it leaves out
+TAG_WAITING_MAX = 4096  # messages a channel passes over because nobody who desires their tag is ready, per tag
 WINDOW_DEFERRED_MAX = 4096  # deferred messages a channel keeps in its window before it moves them to disk
 DEFER_IN_WINDOW_NS = 60 * 1_000_000_000  # longer delays go to disk at once
 CURSOR_FLUSH_S = 0.1  # how often progress of channels is written: what a kill -9 may repeat
@@ -51,6 +52,12 @@ BAD_FILES_MAX = 64  # copies of damaged stretches kept beside one segment
 RESYNC_CRC_BYTES_MAX = 512 * 1024 * 1024  # hashed for doubtful candidates in one search behind damage
 REWRITE_BYTES_MAX = 16 * 1024 * 1024  # written once more by recovery because a sync of them may have failed
 CHECKPOINT_BYTES = 16 * 1024 * 1024  # synced by one log between two checkpoints: what recovery walks at most, about
+
+# idempotent publishing (design/reliability.md R13)
+PRODUCER_ID_SIZE_MAX = 64
+PRODUCER_SEQUENCE_MAX = (1 << 63) - 1
+PRODUCERS_MAX = 1000  # remembered by one partition
+PRODUCERS_SNAPSHOT_BYTES = 16 * 1024 * 1024  # of such publishes between two snapshots: what a start reads again, about
 
 assert CHANNEL_WINDOW_MAX > WINDOW_DEFERRED_MAX
 assert WRITE_BUFFER_MAX_BYTES > WRITE_BUFFER_HIGH_BYTES > DELIVERY_BYTES_MAX

@@ -101,8 +101,17 @@ def body_position(frame: bytes | memoryview) -> int:
 
 def headers_of(frame: bytes | memoryview) -> tuple[int, bytes]:
     """Version and bytes of the headers in a stored message frame of an extended topic."""
-    version = frame[FRAME_OVERHEAD_BYTES]
-    return version, bytes(frame[FRAME_OVERHEAD_BYTES + HEADERS.size : body_position(frame)]) if version else b""
+    return headers_at(frame, 0)
+
+
+def headers_at(data: bytes | memoryview, position: int) -> tuple[int, bytes]:
+    """As :func:`headers_of`, of the frame that begins at a position."""
+    position += FRAME_OVERHEAD_BYTES
+    if data[position] == NO_HEADERS:
+        return NO_HEADERS, b""
+    version, size = HEADERS.unpack_from(data, position)
+    position += HEADERS.size
+    return version, bytes(data[position : position + size])
 
 
 def without_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:

@@ -15,12 +15,15 @@
 
 from __future__ import annotations
 
+from flintmq.client.admin.question import HttpRefused
+from flintmq.client.blocking.admin import LookupdAdmin, NsqdAdmin
 from flintmq.client.blocking.consumer import Consumer
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.message import Discard, Message, Requeue
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.order import OrderViolation
 from flintmq.client.publish import Published
+from flintmq.client.start import Start
 from flintmq.client.stats import ConsumerStats, ProducerStats
 from flintmq.errors import (
     BodyError,
@@ -48,6 +51,9 @@ __all__ = [
     "Requeue",
     "Discard",
     "ConnectionOptions",
+    "Start",
+    "NsqdAdmin",
+    "LookupdAdmin",
     "Published",
     "ProducerStats",
     "ConsumerStats",
@@ -63,6 +69,7 @@ __all__ = [
     "PublishRefused",
     "PublishUnknown",
     "ConnectionFailed",
+    "HttpRefused",
     "DiscoveryError",
     "NoNsqd",
     "OrderViolation",

@@ -103,6 +103,11 @@ def asks_for_partitions(query: Mapping[str, str]) -> bool:
     return any(name in query for name in _SIGNS)
 
 
+def asks_for_headers_alone(query: Mapping[str, str]) -> bool:
+    """Whether a ``/topic/create`` of an nsqd is for a plain topic whose messages may carry headers."""
+    return query.get("extend") == "true" and not any(name in query for name in _SIGNS if name != "extend")
+
+
 def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
     """Read the parameters of ``/topic/create``; one partition and one copy unless told otherwise.
 

@@ -152,7 +152,7 @@ async def main(
     """Run nsqlookupd and nsqd until ``stop`` is set, then drain and stop both.
 
     Args:
-        ready: called when both listen.
+        ready: called when both listen and nsqlookupd knows nsqd, or could not be told.
 
     Raises:
         UpFailed: an address cannot be used.
@@ -166,13 +166,19 @@ async def main(
         try:
             registered = (format_address(*lookupd.tcp_address), *nsqd_options.lookupd_tcp_address)
 
-            def nsqd_is_ready(nsqd: nsqd_server.Nsqd) -> None:
-                if ready is not None:
-                    ready(_listening(lookupd, nsqd))
+            saying: list[asyncio.Task[None]] = []
 
-            await nsqd_server.main(
-                env, files, nsqd_options.replace(lookupd_tcp_address=registered), nsqd_is_ready, stop
-            )
+            def nsqd_listens(nsqd: nsqd_server.Nsqd) -> None:
+                if ready is not None:
+                    saying.append(asyncio.ensure_future(_say_when_introduced(lookupd, nsqd, ready)))
+
+            try:
+                await nsqd_server.main(
+                    env, files, nsqd_options.replace(lookupd_tcp_address=registered), nsqd_listens, stop
+                )
+            finally:
+                for task in saying:
+                    task.cancel()
         finally:
             await lookupd.close()
     except ListenFailed as error:
@@ -305,6 +311,12 @@ def _say(text: str) -> None:
     """Print; who reads it may have gone, which is no reason to end or to go on."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
+
+
+async def _say_when_introduced(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd, ready: Callable[[Listening], None]) -> None:
+    """A topic with partitions can be created only where nsqlookupd knows an nsqd."""
+    await nsqd.introduced()
+    ready(_listening(lookupd, nsqd))
 
 
 def _listening(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd) -> Listening:

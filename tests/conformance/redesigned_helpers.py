@@ -15,6 +15,7 @@ from tests.integration.daemons import Connection, Message, Nsqd, Nsqlookupd, mpu
 
 RAW_ID = Struct(">QQ")
 LOCATION = Struct(">QI")
+STORED = Struct(">2sQQQI")
 BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 """What a client sends that wants no envelope."""
 
@@ -87,3 +88,64 @@ def enveloped(nsqlookupd: Nsqlookupd, target: str) -> tuple[int, Any]:
 def _answer(nsqlookupd: Nsqlookupd, target: str, headers: Mapping[str, str]) -> tuple[int, Any]:
     answer = nsqlookupd.request("GET", target, headers=dict(headers))
     return answer.status, json.loads(answer.body)
+
+
+# -- trace ids and headers ---------------------------------------------------------------------------------------------
+
+
+class Stored(NamedTuple):
+    """The answer to a traced publish."""
+
+    partition: int
+    sequence: int
+    trace_id: int
+    offset: int
+    raw_size: int
+
+
+def stored(answer: bytes) -> Stored:
+    """Take the answer to a traced publish apart."""
+    assert len(answer) == 30, answer
+    ok, internal, trace_id, offset, raw_size = STORED.unpack(answer)
+    assert ok == b"OK"
+    return Stored(internal >> 50, internal & (1 << 50) - 1, trace_id, offset, raw_size)
+
+
+def traced(trace_id: int, body: bytes) -> bytes:
+    return trace_id.to_bytes(8, "big") + body
+
+
+def headed(headers: object, body: bytes) -> bytes:
+    """A body behind headers: bytes as they are, anything else as JSON."""
+    data = headers if isinstance(headers, bytes) else json.dumps(headers).encode()
+    return len(data).to_bytes(2, "big") + data + body
+
+
+def one(command: str, topic: str, partition: object, body: bytes) -> bytes:
+    """PUB_TRACE or PUB_EXT; no partition when it is None."""
+    return _line(command, topic, partition) + sized(body)
+
+
+def several(command: str, topic: str, partition: object, bodies: Sequence[bytes]) -> bytes:
+    """MPUB_TRACE or MPUB_EXT."""
+    return _line(command, topic, partition) + sized(mpub_body(bodies))
+
+
+def _line(command: str, topic: str, partition: object) -> bytes:
+    return f"{command} {topic}{'' if partition is None else f' {partition}'}\n".encode()
+
+
+class Extended(NamedTuple):
+    """What a consumer that knows headers gets behind the id: their version, they, the body."""
+
+    version: int
+    headers: bytes
+    body: bytes
+
+
+def extended(data: bytes) -> Extended:
+    """Take apart what stands behind the id on an extended topic."""
+    if data[0] == 0:
+        return Extended(0, b"", data[1:])
+    end = 3 + int.from_bytes(data[1:3], "big")
+    return Extended(data[0], data[3:end], data[end:])

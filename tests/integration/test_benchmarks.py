@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks import bench_nsqd, harness
+from benchmarks import bench_deferred, bench_nsqd, harness
 
 
 @pytest.mark.parametrize("case", ["mpub-os-pipelined", "deliver-fin-shuffled", "pub-10-connections", "latency-10k"])
@@ -18,6 +18,16 @@ def test_a_case_of_nsqd(case):
     (sample,) = result["details"][case]["samples"]
     assert sample.messages == result["details"][case]["messages"]
     assert json.dumps(result, default=str)
+
+
+@pytest.mark.parametrize("case", ["MDPUB x 100, 20 min and more", "due at 50 k/s, 200 k"])
+def test_a_case_of_deferred_messages(case, monkeypatch):
+    monkeypatch.setattr(bench_deferred, "MESSAGES_QUICK", 20_000)
+    monkeypatch.setattr(bench_deferred, "LEAD_S", 0.5)
+    (row,) = bench_deferred.main(quick=True, only=case)["rows"]
+    assert (row["case"], row["messages"]) == (case, 4000 if "due" in case else 20_000)
+    assert row["msg/s"] > 1000 and 5 < row["memory_mib"] < 500
+    assert json.dumps(row)
 
 
 def test_a_load_that_fails_fails_the_benchmark():

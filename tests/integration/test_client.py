@@ -381,6 +381,25 @@ def test_the_examples_work(nsqd):
     assert "Traceback" not in errors
 
 
+def test_the_examples_of_replay_and_of_tags_work(nsqd):
+    def run(name: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / name), address_of(nsqd), str(nsqd.http[1])],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        return done.stdout.splitlines()
+
+    for _ in range(2):
+        lines = run("replay.py")
+        assert lines[:5] == ["first time:", "  21.0", "  21.5", "  -273.2", "  22.0"]
+        assert lines[5].startswith("again, without 1 of ") and "  -273.2" not in lines[6:]
+        assert [line for line in lines if line.startswith("cancelling 'tomorrow 1', due in ")]
+        nsqd.post("/topic/delete?topic=readings")
+    lines = sorted(run("tags.py"))
+    assert [line.partition(":")[0] for line in lines] == ["canary"] * 4 + ["ordinary"] * 6
+    assert lines[0] == "canary: order 0 of customer test" and lines[4] == "ordinary: order 1 of customer 0001"
+
+
 def test_the_examples_of_a_service_and_of_blocking_code_work(nsqd):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     nsqd.publish("orders", b"not JSON", *(b'{"id": %d}' % number for number in range(1, 21)))

@@ -290,7 +290,9 @@ def test_arguments_that_do_not_go_together():
     with pytest.raises(OptionError, match="sharding"):
         Producer(nsqd, sharding="sha1")
     producing = Producer(nsqd)
-    refused: list[dict[str, Any]] = [{"sharding_id": 1}, {"trace_id": 1}, {"headers": {}}, {"partition": 1024}]
+    refused: list[dict[str, Any]] = [
+        {"sharding_id": 1}, {"trace_id": 1}, {"headers": {}, "trace_id": 1}, {"partition": 1024},
+    ]  # fmt: skip
     for options in refused:
         with pytest.raises(OptionError):
             producing.pub("t", b"x", **options)

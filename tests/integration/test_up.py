@@ -161,6 +161,17 @@ def test_the_printed_spark_command_reads_the_topic(up):
     assert re.search(r"^\| +1\|.*\|hello\|$", done.stdout, re.MULTILINE), done.stdout
 
 
+def test_nsqlookupd_knows_nsqd_when_it_is_up(up):
+    """What needs a node, a topic with partitions, can be had at once."""
+    connection = http.client.HTTPConnection(up.address("nsqlookupd", "http"), timeout=PATIENCE_S)
+    try:
+        connection.request("POST", "/topic/create?topic=parts&partition_num=2")
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+    finally:
+        connection.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_stops_in_order_and_the_data_stays(number, tmp_path, started, up):
     assert f"created the data directory {tmp_path / 'flintmq-data'}\n" in up.said

@@ -5,7 +5,7 @@ its way when a connection breaks was sent or not, arrived or not. A checker repo
 Message ids are whatever the test uses, as long as they can be hashed. Times are nanoseconds of one clock, such as
 ``loop.time()`` of a simulation.
 
-I1, I2: :func:`total_queue`; I4, I5: :func:`order`; I6: :func:`in_flight`; I7: :func:`timeline`
+I1, I2: :func:`total_queue`; I4, I5: :func:`order`, :func:`strict_order`; I6: :func:`in_flight`; I7: :func:`timeline`
 (``design/reliability.md`` 4).
 """
 
@@ -145,6 +145,54 @@ def _order_of_publish(
             yield Violation(partition, "delivered before a message published earlier", (message, last))
         else:
             last_place, last = place, message
+
+
+def strict_order(
+    events: Iterable[tuple[int, str, Hashable, int]], repeated_ns: int | None, may_be_late: bool = False
+) -> list[Violation]:
+    """Check one channel of one partition that is consumed in order, over all of its consumers.
+
+    - a message is delivered when the one that was delivered before it has been finished by who got it last;
+    - a message behind which another one was delivered comes again only after a power loss, which may repeat what was
+      finished last, in order.
+
+    Args:
+        events: (time_ns, step, connection, sequence) in the order the clients saw them. ``deliver``: a living nsqd sent
+            it; ``finish``: FIN was sent; ``power``: the power went then, or later, but before the next ``start``.
+        repeated_ns: how long before a power loss a FIN may have been sent and still be forgotten; None: any time.
+        may_be_late: deliveries may have been under way for longer than a timeout, and are seen behind later ones.
+    """
+    violations: list[Violation] = []
+    current = 0
+    holder: Hashable = None
+    finished: dict[int, int] = {}
+    goes_ns: int | None = None  # when the power may go, at the earliest
+    gone_ns: int | None = None  # since when it may have been gone, before the present start
+    for time_ns, step, connection, sequence in events:
+        if step == "power":
+            goes_ns = time_ns if goes_ns is None else goes_ns
+        elif step == "start":
+            gone_ns, goes_ns = goes_ns if gone_ns is None else gone_ns, None
+        elif step == "finish":
+            if connection == holder or may_be_late or sequence < current:
+                finished[sequence] = time_ns
+        elif step != "deliver":
+            raise ValueError(f"unknown step {step!r}")
+        else:
+            evidence = (time_ns, sequence, current)
+            if sequence > current:
+                if current and current not in finished:
+                    violations.append(Violation(connection, "delivered before the one in front was finished", evidence))
+            elif sequence < current and may_be_late:
+                continue
+            elif sequence < current and (gone_ns is None or sequence not in finished):
+                violations.append(Violation(connection, "delivered again behind its successor", evidence))
+            elif sequence < current and repeated_ns is not None and finished[sequence] < (gone_ns or 0) - repeated_ns:
+                violations.append(Violation(connection, "repeated long after it was finished", evidence))
+            if not may_be_late:
+                finished = {each: at for each, at in finished.items() if each < sequence}
+            current, holder, gone_ns = sequence, connection, None
+    return violations
 
 
 def in_flight(

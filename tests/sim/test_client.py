@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.sim.loop import Simulation, seeds
@@ -34,6 +34,8 @@ def quiet():
 
 class World:
     """Two nsqds, one producer, one consumer."""
+
+    producer_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -129,7 +131,7 @@ class World:
         }
         env = self.sim.driver.env
         async with (
-            Producer(addresses, env=env, timeout=DEADLINE_S, heartbeat_interval=1) as producer,
+            Producer(addresses, env=env, timeout=DEADLINE_S, heartbeat_interval=1, **self.producer_options) as producer,
             Consumer("t", "c", nsqd_tcp_addresses=addresses, **options) as consumer,
         ):
             await asyncio.gather(self.nemesis(), *(self.publish(producer, worker) for worker in range(5)))

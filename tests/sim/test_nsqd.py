@@ -93,7 +93,7 @@ def never_write_progress(monkeypatch):
 
 def forget_messages_set_aside(monkeypatch):
     monkeypatch.setattr("flintmq.broker.channel.WINDOW_DEFERRED_MAX", 0)
-    monkeypatch.setattr(AsideStore, "take_changes", lambda self: Changes())
+    monkeypatch.setattr(AsideStore, "take_changes", lambda self, *_: Changes())
 
 
 def answer_a_failed_write_with_ok(monkeypatch):

@@ -62,6 +62,23 @@ def test_all_columns(spark, nsqd, source, topic):
     assert before - 1 <= frame.selectExpr("unix_micros(timestamp) AS us").first().us / 1e6 <= time.time() + 1
 
 
+def test_trace_ids_and_headers(spark, nsqd, source, topic):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1&extend=true")
+    nsqd.post(f"/pub_ext?topic={topic}&ext=%7B%22k%22:%22v%22,%22n%22:1.50,%22%23%23trace_id%22:%225%22%7D", b"one")
+    nsqd.post(f"/pubtrace?topic={topic}&trace_id={2**64 - 2}", b"two")
+    nsqd.publish(topic, [b"three"])
+    frame = source(spark.read, includeHeaders="true").load()
+    assert frame.schema["headers"].simpleString() == "headers:map<string,string>"
+    rows = [(bytes(row.body), row.trace_id, row.headers) for row in frame.orderBy("offset").collect()]
+    assert rows == [
+        (b"one", 5, {"k": "v", "n": "1.50", "##trace_id": "5"}),
+        (b"two", -2, {}),
+        (b"three", 0, {}),
+    ]
+    assert bodies(frame.where("headers['k'] = 'v'")) == [b"one"]
+    assert tuple(source(spark.read).load().columns) == COLUMNS
+
+
 def test_columns_and_schemas(spark, nsqd, source, topic):
     nsqd.publish(topic, numbered(0, 10))
     assert source(spark.read, columns="body,offset").load().columns == ["body", "offset"]

@@ -23,20 +23,22 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
-from flintmq.broker.channel import ASIDE_PENDING_MAX, Channel, ChannelState
+from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.creating import TopicConflict as TopicConflict
-from flintmq.broker.creating import TopicCreation
-from flintmq.broker.deferred import AsideStore
+from flintmq.broker.deferred import AsideStore, Shares
 from flintmq.broker.latency import Latency
+from flintmq.broker.limiting import TopicLimits
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.retention import Retention, drop_consumed
 from flintmq.broker.subscription import Subscription
+from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
+from flintmq.broker.work import TOPICS_DIRECTORY as TOPICS_DIRECTORY
+from flintmq.broker.work import BrokerOptions as BrokerOptions
 from flintmq.broker.work import (
-    DUE_COUNT_MAX,
     DueQuery,
     Flush,
     NewTopic,
@@ -49,8 +51,6 @@ from flintmq.broker.work import (
     log_directory,
     partitions_on_disk,
 )
-from flintmq.broker.work import TOPICS_DIRECTORY as TOPICS_DIRECTORY
-from flintmq.broker.work import BrokerOptions as BrokerOptions
 from flintmq.errors import FlintError, StorageError
 from flintmq.names import directory_name, is_ephemeral
 from flintmq.storage import (
@@ -63,6 +63,7 @@ from flintmq.storage import (
     PartitionLog,
     ReadCache,
     channel_store,
+    packs,
 )
 from flintmq.topic_meta import PLAIN
 
@@ -80,7 +81,7 @@ class ChannelNotFound(FlintError):
     """The topic has no such channel."""
 
 
-class Broker(TopicCreation):
+class Broker(TopicLimits):
     """Owner of all topics.
 
     Args:
@@ -90,6 +91,7 @@ class Broker(TopicCreation):
         is_flush_urgent: whether a channel cannot go on before the next flush.
         has_more_due: whether the last flush found more messages that are due than it read.
         write_error: why something published or created last could not be stored; None after the next good write.
+        snapshots_due: logs to be synced, so that what they know of producers is written down.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Broker(TopicCreation):
         self.write_error: StorageError | None = None
         self.is_flush_urgent = False
         self.has_more_due = False
+        self.snapshots_due: dict[PartitionLog, None] = {}
         self.options = options
         self._files = files
         self._store = store
@@ -128,10 +131,13 @@ class Broker(TopicCreation):
         self._questions: list[Question] = []
         self._cursors: dict[Channel, tuple[int, Partition]] = {}
         self._next_cursor = 1
+        self._pack_numbers = count(1)
+        self._shares = Shares()
         self._removal_count = 0
         self._clock_shift_ns = 0
         self.on_problem: Callable[[StorageError], None] = lambda _error: None
         self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
+        self._init_limits()
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -142,6 +148,8 @@ class Broker(TopicCreation):
             StorageError: the data directory cannot be used.
         """
         stored = self._store.load()
+        self._settings = stored.settings
+        self._pack_numbers = count(stored.next_pack)
         floors = self._floors.load()
         cursors: dict[tuple[str, int], list[channel_store.StoredCursor]] = {}
         for cursor in stored.cursors:
@@ -193,6 +201,7 @@ class Broker(TopicCreation):
                 cursor = next((c for c in cursors.get((name, number), []) if c.channel == channel_name), None)
                 channel = self._add_channel(topic, partition, channel_name, cursor, paused)
                 channel.skipped = (name, channel_name) in stored.skipped
+        self._limit_topic(topic)
 
     def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog:
         options = self._log_options(number, wall_ns)
@@ -250,6 +259,7 @@ class Broker(TopicCreation):
             self._creations[topic] = NewTopic(topic, [Creation(log)])
         if starting:
             self._hold_back(topic)
+        self._limit_topic(topic)
         self.on_topic_change(name, None, True)
         return topic
 
@@ -284,6 +294,7 @@ class Broker(TopicCreation):
             cursor = channel_store.StoredCursor(0, "", 0, "", channel_store.CursorRow(floor), b"", 0, None)
             self._add_channel(topic, partition, name, cursor, False, new=True)
         topic.channel_names[name] = False
+        self._limit_topic(topic)
         self.on_topic_change(topic.name, name, True)
         return topic.channels(name), True
 
@@ -302,12 +313,13 @@ class Broker(TopicCreation):
             )
         row = cursor.row
         ephemeral = is_ephemeral(name)
-        channel = Channel(
+        kind = TaggedChannel if topic.meta.extend_support else Channel
+        channel = kind(
             name,
             partition.number,
             partition.log,
             ChannelState(row.floor, cursor.window, row.deferred, row.attempts, row.holes),
-            AsideStore(cursor.aside_count, cursor.aside_next_due_ns),
+            AsideStore(cursor.aside_count, cursor.aside_next_due_ns, self._pack_numbers, self._shares),
             self._random,
             depth_max=self.options.ephemeral_depth_max if ephemeral or topic.ephemeral else None,
         )
@@ -387,6 +399,8 @@ class Broker(TopicCreation):
                 if not topic.ephemeral:
                     self._put_partition(partition)
         del topic.channel_names[name]
+        self._forget_settings(topic, name)
+        self._limit_topic(topic)
         if not is_ephemeral(name) and not topic.ephemeral:
             self._metadata.append(channel_store.delete_channel(topic.name, name))
         self.on_topic_change(topic.name, name, False)
@@ -419,6 +433,7 @@ class Broker(TopicCreation):
             self._publishing.pop(partition, None)
             partition.delete()
         del self.topics[name]
+        self._forget_settings(topic)
         if not topic.ephemeral:
             self._metadata += channel_store.delete_topic(name)
             new = self._creations.get(topic)
@@ -522,7 +537,7 @@ class Broker(TopicCreation):
             self._questions.append(Question(lambda _store: self._floors.sync(), self._synced))
         channel.dirty = True
         self._flushing[channel] = None
-        self.mark(channel)
+        self._mark_parts(channel)
         if not channel.ephemeral and not is_ephemeral(partition.topic_name):
             # the skip is told again to have a row: who waits for metadata waits for the flush that has the cursor
             self._metadata += channel_store.put_skip(partition.topic_name, channel.name, channel.skipped)
@@ -573,8 +588,25 @@ class Broker(TopicCreation):
         self, partition: Partition, bodies: Sequence[bytes], due_ns: int = 0, is_stored_form: bool = False
     ) -> PublishGroup:
         """As :meth:`publish` for a partition that was looked up before; see :meth:`Partition.publish`."""
+        if partition.bounds is not None:
+            partition.bounds.admit(partition, bodies)
         self._publishing[partition] = None
         return partition.publish(bodies, due_ns, is_stored_form)
+
+    def publish_once(
+        self, partition: Partition, producer_id: bytes, sequence: int, bodies: Sequence[bytes]
+    ) -> PublishGroup | None:
+        """As :meth:`publish_to`, of a producer that counts its messages; see :meth:`Partition.publish_once`."""
+        group = partition.publish_once(producer_id, sequence, bodies)
+        if partition.has_pending:
+            self._publishing[partition] = None
+        self._note_snapshot(partition)
+        return group
+
+    def _note_snapshot(self, partition: Partition) -> None:
+        log = partition.log
+        if log.producers.is_snapshot_due and isinstance(log, PartitionLog) and log.failed is None:
+            self.snapshots_due[log] = None
 
     @property
     def has_pending(self) -> bool:
@@ -610,7 +642,11 @@ class Broker(TopicCreation):
             partition = group.partition
             if not partition.is_deleted:
                 partition.log.commit(group.end_sequence)
+                if partition.events is not None:
+                    partition.events.published(group)
             group.end(None)
+            if partition.bounds is not None:
+                self._bound_backlog(partition, partition.bounds)
             for channel in partition.channels.values():
                 if not channel.is_idle:
                     self._pumping[channel] = None
@@ -641,6 +677,8 @@ class Broker(TopicCreation):
         for channel in marked:
             try:
                 channel.pump(now_ns, wall_ns)
+                if channel.policy is not None:
+                    channel.policy.after_pump(now_ns, wall_ns)
             except StorageError as error:
                 # a file that cannot be opened now says nothing about its content; the other channels go on
                 self.on_problem(error)
@@ -648,9 +686,9 @@ class Broker(TopicCreation):
             deadline = channel.next_deadline_ns(now_ns, wall_ns)
             if deadline is not None:
                 self._arm(channel, deadline)
-            if channel.dirty or channel.aside.next_due_ns is not None:
+            if channel.dirty or channel.aside.needs_flush:
                 self._flushing[channel] = None
-                if channel.aside.pending_rows >= ASIDE_PENDING_MAX:
+                if channel.aside.is_crowded or channel.aside.is_pressing(wall_ns):
                     self.is_flush_urgent = True  # the channel goes on behind it
         return list(marked)
 
@@ -688,7 +726,13 @@ class Broker(TopicCreation):
                 continue
             del self._armed[channel]
             channel.expire(now_ns, wall_ns)
-            self.mark(channel)
+            self._mark_parts(channel)
+
+    def _mark_parts(self, channel: Channel) -> None:
+        """Look at a channel in all partitions: a consumer of several of them may have room again."""
+        topic = self.topics[self._cursors[channel][1].topic_name]
+        for part in topic.channels(channel.name):
+            self.mark(part)
 
     # -- progress on disk ------------------------------------------------------------------------------------------
 
@@ -709,8 +753,8 @@ class Broker(TopicCreation):
         Args:
             shift_ns: wall time minus the clock that :meth:`pump` and :meth:`expire` are given.
         """
-        self._metadata.append(channel_store.shift_aside(shift_ns - self._clock_shift_ns))
-        self._clock_shift_ns = shift_ns
+        self._metadata.append(packs.shift_packs(shift_ns - self._clock_shift_ns))
+        self._clock_shift_ns = self._dead_letters.clock_shift_ns = shift_ns
         for channel in self._cursors:
             channel.dirty = True
             self._flushing[channel] = None
@@ -730,7 +774,7 @@ class Broker(TopicCreation):
         for channel in list(self._flushing):
             identity, partition = self._cursors[channel]
             durable = not channel.ephemeral and not is_ephemeral(partition.topic_name)
-            changes = channel.aside.take_changes()
+            changes = channel.aside.take_changes(wall_ns)
             if changes:
                 flush.changes.append((channel, changes))
                 flush.statements += aside_statements(identity, changes, self._clock_shift_ns)
@@ -743,18 +787,21 @@ class Broker(TopicCreation):
                     flush.statements.append(cursor_statement(identity, channel, partition, self._clock_shift_ns))
             aside = channel.aside
             if aside.wants_due(wall_ns):
-                flush.due.append(DueQuery(channel, identity, aside.loaded_through, aside.generation))
+                query = (aside.loaded_through, aside.generation, wall_ns, aside.room_bytes)
+                flush.due.append(DueQuery(channel, identity, *query))
             elif aside.next_due_ns is None:
                 del self._flushing[channel]
         flush.floors = [(partition, partition.floor) for partition in partitions]
+        loaded_count = sum(channel.aside.has_loaded for channel in self._flushing)
+        self._shares.divide(loaded_count, sum(bool(changes.packs) for _, changes in flush.changes))
         return flush
 
-    def run_flush(self, flush: Flush, wall_ns: int, sync: bool) -> list[tuple[list[Any], int | None]]:
+    def run_flush(self, flush: Flush, wall_ns: int, sync: bool) -> list[packs.DuePacks]:
         """Write a flush and read what is due. The only method that blocks and is called off the loop."""
         return flush.run(self._store, self._files, wall_ns, sync)
 
     def flush_ended(
-        self, flush: Flush, answers: list[tuple[list[Any], int | None]], error: BaseException | None, wall_ns: int
+        self, flush: Flush, answers: list[packs.DuePacks], error: BaseException | None, wall_ns: int
     ) -> None:
         """Take note of a flush: on failure everything in it is tried again with the next one."""
         if error is not None:
@@ -770,10 +817,11 @@ class Broker(TopicCreation):
             for channel, _ in flush.changes:
                 if channel in self._cursors:
                     self.mark(channel)
-            self.has_more_due = any(len(rows) == DUE_COUNT_MAX for rows, _ in answers)
-            for query, (rows, next_due_ns) in zip(flush.due, answers, strict=True):
-                query.channel.aside.accept_due(rows, next_due_ns, query.generation)
+            self.has_more_due = False
+            for query, read in zip(flush.due, answers, strict=True):
+                query.channel.aside.accept_due(read, query.generation, query.wall_ns)
                 if query.channel in self._cursors:
+                    self.has_more_due |= query.channel.aside.wants_due(query.wall_ns)
                     self.mark(query.channel)
             for partition, floor in flush.floors:
                 partition.durable_floor = floor
@@ -791,6 +839,7 @@ class Broker(TopicCreation):
             drop_consumed(partition, self._retention, wall_ns)
         except StorageError as error:
             self.on_problem(error)
+        self._note_snapshot(partition)
 
     def retain_all(self, wall_ns: int) -> None:
         """Apply retention to every partition; to be called now and then, because time passes without any progress."""

@@ -5,7 +5,8 @@ Picture::
     log       ... done | floor .................. next | not delivered yet ... | committed
     window             [ 0 3 3 3 0 255 7 7 254 ]
                          one byte per message: 0 done (or moved aside), 1..250 in flight at the subscription with that
-                         slot, 251 in flight at a subscription without a slot of its own, 254 deferred, 255 queued again
+                         slot, 251 in flight at a subscription without a slot of its own, 253 on its way to the dead
+                         letters, 254 deferred, 255 queued again
 
 Invariants:
 
@@ -15,8 +16,8 @@ Invariants:
 - I4: ``attempts`` has an entry for a message in the window only if it was not delivered exactly once; ``held`` has the
   messages with a deadline of their own (redelivered or touched).
 - I5: nothing at or beyond the log's committed sequence is delivered.
-- I6: in order (``keep_floor`` is set) at most one message is in flight, the window holds nothing behind one that is not
-  finished, and nothing is delivered before the floor has been kept.
+- I6: in order (``keep_floor`` is set) at most one message is in flight, the window holds nothing unfinished behind one
+  that is not finished, and nothing is delivered before the floor has been kept.
 - I7: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
 
 Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
@@ -36,11 +37,17 @@ from collections.abc import Callable, Sequence
 
 from flintmq.batch import Batch
 from flintmq.broker.deferred import Aside, AsideStore
+from flintmq.broker.events import ChannelEvents
 from flintmq.broker.latency import Latency
 from flintmq.broker.ranges import add_range, forget_range, ranges_of
-from flintmq.broker.ready import ReadyLines, RunDeadlines
+from flintmq.broker.ready import Line, ReadyLines, RunDeadlines
+from flintmq.broker.setting_aside import SettingAside
+from flintmq.broker.state import DEFERRED as DEFERRED
+from flintmq.broker.state import DONE as DONE
+from flintmq.broker.state import GIVING_UP as GIVING_UP
+from flintmq.broker.state import NOT_DONE, SHARED, SLOT_MAX, Held, Log, Policy
+from flintmq.broker.state import QUEUED as QUEUED
 from flintmq.broker.state import ChannelState as ChannelState
-from flintmq.broker.state import Held, Log
 from flintmq.broker.subscription import Locality, Run, Subscription
 from flintmq.limits import (
     CHANNEL_WINDOW_MAX,
@@ -48,18 +55,15 @@ from flintmq.limits import (
     DELIVERY_BYTES_MAX,
     WINDOW_DEFERRED_MAX,
 )
-from flintmq.message import internal_id, with_attempts
+from flintmq.message import internal_id
 from flintmq.names import is_ephemeral
 
-DONE, SLOT_MAX, SHARED, DEFERRED, QUEUED = 0, 250, 251, 254, 255
-_NOT_DONE = re.compile(rb"[^\x00]")
 _RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
-ASIDE_PENDING_MAX = 1000  # rows waiting for the database before the cursor stops at deferred messages
 
 _TO_DONE_BITS = bytes([1] + [0] * 255)
 
 
-class Channel:
+class Channel(SettingAside):
     """Owner of one channel's progress through one partition.
 
     Args:
@@ -72,6 +76,8 @@ class Channel:
         subscriptions: every consumer, in the order of their coming.
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
         skipped: whether messages are finished without being delivered.
+        events: who wants to know what happens to messages, if anybody does.
+        policy: what limits it has, if any.
         keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
     """
 
@@ -101,6 +107,8 @@ class Channel:
         self.finish_count = 0
         self.locality_counts = [0 for _ in Locality]
         self.latency: Latency | None = None  # set when percentiles were asked for
+        self.events: ChannelEvents | None = None
+        self.policy: Policy | None = None
         self.counted_from = log.committed_sequence
         self.dirty = True
         self.keep_floor: Callable[[int], None] | None = None
@@ -187,7 +195,8 @@ class Channel:
     def is_idle(self) -> bool:
         """Whether a new message changes nothing now: nobody can take one, and the one at the cursor simply waits."""
         is_at_rest = self._not_deferred_at == self.next and self._ready.nearest() is None
-        return is_at_rest and self._depth_max is None and not self.skipped
+        is_simple = self._depth_max is None and not self.skipped
+        return is_at_rest and is_simple and (self.policy is None or not self.policy.is_dropping)
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
@@ -209,12 +218,14 @@ class Channel:
         del self.subscriptions[subscription]
         self._ready.remove(subscription)
         if subscription.in_flight_count:
+            if self.events is not None:
+                self.events.let_go(subscription, self._held_by(subscription))
             for sequence in self._in_flight_of(subscription):
                 self._queue_again(subscription, sequence)
             for aside in self.aside.loaded.values():
                 if aside.owner is subscription:
                     self._leave_flight(subscription)
-                    self.aside.make_ready(aside)
+                    self._ready_again(aside)
         subscription.runs.clear()
         if subscription.slot != SHARED:
             self._slots[subscription.slot] = None
@@ -226,6 +237,10 @@ class Channel:
         if subscription.slot == SHARED:
             return sorted(s for s, owner in self._shared.items() if owner is subscription)
         return [floor + match.start() for match in re.finditer(re.escape(subscription.mark), self._window)]
+
+    def _held_by(self, subscription: Subscription) -> list[int]:
+        aside = [sequence for sequence, each in self.aside.loaded.items() if each.owner is subscription]
+        return [*aside, *self._in_flight_of(subscription)]
 
     def _leave_flight(self, subscription: Subscription) -> None:
         subscription.in_flight_count -= 1
@@ -244,7 +259,9 @@ class Channel:
         """
         failed: list[int] = []
         base = self._id_base
-        for first, end in ranges_of(ids):
+        if self.aside.loaded:
+            ids = self._finish_asides(subscription, ids, wall_ns)
+        for first, end in ranges_of(ids) if ids else ():
             if not self._finish_range(subscription, first - base, end - base, wall_ns):
                 failed += [n for n in range(first, end) if not self._finish_one(subscription, n - base, wall_ns)]
         subscription.find_place()
@@ -268,13 +285,18 @@ class Channel:
             window[index : index + count] = bytes(count)
         if self.latency is not None:
             self.latency.finished(first, end, wall_ns, self.floor, self.log.read)
-        self._finished(subscription, count)
+        self._finished(subscription, count, first)
         runs, floor = subscription.runs, self.floor
         while runs and runs[0].end <= floor:
             runs.popleft()
         return True
 
-    def _finished(self, subscription: Subscription, count: int) -> None:
+    def _finished(self, subscription: Subscription, count: int, first: int) -> None:
+        if self.events is not None:
+            self.events.finished(subscription, first, first + count)
+        self._count_finished(subscription, count)
+
+    def _count_finished(self, subscription: Subscription, count: int) -> None:
         self.dirty = True
         self.finish_count += count
         self.in_flight_count -= count
@@ -288,14 +310,7 @@ class Channel:
             self._mark_done(sequence)
             if self.latency is not None:
                 self.latency.finished(sequence, sequence + 1, wall_ns, self.floor, self.log.read)
-            self._finished(subscription, 1)
-            return True
-        aside = self.aside.loaded.get(sequence)
-        if aside is not None and aside.owner is subscription:
-            self.aside.finish(sequence)
-            if self.latency is not None:
-                self.latency.finished_frame(aside.frame, wall_ns)
-            self._finished(subscription, 1)
+            self._finished(subscription, 1, sequence)
             return True
         return False
 
@@ -331,7 +346,7 @@ class Channel:
         """Restore I2: move the floor over what is done."""
         window = self._window
         if window and not window[0]:
-            match = _NOT_DONE.search(window)
+            match = NOT_DONE.search(window)
             count = match.start() if match else len(window)
             del window[:count]
             self.floor += count
@@ -339,6 +354,8 @@ class Channel:
     def requeue(self, subscription: Subscription, internal: int, delay_ns: int, wall_ns: int) -> bool:
         """Give a message back, to be delivered again after ``delay_ns``; False when it is not in flight here."""
         sequence = internal - self._id_base
+        if delay_ns > 0 and self.policy is not None and self.policy.is_last_attempt(sequence):
+            delay_ns = 0
         aside = self.aside.loaded.get(sequence)
         if self._owner(sequence) is subscription:
             if delay_ns > 0:
@@ -354,21 +371,29 @@ class Channel:
                 aside.owner = None
                 self.aside.defer(aside, wall_ns + delay_ns)
             else:
-                self.aside.make_ready(aside)
+                self._ready_again(aside)
         else:
             return False
         self.dirty = True
         self.requeue_count += 1
         subscription.requeue_count += 1
+        if self.events is not None:
+            self.events.requeued(subscription, sequence, delay_ns)
         return True
 
     def _queue_again(self, subscription: Subscription, sequence: int) -> None:
         self._forget_flight(sequence)
         self._leave_flight(subscription)
         self._attempts.setdefault(sequence, 1)
+        self.dirty = True  # the attempt that ended here counts after a restart too
+        if self.policy is not None and self.policy.gives_up(sequence, subscription):
+            return
         self._window[sequence - self.floor] = QUEUED
         self._requeued.append(sequence)
-        self.dirty = True  # the attempt that ended here counts after a restart too
+
+    def _ready_again(self, aside: Aside) -> None:
+        if self.policy is None or not self.policy.gives_up_aside(aside):
+            self.aside.make_ready(aside)
 
     def touch(self, subscription: Subscription, internal: int, now_ns: int) -> bool:
         """Restart a message's timeout, up to the longest allowed since its delivery; False when not in flight here."""
@@ -386,6 +411,8 @@ class Channel:
         else:
             return False
         self._push_deadline(deadline, sequence)
+        if self.events is not None:
+            self.events.touched(subscription, sequence)
         return True
 
     def _push_deadline(self, deadline_ns: int, sequence: int) -> None:
@@ -417,52 +444,6 @@ class Channel:
         else:
             self._put_aside(sequence, due_ns)
 
-    def _put_aside(self, sequence: int, due_ns: int) -> None:
-        attempts = self._attempts.get(sequence, 1)
-        batch = self.log.read(sequence)
-        if batch is not None and batch.first <= sequence:
-            self.aside.put(sequence, due_ns, attempts, bytes(batch.frames(sequence, sequence + 1)))
-        # else: the log found the message damaged and reported it; there is nothing to keep
-        self._mark_done(sequence)
-
-    def _spill(self, now_ns: int) -> None:
-        """Make room in a full window: move what is unfinished in its older half aside, so that the floor advances."""
-        half = self._window[: len(self._window) // 2]
-        floor = self.floor
-        for match in _NOT_DONE.finditer(half):
-            sequence = floor + match.start()
-            state = half[match.start()]
-            if state == DEFERRED:
-                self._put_aside(sequence, self._deferred[sequence])
-                del self._deferred[sequence]
-                continue
-            batch = self.log.read(sequence)
-            if batch is None or batch.first > sequence:
-                self._drop_damaged(sequence, state)
-                continue
-            aside = Aside(sequence, self._attempts.get(sequence, 1), bytes(batch.frames(sequence, sequence + 1)))
-            if state != QUEUED:
-                owner = self._owner(sequence)
-                assert owner is not None, "I3: a message in flight has an owner"
-                held = self._held.get(sequence)
-                delivered_ns = held.delivered_ns if held else self._delivered_at(owner, sequence, now_ns)
-                aside.owner, aside.delivered_ns = owner, delivered_ns
-                aside.deadline_ns = held.deadline_ns if held else delivered_ns + owner.msg_timeout_ns
-            self.aside.put_loaded(aside)
-            if aside.owner is None:
-                self.aside.make_ready(aside)
-            else:
-                self._push_deadline(aside.deadline_ns, sequence)
-            self._mark_done(sequence)
-        if self._requeued:
-            self._requeued = deque(s for s in self._requeued if s >= self.floor and self._is_queued(s))
-
-    def _drop_damaged(self, sequence: int, state: int) -> None:
-        owner = self._owner(sequence)
-        if owner is not None:
-            self._leave_flight(owner)
-        self._mark_done(sequence)
-
     def _is_queued(self, sequence: int) -> bool:
         index = sequence - self.floor
         return 0 <= index < len(self._window) and self._window[index] == QUEUED
@@ -491,6 +472,7 @@ class Channel:
                 self._window[sequence - self.floor] = QUEUED
                 self._requeued.append(sequence)
                 self.dirty = True
+        self.aside.come_due(wall_ns)
         return len(self._requeued) + len(self.aside.ready) > before
 
     def _time_out_run(self, subscription: Subscription, run: Run) -> None:
@@ -507,6 +489,8 @@ class Channel:
     def _timed_out(self, subscription: Subscription, sequence: int) -> None:
         self.timeout_count += 1
         self.dirty = True
+        if self.events is not None:
+            self.events.timed_out(subscription, sequence)
         self._queue_again(subscription, sequence)
 
     def _time_out_held(self, deadline_ns: int, sequence: int) -> None:
@@ -519,17 +503,24 @@ class Channel:
         aside = self.aside.loaded.get(sequence)
         if aside is not None and aside.owner is not None and aside.deadline_ns == deadline_ns:
             self.timeout_count += 1
+            if self.events is not None:
+                self.events.timed_out(aside.owner, sequence)
             self._leave_flight(aside.owner)
-            self.aside.make_ready(aside)
+            self._ready_again(aside)
 
     def next_deadline_ns(self, now_ns: int, wall_ns: int) -> int | None:
         """Monotonic time at which :meth:`expire` may have something to do, never too late; None when never."""
         next_ns = self._deadlines.next_ns
         if self._held_heap and (next_ns is None or self._held_heap[0][0] < next_ns):
             next_ns = self._held_heap[0][0]
-        if self._deferred_heap:
-            due_ns = now_ns + max(0, self._deferred_heap[0][0] - wall_ns)
+        soon_ns = self.aside.next_soon_ns
+        if self._deferred_heap and (soon_ns is None or self._deferred_heap[0][0] < soon_ns):
+            soon_ns = self._deferred_heap[0][0]
+        if soon_ns is not None:
+            due_ns = now_ns + max(0, soon_ns - wall_ns)
             next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
+        if self.policy is not None and self.policy.retry_ns is not None:
+            next_ns = self.policy.retry_ns if next_ns is None else min(next_ns, self.policy.retry_ns)
         return next_ns
 
     # -- delivery ------------------------------------------------------------------------------------------------
@@ -538,22 +529,30 @@ class Channel:
         """Hand out as many messages as the consumers can take, into their ``out``."""
         if self._depth_max is not None:
             self._bound_depth()
+        if self.policy is not None:
+            self.policy.wall_ns = wall_ns
         if self.keep_floor is not None and self._kept_floor != self.floor:
             self.keep_floor(self.floor)
             self._kept_floor = self.floor
         if self.skipped and not self.paused:
             self._skip_waiting(now_ns)
             return
-        if self.paused or self._ready.nearest() is None:
+        if self.paused or self._ready.nearest() is None or self.aside.is_stuffed:
             if self.keep_floor is None:
                 self._pass_deferred(wall_ns)
             return
         if self.keep_floor is not None and self.in_flight_count:
             return
+        self._hand_out(now_ns, wall_ns)
+
+    def _hand_out(self, now_ns: int, wall_ns: int) -> None:
         if self._requeued or self.aside.ready:
             self._redeliver(now_ns)
         if self.next < self.end:
             self._deliver_new(now_ns, wall_ns)
+
+    def gather_waiting(self) -> None:
+        """Let everything that waits to be delivered again stand in the one queue for all consumers."""
 
     def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
@@ -574,7 +573,7 @@ class Channel:
             if len(self._window) >= self._window_max:
                 self._spill(now_ns)
                 continue
-            if is_ordered and self._window:
+            if is_ordered and (self._window or self.in_flight_count):
                 return
             if self._holes and self._skip_hole():
                 continue
@@ -588,16 +587,24 @@ class Channel:
                 if not self._defer_batch(batch, wall_ns):
                     return
                 continue
-            subscription = next(iter(line))
+            if self.policy is not None and self.policy.skips(batch):
+                continue
             stop = min(batch.end, end, self._holes[0][0]) if self._holes else min(batch.end, end)
-            share = 1 if is_ordered else max(1, (end - self.next) // len(line))
-            count = min(stop - self.next, subscription.capacity, share)
-            if batch.size > DELIVERY_BYTES_MAX:
-                count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
-            self._send_run(subscription, batch, count, now_ns)
-            subscription.served()
+            if not self._hand_over(line, batch, stop, end, now_ns):
+                return
             if not line:
                 line = self._ready.nearest()
+
+    def _hand_over(self, line: Line, batch: Batch, stop: int, end: int, now_ns: int) -> bool:
+        """Give what is at the cursor, and what follows it below ``stop``, to who is first in line; False: not now."""
+        subscription = next(iter(line))
+        share = 1 if self.keep_floor is not None else max(1, (end - self.next) // len(line))
+        count = min(stop - self.next, subscription.capacity, share)
+        if batch.size > DELIVERY_BYTES_MAX:
+            count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
+        self._send_run(subscription, batch, count, now_ns)
+        subscription.served()
+        return True
 
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
         first = self.next
@@ -614,6 +621,8 @@ class Channel:
                 self._shared[sequence] = subscription
         frames = batch.frames(first, end) if subscription.layout is None else subscription.laid_out(batch, first, end)
         self._put(subscription, frames, count)
+        if self.events is not None:
+            self.events.delivered(subscription, batch, first, end, 1)
         self._start_run(subscription, first, end, now_ns)
 
     def _put(self, subscription: Subscription, frames: bytes | memoryview, count: int) -> None:
@@ -655,6 +664,8 @@ class Channel:
                 self._shared[sequence] = subscription
             frame = batch.frames(sequence, sequence + 1)
             self._put(subscription, subscription.one(frame, batch, sequence), 1)
+            if self.events is not None:
+                self.events.delivered(subscription, batch, sequence, sequence + 1, 1)
             self._start_run(subscription, sequence, sequence + 1, now_ns)
 
     def _is_sampled_out(self, subscription: Subscription) -> bool:
@@ -662,14 +673,24 @@ class Channel:
 
     def _redeliver(self, now_ns: int) -> None:
         while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
-            if self.keep_floor is not None and self.in_flight_count:
+            if self.keep_floor is not None and (self.in_flight_count or not self._is_next_in_line()):
                 return
             subscription = next(iter(line))
             if self._requeued:
                 self._redeliver_window(subscription, self._requeued[0], now_ns)
                 self._requeued.popleft()  # only now: when the log cannot be read, it is tried again
             else:
-                self._redeliver_aside(subscription, self.aside.ready.popleft(), now_ns)
+                share = 1 if self.keep_floor is not None else max(1, len(self.aside.ready) // len(line))
+                self._redeliver_asides(subscription, min(share, subscription.capacity), now_ns)
+
+    def _is_next_in_line(self) -> bool:
+        """In order: have the first message of the window at the front; False while its delay is not over."""
+        if self._window and self._requeued and self._requeued[0] != self.floor:
+            if not self._is_queued(self.floor):
+                return False
+            self._requeued.remove(self.floor)
+            self._requeued.appendleft(self.floor)
+        return True
 
     def _redeliver_window(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
         if not self._is_queued(sequence):
@@ -677,6 +698,8 @@ class Channel:
         batch = self.log.read(sequence)
         if batch is None or batch.first > sequence:
             self._mark_done(sequence)  # damaged on disk; the log has reported and set it aside
+            return
+        if self.policy is not None and self.policy.takes(sequence, batch):
             return
         attempts = self._attempts.get(sequence, 1) + 1
         if attempts == 1 and self._is_sampled_out(subscription):
@@ -690,52 +713,29 @@ class Channel:
         self._held[sequence] = Held(deadline, now_ns)
         self._push_deadline(deadline, sequence)
         self._put(subscription, subscription.one(batch.redelivery(sequence, attempts), batch, sequence), 1)
-        subscription.served()
-
-    def _redeliver_aside(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
-        aside = self.aside.loaded.get(sequence)
-        if aside is None or aside.owner is not None:
-            return
-        if aside.attempts == 0 and self._is_sampled_out(subscription):
-            self.aside.finish(sequence)
-            self.dirty = True
-            return
-        aside.attempts += 1
-        aside.owner = subscription
-        aside.delivered_ns = now_ns
-        aside.deadline_ns = now_ns + subscription.msg_timeout_ns
-        self._push_deadline(aside.deadline_ns, sequence)
-        batch = None if subscription.layout is None else self.log.read(sequence)
-        self._put(subscription, subscription.one(with_attempts(aside.frame, aside.attempts), batch, sequence), 1)
+        if self.events is not None:
+            self.events.delivered(subscription, batch, sequence, sequence + 1, attempts)
         subscription.served()
 
     def _defer_batch(self, batch: Batch, wall_ns: int) -> bool:
         """Move the cursor over messages that are not due; False when the database has to catch up first."""
+        if self.aside.is_full:
+            return False
         if self.latency is not None:
             self.latency.delivered(self.next, min(batch.end, self.end), batch.timestamp_ns, self.floor)
         end = self.next + 1 if self.keep_floor is not None else min(batch.end, self.end)
         if self._holes:
             end = min(end, self._holes[0][0])
-        for sequence in range(self.next, end):
-            if self.aside.pending_rows >= ASIDE_PENDING_MAX:
-                return False
+        room = WINDOW_DEFERRED_MAX - len(self._deferred) if batch.due_ns - wall_ns <= DEFER_IN_WINDOW_NS else 0
+        for sequence in range(self.next, end if self.keep_floor is not None else min(end, self.next + room)):
             self._attempts[sequence] = 0
             self._window.append(QUEUED)
             self.next = sequence + 1
             self._defer(sequence, batch.due_ns, wall_ns)
+        if self.next < end:
+            self.aside.put_batch(batch, self.next, end)
+            self._skip_to(end)
         return True
-
-    def _pass_deferred(self, wall_ns: int) -> None:
-        """With nobody to deliver to, take delayed messages at the cursor for what they are: deferred, not waiting."""
-        while self.next < self.end and self.next != self._not_deferred_at:
-            if self._holes and self._skip_hole():
-                continue
-            batch = self.log.read(self.next)
-            if batch is None or batch.first > self.next or batch.due_ns <= wall_ns:
-                self._not_deferred_at = self.next  # looked at once, however often something is published behind it
-                return
-            if len(self._window) >= self._window_max or not self._defer_batch(batch, wall_ns):
-                return
 
     def _skip_to(self, sequence: int) -> None:
         """Move the cursor over sequences that do not exist or are not for this channel."""
@@ -817,6 +817,8 @@ class Channel:
         self._requeued.clear()
         self._window.clear()
         self._not_deferred_at = 0
+        if self.policy is not None:
+            self.policy.forget()
 
     def confirm(self, sequence: int) -> None:
         """Finish everything below ``sequence`` that is not in flight (CURSOR); the cursor never goes back."""

@@ -67,6 +67,12 @@ class TopicCreation(ABC):
     def _put_partition(self, partition: Partition) -> None: ...
 
     @abstractmethod
+    def _limit_topic(self, topic: Topic) -> None: ...
+
+    @abstractmethod
+    def _forget_settings(self, topic: Topic, channel: str = "") -> None: ...
+
+    @abstractmethod
     def _remove_files(self, name: str) -> None: ...
 
     @abstractmethod
@@ -108,6 +114,7 @@ class TopicCreation(ABC):
         self._metadata_waiters.append(lambda error: self._recorded(new, error))
         if starting:
             self._hold_back(topic)
+        self._limit_topic(topic)
         self.on_topic_change(name, None, True)
         return topic
 
@@ -148,6 +155,7 @@ class TopicCreation(ABC):
             self._add_channel(topic, partition, channel_name, None, paused)
         self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions))
         self._is_meta_new = True
+        self._limit_topic(topic)
         self._put_partition(partition)
         self.on_topic_change(topic.name, None, True)
 
@@ -217,6 +225,7 @@ class TopicCreation(ABC):
             self._publishing.pop(partition, None)
             partition.refuse(error)
         del self.topics[topic.name]
+        self._forget_settings(topic)
         self.on_topic_change(topic.name, None, False)
         for waiter in new.waiters:
             waiter(error)

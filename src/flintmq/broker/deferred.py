@@ -1,30 +1,74 @@
 """Messages a channel has taken out of its window: long delays, overflow, and what never gets finished.
 
-Their frames live in the database of the data directory, keyed by due time; in memory are only those that are due or in
-flight, at most :data:`LOADED_MAX` ready ones. Rows leave the database when the message is finished, so a crash at any
-point delivers it again rather than losing it.
+Where each of them is::
+
+    put --> far --flush--> a pack in the database --due--> soon --> ready --delivered--> in flight --FIN--> gone
+             ^             (storage/packs.py)                |        ^                    |   |
+             |                                               |        +--- REQ 0, timeout -+   |
+             +--- not due for long, read with others --------+                                 |
+             +--------------------------------------------------------------------- REQ delay -+
+
+In memory are those that wait to be written, about :data:`FAR_BYTES_MAX` and what consumers give back; those that are
+due within seconds, about :data:`LOADED_BYTES_MAX`; and those in flight, which RDY bounds. A message leaves its pack for
+good when it is finished, or when it gets another due time or delivery count: it then enters a new pack in the same
+transaction. So packs never change, and a crash at any point delivers a message again rather than losing it.
 
 Rules of this file: no IO. :meth:`AsideStore.take_changes` hands over what the database must do;
-:meth:`AsideStore.restore_changes` takes it back when that failed.
+:meth:`AsideStore.restore_changes` takes it back when that failed. No object per message before it is due.
 
 Source: design/performance.md decision 8, design/reliability.md R4.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count, pairwise
 
+from flintmq.batch import Batch
 from flintmq.broker.subscription import Subscription
+from flintmq.storage.packs import PACK_BYTES, SMALL_BYTES, DuePacks, NewPack, Piece, StoredPack, group
 
-LOADED_MAX = 2000
+LOADED_BYTES_MAX = 8 * 1024 * 1024  # of frames that are due or nearly, of one channel
+FAR_BYTES_MAX = 4 * 1024 * 1024  # of frames that wait to be written, before the channel's cursor stops at deferred ones
+FAR_BYTES_LIMIT = 4 * FAR_BYTES_MAX  # before nothing more is delivered, because consumers could give it back
+LOADED_TOTAL_BYTES = 64 * 1024 * 1024  # the same bounds for all channels together; each has a pack at least
+FAR_TOTAL_BYTES = 32 * 1024 * 1024
+LOOKAHEAD_NS = 2_000_000_000  # packs are read so long before they begin to come due
+_PRESSING_NS = 200_000_000  # what is due so soon does not wait for the next flush that comes by itself
+_KEPT_NS = 10_000_000_000  # what is read and due within this time stays in memory; the rest is written again
+_SMALL_COUNT = 8  # small packs that are read together become one
+
+
+class Pack:
+    """A pack some of whose messages are in memory.
+
+    Attributes:
+        number: in the database; 0 until it is handed over to be written.
+        left: messages that are not finished and have not left it.
+        done: which have been or did since the last flush.
+        pieces: what is to be written.
+        size: of that in bytes.
+    """
+
+    __slots__ = ("done", "left", "number", "pieces", "size")
+
+    def __init__(self, number: int = 0, left: int = 0) -> None:
+        self.number = number
+        self.left = left
+        self.done: list[int] = []
+        self.pieces: list[Piece] = []
+        self.size = 0
 
 
 class Aside:
     """One message outside the window that is in memory: due, or in flight."""
 
-    __slots__ = ("attempts", "deadline_ns", "delivered_ns", "frame", "owner", "sequence")
+    __slots__ = ("attempts", "deadline_ns", "delivered_ns", "frame", "owner", "pack", "sequence")
+
+    pack: Pack
 
     def __init__(self, sequence: int, attempts: int, frame: bytes) -> None:
         self.sequence = sequence
@@ -37,176 +81,429 @@ class Aside:
 
 @dataclass(slots=True)
 class Changes:
-    """What the database must do for one channel, in this order: clear, put, move, remove.
+    """What the database must do for one channel: note what is done, clear, put, remove.
 
     Attributes:
         cleared_from: everything set aside before is to be forgotten from this sequence on; None: nothing.
-        put: sequence -> (due_ns, attempts, frame).
-        moved: sequence -> (due_ns, attempts), for rows that exist.
-        removed: sequences whose rows go.
+        packs: to be written.
+        done: number of a pack -> sequences that are finished or have left it.
+        gone: packs that are to be removed.
     """
 
-    put: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)
-    moved: dict[int, tuple[int, int]] = field(default_factory=dict)
-    removed: dict[int, None] = field(default_factory=dict)
+    packs: list[NewPack] = field(default_factory=list)
+    done: dict[int, list[int]] = field(default_factory=dict)
+    gone: dict[int, None] = field(default_factory=dict)
     cleared_from: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.put or self.moved or self.removed or self.cleared_from is not None)
+        return bool(self.packs or self.done or self.gone or self.cleared_from is not None)
 
-    def forget_from(self, first: int) -> None:
-        """Drop what was to be done about messages from a sequence on, because they are to be forgotten."""
-        for mapping in (self.put, self.moved, self.removed):
-            for sequence in [each for each in mapping if each >= first]:
-                del mapping[sequence]
-        self.cleared_from = first if self.cleared_from is None else min(first, self.cleared_from)
+
+class Shares:
+    """How much memory each of many channels may use for messages set aside.
+
+    Attributes:
+        loaded_bytes, far_bytes: at most :data:`LOADED_BYTES_MAX` and :data:`FAR_BYTES_MAX`, less when many need some.
+    """
+
+    __slots__ = ("far_bytes", "loaded_bytes")
+
+    def __init__(self) -> None:
+        self.loaded_bytes = LOADED_BYTES_MAX
+        self.far_bytes = FAR_BYTES_MAX
+
+    def divide(self, loaded_count: int, far_count: int) -> None:
+        """Tell how many channels have some of each."""
+        self.loaded_bytes = max(PACK_BYTES, min(LOADED_BYTES_MAX, LOADED_TOTAL_BYTES // max(1, loaded_count)))
+        self.far_bytes = max(PACK_BYTES, min(FAR_BYTES_MAX, FAR_TOTAL_BYTES // max(1, far_count)))
 
 
 class AsideStore:
     """The messages of one channel that are outside its window.
 
+    Args:
+        stored: how many the database has.
+        numbers: of packs; those of one database are all different, and larger than any that it has.
+        shares: of memory.
+
     Attributes:
-        loaded: those in memory, by sequence.
+        loaded: those that are due or in flight, by sequence.
         ready: sequences due and waiting for a consumer, in due order.
         count: how many there are in all, in memory or not.
-        generation: goes up when everything is forgotten, so that rows read before are told from rows read after.
-        next_due_ns: earliest wall time at which the database holds one that is not loaded; None when it holds none.
+        generation: goes up when something is forgotten, so that what was read before is told from what is read after.
+        next_due_ns: when the database holds something that is to be read; None when it holds nothing else.
+        far_bytes: of frames that wait to be written.
     """
 
-    __slots__ = ("_changes", "_loaded_through", "count", "generation", "loaded", "next_due_ns", "ready")
+    __slots__ = ("_changes", "_entry_count", "_far", "_fresh", "_loaded_bytes", "_now_ns", "_numbers", "_packs",
+                 "_shares", "_soon", "_soon_bytes", "_through", "_touched", "count", "far_bytes", "generation",
+                 "loaded", "next_due_ns", "ready")  # fmt: skip
 
-    def __init__(self, count: int = 0, next_due_ns: int | None = None) -> None:
+    def __init__(
+        self,
+        stored: int = 0,
+        next_due_ns: int | None = None,
+        numbers: Iterator[int] | None = None,
+        shares: Shares | None = None,
+    ) -> None:
         self.loaded: dict[int, Aside] = {}
         self.ready: deque[int] = deque()
-        self.count = count
+        self.count = stored
         self.next_due_ns = next_due_ns
         self.generation = 0
-        self._loaded_through = (-1, -1)
+        self.far_bytes = 0
+        self._numbers = numbers or count(1)
+        self._shares = shares or Shares()
+        self._loaded_bytes = 0
+        self._soon: list[tuple[int, int, Piece]] = []
+        self._soon_bytes = 0
+        self._entry_count = 0
+        self._far: list[Piece] = []
+        self._fresh: list[Pack] = []  # in memory and to be written
+        self._packs: dict[int, Pack] = {}  # in memory and written
+        self._touched: dict[Pack, None] = {}  # of which messages have left
+        self._through = (-1, -1)
+        self._now_ns = 0
         self._changes = Changes()
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._changes)
+        """Whether :meth:`take_changes` has something."""
+        return bool(self._far or self._fresh or self._touched or self._changes)
 
     @property
-    def pending_rows(self) -> int:
-        """Rows waiting in memory to be written."""
-        return len(self._changes.put)
+    def needs_flush(self) -> bool:
+        """Whether a flush will have something to do for it, now or later."""
+        return self.next_due_ns is not None or self.has_changes
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether what waits to be written should be, soon."""
+        return self.far_bytes >= self._shares.far_bytes // 2
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be written that no more than necessary should be added."""
+        return self.far_bytes >= self._shares.far_bytes
+
+    @property
+    def is_stuffed(self) -> bool:
+        """Whether so much waits to be written that consumers must not get what they may give back with a delay."""
+        return self.far_bytes >= FAR_BYTES_LIMIT
+
+    # -- coming in -----------------------------------------------------------------------------------------------
 
     def put(self, sequence: int, due_ns: int, attempts: int, frame: bytes) -> None:
         """Take a message over from the window."""
         self.count += 1
-        self._changes.removed.pop(sequence, None)
-        self._changes.put[sequence] = (due_ns, attempts, frame)
-        self._expect(due_ns)
+        self._put(Piece(due_ns, sequence, 1, attempts, len(frame), frame))
+
+    def put_batch(self, batch: Batch, first: int, end: int) -> None:
+        """Take messages of a delayed batch over that have not been delivered yet."""
+        positions = batch.positions()
+        sizes: int | list[int] = positions[1] - positions[0]
+        if not isinstance(positions, range):
+            starts = positions[first - batch.first : end - batch.first + 1]
+            sizes = [after - start for start, after in pairwise(starts)]
+        self.count += end - first
+        self._put(Piece(batch.due_ns, first, end - first, 0, sizes, bytes(batch.frames(first, end))))
+
+    def _put(self, piece: Piece) -> None:
+        if piece.due_ns <= self._through[0]:
+            self._add_fresh(piece)  # what the database has until then was read already
+            self._wait(piece)
+            return
+        self._far.append(piece)
+        self.far_bytes += piece.size
+        self._expect(piece.due_ns)
 
     def put_loaded(self, aside: Aside) -> None:
-        """Take over a message that a consumer holds or that is ready; it is due at once should the process die."""
+        """Take over a message that a consumer holds; it is due at once should the process die."""
         self.count += 1
         self.loaded[aside.sequence] = aside
-        self._changes.put[aside.sequence] = (0, aside.attempts, aside.frame)
+        self._loaded_bytes += len(aside.frame)
+        self._enter_pack(aside)
 
-    def defer(self, aside: Aside, due_ns: int) -> None:
-        """Give a loaded message a new due time and forget its frame."""
-        self.loaded.pop(aside.sequence, None)
-        self._move(aside, due_ns)
-        self._expect(due_ns)
-
-    def _move(self, aside: Aside, due_ns: int) -> None:
-        pending = self._changes.put.get(aside.sequence)
-        if pending is not None:
-            self._changes.put[aside.sequence] = (due_ns, aside.attempts, pending[2])
+    def put_ready(self, sequence: int, attempts: int, frame: bytes) -> None:
+        """Take over a message that waits for a consumer: into memory while there is room, or as the next to be read."""
+        if self.room_bytes > 0:
+            aside = Aside(sequence, attempts, frame)
+            self.put_loaded(aside)
+            self.ready.append(sequence)
         else:
-            self._changes.moved[aside.sequence] = (due_ns, aside.attempts)
+            self.put(sequence, self._through[0] + 1, attempts, frame)
 
-    def finish(self, sequence: int) -> None:
-        """Forget a loaded message for good."""
-        self.loaded.pop(sequence, None)
-        self.count -= 1
-        self._changes.moved.pop(sequence, None)
-        self._changes.put.pop(sequence, None)
-        self._changes.removed[sequence] = None
+    def _enter_pack(self, aside: Aside) -> None:
+        piece = Piece(0, aside.sequence, 1, aside.attempts, len(aside.frame), aside.frame)
+        self._add_fresh(piece)
+        aside.pack = piece.pack
+
+    def _add_fresh(self, piece: Piece) -> None:
+        """Have messages written that stay in memory."""
+        fresh = self._fresh
+        if not fresh or fresh[-1].size >= PACK_BYTES or fresh[-1].done:
+            fresh.append(Pack())  # what has left a pack must not enter it again
+        pack = fresh[-1]
+        pack.left += piece.count
+        pack.size += piece.size
+        pack.pieces.append(piece)
+        piece.pack = pack
+
+    def _wait(self, piece: Piece) -> None:
+        self._soon_bytes += piece.size
+        self._entry_count += 1
+        heapq.heappush(self._soon, (piece.due_ns, self._entry_count, piece))
+
+    def _expect(self, due_ns: int) -> None:
+        if self.next_due_ns is None or due_ns < self.next_due_ns:
+            self.next_due_ns = due_ns
+
+    # -- coming due ----------------------------------------------------------------------------------------------
+
+    def wants_due(self, wall_ns: int) -> bool:
+        """Whether packs are nearly due that are not in memory, and there is room for them."""
+        due_ns = self.next_due_ns
+        if due_ns is None or due_ns > wall_ns + LOOKAHEAD_NS:
+            return False
+        return self.room_bytes > self._shares.loaded_bytes // 2
+
+    def is_pressing(self, wall_ns: int) -> bool:
+        """Whether they should be read at once."""
+        return self.next_due_ns is not None and self.wants_due(wall_ns - LOOKAHEAD_NS + _PRESSING_NS)
+
+    @property
+    def room_bytes(self) -> int:
+        """How much may be read: what consumers hold does not count, they may have more when they are ready for it."""
+        ready_bytes = self._loaded_bytes * len(self.ready) // len(self.loaded) if self.loaded else 0
+        return self._shares.loaded_bytes - self._soon_bytes - ready_bytes
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether some are in memory."""
+        return bool(self.loaded or self._soon)
+
+    @property
+    def loaded_through(self) -> tuple[int, int]:
+        """``(due_ns, number)`` up to which packs have been read already."""
+        return self._through
+
+    def accept_due(self, read: DuePacks, generation: int, wall_ns: int) -> None:
+        """Take packs that come due.
+
+        Args:
+            generation: what :attr:`generation` was when they were asked for.
+            wall_ns: when they were asked for.
+        """
+        if generation != self.generation:
+            return
+        self._now_ns = wall_ns
+        packs = [each for each in read.packs if each.number not in self._packs]
+        small_count = sum(each.size < SMALL_BYTES for each in packs)
+        self._through = max(self._through, read.through)
+        self.next_due_ns = read.next_due_ns
+        for each in packs:
+            if each.number not in self._changes.gone:
+                self._load(each, small_count >= _SMALL_COUNT and each.size < SMALL_BYTES)
+        far, self._far = self._far, []
+        self._count_far()
+        for piece in far:
+            self._put(piece)  # it may have become one of those that have been read
+        for new in self._changes.packs:
+            self._expect(new.pieces[0].due_ns)
+        self.come_due(wall_ns)
+
+    def _load(self, stored: StoredPack, is_merged: bool) -> None:
+        """Let a pack's messages wait in memory, or leave it: those that are not due for long, or all for a larger."""
+        done = self._changes.done.get(stored.number)
+        pieces = stored.pieces
+        if done:
+            pieces = [left for piece in pieces for left in piece.without(done)]
+        kept_until_ns = self._now_ns + _KEPT_NS
+        near = [piece for piece in pieces if piece.due_ns <= kept_until_ns]
+        far = [piece for piece in pieces if piece.due_ns > kept_until_ns]
+        pack = Pack(stored.number, sum(piece.count for piece in near))
+        is_sparse = 2 * sum(piece.size for piece in near) < stored.size
+        for piece in near:
+            if is_merged or is_sparse:
+                piece.own()  # the bytes of the whole pack are not to stay for a few
+            if is_merged:
+                self._add_fresh(piece)
+            else:
+                piece.pack = pack
+            self._wait(piece)
+        for piece in far:
+            piece.own()
+            self._put(piece)
+        if is_merged or not near:
+            self._changes.done.pop(stored.number, None)
+            self._changes.gone[stored.number] = None
+            return
+        self._packs[stored.number] = pack
+        if far:
+            pack.done = [sequence for piece in far for sequence in range(piece.first, piece.end)]
+            self._touched[pack] = None
+
+    @property
+    def next_soon_ns(self) -> int | None:
+        """Wall time when the next message comes due that is in memory; None without any."""
+        return self._soon[0][0] if self._soon else None
+
+    def come_due(self, wall_ns: int) -> None:
+        """Put what is due in line for delivery."""
+        soon, loaded = self._soon, self.loaded
+        while soon and soon[0][0] <= wall_ns:
+            piece = heapq.heappop(soon)[2]
+            attempts, pack = piece.attempts, piece.pack
+            for sequence, frame in piece.messages():
+                aside = loaded[sequence] = Aside(sequence, attempts, frame)
+                aside.pack = pack
+            self.ready.extend(range(piece.first, piece.end))
+            self._soon_bytes -= piece.size
+            self._loaded_bytes += piece.size
+
+    # -- what consumers do ---------------------------------------------------------------------------------------
 
     def make_ready(self, aside: Aside) -> None:
         """Put a loaded message in line for delivery; its attempts count after a restart too."""
         aside.owner = None
         self.ready.append(aside.sequence)
-        self._move(aside, 0)
+        self._leave(aside.pack, (aside.sequence,))
+        self._enter_pack(aside)
 
-    def wants_due(self, wall_ns: int) -> bool:
-        """Whether rows are due that are not loaded, and there is room for them."""
-        return self.next_due_ns is not None and self.next_due_ns <= wall_ns and len(self.ready) < LOADED_MAX // 2
+    def defer(self, aside: Aside, due_ns: int) -> None:
+        """Give a loaded message a new due time and forget its frame."""
+        self._unload(aside)
+        self._put(Piece(due_ns, aside.sequence, 1, aside.attempts, len(aside.frame), aside.frame))
 
-    @property
-    def loaded_through(self) -> tuple[int, int]:
-        """``(due_ns, sequence)`` up to which rows have been loaded already."""
-        return self._loaded_through
+    def finish(self, sequence: int) -> None:
+        """Forget a loaded message for good."""
+        self.count -= 1
+        self._unload(self.loaded[sequence])
 
-    def accept_due(self, rows: Sequence[tuple[int, int, int, bytes]], next_due_ns: int | None, generation: int) -> None:
-        """Take rows ``(sequence, due_ns, attempts, frame)`` that came due, in due order.
+    def finish_held(self, owner: Subscription, ids: Sequence[int], base: int) -> tuple[list[Aside], tuple[int, ...]]:
+        """Finish those of these messages that a consumer holds; return them and the ids of the others.
 
         Args:
-            next_due_ns: due time of the first row after them.
-            generation: what :attr:`generation` was when the rows were asked for.
+            base: what an id has more than a sequence.
         """
-        if generation != self.generation:
-            return
-        changes = self._changes
-        for sequence, due_ns, attempts, frame in rows:
-            self._loaded_through = max(self._loaded_through, (due_ns, sequence))
-            if (
-                sequence in self.loaded
-                or sequence in changes.removed
-                or sequence in changes.moved
-                or sequence in changes.put
-            ):
-                continue  # in memory already, or the row is older than what happened since it was read
-            self.loaded[sequence] = Aside(sequence, attempts, frame)
-            self.ready.append(sequence)
-        self.next_due_ns = next_due_ns
-        for changed in (changes.put, changes.moved):
-            for sequence, row in changed.items():
-                if sequence not in self.loaded:
-                    self._expect(row[0])
+        loaded, touched = self.loaded, self._touched
+        finished: list[Aside] = []
+        others: list[int] = []
+        for internal in ids:
+            sequence = internal - base
+            aside = loaded.get(sequence)
+            if aside is None or aside.owner is not owner:
+                others.append(internal)
+                continue
+            del loaded[sequence]
+            finished.append(aside)
+            pack = aside.pack
+            pack.left -= 1
+            pack.done.append(sequence)
+            touched[pack] = None
+        self.count -= len(finished)
+        self._loaded_bytes -= sum([len(aside.frame) for aside in finished])
+        return finished, tuple(others)
 
-    def _expect(self, due_ns: int) -> None:
-        if self.next_due_ns is None or due_ns < self.next_due_ns:
-            self.next_due_ns = due_ns
-        if due_ns <= self._loaded_through[0]:
-            self._loaded_through = (due_ns - 1, -1)
+    def _unload(self, aside: Aside) -> None:
+        del self.loaded[aside.sequence]
+        self._loaded_bytes -= len(aside.frame)
+        self._leave(aside.pack, (aside.sequence,))
 
-    def take_changes(self) -> Changes:
+    def _leave(self, pack: Pack, sequences: Sequence[int]) -> None:
+        pack.left -= len(sequences)
+        pack.done += sequences
+        self._touched[pack] = None
+
+    # -- to the database and back --------------------------------------------------------------------------------
+
+    def take_changes(self, wall_ns: int = 0) -> Changes:
         """Hand over the changes since the last call."""
+        self._now_ns = max(wall_ns, self._now_ns)
         changes, self._changes = self._changes, Changes()
+        for pieces in group(self._far, self._now_ns):
+            changes.packs.append(NewPack(next(self._numbers), pieces))
+        self._far, self.far_bytes = [], 0
+        for pack in self._fresh:
+            if pack.left:
+                pack.number = next(self._numbers)
+                self._packs[pack.number] = pack
+                changes.packs.append(NewPack(pack.number, sorted(pack.pieces, key=_due_ns)))
+                pack.pieces = []
+        self._fresh = []
+        for pack in self._touched:
+            if not pack.number:
+                continue  # all of it was finished before it was written
+            if pack.left:
+                changes.done.setdefault(pack.number, []).extend(pack.done)
+                pack.done = []
+            else:
+                changes.gone[pack.number] = None
+                changes.done.pop(pack.number, None)
+                del self._packs[pack.number]
+        self._touched = {}
         return changes
+
+    def _count_far(self) -> None:
+        unwritten = [piece for new in self._changes.packs for piece in new.pieces]
+        self.far_bytes = sum(piece.size for piece in (*self._far, *unwritten))
 
     def restore_changes(self, failed: Changes) -> None:
         """Take back changes that could not be written; newer ones win."""
         newer = self._changes
-        if newer.cleared_from is not None:
-            failed.forget_from(newer.cleared_from)
-        newer.cleared_from = failed.cleared_from
-        for sequence, put in failed.put.items():
-            if sequence in newer.removed or sequence in newer.put:
-                continue
-            moved = newer.moved.pop(sequence, None)
-            newer.put[sequence] = put if moved is None else (moved[0], moved[1], put[2])
-        for sequence, moved in failed.moved.items():
-            if sequence not in newer.removed and sequence not in newer.put:
-                newer.moved.setdefault(sequence, moved)
-        for sequence in failed.removed:
-            if sequence not in newer.put:
-                newer.removed[sequence] = None
+        newer.packs[:0] = [new for new in failed.packs if _cut(new, newer.cleared_from)]
+        self._count_far()
+        for number, sequences in failed.done.items():
+            newer.done.setdefault(number, [])[:0] = sequences
+        newer.gone = failed.gone | newer.gone
+        cleared = [each.cleared_from for each in (failed, newer) if each.cleared_from is not None]
+        newer.cleared_from = min(cleared, default=None)
 
-    def knows(self, sequence: int) -> bool | None:
-        """Whether a message that is not loaded is set aside; None when only the database can tell."""
+    # -- single messages, and all of them ------------------------------------------------------------------------
+
+    def drop(self, sequence: int) -> bool | None:
+        """Forget a message that is not loaded; False when it is not here, None when only the database can tell."""
+        for piece in self._far:
+            if piece.first <= sequence < piece.end:
+                self._far.remove(piece)
+                self._far += piece.without((sequence,))
+                self.far_bytes -= len(piece.frame(sequence))
+                self.count -= 1
+                return True
+        for entry in self._soon:
+            piece = entry[2]
+            if piece.first <= sequence < piece.end:
+                self._soon.remove(entry)
+                heapq.heapify(self._soon)
+                self._soon_bytes -= piece.size
+                for left in piece.without((sequence,)):
+                    self._wait(left)
+                self._leave(piece.pack, (sequence,))
+                self.count -= 1
+                return True
         changes = self._changes
-        if sequence in changes.put or sequence in changes.moved:
-            return True
-        cleared_from = changes.cleared_from
-        if sequence in changes.removed or (cleared_from is not None and sequence >= cleared_from):
+        if any(piece.first <= sequence < piece.end for new in changes.packs for piece in new.pieces):
+            return None  # the database will, when the flush that has failed is written
+        if changes.cleared_from is not None and sequence >= changes.cleared_from:
             return False
+        if not changes.packs and any(sequence in done for done in changes.done.values()):
+            return False  # dropped since the last flush
         return None if self.count else False
+
+    def drop_stored(self, sequence: int, number: int, generation: int) -> bool | None:
+        """Forget a message that the database has in a pack; None when that may no longer be so.
+
+        Args:
+            generation: what :attr:`generation` was when the database was asked.
+        """
+        if generation != self.generation or number in self._packs or number in self._changes.gone:
+            return None
+        done = self._changes.done.setdefault(number, [])
+        if sequence in done:
+            return False
+        done.append(sequence)
+        self.count -= 1
+        return True
 
     def clear(self) -> None:
         """Forget everything."""
@@ -216,10 +513,31 @@ class AsideStore:
 
     def clear_from(self, first: int) -> None:
         """Forget everything from a sequence on; :attr:`count` is right again after the next flush."""
-        for sequence in [each for each in self.loaded if each >= first]:
-            del self.loaded[sequence]
+        for aside in [each for sequence, each in self.loaded.items() if sequence >= first]:
+            self._unload(aside)
         self.ready = deque(each for each in self.ready if each < first)
-        self._changes.forget_from(first)
-        self._loaded_through = (-1, -1)
+        soon, self._soon, self._soon_bytes = self._soon, [], 0
+        for _, _, piece in soon:
+            if piece.first < first:
+                self._wait(piece.part(piece.first, min(piece.end, first)))
+            if piece.end > first:
+                self._leave(piece.pack, range(max(piece.first, first), piece.end))
+        self._far = [piece.part(piece.first, min(piece.end, first)) for piece in self._far if piece.first < first]
+        changes = self._changes
+        changes.packs = [new for new in changes.packs if _cut(new, first)]
+        self._count_far()
+        changes.cleared_from = first if changes.cleared_from is None else min(first, changes.cleared_from)
+        self._through = (-1, -1)
         self.generation += 1
         self.next_due_ns = 0  # which is earliest of what is left, the database knows
+
+
+def _cut(new: NewPack, first: int | None) -> bool:
+    """Forget from a sequence on what is in a pack that has not been written; False when nothing of it is left."""
+    if first is not None:
+        new.pieces = [piece.part(piece.first, min(piece.end, first)) for piece in new.pieces if piece.first < first]
+    return bool(new.pieces)
+
+
+def _due_ns(piece: Piece) -> int:
+    return piece.due_ns

@@ -12,13 +12,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channel import Channel
-from flintmq.errors import StorageError
+from flintmq.broker.events import PartitionEvents
+from flintmq.broker.producers import OncePublish, Producers
+from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import BATCH_COUNT_MAX
 from flintmq.message import FRAME_OVERHEAD_BYTES, TRACE_ID_SIZE
+from flintmq.settings import Limits
 from flintmq.storage import MemoryLog, PartitionLog
 from flintmq.topic_meta import PLAIN, TopicMeta
 
@@ -32,6 +35,22 @@ class Waiter(Protocol):
     """Who is told that a publish has ended."""
 
     def publish_ended(self) -> None: ...
+
+
+class Bounds(Protocol):
+    """What a partition needs of the bounds of its topic; see :class:`flintmq.broker.bounds.TopicBounds`."""
+
+    refused_count: int
+    dropped_count: int
+    expired_count: int
+
+    def change(self, limits: Limits, channels: dict[str, Limits]) -> None: ...
+
+    def admit(self, partition: Partition, bodies: Sequence[bytes]) -> None: ...
+
+    def committed(self, partition: Partition) -> list[Channel]: ...
+
+    def expire(self, partition: Partition, wall_ns: int, clock_shift_ns: int) -> None: ...
 
 
 class Ended:
@@ -69,10 +88,12 @@ class PublishGroup(Ended):
         message_count, frame_bytes: what has been published to it; counted on topics with partitions alone.
         pending: ``(due_ns, bodies, size)`` that are to be written, each as one batch; size -1 while it may grow.
         weight: what that costs, about as much as writing so many bytes.
+        notes: of who listens to the partition's events.
+        once: the publish of a producer that counts, which has a group of its own; None for others.
     """
 
-    __slots__ = ("end_sequence", "first_offset", "first_sequence", "frame_bytes", "message_count", "partition",
-                 "pending", "weight")  # fmt: skip
+    __slots__ = ("end_sequence", "first_offset", "first_sequence", "frame_bytes", "message_count", "notes", "once",
+                 "partition", "pending", "weight")  # fmt: skip
 
     def __init__(self, partition: Partition) -> None:
         super().__init__()
@@ -84,6 +105,11 @@ class PublishGroup(Ended):
         self.frame_bytes = 0
         self.pending: deque[tuple[int, Sequence[bytes], int]] = deque()
         self.weight = 0
+        self.notes: object = None
+        self.once: Once | None = None
+
+
+Once: TypeAlias = OncePublish[PublishGroup]
 
 
 class Partition:
@@ -95,12 +121,16 @@ class Partition:
         meta: of its topic.
         prefix: what a stored body begins with that has neither trace id nor headers; None on a plain topic.
         write_error: why the last turn with publishes was not stored; None when it was.
+        events: who wants to know what is published, if anybody does.
+        bounds: of its topic, if it has any.
+        is_unwaited: what is published and nobody waits for needs no sync, whatever the node's policy.
+        producers: who publishes with sequences; None before the first.
         written_weight: what the last :meth:`write_pending` cost.
     """
 
-    __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bytes_count", "channels",
-                 "counted_from", "durable_floor", "is_deleted", "log", "number", "paused_at", "prefix", "topic_name",
-                 "write_error", "written_weight")  # fmt: skip
+    __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds", "bytes_count",
+                 "channels", "counted_from", "durable_floor", "events", "is_deleted", "is_unwaited", "log", "number",
+                 "paused_at", "prefix", "producers", "topic_name", "write_error", "written_weight")  # fmt: skip
 
     def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
         self.topic_name = topic_name
@@ -120,6 +150,10 @@ class Partition:
         self._open: list[bytes] | None = None  # the last of pending while publishes may still be merged into it
         self._open_due_ns = 0
         self.write_error: StorageError | None = None
+        self.events: PartitionEvents | None = None
+        self.bounds: Bounds | None = None
+        self.is_unwaited = False
+        self.producers: Producers[PublishGroup] | None = None
         self.written_weight = 0
 
     @property
@@ -146,6 +180,8 @@ class Partition:
             group = self._group = PublishGroup(self)
             self._groups.append(group)
             self._open = None
+        if self.events is not None:
+            self.events.publishing(group, len(bodies), is_stored_form)
         size = sum(map(len, bodies))
         if self.prefix is not None:
             self._count(group, len(bodies), size)
@@ -164,6 +200,55 @@ class Partition:
             self._open, self._open_due_ns = list(bodies), due_ns
             group.pending.append((due_ns, self._open, -1))
         return group
+
+    def publish_once(self, producer_id: bytes, sequence: int, bodies: Sequence[bytes]) -> PublishGroup | None:
+        """As :meth:`publish`, of a producer that counts its messages: what it published before is not stored again.
+
+        Args:
+            sequence: that it gave the first of ``bodies``.
+
+        Returns:
+            What ends when all of them are stored; None when they are.
+
+        Raises:
+            SequenceGap: it left out a sequence; nothing is stored.
+            TopicFull: there is no room for them.
+        """
+        if self.log.failed is not None:  # not even of what is in it is known whether it would survive
+            group = PublishGroup(self)
+            group.end(WriteFailed(self.topic_name, self.log.failed))
+            return group
+        if self.producers is None:
+            self.producers = Producers(self.log)
+        producers = self.producers
+        end = sequence + len(bodies)
+        ranges = producers.new_ranges(producer_id, sequence, end)
+        if not ranges:
+            return producers.carrier_of(producer_id, sequence, end)
+        is_whole = ranges[0] == (sequence, end)
+        parts = [bodies] if is_whole else [bodies[start - sequence : stop - sequence] for start, stop in ranges]
+        if self.bounds is not None:
+            self.bounds.admit(self, bodies)
+        self._group = self._open = None  # it ends on its own
+        group = PublishGroup(self)
+        self._groups.append(group)
+        group.once = producers.begin(producer_id, ranges, group)
+        if self.events is not None:
+            self.events.publishing(group, sum(map(len, parts)), False)
+        for part in parts:
+            if self.prefix is not None:
+                part = [self.prefix + body for body in part]
+            size = sum(map(len, part))
+            if self.prefix is not None:
+                self._count(group, len(part), size)
+            group.weight += size + _APPEND_WEIGHT
+            group.pending.append((0, part, size))
+        return group
+
+    def has_published(self, producer_id: bytes, sequence: int) -> bool:
+        """Whether a message of a producer is a duplicate."""
+        last = (self.producers or Producers(self.log)).last(producer_id)
+        return last is not None and sequence <= last
 
     def _count(self, group: PublishGroup, count: int, size: int) -> None:
         overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if self._meta.is_partitioned else 0)
@@ -218,6 +303,8 @@ class Partition:
             What has been written as a whole and not ended; None when there is nothing.
         """
         self.written_weight = 0
+        while self._groups and self._groups[0].ended:
+            self._groups.popleft()  # it failed with one before it
         if not self._groups:
             return None
         group = self._groups[0]
@@ -231,7 +318,7 @@ class Partition:
                 if self.written_weight and self.written_weight + max(0, group.pending[0][2]) > weight_max:
                     group.weight -= self.written_weight
                     return None
-                self._append(*group.pending.popleft(), wall_ns)
+                self._append(*group.pending.popleft(), wall_ns, group.once)
         except StorageError as error:
             self._groups.popleft()
             self.write_error = error
@@ -239,18 +326,24 @@ class Partition:
             if self.log.next_sequence == group.first_sequence:
                 return None
             # a restart would bring what was stored to light: it is delivered, though nobody was promised it
+            once = group.once
             group = PublishGroup(self)
+            if once is not None:
+                once.keep_written(group)
         else:
             self._groups.popleft()
         group.end_sequence = self.log.next_sequence
         return group
 
-    def _append(self, due_ns: int, bodies: Sequence[bytes], size: int, wall_ns: int) -> None:
+    def _append(self, due_ns: int, bodies: Sequence[bytes], size: int, wall_ns: int, once: Once | None) -> None:
         if size < 0:
             size = sum(map(len, bodies))
         fits = size <= _BATCH_BODIES_BYTES_MAX and len(bodies) <= BATCH_COUNT_MAX
         for part in (bodies,) if fits else _parts(bodies):  # many small publishes may have grown into too much
-            self.log.append(part, wall_ns, due_ns)
+            if once is None:
+                self.log.append(part, wall_ns, due_ns)
+            else:
+                once.append(self.log, part, wall_ns)
         self.bytes_count += size - (len(self.prefix) * len(bodies) if self.prefix is not None else 0)
         self.written_weight += size + _APPEND_WEIGHT
 

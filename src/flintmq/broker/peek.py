@@ -86,6 +86,7 @@ def _seen_frame(log: Log, sequence: int, frame: bytes, bytes_max: int, delivery_
 
 def next_messages(channel: Channel, count: int, bytes_max: int, wall_ns: int) -> Iterator[Seen]:
     """What consumers get next, in this order: what comes again, what has come due, what is new."""
+    channel.gather_waiting()  # which of several queues they wait in, nobody sees
     log, end, sequence = channel.log, channel.end, channel.next
     attempts, aside = channel._attempts, channel.aside
     queued = (sequence for sequence in channel._requeued if _is(channel, sequence, QUEUED))

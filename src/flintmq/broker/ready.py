@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from flintmq.broker.subscription import Locality, Subscription
 
+Line = OrderedDict[Subscription, None]
 _SPARE_ENTRIES = 64  # of consumers that are gone, before they are looked for
 
 

@@ -139,6 +139,7 @@ def drop(channel: Channel, sequence: int) -> bool | None:
     """
     if sequence >= channel.next:
         return _leave_out(channel, sequence)
+    channel.gather_waiting()
     index = sequence - channel.floor
     owner = channel._owner(sequence)
     if index >= 0 and channel._window[index] != DONE:
@@ -149,8 +150,9 @@ def drop(channel: Channel, sequence: int) -> bool | None:
     else:
         aside = channel.aside.loaded.get(sequence)
         if aside is None:
-            is_there = channel.aside.knows(sequence)
-            return _drop_aside(channel, sequence) if is_there else is_there
+            is_there = channel.aside.drop(sequence)
+            channel.dirty = channel.dirty or is_there is True
+            return is_there
         owner = aside.owner
         if owner is None:
             channel.aside.ready.remove(sequence)
@@ -160,10 +162,13 @@ def drop(channel: Channel, sequence: int) -> bool | None:
     return True
 
 
-def drop_aside(channel: Channel, sequence: int) -> bool:
-    """As :func:`drop`, when the database knows that it was set aside."""
+def drop_aside(channel: Channel, sequence: int, pack: int, generation: int) -> bool | None:
+    """As :func:`drop`, when the database has the message in a pack; None when it has to be asked again."""
     dropped = drop(channel, sequence)
-    return _drop_aside(channel, sequence) if dropped is None else dropped
+    if dropped is None:
+        dropped = channel.aside.drop_stored(sequence, pack, generation)
+        channel.dirty = channel.dirty or dropped is True
+    return dropped
 
 
 def _drop_aside(channel: Channel, sequence: int) -> bool:

@@ -58,6 +58,7 @@ class Subscription:
         slot: this subscription's value in the channel's window; the channel sets it, 0 without a channel.
         line: of the channel's consumers with this locality, those that can take a message; None without a channel.
         is_watched: whether the channel has noted when its oldest run times out.
+        tag: of an extended topic: it gets the messages with this dispatch tag, and no others; empty: see tagged.py.
         layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
             are stored, whole runs at once.
     """
@@ -82,6 +83,7 @@ class Subscription:
         "runs",
         "sample_rate",
         "slot",
+        "tag",
     )
 
     def __init__(
@@ -107,6 +109,7 @@ class Subscription:
         self.mark = b""
         self.line: OrderedDict[Subscription, None] | None = None
         self.is_watched = False
+        self.tag = ""
         self.layout: Layout | None = None
         self.runs: deque[Run] = deque()
         self._rdy_count = 0
@@ -194,5 +197,5 @@ class Subscription:
         """One line for humans."""
         return (
             f"subscription slot={self.slot} open={self.is_open} rdy={self.rdy_count} in_flight={self.in_flight_count} "
-            f"room_bytes={self.room_bytes} runs={len(self.runs)} locality={self.locality.name.lower()}"
+            f"room_bytes={self.room_bytes} runs={len(self.runs)} locality={self.locality.name.lower()} tag={self.tag!r}"
         )

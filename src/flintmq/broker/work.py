@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flintmq.broker.channel import Channel
-from flintmq.broker.deferred import Changes
+from flintmq.broker.deferred import LOOKAHEAD_NS, Changes
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.names import directory_name, topic_of_directory
-from flintmq.storage import ChannelStore, Creation, Files, channel_store
+from flintmq.settings import NOTHING, Settings
+from flintmq.storage import ChannelStore, Creation, Files, channel_store, packs
 
 TOPICS_DIRECTORY = "topics"
-DUE_COUNT_MAX = 1000  # rows that came due, read at once for one channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class BrokerOptions:
 
     Attributes:
         latency_window_ns: how far back the latencies of a channel are kept; 0 when they are not.
+        settings: what topics inherit.
     """
 
     segment_bytes: int = 100 * 1024 * 1024
@@ -36,16 +37,36 @@ class BrokerOptions:
     retention_time_ns: int = 0
     retention_bytes: int = 0
     latency_window_ns: int = 0
+    settings: Settings = NOTHING
 
 
 @dataclass(slots=True)
 class DueQuery:
-    """Rows set aside that have come due, to be read after the flush."""
+    """Messages set aside that come due, to be read after the flush.
+
+    Attributes:
+        wall_ns: when it was asked.
+        bytes_max: how much there is room for.
+    """
 
     channel: Channel
     cursor: int
     after: tuple[int, int]
     generation: int
+    wall_ns: int
+    bytes_max: int
+
+    def run(self, store: ChannelStore, wall_ns: int, shift_ns: int) -> packs.DuePacks:
+        """Read them; blocks.
+
+        Args:
+            shift_ns: what due times on disk have more.
+        """
+        after = (self.after[0] + shift_ns, self.after[1])
+        found = store.due(self.cursor, after, wall_ns + LOOKAHEAD_NS + shift_ns, self.bytes_max)
+        if shift_ns:
+            found.shift(-shift_ns)
+        return found
 
 
 @dataclass(slots=True)
@@ -97,19 +118,13 @@ class Flush:
     removals: list[str] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
 
-    def run(self, store: ChannelStore, files: Files, wall_ns: int, sync: bool) -> list[tuple[list[Any], int | None]]:
+    def run(self, store: ChannelStore, files: Files, wall_ns: int, sync: bool) -> list[packs.DuePacks]:
         """Write it and read what is due; blocks."""
         if self.statements:
             store.commit(self.statements, sync or self.must_sync)
         for path in self.removals:
             files.remove_directory(path)
-        shift_ns = self.clock_shift_ns
-        answers: list[tuple[list[Any], int | None]] = []
-        for query in self.due:
-            after = (query.after[0] + shift_ns, query.after[1])
-            rows, next_due_ns = store.due(query.cursor, after, wall_ns + shift_ns, DUE_COUNT_MAX)
-            rows = [(sequence, due_ns - shift_ns, attempts, frame) for sequence, due_ns, attempts, frame in rows]
-            answers.append((rows, None if next_due_ns is None else next_due_ns - shift_ns))
+        answers = [query.run(store, wall_ns, self.clock_shift_ns) for query in self.due]
         for question in self.questions:
             question.ask(store)
         return answers
@@ -155,19 +170,20 @@ def advance(cursor: channel_store.StoredCursor, floor: int) -> None:
 
 def aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
     """What the database has to do about messages set aside for one channel."""
-    statements = []
-    put, moved = changes.put, changes.moved
-    if shift_ns:
-        put = {sequence: (due_ns + shift_ns, attempts, frame) for sequence, (due_ns, attempts, frame) in put.items()}
-        moved = {sequence: (due_ns + shift_ns, attempts) for sequence, (due_ns, attempts) in moved.items()}
+    statements: list[channel_store.Statement] = []
+    new = dict.fromkeys(each.number for each in changes.packs)
+    old_done = {number: sequences for number, sequences in changes.done.items() if number not in new}
+    new_done = {number: sequences for number, sequences in changes.done.items() if number in new}
+    if old_done:
+        statements.append(packs.put_done(old_done))  # first: it goes with a pack that is cleared
     if changes.cleared_from is not None:
-        statements.append(channel_store.clear_aside(identity, changes.cleared_from))
-    if put:
-        statements.append(channel_store.put_aside(identity, put))
-    if moved:
-        statements.append(channel_store.move_aside(identity, moved))
-    if changes.removed:
-        statements.append(channel_store.delete_aside(identity, changes.removed))
+        statements += packs.clear_packs(identity, changes.cleared_from)
+    if changes.packs:
+        statements += packs.put_packs(identity, changes.packs, shift_ns)
+    if new_done:
+        statements.append(packs.put_done(new_done))
+    if changes.gone:
+        statements.append(packs.delete_packs(changes.gone))
     return statements
 
 

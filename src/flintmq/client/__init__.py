@@ -2,7 +2,8 @@
 
 Layers inside, upper to lower: ``app``, ``consumer``, ``dead_letters``, ``producer``, ``sending | subscribing``,
 ``flow | links | lanes | following | handlers``, ``admission | routing``, ``publish``,
-``connection | discovery | inbox | order | trace``, ``message``, ``topology | rdy | backoff | options``.
+``connection | discovery | inbox | order | trace``, ``message``, ``topology | rdy | backoff | start``, ``options``.
+Beside them, on ``discovery``: ``admin``, the HTTP APIs of the daemons.
 The policies (``rdy``, ``backoff``, ``routing``, ``topology``, ``order``) read no clock and draw no random number:
 values come in.
 """

@@ -40,12 +40,12 @@ from flintmq.wire.client import (
     Reply,
 )
 from flintmq.wire.extended import SUB_ORDER
-from flintmq.wire.identify import ExtendedIdentifyRequest
+from flintmq.wire.identify import ExtendedIdentifyRequest, OnceIdentifyRequest
 
 log = logging.getLogger("flintmq.client")
 
 HEARTBEATS_MISSED_MAX = 2
-PUBLISH_COMMANDS = ("PUB", "MPUB", "DPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT")
+PUBLISH_COMMANDS = ("PUB", "MPUB", "DPUB", "MDPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT", "PUB_ONCE", "MPUB_ONCE")
 
 
 class AnswerLost(ConnectionFailed):
@@ -87,7 +87,8 @@ class Connection(asyncio.Protocol):
         is_publish_refused: nsqd closed it because of what was published; nsqd itself is well.
         is_extended: nsqd was told that this client reads headers in front of bodies.
         partition: that is subscribed; None: no partition, or nothing.
-        is_ordered: the subscription is in order, and bodies have their position in front.
+        is_ordered: the subscription is in order.
+        is_located: bodies have their position in front.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Connection(asyncio.Protocol):
         self.is_extended = False
         self.partition: int | None = None
         self.is_ordered = False
+        self.is_located = False
         self.features = Features()
         self.layers: tuple[str, ...] = ()
         self.msg_timeout_s = self.features.msg_timeout / MS_PER_S
@@ -137,12 +139,14 @@ class Connection(asyncio.Protocol):
         *,
         extended: bool = False,
         desired_tag: str = "",
+        once: bool = False,
     ) -> Connection:
         """Connect, identify, put in TLS and compression, authorise.
 
         Args:
             extended: tell nsqd that headers are understood; only for topics that have them.
             desired_tag: with ``extended``: the messages to be given first.
+            once: take only an nsqd that knows producer sequences.
 
         Raises:
             ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
@@ -154,7 +158,7 @@ class Connection(asyncio.Protocol):
         timeout_s = seconds(options.connect_timeout, "connect_timeout")
         connection = cls(address, owner, options, loop)
         connection.is_extended = extended
-        handshake = connection._handshake(host, env, desired_tag)
+        handshake = connection._handshake(host, env, desired_tag, once)
         opening = Opening(handshake, partial(connection._begin, handshake), loop, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -172,7 +176,7 @@ class Connection(asyncio.Protocol):
             raise failure from error
         return connection
 
-    def _handshake(self, host: str, env: Env, desired_tag: str) -> Handshake:
+    def _handshake(self, host: str, env: Env, desired_tag: str, once: bool) -> Handshake:
         options = self._options
         try:
             tls = options.client_tls(self.address, host) if options.tls else None
@@ -181,6 +185,8 @@ class Connection(asyncio.Protocol):
         request = options.identify_request(env.hostname, __version__)
         if self.is_extended:
             request = ExtendedIdentifyRequest(**msgspec.structs.asdict(request), desired_tag=desired_tag)
+        elif once:
+            request = OnceIdentifyRequest(**msgspec.structs.asdict(request))
         return Handshake(
             self.address,
             self._wire,
@@ -221,9 +227,25 @@ class Connection(asyncio.Protocol):
             ConnectionFailed, NsqdError: as :meth:`subscribe`.
         """
         self.partition = partition
-        self.is_ordered = True
+        self.is_ordered = self.is_located = True
         self.features = msgspec.structs.replace(self.features, max_rdy_count=1)
         await self._subscribe(lambda token: self._wire.sub_order(topic, channel, partition, token, command))
+
+    async def subscribe_from(
+        self, topic: str, channel: str, partition: int | None, named: int | None, start: str | None
+    ) -> None:
+        """Subscribe, and say where the channel begins.
+
+        Args:
+            named: the partition as nsqd is told it, see :class:`flintmq.client.start.Beginning`.
+            start: None: it goes on where it is.
+
+        Raises:
+            ConnectionFailed, NsqdError: as :meth:`subscribe`.
+        """
+        self.partition = partition
+        self.is_located = True
+        await self._subscribe(lambda token: self._wire.sub_advanced(topic, channel, token, named, start))
 
     async def _subscribe(self, build: Callable[[Answered], bytes]) -> None:
         timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
@@ -293,13 +315,34 @@ class Connection(asyncio.Protocol):
         else:
             self._out.append(self._wire.mpub(topic, bodies, answered, partition))
 
-    def publish_deferred(self, topic: str, defer_ms: int, body: bytes, answered: Answered) -> None:
-        """Send a DPUB. The connection must not be lost.
+    def publish_deferred(
+        self, topic: str, defer_ms: int, bodies: Sequence[bytes], answered: Answered, partition: int | None = None
+    ) -> None:
+        """Send one message as DPUB, several as MDPUB. The connection must not be lost.
 
         Raises:
             LocalProtocolError: as :meth:`publish`.
         """
-        self._out.append(self._wire.dpub(topic, defer_ms, body, answered))
+        if len(bodies) == 1:
+            self._out.append(self._wire.dpub(topic, defer_ms, bodies[0], answered, partition))
+        else:
+            self._out.append(self._wire.mdpub(topic, defer_ms, bodies, answered, partition))
+
+    def publish_once(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        producer_id: str,
+        sequence: int,
+        answered: Answered,
+        partition: int | None = None,
+    ) -> None:
+        """Send one message as PUB_ONCE, several as MPUB_ONCE. The connection must not be lost.
+
+        Raises:
+            LocalProtocolError: as :meth:`publish`.
+        """
+        self._out.append(self._wire.pub_once(topic, bodies, producer_id, sequence, answered, partition))
 
     def publish_traced(
         self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], answered: Answered
@@ -311,7 +354,9 @@ class Connection(asyncio.Protocol):
         """
         self._out.append(self._wire.pub_trace(topic, partition, messages, answered))
 
-    def publish_with_headers(self, topic: str, partition: int, headers: bytes, body: bytes, answered: Answered) -> None:
+    def publish_with_headers(
+        self, topic: str, partition: int | None, headers: bytes, body: bytes, answered: Answered
+    ) -> None:
         """Send a PUB_EXT; ``headers`` is a JSON object. The connection must not be lost.
 
         Raises:

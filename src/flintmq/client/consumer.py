@@ -30,10 +30,10 @@ from flintmq.client.bodies import decoder
 from flintmq.client.connection import Connection
 from flintmq.client.dead_letters import DeadLetters
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
-from flintmq.client.envelope import open_all
+from flintmq.client.envelope import open_delivery
 from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message, ThreadMessage, Value, take_apart
+from flintmq.client.message import Delivery, Message, ThreadMessage, Value, is_hex, take_apart
 from flintmq.client.options import (
     ConnectionOptions,
     Seconds,
@@ -43,6 +43,7 @@ from flintmq.client.options import (
     whole,
 )
 from flintmq.client.producer import Producer
+from flintmq.client.start import StartAt
 from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscribing import Subscriptions
 from flintmq.client.subscription import (
@@ -53,6 +54,8 @@ from flintmq.client.subscription import (
     check_ordered,
     checked_tag,
     give_back,
+    has_partitions,
+    new_beginning,
     new_order,
     new_policy,
     new_times,
@@ -114,6 +117,12 @@ class Consumer(Generic[Value]):
             partition waits, for ``backoff`` at first and twice as long with each attempt.
         blocked_warn_attempts, blocked_error_attempts: a message with more attempts is logged as blocking its partition.
         desired_tag: of a topic with headers: the messages with this tag come to the consumers that desire it.
+        headers: ask for headers also where no nsqlookupd says that the topic has some, as with ``nsqd_tcp_addresses``:
+            nsqd's dead letters say in theirs why they are there. A topic without headers refuses that.
+        start: where the channel begins, if it has no other consumer then: a datetime with a time zone, a timedelta (so
+            long ago), ``"beginning"``, ``"end"``, :meth:`Start.offset` or :meth:`Start.count`; each time that this
+            consumer starts. Only FlintMQ's and Youzan's nsqd; with ``nsqd_tcp_addresses`` only topics without
+            partitions.
         trace: log every message to ``flintmq.trace``; :attr:`trace` can be changed while running.
         telemetry: a span of OpenTelemetry around the handler, which continues the producer's trace.
         lookup_interval: between two polls of the nsqlookupd; shorter after the start and after a loss.
@@ -155,6 +164,8 @@ class Consumer(Generic[Value]):
         blocked_warn_attempts: int = 10,
         blocked_error_attempts: int = 50,
         desired_tag: str = "",
+        headers: bool = False,
+        start: StartAt | None = None,
         trace: bool = False,
         telemetry: Telemetry | None = None,
         lookup_interval: Seconds = 60.0,
@@ -206,10 +217,14 @@ class Consumer(Generic[Value]):
         self._backoff_max_s = seconds(max_backoff, "max_backoff")
         policy = new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
         self._flow: Flow[Connection] = Flow(policy, Backoff(self._backoff_s, self._backoff_max_s), self._env)
-        self._subscriptions = self._new_subscriptions(desired_tag)
+        self._subscriptions = self._new_subscriptions(desired_tag, headers, start)
         self._following = None if lookup is None else self._subscriptions.follow(lookup, times)
         handed_out = ThreadMessage if self._mode is handlers.Mode.THREADS else Message
         self._inbox = Inbox(handed_out, self._attempts_max, self.give_up, self._expired)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Set up what no argument changes."""
         self._stats = ConsumerStats()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
@@ -223,7 +238,7 @@ class Consumer(Generic[Value]):
     def _backs_off(self) -> bool:
         return self._backoff_max_s > 0
 
-    def _new_subscriptions(self, desired_tag: str) -> Subscriptions:
+    def _new_subscriptions(self, desired_tag: str, headers: bool, start: StartAt | None) -> Subscriptions:
         return Subscriptions(
             self.topic,
             self.channel,
@@ -233,6 +248,8 @@ class Consumer(Generic[Value]):
             self._env,
             is_ordered=self._is_ordered,
             desired_tag=checked_tag(desired_tag),
+            wants_headers=headers,
+            beginning=new_beginning(start, self._is_ordered, self._env),
             tell=self._tell,
             fail=self._fail,
         )
@@ -556,14 +573,14 @@ class Consumer(Generic[Value]):
             return
         now = self.time()
         delivery = Delivery(connection, self, now, records)
-        if self._opens_envelopes and not (connection.is_extended or connection.is_ordered):
-            delivery.records, delivery.extensions = open_all(records)
-        if connection.partition is not None or connection.is_extended:
+        if connection.partition is not None or connection.is_extended or connection.is_located:
             delivery.partition = connection.partition
             if connection.is_ordered:
                 delivery.failed = partial(self._partition_failed, connection)
             if not self._take_apart(connection, delivery):
                 return
+        if self._opens_envelopes and not (connection.is_extended or connection.is_ordered):
+            open_delivery(delivery)
         if self.trace:
             ends = connection.local_ip, connection.remote_ip
             trace_log.received(self.topic, self.channel, delivery, connection.partition, ends)
@@ -581,10 +598,13 @@ class Consumer(Generic[Value]):
 
     def _take_apart(self, connection: Connection, delivery: Delivery) -> bool:
         """Take off bodies what stands in front of them, and check the order; False when nsqd sends nonsense."""
-        if not (connection.is_extended or connection.is_ordered):
+        if not (connection.is_extended or connection.is_located):
             return True
+        if connection.is_located and connection.partition is None and not is_hex(delivery.records[0][2]):
+            self._fail(has_partitions(self.topic))
+            return False
         try:
-            records, extensions = take_apart(delivery.records, connection.is_extended, connection.is_ordered)
+            records, extensions = take_apart(delivery.records, connection.is_extended, connection.is_located)
         except RemoteProtocolError as error:
             connection.abort(str(error))
             return False

@@ -61,27 +61,40 @@ class HttpFetch:
 
     Args:
         options: how ``https://`` is verified; the system's authorities and no client certificate if None.
+        keeps_connections: False: each request has its own, so that none meets one that the server has just closed.
     """
 
-    def __init__(self, options: ConnectionOptions | None = None) -> None:
+    def __init__(self, options: ConnectionOptions | None = None, keeps_connections: bool = True) -> None:
         self._options = options or ConnectionOptions()
+        self._keeps_connections = keeps_connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self.ask("GET", url, timeout_s)
+
+    async def ask(self, method: str, url: str, timeout_s: float, body: bytes = b"") -> tuple[int, bytes]:
+        """Return status and body of the answer to a request.
+
+        Raises:
+            OSError: there is none in time, or none that can be read.
+        """
         import aiohttp  # 135 ms that only discovery has to pay for
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._options.lookup_headers())
+            connector = aiohttp.TCPConnector(force_close=not self._keeps_connections)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._options.lookup_headers())
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             tls = self._options.tls_context() if url.startswith("https://") else True
-            async with self._session.get(url, timeout=timeout, ssl=tls, allow_redirects=False) as response:
-                body = await response.content.read(ANSWER_SIZE_MAX + 1)
-                while len(body) <= ANSWER_SIZE_MAX and (more := await response.content.read(ANSWER_SIZE_MAX)):
-                    body += more
-                if len(body) > ANSWER_SIZE_MAX:
+            async with self._session.request(
+                method, url, data=body or None, timeout=timeout, ssl=tls, allow_redirects=False
+            ) as response:
+                answer = await response.content.read(ANSWER_SIZE_MAX + 1)
+                while len(answer) <= ANSWER_SIZE_MAX and (more := await response.content.read(ANSWER_SIZE_MAX)):
+                    answer += more
+                if len(answer) > ANSWER_SIZE_MAX:
                     raise OSError(f"the answer is larger than {ANSWER_SIZE_MAX} bytes")
-                return response.status, body
+                return response.status, answer
         except TimeoutError as error:
             raise OSError(f"no answer within {timeout_s:g} s") from error
         except aiohttp.ClientError as error:

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from struct import Struct
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from flintmq.errors import LocalProtocolError
 from flintmq.wire.client import Record
 from flintmq.wire.extended import JSON, Extension
+
+if TYPE_CHECKING:
+    from flintmq.client.message import Delivery
 
 MAGIC = b"\xf1FMH"
 HEADERS_SIZE_MAX = 2**16 - 1
@@ -62,3 +66,14 @@ def open_all(records: Sequence[Record]) -> tuple[list[Record], dict[bytes, Exten
             extensions[message_id] = Extension(JSON, headers, -1, 0)
         opened.append((timestamp_ns, attempts, message_id, body))
     return opened, extensions
+
+
+def open_delivery(delivery: Delivery) -> None:
+    """Take the messages of a delivery out of their envelopes; where they are stored stays known."""
+    delivery.records, opened = open_all(delivery.records)
+    extensions = delivery.extensions or {}
+    for message_id, extension in opened.items():
+        if (known := extensions.get(message_id)) is not None:
+            extension = extension._replace(offset=known.offset, raw_size=known.raw_size)
+        extensions[message_id] = extension
+    delivery.extensions = extensions

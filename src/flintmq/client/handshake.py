@@ -47,7 +47,9 @@ from flintmq.wire.client import (
     parse_features,
 )
 from flintmq.wire.codes import CODES
-from flintmq.wire.identify import IdentifyRequest
+from flintmq.wire.commands import COMMANDS
+from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
+from flintmq.wire.identify import IdentifyRequest, OnceIdentifyRequest
 
 if TYPE_CHECKING:
     from flintmq.wire.codec import Codec
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flintmq.client")
 
 ANSWER_BYTES_MAX = 64 * 1024
+
+_UNKNOWN_COMMAND = "invalid command "
 
 _MEANING = {
     "E_AUTH_FAILED": "nsqd's auth server refuses auth_secret, or does not answer",
@@ -248,6 +252,9 @@ class Handshake:
 
     def _identified(self, data: bytes) -> Step | None:
         features = self.features = parse_features(data)
+        if isinstance(self._request, OnceIdentifyRequest) and not features.producer_sequences:
+            detail = "this nsqd knows no producer sequences, only FlintMQ's does: publish with idempotent=False"
+            raise NsqdError("E_INVALID", detail, self.address, retryable=False)
         if self._request.tls_v1:
             if not features.tls_v1:
                 raise TlsRefused(
@@ -298,8 +305,21 @@ def refusal(code: str, detail: str, address: str, can_renew_secret: bool = False
     meaning = _MEANING.get(code, "")
     if "TLS required" in detail:
         meaning, is_retryable = "this nsqd wants TLS: connect with tls=True", False
+    elif code == "E_INVALID" and detail.startswith(_UNKNOWN_COMMAND):
+        meaning, is_hopeless = _who_knows(detail.removeprefix(_UNKNOWN_COMMAND))
+        is_retryable &= not is_hopeless
     elif code == "E_UNAUTHORIZED" and detail.startswith("AUTH no "):
         meaning = "its auth server knows auth_secret and allows it nothing"
     if can_renew_secret and (code in OUTAGES or (code == "E_UNAUTHORIZED" and detail.startswith("AUTH no "))):
         is_retryable = True
     return NsqdError(code, f"{detail}: {meaning}" if meaning else detail, address, retryable=is_retryable)
+
+
+def _who_knows(command: str) -> tuple[str, bool]:
+    """Which nsqd know a command that this one does not, and whether it is of no use to try again."""
+    row = COMMANDS.get(command)
+    if row is None or row.origin == "nsq":
+        return "", False
+    if row.origin == "flintmq":
+        return "only FlintMQ's nsqd knows this command", True
+    return "only FlintMQ's nsqd and Youzan's know this command", command not in (SUB_ORDER, SUB_ORDERED)

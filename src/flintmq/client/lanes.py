@@ -51,23 +51,12 @@ class Lane:
 
     def push(self, publish: Publish, count_max: int, bytes_max: int) -> bool:
         """Put a publish at the end of the line; True when the one before it took its message in."""
-        if self.queue and self._fits(self.queue[-1], publish, count_max, bytes_max):
+        if self.queue and fits(self.queue[-1], publish, count_max, bytes_max):
             self.queue[-1].absorb(publish)
             return True
         publish.is_in_line = True
         self.queue.append(publish)
         return False
-
-    @staticmethod
-    def _fits(last: Publish, publish: Publish, count_max: int, bytes_max: int) -> bool:
-        return (
-            last.is_gathered
-            and publish.is_gathered
-            and not (last.tries or last.is_unknown)  # or the fate of one would be said of the other
-            and len(last.bodies) + len(publish.bodies) <= count_max
-            and last.cost + publish.cost <= bytes_max
-            and 0 <= publish.deadline - last.deadline < DEADLINE_GRAIN_S
-        )
 
     def put_back(self, *publishes: Publish) -> None:
         """Put publishes at the front, the first of them first."""
@@ -96,6 +85,18 @@ class Lane:
                     self.queue.remove(each)
                 taken.append(part)
         return taken
+
+
+def fits(last: Publish, publish: Publish, count_max: int, bytes_max: int) -> bool:
+    """Whether the messages of a publish may travel with those of the one before it."""
+    return (
+        last.is_gathered
+        and publish.is_gathered
+        and not (last.tries or last.is_unknown)  # or the fate of one would be said of the other
+        and len(last.bodies) + len(publish.bodies) <= count_max
+        and last.cost + publish.cost <= bytes_max
+        and 0 <= publish.deadline - last.deadline < DEADLINE_GRAIN_S
+    )
 
 
 def _part(publish: Publish, keys: Collection[object]) -> Publish | None:

@@ -40,6 +40,7 @@ else:
 log = logging.getLogger("flintmq.client")
 
 OPEN, FINISHED, REQUEUED = 0, 1, 2
+_FIRST_HEX_DIGIT = ord("0")
 TAG_HEADER = "##client_dispatch_tag"
 
 
@@ -124,8 +125,13 @@ class Delivery:
         return other
 
 
+def is_hex(message_id: bytes) -> bool:
+    """Whether an id is NSQ's own, 16 hex digits; those of partitions are bytes of which the first is 3 at most."""
+    return message_id[0] >= _FIRST_HEX_DIGIT
+
+
 def take_apart(
-    records: Sequence[Record], is_extended: bool, is_ordered: bool
+    records: Sequence[Record], is_extended: bool, is_located: bool
 ) -> tuple[list[Record], dict[bytes, Extension]]:
     """Take what stands in front of bodies away from them.
 
@@ -135,7 +141,7 @@ def take_apart(
     taken: list[Record] = []
     extensions: dict[bytes, Extension] = {}
     for timestamp_ns, attempts, message_id, data in records:
-        extensions[message_id], body = split_body(data, is_extended, is_ordered)
+        extensions[message_id], body = split_body(data, is_extended, is_located)
         taken.append((timestamp_ns, attempts, message_id, body))
     return taken, extensions
 
@@ -184,7 +190,7 @@ class Message(Generic[Value]):
 
     @property
     def partition(self) -> int | None:
-        """The partition it is of; None on a topic without partitions, as for the next five."""
+        """The partition it is of; None on a topic without partitions, as for the next two."""
         return self._delivery.partition
 
     @property
@@ -199,13 +205,13 @@ class Message(Generic[Value]):
 
     @property
     def offset(self) -> int | None:
-        """Bytes of the partition's log before it; only when consumed in order."""
+        """Bytes of the partition's log before it; only when consumed in order, or with ``start``."""
         extension = self._extension
         return None if extension is None or extension.offset < 0 else extension.offset
 
     @property
     def raw_size(self) -> int | None:
-        """Bytes it takes there; only when consumed in order."""
+        """Bytes it takes there; likewise."""
         extension = self._extension
         return None if extension is None or extension.offset < 0 else extension.raw_size
 

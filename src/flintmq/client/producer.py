@@ -29,6 +29,7 @@ from flintmq.client.connection import Connection
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
 from flintmq.client.envelope import wrap
 from flintmq.client.links import Links
+from flintmq.client.once import Writers, check_not_once
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,
@@ -93,6 +94,7 @@ class Producer:
             await producer.pub("orders", b"hello")
             await producer.mpub("orders", [b"a", b"b"])
             await producer.dpub("emails", b"remind me", delay=30)
+            await producer.mpub("emails", [b"me", b"too"], delay=30)  # FlintMQ's nsqd only
             await producer.pub("payments", b"hello", sharding_id=customer)  # in order, to the customer's partition
 
     Calls may be made concurrently. The ``pub`` calls of one loop turn to one topic travel as one MPUB. All durations
@@ -108,6 +110,9 @@ class Producer:
         timeout: until a call must have ended.
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
+        idempotent: what was not answered is sent again to the same nsqd until the deadline, which does not store it
+            twice; only FlintMQ's nsqd can do that, and not for messages with a delay, a trace id or headers.
+        producer_id: what nsqd knows this producer by begins with it.
         max_tries: how often a publish may be refused with an error that can pass; where a partition's leader has only
             moved, it is tried until its deadline.
         sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
@@ -135,6 +140,8 @@ class Producer:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         timeout: Seconds = 5.0,
         retry_unknown: bool = True,
+        idempotent: bool = False,
+        producer_id: str = "",
         max_tries: int = TRIES_MAX,
         max_bytes_in_flight: int = BYTES_IN_FLIGHT_MAX,
         sharding: str = "murmur3",
@@ -171,6 +178,7 @@ class Producer:
             sharding,
             self._lookup is not None,
         )
+        self._writers = Writers(producer_id, self._env) if idempotent else None
         self._telemetry = telemetry
         self._traced: set[str] = set()
         for topic in trace:
@@ -230,6 +238,7 @@ class Producer:
             self._stats,
             self._look_up,
             self._traced.__contains__,
+            self._writers,
         )
         if self._batches:
             take = partial(sender.take, will_flush=True)
@@ -305,7 +314,7 @@ class Producer:
     ) -> Published | None:
         """Publish one message; returns when nsqd answered OK.
 
-        The last four are for topics with partitions (redesigned NSQ).
+        The last four are for topics with partitions (redesigned NSQ); headers also for one without that has them.
 
         Args:
             sharding_id: messages with the same one go to the same partition and stay in the order of the calls.
@@ -322,11 +331,12 @@ class Producer:
         """
         check_topic(topic)
         data = checked_body(body)
+        check_not_once(self._writers, trace_id=trace_id, headers=headers)
         deadline = self._deadline(timeout)
         if self._telemetry is None:
             return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
         with self._telemetry.publishing(topic, 1, len(data)) as carried:
-            if self._routes.is_extended(topic):
+            if self._routes.is_extended(topic) and self._writers is None:
                 headers = {**(headers or {}), **carried}
             elif self._telemetry.has_envelope:
                 data = wrap(carried, data)
@@ -362,7 +372,7 @@ class Producer:
         if headers is not None:
             publish.headers = checked_headers(headers, publish.trace_ids[0] if publish.trace_ids else None)
             publish.cost += len(publish.headers)
-        publish.needs_partition |= publish.is_trace_asked or publish.headers is not None
+        publish.needs_partition |= publish.is_trace_asked or (headers is not None and self._lookup is not None)
         if publish.needs_partition and publish.keys is None and self._lookup is None:
             raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
         publish.is_gathered = self._batches and publish.trace_ids is None and publish.headers is None
@@ -374,6 +384,7 @@ class Producer:
         topic: str,
         bodies: Iterable[Body],
         *,
+        delay: Seconds | None = None,
         timeout: Seconds | None = None,
         sharding_id: ShardingId | None = None,
         partition: int | None = None,
@@ -381,6 +392,7 @@ class Producer:
         """Publish several messages as one: all are stored or none; returns when nsqd answered OK.
 
         Args:
+            delay: deliver them not before so long from now, as with :meth:`dpub`; only FlintMQ's nsqd can do it.
             sharding_id, partition: as for :meth:`pub`, for all of them.
 
         Raises:
@@ -394,11 +406,13 @@ class Producer:
         data = checked_bodies(bodies)
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
+        defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
+        check_not_once(self._writers, delay=delay)
         deadline = self._deadline(timeout)
         with self._span(topic, data) as enveloped:
-            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped))
+            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
             self._place(publish, sharding_id, partition)
-            if topic in self._traced:
+            if topic in self._traced and defer_ms is None:
                 publish.trace_ids = [self._new_trace_id() for _ in data]
             await self._admission.admit(publish.cost, publish.deadline)
             await self._publish(publish)
@@ -422,6 +436,7 @@ class Producer:
             PublishUnknown: the message may be stored.
         """
         check_topic(topic)
+        check_not_once(self._writers, delay=delay)
         defer_ms = milliseconds(delay, "delay", 0, DELAY_MAX_S)
         data = checked_body(body)
         deadline = self._deadline(timeout)
@@ -461,6 +476,7 @@ class Producer:
         """
         check_topic(topic)
         if on:
+            check_not_once(self._writers, trace=topic)
             self._traced.add(topic)
         else:
             self._traced.discard(topic)
@@ -480,7 +496,7 @@ class Producer:
     # --- connecting ---
 
     async def _connect(self, address: str) -> Connection:
-        connection = await Connection.open(address, self, self._options, self._env)
+        connection = await Connection.open(address, self, self._options, self._env, once=self._writers is not None)
         if not connection.is_lost and self._sender is not None:
             self._sender.join(connection)
         return connection

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from flintmq.client.connection import Answered, Connection
+    from flintmq.client.once import Writer
     from flintmq.client.sharding import ShardingId
 
 TRIES_MAX = 3
@@ -89,7 +90,7 @@ class Publish:
         waiters: one for all bodies, or one for each body of a gathered publish.
         deadline: seconds on the loop's clock.
         look_at: when to look how it is going, at the latest at the deadline.
-        defer_ms: DPUB when not None.
+        defer_ms: DPUB, or MDPUB of several, when not None.
         cost: bytes it counts for in the back-pressure.
         tries: how often nsqd refused it.
         is_unknown: it may have been stored by an attempt that was not answered.
@@ -102,6 +103,8 @@ class Publish:
         is_trace_asked: its waiter wants to know where it was stored.
         headers: a JSON object, for each body.
         needs_partition: it can be published only where there are partitions.
+        writer: that it is published with, if that is to be idempotent; until its fate is known it goes nowhere else.
+        is_out_of_sequence: nsqd expects another sequence of its writer than the one it has.
     """
 
     # Most publishes never change these: they stand at the class, so that making one is cheap.
@@ -117,6 +120,8 @@ class Publish:
     is_trace_asked = False
     headers: bytes | None = None
     needs_partition = False
+    writer: Writer | None = None
+    is_out_of_sequence = False
 
     def __init__(
         self,
@@ -149,6 +154,8 @@ class Publish:
         """Leave out what nobody waits for any more; False when nothing is left to send."""
         if not any(waiter.done() for waiter in self.waiters):
             return True
+        if self.writer is not None:
+            return not all(waiter.done() for waiter in self.waiters)  # its sequences are those of all bodies
         if self.is_gathered:
             kept = [index for index, waiter in enumerate(self.waiters) if not waiter.done()]
             self.bodies = [self.bodies[index] for index in kept]
@@ -174,12 +181,11 @@ class Publish:
 
     def absorb(self, other: Publish) -> None:
         """Take in the messages of another gathered publish of the same line."""
-        assert self.keys is not None
-        assert other.keys is not None
         self.bodies += other.bodies
         self.waiters += other.waiters
-        self.keys += other.keys
         self.cost += other.cost
+        if self.keys is not None and other.keys is not None:
+            self.keys += other.keys
 
     def take_out(self, marks: Sequence[bool]) -> Publish:
         """Take the marked messages out, as a publish that costs nothing; some must stay."""
@@ -205,9 +211,13 @@ class Publish:
         self.connection = connection
         if partition is not None or self.partition is not None:
             self.partition = partition
-        if self.defer_ms is not None:
-            connection.publish_deferred(self.topic, self.defer_ms, self.bodies[0], answered)
-        elif partition is not None and self.headers is not None:
+        if self.writer is not None:
+            writer = self.writer
+            connection.publish_once(self.topic, self.bodies, writer.producer_id, writer.sequence, answered, partition)
+        elif self.defer_ms is not None:
+            named = partition if self.needs_partition or len(self.bodies) > 1 else None  # NSQ's DPUB knows none
+            connection.publish_deferred(self.topic, self.defer_ms, self.bodies, answered, named)
+        elif self.headers is not None:
             connection.publish_with_headers(self.topic, partition, self.headers, self.bodies[0], answered)
         elif partition is not None and self.trace_ids is not None:
             messages = [*zip(self.trace_ids, self.bodies, strict=True)]

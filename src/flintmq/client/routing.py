@@ -203,6 +203,19 @@ class Routes:
         route = self._routes.get(topic)
         return route is None or not route.topology.is_partitioned or route.topology.is_extended
 
+    def takes_headers_alone(self, topic: str) -> bool:
+        """Whether it is known that a topic has no partitions, and that its messages may carry headers."""
+        route = self._routes.get(topic)
+        return route is not None and route.topology.is_extended and not route.topology.is_partitioned
+
+    def refusal(self, topic: str, partition: int | None, has_headers: bool) -> tuple[str, str] | None:
+        """Code and text of why a topic will never take a publish that needs partitions; None when it may."""
+        if reason := self.never(topic, partition):
+            return "NO_PARTITIONS", reason
+        if has_headers and not self.has_headers(topic):
+            return "E_EXT_NOT_SUPPORT", f"topic {topic} takes no headers: create it with extend=true, or upgrade it"
+        return None
+
     def why_not(self, topic: str, partition: int | None) -> str:
         """Why nothing can be published to a partition now."""
         route = self._routes.get(topic)

@@ -10,6 +10,8 @@ Rules of this file:
 - A publish that must keep its order stands in the line of its partition (:mod:`flintmq.client.lanes`) and goes there
   or nowhere; while the number of partitions is not known, it waits in the order of the calls.
 - Nothing is sent again from inside a callback of a connection: that connection is about to be lost.
+- A publish with a writer (:mod:`flintmq.client.once`) is sent again to the same nsqd alone until its fate is known; one
+  that finds all writers in use waits for one, with those behind it gathered.
 - What was sent counts against the back-pressure until it is answered or its connection is lost, also when its call has
   ended: its bytes are still in the way. A connection is given up for what it does not answer, not for being slow.
 """
@@ -25,7 +27,8 @@ from math import inf
 from flintmq.client import sharding, trace
 from flintmq.client.admission import Admission
 from flintmq.client.connection import AnswerLost, Connection
-from flintmq.client.lanes import Lane
+from flintmq.client.lanes import Lane, fits
+from flintmq.client.once import GAP_CODE, Spot, Writer, Writers
 from flintmq.client.publish import (
     CONGESTED_CODE,
     CONGESTED_FACTOR,
@@ -103,6 +106,7 @@ class Sender:
     Args:
         look_up: refreshes what is known of a topic.
         is_traced: whether a topic is traced now.
+        writers: to publish idempotently with; None: not so.
 
     Attributes:
         unfinished: what has not ended.
@@ -120,6 +124,7 @@ class Sender:
         stats: ProducerStats,
         look_up: Callable[[str], None],
         is_traced: Callable[[str], bool],
+        writers: Writers | None = None,
     ) -> None:
         self.unfinished: dict[Publish, None] = {}
         self.last_error: FlintError | None = None
@@ -132,6 +137,8 @@ class Sender:
         self._stats = stats
         self._look_up = look_up
         self._is_traced = is_traced
+        self._writers = writers
+        self._short: dict[str, dict[Publish, None]] = {}  # what waits for a writer, by topic
         self._up: dict[str, Connection] = {}
         self._turns: dict[str, Turns] = {}
         self._parked: dict[Publish, None] = {}
@@ -256,7 +263,11 @@ class Sender:
     def _look_early(self, publish: Publish) -> None:
         connection = publish.connection
         publish.look_at = publish.deadline
-        if connection is not None and self._policy.retries_unknown and self._has_choice(publish, connection):
+        if connection is None:
+            return
+        if publish.writer is not None:
+            self._abort_stalled(connection, "; it is tried again")
+        elif self._policy.retries_unknown and self._has_choice(publish, connection):
             self._abort_stalled(connection, "; another nsqd is tried")
 
     def _abort_stalled(self, connection: Connection, then: str = "") -> None:
@@ -284,9 +295,17 @@ class Sender:
             return
         if publish.needs_partition and self._fail_impossible(publish):
             return
-        place = (self._turns.get(publish.topic) or self._turns_of(publish.topic)).next()
+        if publish.writer is not None:
+            place = self._pinned(publish.writer)
+        else:
+            place = (self._turns.get(publish.topic) or self._turns_of(publish.topic)).next()
         if place is not None and place.partition is None and publish.needs_partition:
             place = None  # these are all nsqd there are: no nsqlookupd knows the topic yet
+        if place is not None and self._writers is not None and publish.writer is None:
+            place = self._with_writer(publish, place, self._writers)
+            if place is None:
+                self._wait_for_writer(publish)
+                return
         if place is None:
             self._parked[publish] = None
             if self._fail_refused(publish):
@@ -331,6 +350,8 @@ class Sender:
         parked, self._parked = self._parked, {}
         for publish in parked:
             self._dispatch(publish)
+        for topic in [*self._short]:
+            self._serve(topic)
         for lane in self._lanes.values():
             self._schedule(lane)
 
@@ -352,6 +373,59 @@ class Sender:
             first = self._env.random.randrange(len(places)) if places else 0
             turns = self._turns[topic] = Turns(places, first)
         return turns
+
+    # --- writers ---
+
+    def _pinned(self, writer: Writer) -> Place | None:
+        """The only place for a publish that may be stored there."""
+        connection = self._up.get(writer.spot.address)
+        return None if connection is None else Place(connection, writer.spot.partition)
+
+    def _with_writer(self, publish: Publish, place: Place, writers: Writers) -> Place | None:
+        """Take a writer of this place, or of the next that has one; None when all are in use."""
+        turns = self._turns_of(publish.topic)
+        for _ in turns.places:
+            publish.writer = writers.take(Spot(place.connection.address, publish.topic, place.partition))
+            if publish.writer is not None:
+                return place
+            place = turns.next() or place
+        return None
+
+    def _wait_for_writer(self, publish: Publish) -> None:
+        queue = self._short.setdefault(publish.topic, {})
+        last = next(reversed(queue), None)
+        if last is not None and fits(last, publish, self._policy.count_max, self._policy.bytes_max):
+            last.absorb(publish)
+            self._forget(publish)  # the other one carries its message, and its cost
+        else:
+            queue[publish] = None
+
+    def _free_writer(self, publish: Publish, stored_count: int = 0) -> None:
+        """Let others have the writer of a publish, unless nobody knows what became of its messages."""
+        writer, publish.writer = publish.writer, None
+        if writer is None or self._writers is None:
+            return
+        is_open = not stored_count and (publish.is_unknown or publish.connection is not None)
+        self._writers.let_go(writer, stored_count, is_open or publish.is_out_of_sequence)
+        publish.is_out_of_sequence = False
+        if publish.topic in self._short:
+            self._loop.call_soon(self._serve, publish.topic)
+
+    def _serve(self, topic: str) -> None:
+        """Send those that waited for a writer."""
+        queue = self._short.get(topic)
+        while queue and self._has_writer(topic):
+            publish = next(iter(queue))
+            del queue[publish]
+            self._dispatch(publish)
+        if not queue:
+            self._short.pop(topic, None)
+
+    def _has_writer(self, topic: str) -> bool:
+        """Whether one is free; True as well where there is nothing to publish to, so that it is waited for that."""
+        assert self._writers is not None
+        spots = [Spot(place.connection.address, topic, place.partition) for place in self._turns_of(topic).places]
+        return not spots or any(map(self._writers.has_free, spots))
 
     # --- order ---
 
@@ -430,7 +504,7 @@ class Sender:
                 self._end(publish)
             elif self._fail_impossible(publish):
                 continue
-            elif (place := self._leader(lane)) is not None:
+            elif (place := self._place_in_line(lane, publish)) is not None:
                 lane.is_stuck = False
                 lane.queue.popleft()
                 lane.current = publish
@@ -443,6 +517,16 @@ class Sender:
                 return
         if lane.is_empty:
             self._lanes.pop((lane.topic, lane.partition), None)
+
+    def _place_in_line(self, lane: Lane, publish: Publish) -> Place | None:
+        """Where the oldest of a line goes, with a writer if it needs one."""
+        if publish.writer is not None:
+            return self._pinned(publish.writer)
+        place = self._leader(lane)
+        if place is not None and self._writers is not None:
+            publish.writer = self._writers.take(Spot(place.connection.address, lane.topic, lane.partition, True))
+            assert publish.writer is not None, "one of a line is on its way at a time"
+        return place
 
     def _leader(self, lane: Lane) -> Place | None:
         address = self._routes.leader(lane.topic, lane.partition)
@@ -466,6 +550,7 @@ class Sender:
             return
         if outcome == b"OK" and publish.trace_ids is None:
             self._stats.published += len(publish.bodies)
+            self._free_writer(publish, len(publish.bodies))
             publish.succeed()
             self._end(publish)
             return
@@ -496,17 +581,25 @@ class Sender:
         """Follow the retry table."""
         publish.tries += 1
         if publish.is_gathered and is_bad_message(error, publish.bodies):
+            self._free_writer(publish)
             self._split(publish)
             return
         is_open = leaves_open(error)
         publish.is_unknown |= is_open
+        is_out_of_sequence = publish.writer is not None and error.code == GAP_CODE
+        if publish.writer is not None and (is_out_of_sequence or is_draining(error)):
+            publish.is_unknown = False  # it would have been answered as a duplicate
+        publish.is_out_of_sequence = is_out_of_sequence
+        if not publish.is_unknown:
+            self._free_writer(publish)
         has_moved = publish.partition is not None and error.code in MOVED_CODES
         if has_moved:
             assert publish.partition is not None
             self._routes.drop(publish.topic, publish.partition, address, self._loop.time())
             self._turns.pop(publish.topic, None)
         may_try = has_moved or is_draining(error) or publish.tries < self._policy.tries_max
-        if error.retryable and may_try and (self._policy.retries_unknown or not is_open):
+        is_safe = self._policy.retries_unknown or not is_open or publish.writer is not None
+        if (error.retryable or is_out_of_sequence) and may_try and is_safe:
             if refreshes_lookup(error):
                 self._look_up(publish.topic)
             delay_s = retry_delay_s(publish.tries, self._env.random.random())
@@ -517,11 +610,11 @@ class Sender:
     def _fail_impossible(self, publish: Publish) -> bool:
         """Fail a publish that its topic will never take; False when there is hope."""
         partition = publish.partition if publish.keys is not None else None
-        if reason := self._routes.never(publish.topic, partition):
-            self._fail(publish, "NO_PARTITIONS", reason, retryable=False)
-        elif publish.headers is not None and not self._routes.has_headers(publish.topic):
-            detail = f"topic {publish.topic} takes no headers: create it with extend=true, or upgrade it"
-            self._fail(publish, "E_EXT_NOT_SUPPORT", detail, retryable=False)
+        needs_only_headers = publish.headers is not None and publish.keys is None and not publish.is_trace_asked
+        if needs_only_headers and self._routes.takes_headers_alone(publish.topic):
+            publish.needs_partition = False
+        elif refusal := self._routes.refusal(publish.topic, partition, publish.headers is not None):
+            self._fail(publish, *refusal, retryable=False)
         return publish.is_done
 
     def _fail_refused(self, publish: Publish) -> bool:
@@ -563,7 +656,9 @@ class Sender:
     def _unanswered(self, publish: Publish, error: FlintError) -> None:
         is_open = not isinstance(error, AnswerLost) or error.maybe_executed
         publish.is_unknown |= is_open
-        if is_open and not self._policy.retries_unknown:
+        if not publish.is_unknown:
+            self._free_writer(publish)
+        if is_open and not self._policy.retries_unknown and publish.writer is None:
             reason = error.reason if isinstance(error, ConnectionFailed) else str(error)
             self._fail(publish, "CONNECTION_LOST", f"nsqd did not answer: {reason}", retryable=True)
         else:
@@ -622,6 +717,7 @@ class Sender:
     def _end(self, publish: Publish) -> None:
         """Let go of a publish whose waiters were told."""
         self._forget(publish)
+        self._free_writer(publish)
         if (lane := self._lane_of(publish)) is not None:
             lane.remove(publish)
             self._schedule(lane)
@@ -633,6 +729,8 @@ class Sender:
         publish.is_done = True
         self.unfinished.pop(publish, None)
         self._parked.pop(publish, None)
+        if (queue := self._short.get(publish.topic)) is not None:
+            queue.pop(publish, None)
         if publish.keys is not None and (waiting := self._unresolved.get(publish.topic)) is not None:
             waiting.pop(publish, None)
             if not waiting:

@@ -7,6 +7,7 @@ Rules of this file:
 - In order means ``SUB_ORDER``; an nsqd that answers E_INVALID to it is asked again as ``SUB_ORDERED``, on a new
   connection, and remembered (Youzan's daemons know it under that name).
 - nsqd is told that headers are understood where the nsqlookupd say that the topic has them: it refuses anything else.
+- Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once.
 - What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
 
 Source: seed 000 "Nsqd Connection Handling" and "Ordered Message Consumption", reference/youzan.md 1.3 and 1.8.
@@ -27,6 +28,7 @@ from flintmq.client.options import ConnectionOptions
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import Target
 from flintmq.client.security import Refusals
+from flintmq.client.start import NS_PER_S, Beginning
 from flintmq.client.subscription import DOUBT_S, EXTEND_CODES, OTHER_NAME_COUNT_MAX, TOPIC_CODES
 from flintmq.client.topology import Topology
 from flintmq.env import Env
@@ -44,6 +46,8 @@ class Subscriptions:
         flow: is told of each that is subscribed.
         is_ordered: subscribe in order.
         desired_tag: empty: none.
+        wants_headers: also where nobody says that the topic has some.
+        beginning: where the channel begins; None: where it is.
         tell: is told what went wrong.
         fail: is told why the consumer must end.
     """
@@ -59,6 +63,8 @@ class Subscriptions:
         *,
         is_ordered: bool,
         desired_tag: str,
+        wants_headers: bool,
+        beginning: Beginning | None,
         tell: Callable[[FlintError], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -70,6 +76,8 @@ class Subscriptions:
         self._env = env
         self._is_ordered = is_ordered
         self._desired_tag = desired_tag
+        self._wants_headers = wants_headers
+        self._beginning = beginning
         self._tell = tell
         self._fail = fail
         self._links: Links[Target] = Links(self._connect, self._note_attempt, fail, env)
@@ -121,7 +129,7 @@ class Subscriptions:
             await self._subscribe(connection, target)
         except BaseException as error:
             connection.abort("not subscribed")
-            if self._may_know_other_name(error, target.address):
+            if self._may_know_other_name(error, target.address) or self._has_no_topic(error, target):
                 return await self._connect(target)
             raise
         if self._following is not None and not self._following.leads(target):
@@ -132,6 +140,11 @@ class Subscriptions:
         return connection
 
     async def _subscribe(self, connection: Connection, target: Target) -> None:
+        if self._beginning is not None:
+            named, start = self._beginning.words(*target, self._env.clock.wall_ns() / NS_PER_S)
+            await connection.subscribe_from(self._topic, self._channel, target.partition, named, start)
+            self._beginning.note(*target)
+            return
         if not self._is_ordered:
             await connection.subscribe(self._topic, self._channel, target.partition)
             return
@@ -151,10 +164,16 @@ class Subscriptions:
         self._knows_sub_ordered[address] = None
         return True
 
+    def _has_no_topic(self, error: BaseException, target: Target) -> bool:
+        """Whether an nsqd that does not have the topic yet is to make it: then there is one place to begin only."""
+        is_missing = isinstance(error, NsqdError) and error.code == "E_TOPIC_NOT_EXIST"
+        return is_missing and target.partition is None and self._beginning is not None and self._beginning.note(*target)
+
     @property
     def _is_extended(self) -> bool:
         """Whether nsqd is told that headers are understood: it refuses that on a topic without."""
-        return bool(self._desired_tag) if self._following is None else self._following.topology.is_extended
+        wants = self._wants_headers or (self._following is None and bool(self._desired_tag))
+        return wants or (self._following is not None and self._following.topology.is_extended)
 
     def _note_attempt(self, target: Target, error: FlintError | None) -> None:
         self._refusals.note(str(target), error, self._wanted)

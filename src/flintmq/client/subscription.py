@@ -7,7 +7,9 @@ from flintmq.client.message import Delivery
 from flintmq.client.options import SOURCE, Seconds, seconds, whole
 from flintmq.client.order import Order
 from flintmq.client.rdy import RdyPolicy
-from flintmq.errors import FinFailed, LocalProtocolError, OptionError, ReqFailed, TouchFailed
+from flintmq.client.start import NS_PER_S, Beginning, StartAt
+from flintmq.env import Env
+from flintmq.errors import DiscoveryError, FinFailed, LocalProtocolError, OptionError, ReqFailed, TouchFailed
 from flintmq.limits import ATTEMPTS_MAX
 from flintmq.names import is_valid_name
 
@@ -51,6 +53,26 @@ def check_ordered(has_lookup: bool, samples: bool, gives_up: bool) -> None:
     if gives_up:
         allowed = "without on_giving_up and dead_letter: a message blocks its partition until the handler finishes it"
         raise OptionError("ordered", True, allowed, SOURCE)
+
+
+def new_beginning(start: StartAt | None, is_ordered: bool, env: Env) -> Beginning | None:
+    """Where the channel begins; None: where it is.
+
+    Raises:
+        OptionError: the start is none, or does not go together with the rest.
+    """
+    if start is None:
+        return None
+    if is_ordered:
+        allowed = "without ordered=True: SUB_ORDER says no place; move the channel with NsqdAdmin.set_offset before"
+        raise OptionError("start", start, allowed, SOURCE)
+    return Beginning(start, env.clock.wall_ns() / NS_PER_S)
+
+
+def has_partitions(topic: str) -> DiscoveryError:
+    """What ends a consumer with ``start`` that was given the address of an nsqd whose topic has partitions."""
+    detail = "start= has to be told for each of them: give nsqlookupd_http_addresses, which know where they are"
+    return DiscoveryError(f"topic {topic} has partitions: {detail}")
 
 
 def checked_tag(tag: str) -> str:

@@ -166,8 +166,14 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
     nodes = tuple(node for node in (answer.producers or [])[:NODE_COUNT_MAX] if _is_usable(node))
     partitions = sorted((answer.partitions or {}).items())[:PARTITION_COUNT_MAX]
     leaders = {number: node.address for number, node in partitions if number >= 0 and _is_usable(node)}
-    meta = answer.meta if answer.meta is not None and 0 < answer.meta.partition_num <= PARTITION_COUNT_MAX else None
-    return Answer(nodes, leaders, meta)
+    return Answer(nodes, leaders, answer.meta if _says_something(answer.meta) else None)
+
+
+def _says_something(meta: TopicMeta | None) -> bool:
+    """Whether a topic is one with partitions, or one without that has headers."""
+    if meta is None or not 0 <= meta.partition_num <= PARTITION_COUNT_MAX:
+        return False
+    return meta.partition_num > 0 or meta.extend_support
 
 
 def parse_nodes(body: bytes) -> tuple[Node, ...]:

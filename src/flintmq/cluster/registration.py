@@ -375,7 +375,7 @@ class RegistrationDatabase:
     def meta(self, topic: str) -> TopicMeta:
         """What a topic was created with; of a plain or unknown one nothing. Nodes agree, or the most partitions win."""
         metas = [registration.meta for registration in self._registrations(topic, TOPIC_ITSELF)]
-        return max(metas, key=lambda meta: meta.partition_num, default=PLAIN)
+        return max(metas, key=lambda meta: (meta.partition_num, meta.extend_support), default=PLAIN)
 
     def channels_of_partition(self, topic: str, partition: int) -> list[str]:
         """The channels that some node has of one partition."""

@@ -76,6 +76,7 @@ class Engine:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_ns = 0  # that the timer is set for
+        self._may_retain_more = False  # a snapshot was written that segments had to wait for
         self._flush_wanted = asyncio.Event()
         self._flush_task: asyncio.Task[None] | None = None
         self._create_task: asyncio.Task[None] | None = None
@@ -176,11 +177,13 @@ class Engine:
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _store(self, groups: list[PublishGroup]) -> None:
-        if not groups:
-            return
         if self.durability == "fsync":
+            groups = self._commit_unwaited(groups)
             self._unsynced += groups
-            self._start_sync()
+            if groups:
+                self._start_sync()
+            return
+        if not groups:
             return
         for group in groups:
             if group.partition.meta.syncdisk:
@@ -193,6 +196,14 @@ class Engine:
             elif self._sync_timer is None:
                 self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
         self.broker.commit(groups)
+
+    def _commit_unwaited(self, groups: list[PublishGroup]) -> list[PublishGroup]:
+        """Deliver what nobody waits for as it is; return the other groups."""
+        unwaited = [group for group in groups if group.partition.is_unwaited and not group.waiters]
+        if not unwaited:
+            return groups
+        self.broker.commit(unwaited)
+        return [group for group in groups if not group.ended]
 
     def _sync_as_topics_say(self, groups: list[PublishGroup]) -> list[PublishGroup]:
         """Sync for topics that want more than the node's policy; return the groups that need not wait for it."""
@@ -254,6 +265,10 @@ class Engine:
         errors = await self.env.run_blocking(_run_tickets, [ticket for _, ticket in pairs])
         for (each, ticket), error in zip(pairs, errors, strict=True):
             each.finish_sync(ticket, error)
+            if ticket.snapshot is not None:
+                self._may_retain_more = True
+            if ticket.snapshot_error is not None:
+                log.error("%s: %s", each.directory, each.producers.snapshot_error)
             if error is not None:
                 # /ping tells as long as the log is there: it has noted the failure
                 what = "the partition takes no more messages until nsqd is restarted"
@@ -303,10 +318,17 @@ class Engine:
             self._flush_wanted.clear()
             if self._closing:
                 return
-            if self.loop.time() - retained_at > _RETAIN_S:
+            if self._may_retain_more or self.loop.time() - retained_at > _RETAIN_S:
                 retained_at = self.loop.time()
+                self._may_retain_more = False
                 self.broker.retain_all(self.env.clock.wall_ns())
             self._watch_wall_clock()
+            if self.broker.sweep(self.due_clock_ns()):
+                self.schedule()
+            if self.broker.snapshots_due:
+                due, self.broker.snapshots_due = self.broker.snapshots_due, {}
+                self._logs_due |= due
+                self._start_sync()
             if self.broker.has_flush(self.due_clock_ns()) or self.broker.has_metadata:
                 try:
                     await self.flush_progress(sync=self.durability == "fsync")

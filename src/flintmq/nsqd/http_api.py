@@ -12,7 +12,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import ChannelNotFound, TopicConflict, TopicNotFound
+from flintmq.broker.partition import Ended
+from flintmq.broker.producers import SequenceGap
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.names import is_ephemeral, is_valid_name
@@ -29,12 +32,22 @@ from flintmq.net.http_messages import (
 from flintmq.net.http_router import Router
 from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
-from flintmq.nsqd import metrics, stats
+from flintmq.nsqd import metrics, once, stats
 from flintmq.nsqd.config import ConfigApi, Running
 from flintmq.nsqd.drain import DrainApi
+from flintmq.nsqd.http_extended import ExtendedApi
 from flintmq.nsqd.http_legacy import negotiated
 from flintmq.nsqd.inspection import InspectionApi
-from flintmq.topic_meta import BadTopicMeta, asks_for_partitions, meta_of_query, parse_partition, partitions_of_text
+from flintmq.nsqd.settings_api import SettingsApi
+from flintmq.nsqd.trace_api import TraceApi
+from flintmq.topic_meta import (
+    BadTopicMeta,
+    asks_for_headers_alone,
+    asks_for_partitions,
+    meta_of_query,
+    parse_partition,
+    partitions_of_text,
+)
 from flintmq.wire.server import NOT_A_NUMBER, RefusedBody, parse_mpub_body
 
 if TYPE_CHECKING:
@@ -77,6 +90,8 @@ class _Answer:
     def publish_ended(self) -> None:
         if self._source.error is None:
             self.pending.complete(self._ok)
+        elif isinstance(self._source.error, SequenceGap):
+            self.pending.fail(once.gap_answer(self._source.error))
         else:
             # nsqd answers EXITING for any failure of a put; the reason is in /ping and the log
             self.pending.fail(HttpError(503, "EXITING"))
@@ -122,7 +137,11 @@ class HttpApi:
         ConfigApi(running, networks).add_routes(router)
         self._nsqd.debug.add_routes(router)
         InspectionApi(self._nsqd.engine).add_routes(router)
+        TraceApi(self._nsqd.engine, self._nsqd.tracing).add_routes(router)
         DrainApi(self._nsqd.drain).add_routes(router)
+        SettingsApi(self._nsqd.engine).add_routes(router)
+        nsqd = self._nsqd
+        ExtendedApi(nsqd.engine, nsqd.drain, nsqd.publish_extended, options.max_msg_size).add_routes(router)
         return router
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -204,13 +223,41 @@ class HttpApi:
             raise HttpError(503, "DRAINING")
 
     def _publish(self, request: Request, topic: str, bodies: Sequence[bytes], defer_ms: int = 0) -> PendingResponse:
+        if once.is_asked_for(request.query):
+            return self._publish_once(request, topic, bodies)
         self._refuse_while_draining()
         try:
             group = self._nsqd.publish(topic, bodies, defer_ms, _partition_of(request))
+        except TopicFull:
+            raise HttpError(429, "TOPIC_FULL") from None
         except RemoteProtocolError as error:
             raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
         except FlintError:
             raise HttpError(503, "EXITING") from None
+        if group.partition.events is not None:
+            group.partition.events.publisher(group, request.remote_address)
+        self._nsqd.engine.schedule()
+        return _Answer(group, _OK).pending
+
+    def _publish_once(self, request: Request, topic: str, bodies: Sequence[bytes]) -> PendingResponse:
+        """Publish unless it was before; a duplicate is answered even while this nsqd drains."""
+        event = once.publish_of(request.query, topic, _partition_of(request), bodies)
+        try:
+            group = once.publish(self._nsqd, event)
+        except TopicFull:
+            raise HttpError(429, "TOPIC_FULL") from None
+        except RemoteProtocolError as error:
+            raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
+        except SequenceGap as gap:
+            raise once.gap_answer(gap) from None
+        except FlintError:
+            raise HttpError(503, "DRAINING" if self._nsqd.drain.is_on else "EXITING") from None
+        if group is None:
+            ended = Ended()
+            ended.end(None)
+            return _Answer(ended, _OK).pending
+        if group.partition.events is not None:
+            group.partition.events.publisher(group, request.remote_address)
         self._nsqd.engine.schedule()
         return _Answer(group, _OK).pending
 
@@ -286,9 +333,22 @@ class HttpApi:
 
     def _topic_create(self, request: Request) -> Response | PendingResponse:
         name = self._valid_topic_name(request)
+        if asks_for_headers_alone(request.query):
+            return self._extended_create(name)
         if asks_for_partitions(request.query):
             return self._partitions_create(name, request)
         return self._created(name, EMPTY)
+
+    def _extended_create(self, name: str) -> Response | PendingResponse:
+        """A plain topic whose messages may carry headers."""
+        self._refuse_while_draining()
+        try:
+            topic = self._nsqd.create_extended_topic(name)
+        except TopicConflict as error:
+            raise HttpError(400, str(error)) from None
+        except FlintError:
+            raise HttpError(503, "EXITING") from None
+        return self._durably(topic)
 
     def _partitions_create(self, name: str, request: Request) -> Response | PendingResponse:
         """Partitions of a topic, which nsqlookupd asks for; ``partitions=0,2`` are those of them that come here."""

@@ -39,6 +39,21 @@ def negotiated(handler: Callable[[Request], Answer]) -> Callable[[Request], Answ
     return answer
 
 
+def enveloped(handler: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
+    """Return ``handler`` with its answers in the old envelope unless a request accepts bare JSON.
+
+    For paths that NSQ 1.0 does not have; who asks for them may know nothing else.
+    """
+
+    def answer(request: Request) -> Answer:
+        accept = request.headers.get(b"accept", b"")
+        if b"application/vnd.nsq" in accept and b"version=1.0" in accept:
+            return handler(request)
+        return _wrapped(handler, request)
+
+    return answer
+
+
 def _wrapped(handler: Callable[[Request], Answer], request: Request) -> Answer:
     try:
         result = handler(request)

@@ -31,7 +31,18 @@ from flintmq.broker.seek import BadPlace, TooManyHoles, drop, drop_aside, parse_
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.limits import MESSAGE_ID_SIZE, SEQUENCE_BITS
-from flintmq.message import FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, hex_id, internal_id, partition_of, sequence_of
+from flintmq.message import (
+    FRAME_OVERHEAD_BYTES,
+    HEADERS,
+    HEADERS_SIZE_MAX,
+    MESSAGE_HEADER,
+    body_position,
+    headers_of,
+    hex_id,
+    internal_id,
+    partition_of,
+    sequence_of,
+)
 from flintmq.names import is_valid_name
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
 from flintmq.net.http_router import Router
@@ -115,7 +126,7 @@ class InspectionApi:
             raise HttpError(400, "MISSING_ARG_SEARCH_MODE" if mode is None else "INVALID_ARG_SEARCH_MODE")
         if text is None:
             raise HttpError(400, "MISSING_ARG_SEARCH_POS")
-        position = _message_id(text) if mode == "id" else _number(text)
+        position = message_id_of(text) if mode == "id" else _number(text)
         if position is None:
             raise HttpError(400, "INVALID_ARG_SEARCH_POS")
         partition = self._partition_of(request, topic, position if mode == "id" else None)
@@ -125,7 +136,10 @@ class InspectionApi:
             raise HttpError(503, str(error)) from None
         if found is None:
             raise HttpError(404, "MESSAGE_NOT_FOUND")
-        return json_response(_as_stored(partition.number, found, found.size))
+        row = _as_stored(partition.number, found, found.size, topic.meta.extend_support)
+        if request.query.get("needext") != "true":
+            row["ext"] = ""
+        return json_response(row)
 
     def _partition_of(self, request: Request, topic: Topic, internal: int | None) -> Partition:
         """The partition that is named, the one that an id is of, or the only one."""
@@ -147,15 +161,19 @@ class InspectionApi:
         what = query.get("what", "next")
         if what not in _WHATS:
             raise HttpError(400, "INVALID_ARG_WHAT")
-        count = _bounded(query.get("count"), _PEEK_COUNT, 1, _PEEK_COUNT_MAX, "INVALID_ARG_COUNT")
-        body_bytes = _bounded(query.get("max_body"), _BODY_BYTES, 0, _BODY_BYTES_MAX, "INVALID_ARG_MAX_BODY")
+        count = bounded(query.get("count"), _PEEK_COUNT, 1, _PEEK_COUNT_MAX, "INVALID_ARG_COUNT")
+        body_bytes = bounded(query.get("max_body"), _BODY_BYTES, 0, _BODY_BYTES_MAX, "INVALID_ARG_MAX_BODY")
+        has_headers = topic.meta.extend_support
+        look_bytes = body_bytes + (HEADERS.size + HEADERS_SIZE_MAX if has_headers else 0)
         rows: list[dict[str, Any]] = []
         left = _BODIES_BYTES_MAX
         for partition in self._partitions(request, topic):
             channel = partition.channels[name]
             try:
-                async for found in self._look(partition, channel, what, count - len(rows), body_bytes):
-                    row = self._row(partition.number, found, min(body_bytes, max(0, left)), what)
+                async for found in self._look(partition, channel, what, count - len(rows), look_bytes):
+                    stored = _as_stored(partition.number, found, min(body_bytes, max(0, left)), has_headers)
+                    stored["body_size"] = found.size - _body_at(found, has_headers)
+                    row = self._row(stored, partition.number, found, what)
                     left -= min(body_bytes, found.size)
                     rows.append(row)
             except StorageError as error:
@@ -202,10 +220,9 @@ class InspectionApi:
         unique = {each.sequence: each for each in found}  # one may have left memory meanwhile
         return sorted(unique.values(), key=lambda each: (each.due_ns, each.sequence))[:count]
 
-    def _row(self, partition: int, found: peek.Seen, body_bytes: int, what: str) -> dict[str, Any]:
-        row = {"partition": partition, **_as_stored(partition, found, body_bytes)}
+    def _row(self, stored: dict[str, Any], partition: int, found: peek.Seen, what: str) -> dict[str, Any]:
+        row = {"partition": partition, **stored}
         row["attempts"] = found.attempts
-        row["body_size"] = found.size - FRAME_OVERHEAD_BYTES
         if what == "deferred":
             left_ns = max(0, found.due_ns - self._engine.due_clock_ns())
             row["due"] = found.due_ns + self._broker.clock_shift_ns
@@ -274,7 +291,7 @@ class InspectionApi:
         text = request.query.get("msgid")
         if text is None:
             raise HttpError(400, "MISSING_ARG_MSGID")
-        internal = _message_id(text)
+        internal = message_id_of(text)
         if internal is None:
             raise HttpError(400, "INVALID_ARG_MSGID")
         return self._partition_of(request, topic, internal), sequence_of(internal)
@@ -282,9 +299,11 @@ class InspectionApi:
     async def _drop(self, channel: Channel, sequence: int) -> bool:
         try:
             dropped = drop(channel, sequence)
-            if dropped is None:
-                is_there = await self._ask(channel, lambda store, cursor: store.has_aside(cursor, sequence))
-                dropped = bool(is_there) and self._broker.has(channel) and drop_aside(channel, sequence)
+            while dropped is None:  # again only when it has come due or was moved meanwhile
+                generation = channel.aside.generation
+                pack = await self._ask(channel, lambda store, cursor: store.find_aside(cursor, sequence))
+                is_there = pack is not None and self._broker.has(channel)
+                dropped = drop_aside(channel, sequence, pack, generation) if is_there else False
         except TooManyHoles as error:
             raise HttpError(429, str(error)) from None
         except StorageError as error:
@@ -302,7 +321,7 @@ class InspectionApi:
             raise HttpError(503, str(error)) from None
         self._engine.schedule()
         done: asyncio.Future[None] = self._engine.loop.create_future()
-        if self._broker.when_metadata_durable(lambda error: _settle(done, None, error)):
+        if self._broker.when_metadata_durable(lambda error: settle(done, None, error)):
             try:
                 await done
             except (OSError, StorageError):
@@ -316,7 +335,7 @@ class InspectionApi:
             StorageError: it cannot be read.
         """
         done: asyncio.Future[Any] = self._engine.loop.create_future()
-        self._broker.ask(channel, read, lambda answer, error: _settle(done, answer, error))
+        self._broker.ask(channel, read, lambda answer, error: settle(done, answer, error))
         self._engine.schedule()
         try:
             return await done
@@ -324,7 +343,8 @@ class InspectionApi:
             raise StorageError(str(error)) from error
 
 
-def _settle(done: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
+def settle(done: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
+    """End what a request waits for."""
     if done.done():
         return  # whoever asked is gone
     if error is None:
@@ -345,12 +365,14 @@ def _search(partition: Partition, mode: str, position: int) -> peek.Seen | None:
     return peek.seen(batch, sequence, batch.size)
 
 
-def _as_stored(partition: int, found: peek.Seen, body_bytes: int) -> dict[str, Any]:
+def _as_stored(partition: int, found: peek.Seen, body_bytes: int, has_headers: bool) -> dict[str, Any]:
     """A message in the fields of the redesigned NSQ's /message/get."""
     _, _, timestamp_ns, attempts, wire_id = MESSAGE_HEADER.unpack_from(found.head)
     internal = internal_id(partition, found.sequence)
     is_text = wire_id == hex_id(internal)
-    body = found.head[FRAME_OVERHEAD_BYTES : FRAME_OVERHEAD_BYTES + body_bytes]
+    at = _body_at(found, has_headers)
+    headers = headers_of(found.head)[1] if has_headers else b""
+    body = found.head[at : at + body_bytes]
     row: dict[str, Any] = {
         "id": internal,
         "trace_id": 0 if is_text else int.from_bytes(wire_id[8:], "big"),
@@ -359,13 +381,18 @@ def _as_stored(partition: int, found: peek.Seen, body_bytes: int) -> dict[str, A
         "attempts": attempts,
         "offset": found.offset_bytes,
         "queue_cnt_index": found.sequence,
-        "ext": "",
+        "ext": headers.decode(errors="replace"),
         "message_id": wire_id.decode("ascii") if is_text else wire_id.hex(),
     }
-    row["body"], is_exact = _text_of(body, len(body) < found.size - FRAME_OVERHEAD_BYTES)
+    row["body"], is_exact = _text_of(body, len(body) < found.size - at)
     if not is_exact:
         row["body_base64"] = base64.b64encode(body).decode("ascii")
     return row
+
+
+def _body_at(found: peek.Seen, has_headers: bool) -> int:
+    """Where the body begins in a message."""
+    return body_position(found.head) if has_headers else FRAME_OVERHEAD_BYTES
 
 
 def _text_of(body: bytes, is_cut: bool) -> tuple[str, bool]:
@@ -383,7 +410,7 @@ def _number(text: str) -> int | None:
     return int(text) if is_number else None
 
 
-def _message_id(text: str) -> int | None:
+def message_id_of(text: str) -> int | None:
     """The internal id in a number, or in the hex digits of the 16 or 8 bytes that consumers see.
 
     Numbers of 16 digits do not begin with 0, and ids have less than 61 bits: so 16 hex digits do.
@@ -397,7 +424,12 @@ def _message_id(text: str) -> int | None:
     return number if number is not None and number < 1 << (SEQUENCE_BITS + 10) else None
 
 
-def _bounded(text: str | None, default: int, least: int, most: int, message: str) -> int:
+def bounded(text: str | None, default: int, least: int, most: int, message: str) -> int:
+    """A number in a query that has a range.
+
+    Raises:
+        HttpError: it is none, or not in the range; with ``message``.
+    """
     number = default if text is None else _number(text)
     if number is None or not least <= number <= most:
         raise HttpError(400, message)

@@ -66,9 +66,9 @@ class Registration(NamedTuple):
             return [(encode_register if exists else encode_unregister)(topic, channel)]
         if not exists:
             return [encode_unregister(topic, channel, ALL_PARTITIONS)]
+        head = [] if channel or self.meta == PLAIN else [encode_describe(topic, self.meta)]
         if not self.partitions:
-            return [encode_register(topic, channel, ALL_PARTITIONS)]
-        head = [] if channel else [encode_describe(topic, self.meta)]
+            return [*head, encode_register(topic, channel, ALL_PARTITIONS)]
         return [*head, *(encode_register(topic, channel, number) for number in self.partitions)]
 
 
@@ -161,7 +161,7 @@ class LookupPeer:
 
     def register(self, registration: Registration, exists: bool) -> None:
         """Tell it of a topic or channel that was created or deleted."""
-        is_first = bool(registration.partitions) and not self._said_partitions and self.info is not None
+        is_first = registration.meta != PLAIN and not self._said_partitions and self.info is not None
         if is_first or len(self._changes) >= _CHANGES_MAX:
             self._changes.clear()
             self._reset = True  # what it has to know first is said when a connection begins

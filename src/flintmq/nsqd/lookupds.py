@@ -8,6 +8,7 @@ Source: reference/nsq.md 2.2.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
@@ -115,10 +116,20 @@ class Lookupds:
             log.warning("topic %s has %d channels elsewhere; %d are created now", topic, len(names), _CHANNELS_MAX)
         return names[:_CHANNELS_MAX]
 
-    async def _ask_all(self, topic: str) -> list[str]:
+    async def introduced(self) -> None:
+        """Wait until every one of them knows this nsqd, or could not be told at the first try."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_TRY_DEADLINE_S):
+                await self._tried()
+
+    async def _tried(self) -> list[LookupPeer]:
         peers = list(self._peers.values())
         for peer in peers:
             await peer.tried.wait()  # its first connection is about to be made or has failed
+        return peers
+
+    async def _ask_all(self, topic: str) -> list[str]:
+        peers = await self._tried()
         infos = {peer.address: peer.info for peer in peers if peer.info is not None}
         if not infos:
             log.error("no available nsqlookupd to query for channels to pre-create for topic %s", topic)

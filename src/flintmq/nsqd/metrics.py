@@ -17,6 +17,7 @@ from typing import Any, Literal
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, labels_of
 from flintmq.nsqd import stats
+from flintmq.nsqd.limit_counts import CHANNEL_FIELDS, TOPIC_FIELDS
 from flintmq.nsqd.topology import COUNT_FIELDS
 
 ROWS_MAX = 5000
@@ -26,12 +27,13 @@ _NAMESPACE = "flintmq_nsqd"
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One metric of topics or of channels, and where its figure stands in their row."""
+    """One metric of topics or of channels, and where its figure stands in their row; there may be none, for zero."""
 
     name: str
     kind: Literal["gauge", "counter"]
     help: str
     field: str
+    may_be_missing: bool = False
 
 
 _TOPIC_COLUMNS = (
@@ -40,6 +42,14 @@ _TOPIC_COLUMNS = (
     _Column("topic_message_bytes_total", "counter", "Bytes of the bodies published to a topic", "message_bytes"),
     _Column("topic_log_bytes", "gauge", "Size of a topic's log", "log_bytes"),
     _Column("topic_paused", "gauge", "1 while a topic is paused", "paused"),
+    *(
+        _Column(f"topic_{name}", "counter", TOPIC_FIELDS[field], field, True)
+        for name, field in (
+            ("refused_total", "refused_count"),
+            ("expired_total", "expired_count"),
+            ("dropped_total", "dropped_count"),
+        )
+    ),
 )
 _CHANNEL_COLUMNS = (
     _Column("channel_depth", "gauge", "Messages waiting for a consumer", "depth"),
@@ -51,6 +61,15 @@ _CHANNEL_COLUMNS = (
     _Column("channel_timed_out_total", "counter", "Messages that consumers held for too long", "timeout_count"),
     _Column("channel_clients", "gauge", "Consumers of a channel", "client_count"),
     _Column("channel_paused", "gauge", "1 while a channel is paused", "paused"),
+    _Column("channel_giving_up", "gauge", CHANNEL_FIELDS["giving_up_count"], "giving_up_count", True),
+    *(
+        _Column(f"channel_{name}", "counter", CHANNEL_FIELDS[field], field, True)
+        for name, field in (
+            ("dead_letters_total", "dead_letter_count"),
+            ("expired_total", "expired_count"),
+            ("dropped_total", "dropped_count"),
+        )
+    ),
 )
 _DELIVERIES_HELP = "Messages sent to consumers, repeated ones included, by how near these are: zone, region, global"
 _LATENCY_HELP = "Time from publishing to FIN, over the window of --e2e-processing-latency-window-time"
@@ -61,7 +80,7 @@ class _Table:
 
     def __init__(self, kind: str, columns: Iterable[_Column]) -> None:
         self._columns = [
-            (column.field, Family(f"{_NAMESPACE}_{column.name}", column.kind, column.help)) for column in columns
+            (column, Family(f"{_NAMESPACE}_{column.name}", column.kind, column.help)) for column in columns
         ]
         self._latency = Family(f"{_NAMESPACE}_{kind}_e2e_latency_seconds", "gauge", _LATENCY_HELP)
 
@@ -71,8 +90,9 @@ class _Table:
 
     def add(self, row: Mapping[str, Any], **labels: str) -> None:
         text = labels_of(**labels)
-        for name, family in self._columns:
-            family.add(row[name], text)
+        for column, family in self._columns:
+            if not column.may_be_missing or column.field in row:
+                family.add(row[column.field], text)
         for each in row["e2e_processing_latency"]["percentiles"] or ():
             self._latency.add(each["value"] / 1e9, labels_of(**labels, quantile=f"{each['quantile']:.10g}"))
 

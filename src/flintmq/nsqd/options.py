@@ -13,7 +13,8 @@ from ipaddress import ip_network
 from typing import ClassVar
 
 from flintmq.errors import OptionError
-from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, SEQUENCE_MAX
+from flintmq.names import is_valid_name
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.options import (
@@ -33,6 +34,7 @@ from flintmq.options import (
     Text,
     option,
 )
+from flintmq.settings import DEAD_LETTER_TOPIC, OVERFLOWS, REFUSE, TTL_MS_MAX, Settings, check_node
 
 NODE_ID_COUNT = 1024
 MAX_MSG_SIZE_MAX = BATCH_SIZE_MAX - 1024  # one message with its headers must fit one batch of the log
@@ -44,10 +46,12 @@ _OPERATION = "Operation"
 _ADDRESSES = "Addresses"
 _STORAGE = "Storage"
 _MESSAGES = "Messages"
+_LIMITS = "Limits of topics"
 _CLIENTS = "Clients"
 _SCAN = "Queue scan"
 _STATSD = "statsd"
 _LATENCY = "End-to-end latency"
+_TRACE = "Trace"
 _AUTH = "Authorisation"
 _HTTP_AUTH = "HTTP clients"
 _TOPOLOGY = "Topology"
@@ -216,6 +220,51 @@ class NsqdOptions(Options):
     )
     max_req_timeout_ns: int = option(Duration(), HOUR, "longest delay of REQ and DPUB", group=_MESSAGES)
 
+    max_attempts: int = option(
+        Integer(0, ATTEMPTS_MAX),
+        0,
+        "deliveries after which a message goes to the dead-letter topic, 0 for no limit",
+        group=_LIMITS,
+        origin="flintmq",
+    )
+    dead_letter_topic: str = option(
+        Text("TOPIC"),
+        DEAD_LETTER_TOPIC,
+        "name of the dead-letter topic, {topic} stands for the topic of the message; where that is too long to be a "
+        "name, --max-attempts has no effect",
+        group=_LIMITS,
+        origin="flintmq",
+    )
+    message_ttl_ns: int = option(
+        Duration(0, TTL_MS_MAX * MILLISECOND),
+        0,
+        "how old a message may be when it is delivered, 0 for any age",
+        group=_LIMITS,
+        origin="flintmq",
+    )
+    topic_max_messages: int = option(
+        Integer(0, SEQUENCE_MAX, "messages"),
+        0,
+        "most messages that a channel, or a topic without channels, has not finished, 0 for no limit",
+        group=_LIMITS,
+        origin="flintmq",
+    )
+    topic_max_bytes: int = option(
+        Integer(0, SEQUENCE_MAX, "bytes"),
+        0,
+        "as --topic-max-messages, in bytes",
+        group=_LIMITS,
+        origin="flintmq",
+    )
+    overflow: str = option(
+        Choice(OVERFLOWS),
+        REFUSE,
+        "what happens beyond --topic-max-messages and --topic-max-bytes: refuse - publishing is refused; drop_oldest - "
+        "the oldest waiting messages are dropped",
+        group=_LIMITS,
+        origin="flintmq",
+    )
+
     max_heartbeat_interval_ns: int = option(
         Duration(SECOND), MINUTE, "longest time between heartbeats that a client can ask for", group=_CLIENTS
     )
@@ -290,6 +339,21 @@ class NsqdOptions(Options):
         10 * MINUTE,
         "how far back percentiles look",
         group=_LATENCY,
+    )
+
+    trace_topic: str = option(
+        Text("TOPIC"),
+        "nsqd_trace",
+        "topic that events of traced messages are published to, see POST /message/trace/enable",
+        group=_TRACE,
+        origin="flintmq",
+    )
+    trace_max_rate: int = option(
+        Integer(1, INT32_MAX, "events"),
+        20000,
+        "most events a second that are recorded; when more happens, only some messages are followed",
+        group=_TRACE,
+        origin="flintmq",
     )
 
     auth_http_address: tuple[str, ...] = option(
@@ -394,7 +458,22 @@ class NsqdOptions(Options):
     )
     snappy: bool = option(Switch(), True, "let clients ask for snappy", group=_COMPRESSION)
 
+    @property
+    def settings(self) -> Settings:
+        """What topics inherit."""
+        return Settings(
+            max_attempts=self.max_attempts or None,
+            dead_letter_topic=None if self.dead_letter_topic == DEAD_LETTER_TOPIC else self.dead_letter_topic,
+            ttl_ms=-(-self.message_ttl_ns // MILLISECOND) or None,
+            max_messages=self.topic_max_messages or None,
+            max_bytes=self.topic_max_bytes or None,
+            overflow=None if self.overflow == REFUSE else self.overflow,
+        )
+
     def check_together(self) -> None:
+        if not is_valid_name(self.trace_topic):
+            allowed = "it must be 1 to 64 characters of .a-zA-Z0-9_-"
+            raise OptionError("trace_topic", self.trace_topic, allowed, "argument")
         for each in self.allow_config_from_cidr:
             try:
                 ip_network(each, strict=False)
@@ -411,6 +490,9 @@ class NsqdOptions(Options):
                 attribute, missing = ("tls_cert", "--tls-key") if self.tls_cert else ("tls_key", "--tls-cert")
                 raise OptionError(attribute, getattr(self, attribute), f"it needs {missing} as well", "argument")
         check_http_auth(self)
+        refusal = check_node(self.settings)
+        if refusal is not None:
+            raise OptionError("dead_letter_topic", self.dead_letter_topic, refusal, "argument")
         if self.min_output_buffer_timeout_ns > self.max_output_buffer_timeout_ns:
             allowed = "it must not be more than max_output_buffer_timeout"
             raise OptionError("min_output_buffer_timeout_ns", self.min_output_buffer_timeout_ns, allowed, "argument")

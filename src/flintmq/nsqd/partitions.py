@@ -58,7 +58,7 @@ def to_consume(topics: Mapping[str, Topic], event: Subscribe) -> list[int] | Non
     command, number = event.command, event.partition
     if event.is_ordered and number is None:
         raise bad_partition(command, "is missing")
-    if number == NOT_A_NUMBER and (event.is_ordered or (topic is not None and topic.meta.is_partitioned)):
+    if number == NOT_A_NUMBER and (event.is_located or (topic is not None and topic.meta.is_partitioned)):
         raise bad_partition(command, "is not a number")
     if topic is None:
         if _is_number(number):

@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from flintmq import __version__
-from flintmq.broker.broker import Broker, BrokerOptions
+from flintmq.broker.bounds import TopicFull
+from flintmq.broker.broker import Broker, BrokerOptions, TopicConflict
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, PublishGroup
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
-from flintmq.broker.subscription import Locality, Subscription
+from flintmq.broker.subscription import Layout, Locality, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
 from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
-from flintmq.message import with_location
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
 from flintmq.net.descriptors import descriptor_limit, is_scarce
@@ -41,7 +41,7 @@ from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
-from flintmq.nsqd import config, metrics, partitions, stats, statsd, takeover
+from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd, takeover
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.drain import Drain, Draining, DrainSignal
@@ -54,9 +54,11 @@ from flintmq.nsqd.loop_delays import LoopDelays
 from flintmq.nsqd.metadata_file import MetadataFile
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqd.session import Session
+from flintmq.nsqd.slots import Slot, StoredSlot
 from flintmq.nsqd.topology import Topology
+from flintmq.nsqd.tracing import Tracing
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
-from flintmq.topic_meta import TopicMeta
+from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
 from flintmq.wire import server as wire
 from flintmq.wire.identify import NSQ_VERSION, ServerFeatures
 from flintmq.wire.lookup import PeerInfo
@@ -155,6 +157,7 @@ class Nsqd:
                 retention_time_ns=options.retention_time_ns,
                 retention_bytes=options.retention_bytes,
                 latency_window_ns=_latency_window_ns(options),
+                settings=options.settings,
             ),
             env.random,
             self._report,
@@ -168,6 +171,9 @@ class Nsqd:
             sync_timeout_ns=options.sync_timeout_ns,
         )
         self.drain = Drain(env, self.engine, options.drain_timeout_ns, self._drain_changed)
+        self.tracing = Tracing(
+            self.engine, options.trace_topic, options.trace_max_rate, self.create_topic, self._look_up_again
+        )
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -187,8 +193,10 @@ class Nsqd:
             self.drain.finished = stop.set
         await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)
         broker.open(self.env.clock.wall_ns())
+        self.tracing.start()
         broker.on_topic_change = self._topic_changed
         broker.on_problem = self._problem
+        broker.on_dead_letter_topic = lambda name, _wall_ns: self.create_extended_topic(name)
         self.engine.on_metadata = self._metadata_file.changed
         self.engine.start()
         self.engine.schedule()
@@ -198,6 +206,8 @@ class Nsqd:
         for concern in self._tls.concerns(self.start_ns) if self._tls is not None else ():
             log.warning("%s", concern)
         await self._listen()
+        me = self._peer_info()
+        self.tracing.node = f"{me.broadcast_address}:{me.tcp_port}"
         self._lookupds.set(options.lookupd_tcp_address)
         for topic in list(broker.topics.values()):
             if topic.is_starting:
@@ -244,6 +254,7 @@ class Nsqd:
 
     async def close(self) -> None:
         """Stop in nsqd's order: listeners, clients, peers, then everything to disk."""
+        self.tracing.flush()  # its topic may be new
         self._is_exiting = True
         self.drain.close()
         if self._tcp is not None:
@@ -272,6 +283,7 @@ class Nsqd:
             session.abort()
         await self._all_gone(_DRAIN_DEADLINE_S)
         await self._metadata_file.close()
+        self.tracing.close()
         await self.engine.close()
         self._files.close()
 
@@ -322,6 +334,28 @@ class Nsqd:
         log.info("TOPIC(%s): created", name)
         if topic.is_starting:
             self._start_topic(topic)
+        return topic
+
+    def create_extended_topic(self, name: str) -> Topic:
+        """Find a plain topic whose messages may carry headers, or create it.
+
+        Raises:
+            Exiting: this nsqd is shutting down.
+            TopicConflict: there is a topic of that name that was created otherwise.
+        """
+        if self._is_exiting:
+            raise Exiting
+        broker = self.engine.broker
+        is_new = name not in broker.topics
+        topic = broker.extended_topic(name, self.env.clock.wall_ns(), bool(self._lookupds))
+        if topic.meta != EXTENDED_PLAIN:
+            what = "with partitions" if topic.meta.is_partitioned else "without headers"
+            raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
+        self.engine.schedule()
+        if is_new:
+            log.info("TOPIC(%s): created, messages may have headers", name)
+            if topic.is_starting:
+                self._start_topic(topic)
         return topic
 
     def create_partitions(self, name: str, meta: TopicMeta, numbers: Iterable[int]) -> Topic:
@@ -383,7 +417,7 @@ class Nsqd:
 
         Raises:
             Exiting, Draining: this nsqd is shutting down, or about to.
-            RemoteProtocolError: there is no such partition here, or it takes no messages.
+            RemoteProtocolError: there is no such partition here, or it takes no messages; TopicFull: no more of them.
         """
         if self._is_exiting:
             raise Exiting
@@ -392,7 +426,31 @@ class Nsqd:
             self.drain.check(command, name, broker.topics)
         found = partitions.to_publish(broker.topics, command, name, number)
         due_ns = self.engine.due_clock_ns() + defer_ms * 1_000_000 if defer_ms else 0
-        return broker.publish_to(found or self.create_topic(name).first_partition, bodies, due_ns)
+        try:
+            return broker.publish_to(found or self.create_topic(name).first_partition, bodies, due_ns)
+        except TopicFull as full:
+            raise full.to(command) from None
+
+    def publish_extended(self, event: wire.PublishExtended) -> Slot:
+        """Publish messages with trace ids or headers; what is returned makes the answer.
+
+        Raises:
+            Exiting, Draining, RemoteProtocolError: as :meth:`publish`, and when trace ids or headers cannot be stored.
+        """
+        if self._is_exiting:
+            raise Exiting
+        broker = self.engine.broker
+        if self.drain.is_on:
+            self.drain.check(event.command, event.topic, broker.topics)
+        partition = extended.partition_of(broker.topics, event)
+        form = extended.stored_form(event, partition.meta)
+        try:
+            group = broker.publish_to(partition, form.bodies, is_stored_form=True)
+        except TopicFull as full:
+            raise full.to(event.kind) from None
+        if event.command == "MPUB_EXT":
+            return Slot(group, event.kind)
+        return StoredSlot(group, event.kind, form.traces, form.bodies)
 
     def subscribe(self, session: Session, event: wire.Subscribe) -> Ended:
         """Attach a connection to a channel; what is returned ends when the channel is durable.
@@ -405,6 +463,9 @@ class Nsqd:
             raise Exiting
         broker = self.engine.broker
         numbers = partitions.to_consume(broker.topics, event)
+        start = places.start_of(event)
+        knows_headers = session.negotiated is not None and session.negotiated.request.extend_support
+        extended.check_support(broker.topics, event, knows_headers)
         if event.is_ordered and session.negotiated is not None and session.negotiated.sample_rate:
             raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
         topic = self.create_topic(event.topic)
@@ -415,26 +476,29 @@ class Nsqd:
             raise FlintError(f"consumers for {event.topic}:{event.channel} exceeds limit of {limit}")
         if event.is_ordered:
             broker.order_channel(topic, event.channel, True)
+        if start is not None:
+            places.begin_at(broker, topic, channels, start)
         session.topic = topic
         session.parser.raw_ids = topic.meta.is_partitioned
+        layout = extended.layout_of(topic.meta, event.is_located, knows_headers)
         if len(channels) == 1:
             (session.channel,) = channels.values()
-            session.subscription = self._subscription(session, Subscription)
-            if event.is_ordered:
-                session.subscription.layout = with_location
+            session.subscription = self._subscription(session, Subscription, topic.meta, layout)
             session.channel.add(session.subscription)
         else:
-            parts = {number: self._subscription(session, PartSubscription) for number in channels}
+            parts = {n: self._subscription(session, PartSubscription, topic.meta, layout) for n in channels}
             session.channel = ChannelParts(channels, parts)
             session.subscription = SharedSubscription(list(parts.values()))
             for number, channel in channels.items():
                 channel.add(parts[number])
         return self._when_durable(session, topic)
 
-    def _subscription(self, session: Session, kind: type[AnySubscription]) -> AnySubscription:
+    def _subscription(
+        self, session: Session, kind: type[AnySubscription], meta: TopicMeta, layout: Layout | None
+    ) -> AnySubscription:
         negotiated = session.negotiated
         msg_timeout_ms = negotiated.msg_timeout_ms if negotiated else self.features.msg_timeout_ms
-        return kind(
+        subscription = kind(
             session.out,
             msg_timeout_ms * 1_000_000,
             self.options.max_msg_timeout_ns,
@@ -442,6 +506,10 @@ class Nsqd:
             session,
             self._topology.locality(negotiated.request) if negotiated else Locality.GLOBAL,
         )
+        subscription.layout = layout
+        if negotiated is not None and meta.extend_support:
+            subscription.tag = negotiated.request.desired_tag
+        return subscription
 
     def unsubscribe(self, session: Session) -> None:
         """Detach a connection that is gone; what it held is queued again."""
@@ -553,6 +621,10 @@ class Nsqd:
             **({"draining": True} if self.drain.is_on else {}),
         }
 
+    async def introduced(self) -> None:
+        """Wait until every nsqlookupd knows this nsqd, or could not be told at the first try."""
+        await self._lookupds.introduced()
+
     def metrics(self) -> list[Family]:
         """What Prometheus is told of the daemon itself."""
         families = metrics.describe_daemon(
@@ -564,13 +636,16 @@ class Nsqd:
             self.damage_count,
             self._lookupds.connected(),
         )
-        return [*families, self._loop_delays.family()]
+        return [*families, self._loop_delays.family(), *self.tracing.families()]
 
     def _drain_changed(self) -> None:
         """Publishes are refused from now on, or taken again; nsqlookupds are told."""
+        self._look_up_again()
+        self._lookupds.introduce_again()
+
+    def _look_up_again(self) -> None:
         for session in self.sessions:
             session.look_up_again()
-        self._lookupds.introduce_again()
 
     def change_options(self, options: NsqdOptions) -> None:
         """Put options that may change at run time into force: the nsqlookupds and the log level."""
@@ -626,9 +701,9 @@ class Nsqd:
         )
 
     def _lookup_info(self) -> PeerInfo:
-        """What a nsqlookupd is told; a node with partitions has an id, as the redesigned NSQ's."""
+        """What a nsqlookupd is told; a node with partitions or headers has an id, as the redesigned NSQ's."""
         me = msgspec.structs.replace(self._peer_info(), draining=self.drain.is_on)
-        if not any(topic.meta.is_partitioned for topic in self.engine.broker.topics.values()):
+        if all(topic.meta == PLAIN for topic in self.engine.broker.topics.values()):
             return me
         node_id = self.options.node_id
         number = node_id_of(self.env.hostname) if node_id is None else node_id
@@ -641,8 +716,9 @@ class Nsqd:
         return rows
 
     def _topic_changed(self, name: str, channel: str | None, exists: bool) -> None:
+        self.tracing.changed(name, channel)
         topic = self.engine.broker.topics.get(name)
-        if topic is None or not exists or not topic.meta.is_partitioned:
+        if topic is None or not exists or topic.meta == PLAIN:
             self._lookupds.register(Registration(name, channel or ""), exists)
             return
         for row in _registrations_of(topic):
@@ -666,9 +742,9 @@ class Nsqd:
 
 def _registrations_of(topic: Topic) -> list[Registration]:
     """A topic and its channels; of a plain one the channels alone, which name the topic as well."""
-    if not topic.meta.is_partitioned:
+    if topic.meta == PLAIN:
         return [Registration(topic.name, channel) for channel in topic.channel_names] or [Registration(topic.name)]
-    held = tuple(topic.partitions)
+    held = tuple(topic.partitions) if topic.meta.is_partitioned else ()
     return [Registration(topic.name, channel, held, topic.meta) for channel in ("", *topic.channel_names)]
 
 

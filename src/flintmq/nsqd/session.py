@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, Partition, PublishGroup
@@ -42,8 +43,10 @@ from flintmq.net.address import format_peer
 from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
+from flintmq.nsqd import once
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.reading import fetch, offsets
+from flintmq.nsqd.slots import Slot
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
@@ -61,37 +64,6 @@ _NEW_TOPIC_BYTES = 1024  # memory of a publish and a topic beside its bodies, ab
 _NOT_IN_FLIGHT = "failed ID not in flight"
 _NOT_OWNED = "failed client does not own message"
 _HEX = frozenset(b"0123456789abcdef")
-
-
-class _Slot:
-    """An answer that waits for something to end.
-
-    Attributes:
-        source: what is waited for; has ``ended`` and ``error``.
-        command: what is to be answered.
-        replies: how many OKs it stands for.
-        on_stored: called when it ended well.
-    """
-
-    __slots__ = ("command", "on_stored", "replies", "source")
-
-    def __init__(
-        self, source: Any, command: str, replies: int = 1, on_stored: Callable[[], object] | None = None
-    ) -> None:
-        self.source = source
-        self.command = command
-        self.replies = replies
-        self.on_stored = on_stored
-
-    @property
-    def is_fatal(self) -> bool:
-        """Whether the connection is closed when it failed; not by publishes to a topic with partitions."""
-        return not (isinstance(self.source, PublishGroup) and self.source.partition.meta.is_partitioned)
-
-    def error_frame(self) -> bytes:
-        """The answer when it failed."""
-        code = "E_SUB_FAILED" if self.command == "CURSOR" else f"E_{self.command}_FAILED"
-        return error_frame(code, f"{self.command} failed {self.source.error}")
 
 
 class Session(asyncio.Protocol):
@@ -118,7 +90,7 @@ class Session(asyncio.Protocol):
         self._layers: LayeredTransport | None = None
         self._is_upgrading = False  # from the answer to IDENTIFY until its layers stand
         self._asking: asyncio.Task[Grants] | None = None
-        self._slots: deque[_Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
+        self._slots: deque[Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
         self._waiting: deque[wire.Event] = deque()
         self._slot_bytes = 0
         self._new_topic_group: PublishGroup | None = None  # the last one that waits for files of its topic
@@ -357,14 +329,14 @@ class Session(asyncio.Protocol):
                     self.out.append(OK_FRAME)
                     slots.popleft()
                     continue
-                slot = _Slot(slot, "PUB")
+                slot = Slot(slot, "PUB")
             if isinstance(slot, bytes):
                 self.out.append(slot)
                 self._slot_bytes -= len(slot)
             elif not slot.source.ended:
                 break
             elif slot.source.error is None:
-                self.out.append(OK_FRAME if slot.replies == 1 else OK_FRAME * slot.replies)
+                self.out.append(slot.frames())
                 if slot.on_stored is not None:
                     slot.on_stored()
             elif not slot.is_fatal:
@@ -479,7 +451,7 @@ class Session(asyncio.Protocol):
         if self._slots:
             ended = Ended()
             ended.end(None)
-            self._slots.append(_Slot(ended, "IDENTIFY", replies=0, on_stored=lambda: self.loop.call_soon(do)))
+            self._slots.append(Slot(ended, "IDENTIFY", replies=0, on_stored=lambda: self.loop.call_soon(do)))
         else:
             self.loop.call_soon(do)
 
@@ -618,7 +590,7 @@ class Session(asyncio.Protocol):
         except FlintError as error:
             self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
             return
-        self._slots.append(_Slot(source, "SUB", on_stored=self._open_subscription))
+        self._slots.append(Slot(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
 
     def _open_subscription(self) -> None:
@@ -641,7 +613,11 @@ class Session(asyncio.Protocol):
         try:
             group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms, event.partition, command)
         except RemoteProtocolError as error:
-            self._fail(error.code, error.detail, error.fatal)
+            if event.replies > 1 and isinstance(error, TopicFull):
+                self._publish_what_fits(event)
+                return
+            for _ in range(1 if error.fatal else event.replies):
+                self._fail(error.code, error.detail, error.fatal)
             return
         except FlintError as error:
             self._fail(f"E_{command}_FAILED", f"{command} failed {error}")
@@ -650,16 +626,58 @@ class Session(asyncio.Protocol):
         counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
         if group.partition.log.is_created:
             is_turned = event.partition is None and group.partition.meta.is_partitioned
-            self._pub_partition = None if is_turned else group.partition
+            self._pub_partition = None if is_turned or group.partition.events is not None else group.partition
         else:
             self._await_topic(group, event.bodies)
+        if group.partition.events is not None:
+            group.partition.events.publisher(group, self.peer)
         last = self._slots[-1] if self._slots else None
-        if isinstance(last, _Slot) and last.source is group and last.command == command:
+        if type(last) is Slot and last.source is group and last.command == command:
             last.replies += event.replies
         else:
-            self._slots.append(_Slot(group, command, event.replies))
+            self._slots.append(Slot(group, command, event.replies))
             group.waiters.append(self)
         self.engine.schedule()
+
+    def _publish_what_fits(self, event: wire.Publish) -> None:
+        for body in event.bodies:
+            self._publish(replace(event, bodies=[body], replies=1))
+            if self._is_finished:
+                break
+
+    def _publish_extended(self, event: wire.PublishExtended) -> None:
+        if self._may(event, event.command, event.topic):
+            self._publish_with_more(event)
+
+    def _publish_with_more(self, event: wire.PublishExtended) -> None:
+        """Publish with trace ids or headers."""
+        try:
+            slot = self.nsqd.publish_extended(event)
+        except FlintError as error:
+            refusal = error if isinstance(error, RemoteProtocolError) else None
+            if event.replies > 1 and not (refusal and refusal.fatal):
+                self._publish_each(event)  # what is wrong with one of them is not with the others
+            elif refusal:
+                self._fail(refusal.code, refusal.detail, refusal.fatal)
+            else:
+                self._fail(f"E_{event.kind}_FAILED", f"{event.command} failed {error}")
+            return
+        group: PublishGroup = slot.source
+        counts = self.pub_counts
+        counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
+        if not group.partition.log.is_created:
+            self._await_topic(group, event.bodies)
+        if group.partition.events is not None:
+            group.partition.events.publisher(group, self.peer)
+        self._slots.append(slot)
+        group.waiters.append(self)
+        self.engine.schedule()
+
+    def _publish_each(self, event: wire.PublishExtended) -> None:
+        for body in event.bodies:
+            self._publish_with_more(replace(event, bodies=[body], replies=1))
+            if self._is_finished:
+                break
 
     def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
         """Bound what waits for the files of new topics: nothing of it is on disk before they are there."""
@@ -672,6 +690,8 @@ class Session(asyncio.Protocol):
         """Publish one more message to where the last PUB went; False when that needs a closer look."""
         partition, topic_name = self._pub_partition, self.parser.pub_topic
         if partition is None or partition.topic_name != topic_name or partition.is_deleted:
+            return False
+        if partition.bounds is not None:
             return False
         if self._waiting or self._is_draining or self.auth is not None:
             return False
@@ -767,7 +787,7 @@ class Session(asyncio.Protocol):
             self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")
             return
         source, channel = self.nsqd.place_cursor(self, topic, event)
-        self._slots.append(_Slot(source, "CURSOR", replies=0))
+        self._slots.append(Slot(source, "CURSOR", replies=0))
         self._reply(response_frame(msgspec.json.encode({"sequence": channel.floor})))
 
     # -- statistics ------------------------------------------------------------------------------------------------
@@ -807,4 +827,6 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Offsets: Session._offsets,
     wire.Fetch: Session._fetch,
     wire.Cursor: Session._cursor,
+    wire.PublishExtended: Session._publish_extended,
+    wire.PublishOnce: once.execute,
 }

@@ -18,6 +18,7 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
 from flintmq.net.metrics import resident_bytes
+from flintmq.nsqd import limit_counts
 from flintmq.nsqd.session import Session
 from flintmq.nsqd.topology import channel_counts, client_counts
 from flintmq.wire.codec import Deflate, Snappy
@@ -193,6 +194,7 @@ def channel_row(
         "clients": [client_row(client) for client in clients] if include_clients else None,
         "paused": paused,
         **({"skipped": True} if parts[0].skipped else {}),
+        **limit_counts.of_channel(parts),
         "e2e_processing_latency": latencies.of_channel(parts),
     }
 
@@ -211,11 +213,14 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
+        **limit_counts.of_topic(topic),
         "e2e_processing_latency": latencies.of_topic(topic),
     }
     if topic.meta.is_partitioned:
         row |= topic.meta.for_clients()
         row["partitions"] = [partition_row(each, names) for each in topic.partitions.values()]
+    elif topic.meta.extend_support:
+        row["extend_support"] = True
     return row
 
 

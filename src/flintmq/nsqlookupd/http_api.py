@@ -135,7 +135,10 @@ class HttpApi:
         if access == "w" and not found.channels and not self._allow_write_without_channels:
             raise HttpError(404, "Topic has no channel, should init at least one for the new topic")
         if not found.meta.is_partitioned and not found.leaders:
-            return json_response({"channels": found.channels, "producers": [_producer(node) for node in found.plain]})
+            plain_answer = {"channels": found.channels, "producers": [_producer(node) for node in found.plain]}
+            if request.query.get("metainfo") and found.meta.extend_support:
+                plain_answer["meta"] = found.meta.for_clients()
+            return json_response(dict(sorted(plain_answer.items())))
         leaders, plain = found.leaders, found.plain
         wanted = request.query.get("partition")
         if wanted is not None:

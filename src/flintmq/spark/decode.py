@@ -27,10 +27,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flintmq.batch import HEADER, HEADER_BYTES, KNOWN_FLAGS, MAGIC, UNIFORM, VERSION, BatchError, decode_header, verify
+from flintmq.batch import (
+    EXTENDED,
+    HEADER,
+    HEADER_BYTES,
+    KNOWN_FLAGS,
+    LAYOUT_FLAGS,
+    MAGIC,
+    RAW_IDS,
+    UNIFORM,
+    VERSION,
+    BatchError,
+    decode_header,
+    is_possible_prefix,
+    verify,
+)
 from flintmq.limits import SEQUENCE_MAX
-from flintmq.message import ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES, ID_POSITION
+from flintmq.message import ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES, HEADERS, ID_POSITION, NO_HEADERS, TRACE_ID_SIZE
 from flintmq.spark.broker import PAD_BYTES
+from flintmq.spark.headers import HeaderMaps
 from flintmq.spark.schema import arrow_schema
 
 TIMESTAMP_POSITION = 8
@@ -45,13 +60,16 @@ Int64s = npt.NDArray[np.int64]
 class Messages:
     """Where the messages of one answer are: one entry per message, positions counted from the start of the answer.
 
-    ``gaps`` are the sequences in the range asked for that the answer proves absent.
+    ``body_sizes`` count headers as well. ``layouts`` are the flags of batches that say how frames are laid out; None
+    when they have neither trace ids nor headers. ``gaps`` are the sequences in the range asked for that the answer
+    proves absent.
     """
 
     positions: Int64s
     body_sizes: Int64s
     sequences: Int64s
     internal_ids: Int64s
+    layouts: npt.NDArray[np.uint8] | None
     gaps: list[tuple[int, int]]
 
 
@@ -63,6 +81,7 @@ class _Run(NamedTuple):
     stride: int
     first_sequence: int
     first_id: int
+    layout: int
 
 
 def locate(answer: memoryview, start: int, end: int, next_sequence: int) -> Messages:
@@ -116,26 +135,28 @@ def _read_run(answer: memoryview, position: int) -> tuple[_Run, int]:
     if len(answer) - position < HEADER_BYTES:
         raise BatchError(f"{len(answer) - position} bytes left, a batch header has {HEADER_BYTES}")
     fields = HEADER.unpack_from(answer, position)
-    magic, version, flags, reserved, payload_size, count, first_id = fields[:7]
+    magic, version, flags, prefix_bytes, payload_size, count, first_id = fields[:7]
     payload = position + HEADER_BYTES
     after = payload + payload_size
+    sizes = payload + prefix_bytes
+    frame_bytes = payload_size - prefix_bytes
     if (
         magic != MAGIC
         or version != VERSION
         or flags & ~KNOWN_FLAGS
-        or reserved
-        or not 0 < count * FRAME_OVERHEAD_BYTES <= payload_size <= len(answer) - payload
+        or not is_possible_prefix(flags, prefix_bytes)
+        or not 0 < count * FRAME_OVERHEAD_BYTES <= frame_bytes <= len(answer) - sizes
     ):
         verify(answer, decode_header(answer, position), position)
         raise BatchError("a header that cannot be")
     if crc32(answer[payload:after], crc32(answer[position : payload - 4])) != fields[-1]:
         raise BatchError(f"the CRC of the batch of message {first_id & SEQUENCE_MAX} does not fit its bytes")
     if not flags & UNIFORM:
-        return _Run(count, payload + 4 * count, 0, first_id & SEQUENCE_MAX, first_id), after
-    stride = payload_size // count
-    if stride * count != payload_size:
-        raise BatchError(f"{payload_size} bytes cannot be {count} frames of one size")
-    return _Run(count, payload, stride, first_id & SEQUENCE_MAX, first_id), after
+        return _Run(count, sizes + 4 * count, 0, first_id & SEQUENCE_MAX, first_id, flags & LAYOUT_FLAGS), after
+    stride = frame_bytes // count
+    if stride * count != frame_bytes:
+        raise BatchError(f"{frame_bytes} bytes cannot be {count} frames of one size")
+    return _Run(count, sizes, stride, first_id & SEQUENCE_MAX, first_id, flags & LAYOUT_FLAGS), after
 
 
 def _read_sizes(answer: memoryview, run: _Run, after: int) -> Int64s:
@@ -152,12 +173,12 @@ def _trim(run: _Run, sizes: Int64s | None, start: int, end: int) -> tuple[_Run, 
     count = end - run.first_sequence - skip
     base = run.base + (skip * run.stride if sizes is None else int(sizes[:skip].sum()))
     kept = None if sizes is None else sizes[skip : skip + count]
-    return _Run(count, base, run.stride, run.first_sequence + skip, run.first_id + skip), kept
+    return _Run(count, base, run.stride, run.first_sequence + skip, run.first_id + skip, run.layout), kept
 
 
 def _expand(runs: Sequence[_Run], sizes_of: Mapping[int, Int64s], gaps: list[tuple[int, int]]) -> Messages:
     """From one entry per batch to one per message."""
-    counts, bases, strides, sequences, ids = np.array(runs, dtype=np.int64).reshape(len(runs), 5).T
+    counts, bases, strides, sequences, ids, layouts = np.array(runs, dtype=np.int64).reshape(len(runs), 6).T
     row_starts = np.cumsum(counts) - counts
     index_in_run = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(row_starts, counts)
     sizes = np.repeat(strides, counts)
@@ -171,6 +192,7 @@ def _expand(runs: Sequence[_Run], sizes_of: Mapping[int, Int64s], gaps: list[tup
         sizes - FRAME_OVERHEAD_BYTES,
         np.repeat(sequences, counts) + index_in_run,
         np.repeat(ids, counts) + index_in_run,
+        np.repeat(layouts.astype(np.uint8), counts) if layouts.any() else None,
         gaps,
     )
 
@@ -197,9 +219,10 @@ class Decoder:
             "attempts": lambda answer, messages, rows: _attempts(answer, messages.positions[rows]),
             "id": lambda answer, messages, rows: _ids(answer, messages.positions[rows]),
             "internal_id": lambda _answer, messages, rows: _int64_array(messages.internal_ids[rows]),
-            "trace_id": lambda _answer, _messages, rows: self._repeat("trace_id", rows.stop - rows.start),
-            "body": lambda answer, messages, rows: _bodies(answer, messages.positions[rows], messages.body_sizes[rows]),
+            "trace_id": self._trace_ids,
+            "body": _bodies,
             "nsqd": lambda _answer, _messages, rows: self._repeat("nsqd", rows.stop - rows.start),
+            "headers": self._headers,
         }
         self._build = [build[name] for name in columns]
 
@@ -217,6 +240,30 @@ class Decoder:
             rows = slice(row, min(total, row + step))
             arrays = [build(answer, messages, rows) for build in self._build]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _trace_ids(self, answer: memoryview, messages: Messages, rows: slice) -> pa.Array:
+        if messages.layouts is None:
+            return self._repeat("trace_id", rows.stop - rows.start)
+        at = messages.positions[rows] + (ID_POSITION + TRACE_ID_SIZE)
+        found = _unaligned(answer, ">u8")[at].astype(np.uint64).view(np.int64)  # Spark has no unsigned numbers
+        return _int64_array(np.where(messages.layouts[rows] & RAW_IDS, found, 0))
+
+    def _headers(self, answer: memoryview, messages: Messages, rows: slice) -> pa.Array:
+        count = rows.stop - rows.start
+        if messages.layouts is None:
+            return pa.nulls(count, self._schema.field("headers").type)
+        maps = HeaderMaps()
+        positions = messages.positions[rows]
+        starts = positions + FRAME_OVERHEAD_BYTES
+        fronts = _fronts(answer, messages, rows)
+        for start, front in zip(starts.tolist(), fronts.tolist(), strict=True):
+            if not front:
+                maps.add_none()
+            elif front == 1:
+                maps.add_empty()
+            else:
+                maps.add(answer[start], bytes(answer[start + HEADERS.size : start + front]))
+        return maps.array()
 
     def _repeat(self, column: str, count: int) -> pa.Array:
         """A column that says the same in every row; kept, as all record batches of a range have about one length."""
@@ -264,9 +311,30 @@ def _ids(answer: memoryview, positions: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(positions), [None, pa.py_buffer(offsets), pa.py_buffer(ids)])
 
 
-def _bodies(answer: memoryview, positions: Int64s, sizes: Int64s) -> pa.Array:
+def _fronts(answer: memoryview, messages: Messages, rows: slice) -> Int64s:
+    """How many bytes of headers stand in front of each body; 1 for none on a topic with headers, 0 on another.
+
+    Raises:
+        BatchError: headers are longer than their message.
+    """
+    assert messages.layouts is not None, "nothing has headers"
+    starts = messages.positions[rows] + FRAME_OVERHEAD_BYTES
+    is_extended = (messages.layouts[rows] & EXTENDED) != 0
+    versions = _unaligned(answer, "u1")[starts]
+    sizes = _unaligned(answer, ">u2")[starts + 1].astype(np.int64)
+    fronts = np.where(is_extended, np.where(versions == NO_HEADERS, 1, sizes + HEADERS.size), 0)
+    if bool((fronts > messages.body_sizes[rows]).any()):
+        raise BatchError("headers do not fit their message")
+    return fronts
+
+
+def _bodies(answer: memoryview, messages: Messages, rows: slice) -> pa.Array:
     """Copy the bodies into one binary array: describe each as a view of the answer and let Arrow gather them."""
+    positions, sizes = messages.positions[rows], messages.body_sizes[rows]
     starts = positions + FRAME_OVERHEAD_BYTES
+    if messages.layouts is not None:
+        fronts = _fronts(answer, messages, rows)
+        starts, sizes = starts + fronts, sizes - fronts
     views = np.empty((len(positions), 4), np.int32)
     views[:, 0] = sizes
     views[:, 1] = _unaligned(answer, "<i4")[starts]

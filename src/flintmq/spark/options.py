@@ -21,7 +21,7 @@ from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.names import is_valid_name
 from flintmq.spark.offsets import RESERVED_TOPICS
-from flintmq.spark.schema import COLUMNS
+from flintmq.spark.schema import COLUMNS, TYPES
 
 # what Spark itself leaves among the options of a source or sink
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "numpartitions"})
@@ -115,7 +115,7 @@ def _pattern(text: str) -> str:
 
 def _columns(text: str) -> tuple[str, ...]:
     names = _names(text.lower())
-    if not names or len(set(names)) != len(names) or any(name not in COLUMNS for name in names):
+    if not names or len(set(names)) != len(names) or any(name not in TYPES for name in names):
         raise ValueError(text)
     return names
 
@@ -302,6 +302,12 @@ class SourceOptions(_Options):
     columns: tuple[str, ...] = _option(
         COLUMNS, _columns, "distinct column names separated by commas", "read only these columns, in this order", "all"
     )
+    include_headers: bool = _option(
+        False,
+        _flag,
+        "true or false",
+        "a last column `headers`, which costs about 1 us a message: each is JSON that is taken apart",
+    )
     pushdown: bool = _option(
         False,
         _flag,
@@ -326,6 +332,12 @@ class SourceOptions(_Options):
         "5m",
     )
     lookupd_poll_interval: float = _option(10.0, _duration_s, _DURATION, "how often nsqlookupd is asked", "10s")
+
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        """The columns, with headers if they are wanted."""
+        has_headers = not self.include_headers or "headers" in self.columns
+        return self.columns if has_headers else (*self.columns, "headers")
 
     def _check(self) -> None:
         if bool(self.nsqd) == bool(self.lookupd):

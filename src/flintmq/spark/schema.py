@@ -28,22 +28,25 @@ TYPES = {
     "trace_id": "bigint",
     "body": "binary",
     "nsqd": "string",
+    "headers": "map<string,string>",
 }
-COLUMNS = tuple(TYPES)
+COLUMNS = tuple(name for name in TYPES if name != "headers")
+"""Without headers, which are taken apart one by one: who wants them says so."""
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
     """The schema Spark sees."""
-    from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+    from pyspark.sql import types as spark
 
     types = {
-        "string": StringType,
-        "int": IntegerType,
-        "bigint": LongType,
-        "timestamp": TimestampType,
-        "binary": BinaryType,
+        "string": spark.StringType(),
+        "int": spark.IntegerType(),
+        "bigint": spark.LongType(),
+        "timestamp": spark.TimestampType(),
+        "binary": spark.BinaryType(),
+        "map<string,string>": spark.MapType(spark.StringType(), spark.StringType()),
     }
-    return StructType([StructField(name, types[TYPES[name]]()) for name in columns])
+    return spark.StructType([spark.StructField(name, types[TYPES[name]]) for name in columns])
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -56,6 +59,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
         "bigint": pa.int64(),
         "timestamp": pa.timestamp("us", tz="UTC"),
         "binary": pa.binary(),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
     }
     return pa.schema([(name, types[TYPES[name]]) for name in columns])
 

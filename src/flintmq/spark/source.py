@@ -42,7 +42,7 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> StructType:
-        return spark_schema(SourceOptions.parse(self.options).columns)
+        return spark_schema(SourceOptions.parse(self.options).all_columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._source_options(schema)

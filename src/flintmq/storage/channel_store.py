@@ -7,13 +7,14 @@ Tables::
     partition(topic, partition, backlog_start, paused_at)
     channel(topic, name, paused)
     cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
-    aside(cursor, sequence, due_ns, attempts, frame)       frame: the message frame as first delivered
+    aside_pack, aside_data, aside_done                     messages set aside, see packs.py
     takeover(id, journal)                                  one row while NSQ's files are being taken over
     channel_skip(topic, name)                              channels that finish everything without delivering it
+    settings(topic, channel, json)                         of topics (channel is empty) and channels, see settings.py
 
 Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore`
-is used by one thread at a time. Cursor and aside rows of one flush are one transaction, because a message leaves the
-cursor exactly when it enters ``aside``.
+is used by one thread at a time. Cursors and packs of one flush are one transaction, because a message leaves the
+cursor exactly when it enters a pack.
 
 Source: design/reliability.md R3 and R4.
 """
@@ -28,10 +29,13 @@ from typing import Any
 import msgspec
 
 from flintmq.errors import StorageError
+from flintmq.settings import Settings, decode_settings, encode_settings
+from flintmq.storage import packs
+from flintmq.storage.aside_rows import pack_rows
 from flintmq.storage.files import Database, Files
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
-SCHEMA_VERSION = 2  # 1 had no topic_meta
+SCHEMA_VERSION = 3  # 1 had no topic_meta, 2 a row for each message set aside
 DATABASE_NAME = "channels.db"
 
 _SCHEMA = (
@@ -44,19 +48,10 @@ _SCHEMA = (
     " PRIMARY KEY(topic, name)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS cursor(id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL,"
     " channel TEXT NOT NULL, state BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS aside(cursor INTEGER, sequence INTEGER, due_ns INTEGER NOT NULL,"
-    " attempts INTEGER NOT NULL, frame BLOB NOT NULL, PRIMARY KEY(cursor, sequence)) WITHOUT ROWID",
-    "CREATE INDEX IF NOT EXISTS aside_due ON aside(cursor, due_ns, sequence)",
+    *packs.SCHEMA,
 )
 
 _PUT_CURSOR = "INSERT OR REPLACE INTO cursor(id, topic, partition, channel, state) VALUES(?, ?, ?, ?, ?)"
-_PUT_ASIDE = "INSERT OR REPLACE INTO aside(cursor, sequence, due_ns, attempts, frame) VALUES(?, ?, ?, ?, ?)"
-_MOVE_ASIDE = "UPDATE aside SET due_ns = ?, attempts = ? WHERE cursor = ? AND sequence = ?"
-_DELETE_ASIDE = "DELETE FROM aside WHERE cursor = ? AND sequence = ?"
-_PEEK_ASIDE = (
-    "SELECT sequence, due_ns, attempts, substr(frame, 1, ?), length(frame) FROM aside"
-    " WHERE cursor = ? AND due_ns > ? ORDER BY due_ns, sequence LIMIT ?"
-)
 _HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 
 Statement = tuple[str, Sequence[Sequence[Any]]]
@@ -104,7 +99,9 @@ class StoredTopics:
     partitions: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
     channels: dict[tuple[str, str], bool] = field(default_factory=dict)
     skipped: dict[tuple[str, str], None] = field(default_factory=dict)
+    settings: dict[tuple[str, str], Settings] = field(default_factory=dict)
     cursors: list[StoredCursor] = field(default_factory=list)
+    next_pack: int = 1
 
 
 class ChannelStore:
@@ -122,6 +119,8 @@ class ChannelStore:
             if version < SCHEMA_VERSION:
                 self._database.commit(statements, True)
                 self._database.commit([(f"PRAGMA user_version = {SCHEMA_VERSION}", ((),))], True)
+            if version <= SCHEMA_VERSION:
+                pack_rows(self._database)
         except StorageError as error:
             raise StorageError(
                 f"cannot open {DATABASE_NAME}: {error}; restore it from a copy, or move it away: then messages stay, "
@@ -137,7 +136,13 @@ class ChannelStore:
         """Read everything but the frames set aside."""
         query = self._database.query
         # what ephemeral channels had set aside went with the process
-        self._database.commit([("DELETE FROM aside WHERE cursor NOT IN (SELECT id FROM cursor)", ((),))], False)
+        self._database.commit(
+            [
+                ("DELETE FROM aside_pack WHERE cursor NOT IN (SELECT id FROM cursor)", ((),)),
+                ("DELETE FROM aside_done WHERE pack NOT IN (SELECT id FROM aside_pack)", ((),)),
+            ],
+            False,
+        )
         stored = StoredTopics()
         stored.topics = {name: bool(paused) for name, paused in query("SELECT name, paused FROM topic")}
         stored.metas = {
@@ -156,10 +161,11 @@ class ChannelStore:
         if self._has_table("channel_skip"):
             rows = query("SELECT topic, name FROM channel_skip")
             stored.skipped = dict.fromkeys((topic, name) for topic, name in rows)
-        aside = {
-            cursor: (count, due)
-            for cursor, count, due in query("SELECT cursor, COUNT(*), MIN(due_ns) FROM aside GROUP BY cursor")
-        }
+        if self._has_table("settings"):
+            rows = query("SELECT topic, channel, json FROM settings")
+            stored.settings = {(topic, channel): decode_settings(json) for topic, channel, json in rows}
+        aside = packs.count_packed(query)
+        stored.next_pack = (query("SELECT MAX(id) FROM aside_pack")[0][0] or 0) + 1
         for identity, topic, partition, channel, blob in query(
             "SELECT id, topic, partition, channel, state FROM cursor ORDER BY id"
         ):
@@ -183,23 +189,9 @@ class ChannelStore:
     def _has_table(self, name: str) -> bool:
         return bool(self._database.query(_HAS_TABLE, (name,)))
 
-    def due(
-        self, cursor: int, after: tuple[int, int], wall_ns: int, count_max: int
-    ) -> tuple[list[tuple[int, int, int, bytes]], int | None]:
-        """Rows of one cursor that are due and come after ``(due_ns, sequence)``, and when the next one is due."""
-        query = self._database.query
-        rows = query(
-            "SELECT sequence, due_ns, attempts, frame FROM aside WHERE cursor = ? AND due_ns <= ?"
-            " AND (due_ns, sequence) > (?, ?) ORDER BY due_ns, sequence LIMIT ?",
-            (cursor, wall_ns, *after, count_max),
-        )
-        last = (rows[-1][1], rows[-1][0]) if rows else after
-        following = query(
-            "SELECT due_ns FROM aside WHERE cursor = ? AND (due_ns, sequence) > (?, ?)"
-            " ORDER BY due_ns, sequence LIMIT 1",
-            (cursor, *last),
-        )
-        return [(s, d, a, f) for s, d, a, f in rows], following[0][0] if following else None
+    def due(self, cursor: int, after: tuple[int, int], until_ns: int, bytes_max: int) -> packs.DuePacks:
+        """Packs of one cursor that begin to come due, see :func:`flintmq.storage.packs.due_packs`."""
+        return packs.due_packs(self._database.query, cursor, after, until_ns, bytes_max)
 
     def aside_after(
         self, cursor: int, wall_ns: int, count_max: int, bytes_max: int
@@ -209,16 +201,17 @@ class ChannelStore:
         Returns:
             ``(sequence, due_ns, attempts, start of the frame, size of the frame)``.
         """
-        return self._database.query(_PEEK_ASIDE, (bytes_max, cursor, wall_ns, count_max))
+        found = packs.packed_after(self._database.query, cursor, wall_ns, count_max)
+        frames = [(sequence, piece, piece.frame(sequence)) for sequence, piece in found]
+        return [(s, piece.due_ns, piece.attempts, frame[:bytes_max], len(frame)) for s, piece, frame in frames]
 
-    def has_aside(self, cursor: int, sequence: int) -> bool:
-        """Whether a message is set aside."""
-        return bool(self._database.query("SELECT 1 FROM aside WHERE cursor = ? AND sequence = ?", (cursor, sequence)))
+    def find_aside(self, cursor: int, sequence: int) -> int | None:
+        """The number of the pack in which a message is set aside; None when it is not."""
+        return packs.find_packed(self._database.query, cursor, sequence)
 
     def aside_count(self, cursor: int) -> int:
         """How many messages are set aside."""
-        count: int = self._database.query("SELECT COUNT(*) FROM aside WHERE cursor = ?", (cursor,))[0][0]
-        return count
+        return packs.count_packed(self._database.query, cursor).get(cursor, (0, 0))[0]
 
     def close(self) -> None:
         """Close the database."""
@@ -269,37 +262,12 @@ def put_cursor(identity: int, topic: str, partition: int, channel: str, row: Cur
     return _PUT_CURSOR, ((identity, topic, partition, channel, _encode(row)),)
 
 
-def put_aside(identity: int, rows: dict[int, tuple[int, int, bytes]]) -> Statement:
-    """Set messages aside: sequence -> (due_ns, attempts, frame)."""
-    return _PUT_ASIDE, [(identity, sequence, *row) for sequence, row in rows.items()]
-
-
-def move_aside(identity: int, rows: dict[int, tuple[int, int]]) -> Statement:
-    """Give messages set aside a new due time: sequence -> (due_ns, attempts)."""
-    return _MOVE_ASIDE, [(due_ns, attempts, identity, sequence) for sequence, (due_ns, attempts) in rows.items()]
-
-
-def delete_aside(identity: int, sequences: Iterable[int]) -> Statement:
-    """Forget messages that were set aside."""
-    return _DELETE_ASIDE, [(identity, sequence) for sequence in sequences]
-
-
-def shift_aside(shift_ns: int) -> Statement:
-    """Move every due time, because the wall clock was set."""
-    return "UPDATE aside SET due_ns = due_ns + ?", ((shift_ns,),)
-
-
 def delete_cursor(identity: int) -> list[Statement]:
     """Remove a cursor and everything set aside for it."""
     return [
-        ("DELETE FROM aside WHERE cursor = ?", ((identity,),)),
+        ("DELETE FROM aside_pack WHERE cursor = ?", ((identity,),)),
         ("DELETE FROM cursor WHERE id = ?", ((identity,),)),
     ]
-
-
-def clear_aside(identity: int, first: int = 0) -> Statement:
-    """Forget everything set aside for a cursor, from a sequence on."""
-    return "DELETE FROM aside WHERE cursor = ? AND sequence >= ?", ((identity, first),)
 
 
 def put_skip(topic: str, name: str, skipped: bool) -> list[Statement]:
@@ -309,6 +277,19 @@ def put_skip(topic: str, name: str, skipped: bool) -> list[Statement]:
         change = "DELETE FROM channel_skip WHERE topic = ? AND name = ?"
     create = "CREATE TABLE IF NOT EXISTS channel_skip(topic TEXT, name TEXT, PRIMARY KEY(topic, name)) WITHOUT ROWID"
     return [(create, ((),)), (change, ((topic, name),))]
+
+
+def put_settings(topic: str, channel: str, settings: Settings | None) -> list[Statement]:
+    """Remember what was set for a topic, or for its channel when that is not empty; None to forget it."""
+    create = (
+        "CREATE TABLE IF NOT EXISTS settings(topic TEXT, channel TEXT, json BLOB NOT NULL,"
+        " PRIMARY KEY(topic, channel)) WITHOUT ROWID"
+    )
+    if settings is None:
+        change, row = "DELETE FROM settings WHERE topic = ? AND channel = ?", (topic, channel)
+        return [(create, ((),)), (change, (row,))]
+    change = "INSERT OR REPLACE INTO settings(topic, channel, json) VALUES(?, ?, ?)"
+    return [(create, ((),)), (change, ((topic, channel, encode_settings(settings)),))]
 
 
 def delete_channel(topic: str, name: str) -> Statement:

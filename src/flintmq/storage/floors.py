@@ -4,7 +4,8 @@ The database of the data directory has the same at most 0.1 s later; what is lar
 system call, which is what lets a consumer in order go on after some microseconds and still get nothing twice when the
 process is killed.
 
-Byte picture (big-endian), one record of 24 bytes per channel and partition, overwritten in place::
+Byte picture (big-endian), two records of 24 bytes per channel and partition, overwritten in turn, so that one which is
+torn by a kill leaves the one before::
 
     0              8              16       20       24
     +--------------+--------------+--------+--------+
@@ -31,7 +32,8 @@ FLOORS_NAME = "ordered.floors"
 _RECORD = Struct(">QQI")
 _CRC = Struct(">I")
 RECORD_BYTES = _RECORD.size + _CRC.size
-_RECORDS_MAX = 1_000_000
+_NO_RECORD = bytes(RECORD_BYTES)
+_RECORDS_MAX = 2_000_000
 
 
 class FloorFile:
@@ -40,7 +42,7 @@ class FloorFile:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._file: File | None = None
-        self._slots: dict[int, int] = {}  # cursor -> number of its record
+        self._places: dict[int, tuple[int, int]] = {}  # cursor -> numbers of its records, the older one first
         self._free: list[int] = []
         self._is_there = False
 
@@ -82,13 +84,13 @@ class FloorFile:
         file = self._files.open(new, create=True)
         try:
             file.truncate(0)
-            file.write_at(0, b"".join(_record(cursor, floor) for cursor, floor in floors.items()))
+            file.write_at(0, b"".join(_record(cursor, floor) + _NO_RECORD for cursor, floor in floors.items()))
             file.sync()
         finally:
             file.close()
         self._files.rename(new, FLOORS_NAME)
         self._files.sync_directory("")
-        self._slots = {cursor: number for number, cursor in enumerate(floors)}
+        self._places = {cursor: (2 * number + 1, 2 * number) for number, cursor in enumerate(floors)}
 
     def put(self, cursor: int, floor: int) -> None:
         """Note how far a channel is; survives the end of this process.
@@ -96,21 +98,25 @@ class FloorFile:
         Raises:
             WriteFailed: nothing is known about the record.
         """
-        number = self._slots.get(cursor)
-        if number is None:
-            number = self._slots[cursor] = self._free.pop() if self._free else len(self._slots)
-        self._write(number, _record(cursor, floor))
+        places = self._places.get(cursor)
+        if places is None:
+            if not self._free:
+                self._free += (2 * len(self._places) + 1, 2 * len(self._places))
+            places = self._places[cursor] = self._free.pop(), self._free.pop()
+        older, newer = places
+        self._write(older, _record(cursor, floor))
+        self._places[cursor] = newer, older
 
     def forget(self, cursor: int) -> None:
-        """Free the record of a channel that is gone, or whose floor went back.
+        """Free the records of a channel that is gone, or whose floor went back.
 
         Raises:
             WriteFailed: nothing is known about the record.
         """
-        number = self._slots.pop(cursor, None)
-        if number is not None:
-            self._free.append(number)
-            self._write(number, bytes(RECORD_BYTES))
+        places = self._places.pop(cursor, ())
+        self._free += places
+        for number in places:
+            self._write(number, _NO_RECORD)
 
     def _write(self, number: int, record: bytes) -> None:
         try:

@@ -8,7 +8,7 @@ Byte picture (big-endian)::
 
     0      4        6         8        16      24    32          40                48
     +------+--------+---------+--------+-------+-----+-----------+-----------------+--
-    | FMQI | version| reserved| log_id | first | end | data_size | end_offset_bytes|
+    | FMQI | version| flags   | log_id | first | end | data_size | end_offset_bytes|
     +------+--------+---------+--------+-------+-----+-----------+-----------------+--
      48              56                64      68            72           76
     +---------------+-----------------+-------+-------------+------------+--------
@@ -16,6 +16,7 @@ Byte picture (big-endian)::
     +---------------+-----------------+-------+-------------+------------+--------
 
 - ``first``, ``end`` and ``synced_sequence`` are sequences; ``end`` is one past the last.
+- ``flags``: 1 when a batch of the segment has the flag PRODUCER (see batch.py), or some are damaged.
 - the entries are four arrays of ``count`` u64, one after the other: sequences, positions, offsets, timestamps.
 
 Invariants: I1 all four arrays ascend; I2 ``timestamps[i]`` is the latest timestamp of all batches of the segment before
@@ -38,6 +39,7 @@ from flintmq.storage.scan import Run, claim_at
 
 MAGIC = b"FMQI"
 VERSION = 1
+_HAS_PRODUCERS = 1
 _HEADER = Struct(">4sHHQQQQQQQII")
 _CRC = Struct(">I")
 _COUNT_AND_CRC = Struct(">II")
@@ -154,6 +156,7 @@ class IndexSummary:
     end_offset_bytes: int
     timestamp_max: int
     synced_sequence: int
+    has_producers: bool = False
 
 
 def _big_endian(values: array[int]) -> bytes:
@@ -169,7 +172,7 @@ def encode_index(summary: IndexSummary, index: SparseIndex) -> bytes:
     header = _HEADER.pack(
         MAGIC,
         VERSION,
-        0,
+        _HAS_PRODUCERS if summary.has_producers else 0,
         summary.log_id,
         summary.first,
         summary.end,
@@ -187,10 +190,11 @@ def decode_summary(data: bytes) -> IndexSummary | None:
     """Read and verify the header of an index file; None when it is not good."""
     if len(data) < SUMMARY_BYTES:
         return None
-    magic, version, reserved, *fields, _count, _entries_crc = _HEADER.unpack_from(data)
+    magic, version, flags, *fields, _count, _entries_crc = _HEADER.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _HEADER.size)
-    if magic != MAGIC or version != VERSION or reserved or crc != crc32(data[: _HEADER.size]):
+    if magic != MAGIC or version != VERSION or flags & ~_HAS_PRODUCERS or crc != crc32(data[: _HEADER.size]):
         return None
+    fields.append(flags == _HAS_PRODUCERS)
     return IndexSummary(*fields)
 
 

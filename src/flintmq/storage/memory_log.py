@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from flintmq.batch import Batch, decode_batch, encode_batch
 from flintmq.message import internal_id
+from flintmq.storage.producers import ProducerMemory
 
 
 class MemoryLog:
@@ -32,13 +33,22 @@ class MemoryLog:
         self.size_bytes = 0
         self.dropped_count = 0
         self.layout = 0
+        self.producers = ProducerMemory()
         self._count_max = max(1, count_max)
         self._batches: list[Batch] = []
         self._firsts: list[int] = []
 
-    def append(self, bodies: Sequence[bytes], timestamp_ns: int, due_ns: int = 0) -> int:
+    def append(
+        self,
+        bodies: Sequence[bytes],
+        timestamp_ns: int,
+        due_ns: int = 0,
+        producer: tuple[bytes, int] | None = None,
+    ) -> int:
         """Keep as many of ``bodies`` as there is room for; return the first sequence."""
         first = self.next_sequence
+        if producer is not None:
+            self.producers.table.note(*producer, producer[1] + len(bodies) - 1)
         room = self._count_max - (first - self.start_sequence)
         kept = bodies if len(bodies) <= room else bodies[: max(0, room)]
         self.dropped_count += len(bodies) - len(kept)

@@ -21,7 +21,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from flintmq.batch import HEADER_BYTES, UNIFORM, Batch, decode_batch, decode_header, encode_batch, with_stamps
+from flintmq.batch import (
+    FLAGS_POSITION,
+    HEADER_BYTES,
+    PREFIX_BYTES_MIN,
+    UNIFORM,
+    Batch,
+    decode_batch,
+    decode_header,
+    encode_batch,
+    with_stamps,
+)
 from flintmq.errors import DiskFull, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
@@ -37,9 +47,10 @@ from flintmq.limits import (
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import Entry, SparseIndex
+from flintmq.storage.producers import ProducerMemory, write_snapshot
 from flintmq.storage.read_ahead import decode_run
 from flintmq.storage.recovery import Recovered, parents_of, recover
-from flintmq.storage.scan import FLAGS_POSITION, SIZE_TABLE_ENTRY_BYTES
+from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
 from flintmq.storage.segment import Corruption, Found, Home, Segment
 
 __all__ = ["Corruption", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket"]
@@ -77,14 +88,37 @@ class SyncTicket:
         end_sequence: every sequence below it is durable once :meth:`run` returned.
         segments: the segments it covers, each with its size when the ticket was begun.
         is_abandoned: whether the log was deleted since, so that errors say nothing.
+        snapshot: of the producers, to be written when everything below ``end_sequence`` is durable; None for none.
+        snapshot_error: why that could not be done.
     """
 
-    __slots__ = ("_directories", "_files", "_held", "_paths", "end_sequence", "is_abandoned", "segments")
+    __slots__ = (
+        "_directories",
+        "_directory",
+        "_files",
+        "_held",
+        "_paths",
+        "end_sequence",
+        "is_abandoned",
+        "segments",
+        "snapshot",
+        "snapshot_error",
+    )
 
     def __init__(
-        self, files: Files, directories: list[str], segments: list[Segment], held: list[File], end: int
+        self,
+        files: Files,
+        directory: str,
+        directories: list[str],
+        segments: list[Segment],
+        held: list[File],
+        end: int,
+        snapshot: bytes | None = None,
     ) -> None:
         self._files = files
+        self._directory = directory
+        self.snapshot = snapshot
+        self.snapshot_error: OSError | None = None
         self._directories = directories
         self._held = held
         self._paths = [segment.path for segment in segments[: len(segments) - len(held)]]
@@ -115,6 +149,11 @@ class SyncTicket:
             file.sync()
         for path in self._directories:
             self._files.sync_directory(path)
+        if self.snapshot is not None:
+            try:
+                write_snapshot(self._files, self._directory, self.snapshot)
+            except OSError as error:  # says nothing about the messages
+                self.snapshot_error = error
 
 
 class _Chunk:
@@ -145,6 +184,7 @@ class PartitionLog:
         layout: flags of the batches that are appended, as :func:`flintmq.batch.encode_batch` has them; whoever opens a
             log sets it, as it is a property of the topic.
         home: what its segments have in common.
+        producers: who has published to it with sequences.
     """
 
     def __init__(self, home: Home, segments: list[Segment], failed: str | None, segment_bytes: int) -> None:
@@ -157,6 +197,7 @@ class PartitionLog:
         self.directory = home.directory
         self.is_created = True
         self.layout = 0
+        self.producers = ProducerMemory()
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
         self._is_directory_dirty = False
@@ -215,6 +256,7 @@ class PartitionLog:
             is_synced: whether they survive a power loss; else the first sync makes them.
         """
         self.is_created = True
+        self.producers = recovered.producers
         self._adopt(recovered.segments, recovered.failed)
         if not is_synced:
             self._is_directory_dirty = True
@@ -252,7 +294,9 @@ class PartitionLog:
             raise ValueError(f"next_sequence_min is {next_sequence_min}; sequences go from 1 to {SEQUENCE_MAX}")
         home = Home(files, directory, partition, cache, report)
         recovered = recover(home, created_ns, next_sequence_min)
-        return cls(home, recovered.segments, recovered.failed, segment_bytes)
+        log = cls(home, recovered.segments, recovered.failed, segment_bytes)
+        log.producers = recovered.producers
+        return log
 
     @property
     def start_sequence(self) -> int:
@@ -267,11 +311,13 @@ class PartitionLog:
         timestamp_ns: int,
         due_ns: int = 0,
         stamps: Sequence[tuple[int, int]] | None = None,
+        producer: tuple[bytes, int] | None = None,
     ) -> int:
         """Write one batch to the kernel; the sequence of its first message.
 
         Args:
             stamps: ``(timestamp_ns, attempts)`` of each message when they have a past; ``timestamp_ns`` is the latest.
+            producer: as :func:`flintmq.batch.encode_batch` has it; the batch is then remembered, see producers.py.
 
         Raises:
             DiskFull: nothing was stored; it works again as soon as there is space.
@@ -292,6 +338,7 @@ class PartitionLog:
             synced_before=self.synced_sequence,
             due_ns=due_ns,
             layout=self.layout,
+            producer=producer,
         )
         if stamps is not None:
             data = with_stamps(data, stamps)
@@ -321,6 +368,11 @@ class PartitionLog:
         active.size = position + size
         self.size_bytes += size
         frames_at = HEADER_BYTES if data[FLAGS_POSITION] & UNIFORM else HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES * count
+        if producer is not None:
+            producer_id, producer_sequence = producer
+            frames_at += PREFIX_BYTES_MIN - 1 + len(producer_id)
+            active.has_producers = True
+            self.producers.appended(producer_id, producer_sequence, producer_sequence + count - 1, size)
         self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - frames_at
         self._keep_in_tail(data, size + _BATCH_OVERHEAD_BYTES)
         return first
@@ -410,7 +462,7 @@ class PartitionLog:
         segments = [*self._unsynced]
         if self.synced_sequence < self.next_sequence and not self._active.is_empty:
             segments.append(self._active)
-        if not segments and not self._is_directory_dirty:
+        if not segments and not self._is_directory_dirty and not self.producers.is_snapshot_due:
             return None
         try:
             # Handles are kept for the newest; older ones, if a caller never synced, are opened by the ticket in turn.
@@ -422,7 +474,10 @@ class PartitionLog:
         directories = [self.directory, *self._unsynced_parents] if self._is_directory_dirty else []
         self._is_directory_dirty = False
         self._unsynced_parents = []
-        self._ticket = SyncTicket(self._files, directories, segments, held, self.next_sequence)
+        snapshot = self.producers.begin_snapshot(self.log_id, self.next_sequence)
+        self._ticket = SyncTicket(
+            self._files, self.directory, directories, segments, held, self.next_sequence, snapshot
+        )
         return self._ticket
 
     def finish_sync(self, ticket: SyncTicket, error: BaseException | None) -> None:
@@ -437,6 +492,8 @@ class PartitionLog:
             self.failed = self.failed or f"sync failed: {error}"
         else:
             self.synced_sequence = max(self.synced_sequence, ticket.end_sequence)
+        if ticket.snapshot is not None:
+            self.producers.snapshot_ended(ticket.end_sequence, error or ticket.snapshot_error)
         synced = {segment: size for segment, size in ticket.segments if error is None}
         self._unsynced = [segment for segment in self._unsynced if synced.get(segment) != segment.size]
         for segment, _size in ticket.segments:
@@ -653,13 +710,15 @@ class PartitionLog:
 
         The deletion is durable after the next sync; until then a power loss may bring segments back.
 
+        A segment that says who published something stays until the next sync has written that down.
+
         Raises:
             WriteFailed: a file cannot be deleted; appends go on.
         """
         freed = 0
         while len(self._segments) > 1 and self._segments[0].end <= sequence:
             segment = self._segments[0]
-            if self._is_being_synced(segment):
+            if self._is_being_synced(segment) or self.producers.needs(segment):
                 break
             self._is_directory_dirty = True
             self._forget_before(segment.end)

@@ -13,12 +13,23 @@ from __future__ import annotations
 from struct import Struct
 from zlib import crc32
 
-from flintmq.batch import DEFERRED, HEADER, HEADER_BYTES, MAGIC, UNIFORM, VERSION, Batch, BatchHeader, decode_header
+from flintmq.batch import (
+    DEFERRED,
+    HEADER,
+    HEADER_BYTES,
+    LAYOUT_FLAGS,
+    MAGIC,
+    UNIFORM,
+    VERSION,
+    Batch,
+    BatchHeader,
+    decode_header,
+)
 from flintmq.limits import JOIN_SIZE_MAX, JOIN_TIME_NS
 from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
 
-# flags, payload_size, count, first_id, offset_bytes, timestamp_min, timestamp_max, synced_before, due_ns, epoch
-_FIELDS = Struct(">5xB2xIIQQQQQQI4x")
+# flags, prefix, payload_size, count, first_id, offset_bytes, timestamp_min, timestamp_max, synced_before, due_ns, epoch
+_FIELDS = Struct(">5xBHIIQQQQQQI4x")
 _CRC_POSITION = HEADER_BYTES - 4
 _frame_size_field = Struct(">I").pack
 assert _FIELDS.size == HEADER_BYTES
@@ -54,6 +65,7 @@ class _Joint:
         "_frame_size",
         "_frames",
         "_header",
+        "_layout",
         "_table",
         "_timestamp_max",
         "_timestamp_min",
@@ -66,29 +78,34 @@ class _Joint:
     def add(self, data: bytes, start: int, end: int) -> bool:
         """Take one more batch in; False when it does not go together with those before."""
         fields = _FIELDS.unpack_from(data, start)
-        flags, payload_size, count, _, _, timestamp_min, timestamp_max, _, _, epoch = fields
+        flags, prefix_bytes, payload_size, count, _, _, timestamp_min, timestamp_max, _, _, epoch = fields
+        payload_size -= prefix_bytes  # who published it is of no interest to consumers
+        start_of_sizes = start + HEADER_BYTES + prefix_bytes
         if not self._count:
             self._header = fields
             self._epoch = -1 if flags & DEFERRED else epoch
+            self._layout = flags & LAYOUT_FLAGS
             self._timestamp_min, self._timestamp_max = timestamp_min, timestamp_max
             self._whole = data[start:end]
             self._frames: list[bytes] = []
             self._table: list[bytes] = []
             self._frame_size = payload_size // count if flags & UNIFORM else 0
-        elif epoch != self._epoch or flags & DEFERRED or not self._widen(timestamp_min, timestamp_max):
-            return False
+        else:
+            is_alike = epoch == self._epoch and flags & (DEFERRED | LAYOUT_FLAGS) == self._layout
+            if not is_alike or not self._widen(timestamp_min, timestamp_max):
+                return False
         self._count += count
         if flags & UNIFORM:
             frame_size = payload_size // count
             if frame_size != self._frame_size:
                 self._frame_size = 0
-            self._frames.append(data[start + HEADER_BYTES : end])
+            self._frames.append(data[start_of_sizes:end])
             self._table.append(_frame_size_field(frame_size) * count)
         else:
             self._frame_size = 0
-            frames_at = start + HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES * count
+            frames_at = start_of_sizes + SIZE_TABLE_ENTRY_BYTES * count
             self._frames.append(data[frames_at:end])
-            self._table.append(data[start + HEADER_BYTES : frames_at])
+            self._table.append(data[start_of_sizes:frames_at])
         return True
 
     def _widen(self, timestamp_min: int, timestamp_max: int) -> bool:
@@ -112,9 +129,10 @@ class _Joint:
         self._count = 0
 
     def _join(self) -> Batch:
-        flags = UNIFORM if self._frame_size else 0
-        payload = b"".join(self._frames if flags else [*self._table, *self._frames])
-        _, _, _, first_id, offset_bytes, _, _, synced_before, due_ns, epoch = self._header
+        is_uniform = self._frame_size > 0
+        flags = self._layout | (UNIFORM if is_uniform else 0)
+        payload = b"".join(self._frames if is_uniform else [*self._table, *self._frames])
+        _, _, _, _, first_id, offset_bytes, _, _, synced_before, due_ns, epoch = self._header
         rest = (first_id, offset_bytes, self._timestamp_min, self._timestamp_max, synced_before, due_ns, epoch)
         header = HEADER.pack(MAGIC, VERSION, flags, 0, len(payload), self._count, *rest, 0)[:_CRC_POSITION]
         crc = crc32(payload, crc32(header))

@@ -7,7 +7,8 @@ What is done, in this order:
 3. the last segment is walked from its checkpoint, or from its start, and its torn tail cut;
 4. those of the last sealed segments that were not known to be durable are walked after all;
 5. missing sequences are told;
-6. what may be only in the page cache is synced, so that everything recovered can be called committed.
+6. what may be only in the page cache is synced, so that everything recovered can be called committed;
+7. who published what is read from the snapshot and from what is stored behind it, see producers.py.
 
 A *checkpoint* is the index file of the active segment; it is believed only when everything it covers was durable when
 it was written. Rules of this file: bytes that are damaged, unreadable or missing never prevent opening, they are
@@ -29,7 +30,7 @@ import errno
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from struct import Struct
 from zlib import crc32
@@ -39,6 +40,7 @@ from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
 from flintmq.storage.files import File
 from flintmq.storage.index import IndexSummary, SparseIndex
+from flintmq.storage.producers import ProducerMemory, load, restore
 from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
     BAD_SUFFIX,
@@ -72,10 +74,12 @@ class Recovered:
     Attributes:
         segments: at least one; the last is the active one.
         failed: why the log takes no appends; None when it does.
+        producers: who has published to it.
     """
 
     segments: list[Segment]
     failed: str | None
+    producers: ProducerMemory = field(default_factory=ProducerMemory)
 
 
 def recover(home: Home, created_ns: int, next_sequence_min: int) -> Recovered:
@@ -90,13 +94,15 @@ def recover(home: Home, created_ns: int, next_sequence_min: int) -> Recovered:
     """
     opening = _Opening(home)
     opening.identify(created_ns)
+    saved_sequence, table = load(home)
     opening.open_segments()
     opening.verify_doubtful()
     opening.tell_gaps()
-    opening.continue_at(next_sequence_min)
+    # below the snapshot no sequence is used again: what is stored there is not read for it
+    opening.continue_at(max(next_sequence_min, saved_sequence))
     opening.sweep()
     opening.sync()
-    return Recovered(opening.segments, opening.failed)
+    return Recovered(opening.segments, opening.failed, restore(opening.segments, saved_sequence, table))
 
 
 def begin(home: Home) -> Segment | None:
@@ -325,7 +331,7 @@ class _Opening:
             self._directory_changed = True
             return self._reopen(self.segments.pop())
         if header is None and self.failed is None:
-            self._write_header_again(segment, file_size)
+            self._write_header_again(segment, previous)
         return segment
 
     def _remember_end(self, segment: Segment) -> None:
@@ -402,13 +408,14 @@ class _Opening:
             end = start
         return end
 
-    def _write_header_again(self, segment: Segment, file_size: int) -> None:
+    def _write_header_again(self, segment: Segment, previous: Segment | None) -> None:
         if not segment.is_empty:
             reason = "segment header damaged; written again"
             end = segment.first
             self.home.report(Corruption(segment.path, 0, SEGMENT_HEADER_BYTES, reason, end, end, "header"))
         try:
-            segment.write_header(segment.first)
+            follows = previous is not None and previous.end == segment.first
+            segment.write_header(segment.first, previous.end_offset_bytes if previous and follows else None)
         except OSError as error:
             self.failed = str(WriteFailed(segment.path, f"cannot write its header: {error}"))
         self._is_clean = False
@@ -604,6 +611,7 @@ def _adopt(segment: Segment, summary: IndexSummary) -> None:
     segment.end_offset_bytes = summary.end_offset_bytes
     segment.timestamp_max = summary.timestamp_max
     segment.synced_before = max(segment.synced_before, summary.synced_sequence)
+    segment.has_producers = summary.has_producers
 
 
 def _checkpoint(segment: Segment, file_size: int) -> tuple[IndexSummary, SparseIndex] | None:

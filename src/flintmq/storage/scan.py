@@ -7,9 +7,10 @@ A batch behind damage is accepted by the first of these that holds, and its CRC 
 
 1. it stands where the walk stopped: the file lost bytes, the sequence jumps;
 2. it stands where the damaged batch says it ends, and carries on the damaged batch's ids;
-3. it is *consistent*: the bytes skipped equal the frame bytes lost (difference of ``offset_bytes``) plus the header and
-   size table of at least one and at most each lost message. A message whose body is itself a batch (a copy of some log)
-   fails this, so it is not taken for ours. Earlier batches that lead to it without a gap are accepted with it;
+3. it is *consistent*: the bytes skipped equal the frame bytes lost (difference of ``offset_bytes``) plus the header,
+   prefix and size table of at least one and at most each lost message. A message whose body is itself a batch (a copy
+   of some log) fails this, so it is not taken for ours. Earlier batches that lead to it without a gap are accepted with
+   it;
 4. for files whose bytes were shifted: it is consistent but for ``SHIFT_BYTES_MAX``, and a verified batch, or the end of
    the file, follows on it.
 
@@ -24,19 +25,34 @@ from dataclasses import dataclass, field
 from struct import Struct
 from zlib import crc32
 
-from flintmq.batch import HEADER_BYTES, KNOWN_FLAGS, MAGIC, UNIFORM, VERSION
+from flintmq.batch import (
+    FLAGS_POSITION,
+    HEADER_BYTES,
+    KNOWN_FLAGS,
+    MAGIC,
+    PREFIX_BYTES_MAX,
+    PRODUCER,
+    UNIFORM,
+    VERSION,
+    is_possible_prefix,
+)
 from flintmq.limits import BATCH_SIZE_MAX, RESYNC_CRC_BYTES_MAX, SEQUENCE_BITS
 from flintmq.message import FRAME_OVERHEAD_BYTES
 
 Read = Callable[[int, int], bytes]
 
-# prefix (magic, version, flags, reserved), payload_size, count, first_id, offset_bytes, timestamp_max, crc
+# beginning (magic, version, flags, prefix), payload_size, count, first_id, offset_bytes, timestamp_max, crc
 _FIELDS = Struct(">8sIIQQ8xQ20xI")
 _SYNCED_BEFORE = Struct(">Q")
 _SYNCED_BEFORE_POSITION = 48
 _CRC_POSITION = HEADER_BYTES - 4
-FLAGS_POSITION = 5
-_PREFIXES = frozenset(MAGIC + bytes((VERSION, flags, 0, 0)) for flags in range(KNOWN_FLAGS + 1))
+_PREFIX_POSITION = 6
+_BEGINNINGS = frozenset(
+    MAGIC + bytes((VERSION, flags, 0, prefix_bytes))
+    for flags in range(KNOWN_FLAGS + 1)
+    for prefix_bytes in range(PREFIX_BYTES_MAX + 1)
+    if is_possible_prefix(flags, prefix_bytes)
+)
 _SEARCH_BYTES_FIRST = 16 * 1024  # the next good batch is near, as a rule
 _SEARCH_BYTES = 1024 * 1024
 SHIFT_BYTES_MAX = 1024 * 1024
@@ -70,7 +86,7 @@ def walk(data: bytes, position: int, next_id: int, stop_id: int) -> Run:
         stop_id: no batch is looked at that starts at or beyond it.
     """
     unpack = _FIELDS.unpack_from
-    prefixes = _PREFIXES
+    beginnings = _BEGINNINGS
     view = memoryview(data)
     size = len(data)
     last_header = size - HEADER_BYTES
@@ -79,10 +95,10 @@ def walk(data: bytes, position: int, next_id: int, stop_id: int) -> Run:
     add_id = run.first_ids.append
     add_timestamp = run.timestamps.append
     while position <= last_header and next_id < stop_id:
-        prefix, payload_size, count, first_id, _offset, timestamp, crc = unpack(data, position)
+        beginning, payload_size, count, first_id, _offset, timestamp, crc = unpack(data, position)
         payload_at = position + HEADER_BYTES
         end = payload_at + payload_size
-        if first_id != next_id or prefix not in prefixes or end > size or not count:
+        if first_id != next_id or beginning not in beginnings or end > size or not count:
             break
         if crc32(view[payload_at:end], crc32(data[position : position + _CRC_POSITION])) != crc:
             break
@@ -96,6 +112,11 @@ def walk(data: bytes, position: int, next_id: int, stop_id: int) -> Run:
     return run
 
 
+def has_producers(data: bytes, run: Run) -> bool:
+    """Whether a batch of a run found in ``data`` says who published it."""
+    return any(data[position + FLAGS_POSITION] & PRODUCER for position in run.positions)
+
+
 def hop(data: bytes, position: int, next_id: int, wanted_id: int) -> tuple[int, int]:
     """Skip batches that end at or before ``wanted_id`` by their unverified headers.
 
@@ -106,9 +127,9 @@ def hop(data: bytes, position: int, next_id: int, wanted_id: int) -> tuple[int, 
     size = len(data)
     last_header = size - HEADER_BYTES
     while position <= last_header:
-        prefix, payload_size, count, first_id, *_ = unpack(data, position)
+        beginning, payload_size, count, first_id, *_ = unpack(data, position)
         end = position + HEADER_BYTES + payload_size
-        if first_id != next_id or prefix not in _PREFIXES or end > size or first_id + count > wanted_id:
+        if first_id != next_id or beginning not in _BEGINNINGS or end > size or first_id + count > wanted_id:
             break
         position = end
         next_id = first_id + count
@@ -142,11 +163,11 @@ def claim_at(data: bytes, at: int, position: int, id_base: int) -> Claim | None:
     """
     if at < 0 or len(data) - at < HEADER_BYTES:
         return None
-    prefix, payload_size, count, first_id, offset_bytes, _timestamp, crc = _FIELDS.unpack_from(data, at)
-    if prefix not in _PREFIXES or not 0 < payload_size <= BATCH_SIZE_MAX:
+    beginning, payload_size, count, first_id, offset_bytes, _timestamp, crc = _FIELDS.unpack_from(data, at)
+    if beginning not in _BEGINNINGS or not 0 < payload_size <= BATCH_SIZE_MAX:
         return None
-    table_bytes = 0 if prefix[FLAGS_POSITION] & UNIFORM else count * SIZE_TABLE_ENTRY_BYTES
-    frame_bytes = payload_size - table_bytes
+    table_bytes = 0 if beginning[FLAGS_POSITION] & UNIFORM else count * SIZE_TABLE_ENTRY_BYTES
+    frame_bytes = payload_size - table_bytes - beginning[_PREFIX_POSITION + 1]
     if not 0 < count <= frame_bytes // FRAME_OVERHEAD_BYTES or first_id >> SEQUENCE_BITS != id_base >> SEQUENCE_BITS:
         return None
     size = HEADER_BYTES + payload_size
@@ -279,7 +300,8 @@ def _header_pattern(id_base: int) -> re.Pattern[bytes]:
     high, low = divmod(partition << 2, 256)
     flags = b"[\\x00-" + re.escape(bytes((KNOWN_FLAGS,))) + b"]"
     identity = re.escape(bytes((high,))) + b"[" + re.escape(bytes((low,))) + b"-" + re.escape(bytes((low | 3,))) + b"]"
-    following = re.escape(bytes((VERSION,))) + flags + b"\\x00\\x00.{8}" + identity
+    prefix = b"\\x00[\\x00-" + re.escape(bytes((PREFIX_BYTES_MAX,))) + b"]"
+    following = re.escape(bytes((VERSION,))) + flags + prefix + b".{8}" + identity
     return re.compile(MAGIC + b"(?=" + following + b")", re.DOTALL)
 
 
@@ -291,7 +313,7 @@ def _is_consistent(claim: Claim, expected_id: int, anchor: Anchor, shift_bytes: 
         lost >= (0 if shift_bytes else 1)
         and frame_bytes >= lost * FRAME_OVERHEAD_BYTES
         and -shift_bytes <= header_bytes - HEADER_BYTES
-        and header_bytes <= lost * (HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES) + shift_bytes
+        and header_bytes <= lost * (HEADER_BYTES + PREFIX_BYTES_MAX + SIZE_TABLE_ENTRY_BYTES) + shift_bytes
     )
 
 

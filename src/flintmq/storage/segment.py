@@ -53,7 +53,7 @@ from flintmq.storage.index import (
     decode_summary,
     encode_index,
 )
-from flintmq.storage.scan import Anchor, Run, Search, claim_at, hop, walk, why_not
+from flintmq.storage.scan import Anchor, Run, Search, claim_at, has_producers, hop, walk, why_not
 
 MAGIC = b"FMQS"
 VERSION = 1
@@ -189,6 +189,7 @@ class Segment:
         timestamp_max: latest timestamp of its messages, 0 when empty.
         end_offset_bytes: virtual position after its last frame.
         synced_before: the highest durable watermark its header, index or batches tell.
+        has_producers: whether one of its batches says who published it, or may have said so before it was damaged.
         live_index: the growing index of the active segment; None when it is loaded on demand.
         live_file: the handle while the segment is active or not synced; None when it is opened on demand.
         bad_paths: files that hold bytes set aside from it.
@@ -200,6 +201,7 @@ class Segment:
         "end",
         "end_offset_bytes",
         "first",
+        "has_producers",
         "home",
         "live_file",
         "live_index",
@@ -217,6 +219,7 @@ class Segment:
         self.timestamp_max = 0
         self.end_offset_bytes = 0
         self.synced_before = 0
+        self.has_producers = False
         self.live_index: SparseIndex | None = None
         self.live_file: File | None = None
         self.path = f"{home.directory}/{segment_name(first)}"
@@ -248,21 +251,29 @@ class Segment:
         file.truncate(0)  # what a failed creation of the same name left must not follow the header
         self.write_header(previous_end)
 
-    def write_header(self, previous_end: int) -> None:
+    def write_header(self, previous_end: int, base: int | None = None) -> None:
         """Write the header of a segment that has no batch yet, or whose header was damaged.
+
+        Args:
+            base: virtual position of its first frame; None when nothing but its index can tell.
 
         Raises:
             OSError: nothing is known about the file.
         """
         home = self.home
-        base = self.base_offset()
+        if base is None:
+            base = self.base_offset()
         header = SegmentHeader(home.partition, home.log_id, self.first, base, previous_end, self.synced_before)
         self.file().write_at(0, encode_segment_header(header))
 
     def base_offset(self) -> int:
         """Virtual position of its first frame, as far as its index knows."""
-        entry = self.live_index.before_sequence(self.first) if self.live_index is not None else None
-        return entry.offset_bytes if entry is not None else self.end_offset_bytes
+        entry = self.live_index.before_offset(0) if self.live_index is not None else None
+        if entry is None:
+            return self.end_offset_bytes
+        lost_bytes = entry.position - SEGMENT_HEADER_BYTES
+        # of what was lost before it a header is known to have been no frame
+        return max(0, entry.offset_bytes - lost_bytes + HEADER_BYTES) if lost_bytes else entry.offset_bytes
 
     def file(self) -> File:
         """The open handle.
@@ -392,6 +403,7 @@ class Segment:
             self.end_offset_bytes,
             self.timestamp_max,
             synced_sequence,
+            self.has_producers,
         )
         data = encode_index(summary, index)
         with suppress(OSError):
@@ -432,6 +444,7 @@ class Segment:
         while (found := walker.next_run(SCAN_WINDOW_BYTES, NO_STOP)) is not None:
             timestamp = index.add_run(found.data, found.run, found.position, self.home.id_base, self.timestamp_max)
             self.timestamp_max = timestamp
+            self.has_producers = self.has_producers or has_producers(found.data, found.run)
         self.synced_before = max(self.synced_before, walker.synced_before)
 
     def next_run(self, sequence: int, size: int, stop: int) -> Found | None:
@@ -517,6 +530,7 @@ class Segment:
             known = self._damages[number]
             damage = Damage(damage.position, known.position, damage.first, known.first)
         self._damages.insert(number, damage)
+        self.has_producers = True
         size = damage.end_position - damage.position
         words = self.copy_aside(damage.position, size)[1]
         reason = f"{reason}; {words}" if words else reason

@@ -25,7 +25,7 @@ import msgspec
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.message import FRAME_HEADER, FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, SIZE_FIELD_BYTES
-from flintmq.wire import commands, extended
+from flintmq.wire import commands, extended, once
 from flintmq.wire.codes import CODES, is_fatal
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE
@@ -62,6 +62,7 @@ class Features(msgspec.Struct, kw_only=True):
     snappy: bool = False
     sample_rate: int = 0
     auth_required: bool = False
+    producer_sequences: bool = False
 
 
 class Authorised(msgspec.Struct, kw_only=True):
@@ -213,6 +214,16 @@ class ClientConnection:
         self.state = SUBSCRIBED
         return data
 
+    def sub_advanced(
+        self, topic: str, channel: str, token: object, partition: int | None = None, start: str | None = None
+    ) -> bytes:
+        """Subscribe, and say where the channel begins; messages come with their place in the partition."""
+        data = extended.sub_advanced(topic, channel, partition, start)
+        self._expect("SUB_ADVANCED", token)
+        self._names_partitions |= partition is not None
+        self.state = SUBSCRIBED
+        return data
+
     def pub(self, topic: str, body: bytes, token: object = None, partition: int | None = None) -> bytes:
         """Publish one message."""
         data = commands.pub(topic, body, partition)
@@ -227,6 +238,24 @@ class ClientConnection:
         self._names_partitions |= partition is not None
         return data
 
+    def pub_once(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        producer_id: str,
+        sequence: int,
+        token: object = None,
+        partition: int | None = None,
+    ) -> bytes:
+        """Publish one message or several, unless they were before; only FlintMQ's nsqd knows it."""
+        if len(bodies) == 1:
+            data = once.pub_once(topic, partition, producer_id, sequence, bodies[0])
+        else:
+            data = once.mpub_once(topic, partition, producer_id, sequence, bodies)
+        self._expect("PUB_ONCE" if len(bodies) == 1 else "MPUB_ONCE", token)
+        self._names_partitions |= partition is not None
+        return data
+
     def pub_trace(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], token: object) -> bytes:
         """Publish (trace id, body), one or several; the answer is for :func:`flintmq.wire.extended.parse_stored`."""
         if len(messages) == 1:
@@ -237,17 +266,27 @@ class ClientConnection:
         self._names_partitions = True
         return data
 
-    def pub_ext(self, topic: str, partition: int, headers: bytes, body: bytes, token: object) -> bytes:
+    def pub_ext(self, topic: str, partition: int | None, headers: bytes, body: bytes, token: object) -> bytes:
         """Publish one message with headers, a JSON object."""
         data = extended.pub_ext(topic, partition, headers, body)
         self._expect("PUB_EXT", token)
-        self._names_partitions = True
+        self._names_partitions |= partition is not None
         return data
 
-    def dpub(self, topic: str, defer_ms: int, body: bytes, token: object = None) -> bytes:
-        """Publish one message for delivery after ``defer_ms``."""
-        data = commands.dpub(topic, defer_ms, body)
+    def dpub(self, topic: str, defer_ms: int, body: bytes, token: object = None, partition: int | None = None) -> bytes:
+        """Publish one message for delivery after ``defer_ms``; only FlintMQ's nsqd knows it with a partition."""
+        data = commands.dpub(topic, defer_ms, body, partition)
         self._expect("DPUB", token)
+        self._names_partitions |= partition is not None
+        return data
+
+    def mdpub(
+        self, topic: str, defer_ms: int, bodies: Sequence[bytes], token: object = None, partition: int | None = None
+    ) -> bytes:
+        """Publish several messages for delivery after ``defer_ms``; only FlintMQ's nsqd knows it."""
+        data = commands.mdpub(topic, defer_ms, bodies, partition)
+        self._expect("MDPUB", token)
+        self._names_partitions |= partition is not None
         return data
 
     def cls(self, token: object = None) -> bytes:

@@ -46,9 +46,17 @@ _INIT = ("init",)
 _CONSUMING = ("subscribed", "closing")
 _ANY = ("init", "subscribed", "closing")
 _IN_ORDER = " <topic> <channel> <partition>\\n"
+_ADVANCED_FORM = "SUB_ADVANCED <topic> <channel> [<partition> [<start>]]\\n"
 _MPUB_FORM = "MPUB <topic> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
 _DPUB_FORM = "DPUB <topic> <defer_ms> [<partition>]\\n[4 size][body]"
 _MDPUB_FORM = "MDPUB <topic> <defer_ms> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
+_PUB_ONCE_FORM = "PUB_ONCE <topic> <partition|-> <producer_id> <sequence>\\n[4 size][body]"
+_MPUB_ONCE_FORM = "MPUB_ONCE <topic> <partition|-> <producer_id> <first_sequence>\\n[4 size][4 count]{[4 size][body]}"
+_PUB_TRACE_FORM = "PUB_TRACE <topic> <partition>\\n[4 size][8 trace id][body]"
+_PUB_EXT_FORM = "PUB_EXT <topic> <partition>\\n[4 size][2 size][JSON][body]"
+_MPUB_TRACE_FORM = "MPUB_TRACE <topic> <partition>\\n[4 size][4 count]{[4 size][8 trace id][body]}"
+_MPUB_EXT_FORM = "MPUB_EXT <topic> <partition>\\n[4 size][4 count]{[4 size][2 size][JSON][body]}"
+_STORED = "OK and 28 bytes"
 _FETCH_FORM = "FETCH <topic> <partition>\\n[8 start][8 end][4 bytes_max][4 epoch]"
 _CURSOR_FORM = "CURSOR <topic> <channel> <partition> <sequence>\\n"
 _ROWS = (
@@ -57,10 +65,17 @@ _ROWS = (
     Command("SUB", "SUB <topic> <channel> [<partition>]\\n", "OK", _INIT, "nsq", "subscribe to a channel"),
     Command("SUB_ORDER", f"SUB_ORDER{_IN_ORDER}", "OK", _INIT, "youzan", "subscribe to a partition, in its order"),
     Command("SUB_ORDERED", f"SUB_ORDERED{_IN_ORDER}", "OK", _INIT, "youzan", "SUB_ORDER under its older name"),
+    Command("SUB_ADVANCED", _ADVANCED_FORM, "OK", _INIT, "youzan", "subscribe, and the first one says from where"),
     Command("PUB", "PUB <topic> [<partition>]\\n[4 size][body]", "OK", _ANY, "nsq", "publish one message"),
     Command("MPUB", _MPUB_FORM, "OK", _ANY, "nsq", "publish several messages"),
     Command("DPUB", _DPUB_FORM, "OK", _ANY, "nsq", "publish for later delivery"),
     Command("MDPUB", _MDPUB_FORM, "OK", _ANY, "flintmq", "publish several messages for later delivery"),
+    Command("PUB_ONCE", _PUB_ONCE_FORM, "OK", _ANY, "flintmq", "publish one message, unless it was before"),
+    Command("MPUB_ONCE", _MPUB_ONCE_FORM, "OK", _ANY, "flintmq", "publish several messages, unless they were before"),
+    Command("PUB_TRACE", _PUB_TRACE_FORM, _STORED, _ANY, "youzan", "publish one message with a trace id"),
+    Command("MPUB_TRACE", _MPUB_TRACE_FORM, _STORED, _ANY, "youzan", "publish several messages with trace ids"),
+    Command("PUB_EXT", _PUB_EXT_FORM, f"OK, or {_STORED}", _ANY, "youzan", "publish one message with headers"),
+    Command("MPUB_EXT", _MPUB_EXT_FORM, "OK", _ANY, "youzan", "publish several messages with headers"),
     Command("RDY", "RDY <count>\\n", "", _CONSUMING, "nsq", "how many messages may be in flight"),
     Command("FIN", "FIN <id>\\n", "", _CONSUMING, "nsq", "finish a message"),
     Command("REQ", "REQ <id> <timeout_ms>\\n", "", _CONSUMING, "nsq", "give a message back"),
@@ -129,10 +144,11 @@ def pub(topic: str, body: bytes, partition: int | None = None) -> bytes:
 
 def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
     """``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
-    return _several(b"MPUB " + target(topic, partition), bodies)
+    return several(b"MPUB " + target(topic, partition), bodies)
 
 
-def _several(line: bytes, bodies: Sequence[bytes]) -> bytes:
+def several(line: bytes, bodies: Sequence[bytes]) -> bytes:
+    """A command of several bodies: at least one, none empty."""
     if not bodies or not all(bodies):
         command = line.split(b" ", 1)[0].decode()
         raise LocalProtocolError("E_BAD_MESSAGE", f"{command} needs at least one body and none may be empty")
@@ -158,7 +174,7 @@ def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -
 
 def mdpub(topic: str, defer_ms: int, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
     """``MDPUB``: several messages, delivered not before ``defer_ms`` milliseconds from now; only our nsqd has it."""
-    return _several(_deferring_line(b"MDPUB", topic, defer_ms, partition), bodies)
+    return several(_deferring_line(b"MDPUB", topic, defer_ms, partition), bodies)
 
 
 def _deferring_line(command: bytes, topic: str, defer_ms: int, partition: int | None) -> bytes:

@@ -11,7 +11,7 @@ Byte pictures (big-endian)::
 
     message of a partition              message id = [8 internal id][8 trace id]
     body of a frame                     [1 version [2 size][headers]]   only on an extended topic; version 0 has no more
-                                        [8 offset][4 raw size]          only when subscribed in order
+                                        [8 offset][4 raw size]          only with SUB_ORDER or SUB_ADVANCED
                                         [body]
 
 Serialisers check what the protocol would refuse and raise :class:`LocalProtocolError`. ``SUB_ORDER`` is the seeds'
@@ -22,6 +22,7 @@ Source: seed 000 "Ordered Message Consumption" and "Message Tracing", reference/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
@@ -40,6 +41,7 @@ HEADERS_SIZE_MAX = 2**16 - 1
 NO_HEADERS, TAG, JSON = 0, 2, 4
 """Versions of the headers in front of a body: none, a dispatch tag, a JSON object."""
 
+_START = re.compile(r"(timestamp|virtual_queue|msgcount):[0-9]{1,18}|special:-1", re.ASCII)
 SUB_ORDER, SUB_ORDERED = "SUB_ORDER", "SUB_ORDERED"
 
 
@@ -86,6 +88,27 @@ def sub_order(topic: str, channel: str, partition: int, command: str = SUB_ORDER
     return b"%s %s %s%s\n" % (command.encode(), target(topic), channel_bytes(channel), partition_bytes(partition))
 
 
+def sub_advanced(topic: str, channel: str, partition: int | None = None, start: str | None = None) -> bytes:
+    """``SUB_ADVANCED``: messages come as of ``SUB``, each with its place in the partition as of ``SUB_ORDER``.
+
+    Args:
+        partition: None for every one that the nsqd has.
+        start: ``timestamp:<s>``, ``virtual_queue:<bytes>``, ``msgcount:<count>`` or ``special:-1``, in the partition:
+            where the channel begins, if this is its first consumer.
+    """
+    line = b"SUB_ADVANCED %s %s%s" % (target(topic), channel_bytes(channel), partition_bytes(partition))
+    if start is None:
+        return line + b"\n"
+    if partition is None:
+        raise LocalProtocolError("E_BAD_PARTITION", f"start {start} without a partition; it is a place in one")
+    if _START.fullmatch(start) is None:
+        raise LocalProtocolError(
+            "E_INVALID",
+            f"start {start[:100]!r} is not timestamp:, virtual_queue: or msgcount: and digits, or special:-1",
+        )
+    return b"%s %s\n" % (line, start.encode())
+
+
 def pub_trace(topic: str, partition: int, trace_id: int, body: bytes) -> bytes:
     """``PUB_TRACE``."""
     return b"".join((b"PUB_TRACE ", target(topic, partition), b"\n", *_traced(trace_id, body)))
@@ -97,8 +120,8 @@ def mpub_trace(topic: str, partition: int, messages: Sequence[tuple[int, bytes]]
     return _several(b"MPUB_TRACE ", topic, partition, len(messages), parts)
 
 
-def pub_ext(topic: str, partition: int, headers: bytes, body: bytes) -> bytes:
-    """``PUB_EXT``; ``headers`` is a JSON object."""
+def pub_ext(topic: str, partition: int | None, headers: bytes, body: bytes) -> bytes:
+    """``PUB_EXT``; ``headers`` is a JSON object. Without a partition: only our nsqd takes it."""
     return b"".join((b"PUB_EXT ", target(topic, partition), b"\n", *_with_headers(headers, body)))
 
 

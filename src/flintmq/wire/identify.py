@@ -6,6 +6,7 @@ what the wire carries; a field of the wrong JSON type is an error, an unknown fi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,6 +17,10 @@ from flintmq.errors import RemoteProtocolError
 NSQ_VERSION = "1.3.0"
 """The NSQ release that peers see in IDENTIFY, /info and towards nsqlookupd, because tools compare it."""
 
+TAG_SIZE_MAX = 100
+"""Of the tag that a consumer wants messages of."""
+
+_TAG = re.compile(f"[A-Za-z0-9_-]{{0,{TAG_SIZE_MAX}}}")
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]  # as wide as nsqd's: what is beyond is no number
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -47,6 +52,20 @@ class ExtendedIdentifyRequest(IdentifyRequest, kw_only=True):
     desired_tag: str = ""
 
 
+class OnceIdentifyRequest(IdentifyRequest, kw_only=True):
+    """What a producer adds that publishes with sequences; an nsqd that takes them says the same in its answer."""
+
+    producer_sequences: bool = True
+
+
+class ReceivedRequest(IdentifyRequest, kw_only=True):
+    """What a server reads: what a client of a plain topic never says is absent."""
+
+    extend_support: bool = False
+    desired_tag: str = ""
+    producer_sequences: bool = False
+
+
 class IdentifyResponse(msgspec.Struct, kw_only=True):
     """The negotiated answer, fields in the order nsqd sends them."""
 
@@ -65,6 +84,8 @@ class IdentifyResponse(msgspec.Struct, kw_only=True):
     output_buffer_timeout: int
     topology_region: str
     topology_zone: str
+    desired_tag: str | msgspec.UnsetType = msgspec.UNSET
+    producer_sequences: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +109,14 @@ class ServerFeatures:
     auth_required: bool = False
     topology_region: str = ""
     topology_zone: str = ""
+    producer_sequences: bool = True
 
 
 @dataclass(slots=True)
 class Negotiated:
     """What holds for a connection after IDENTIFY; times in milliseconds, ``heartbeat_interval_ms`` 0 when disabled."""
 
-    request: IdentifyRequest
+    request: ReceivedRequest
     response: bytes | None
     heartbeat_interval_ms: int
     msg_timeout_ms: int
@@ -112,10 +134,10 @@ class Negotiated:
 
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_FIELDS = frozenset(IdentifyRequest.__struct_fields__)
+_FIELDS = frozenset(ReceivedRequest.__struct_fields__)
 
 
-def parse_request(body: bytes) -> IdentifyRequest:
+def parse_request(body: bytes) -> ReceivedRequest:
     """Decode an IDENTIFY body; keys are matched whatever their case, as nsqd does, and null means absent.
 
     Bytes that are not UTF-8 are replaced, not refused: they stand in names that only statistics show.
@@ -129,7 +151,7 @@ def parse_request(body: bytes) -> IdentifyRequest:
             name = key if key in _FIELDS else key.lower()
             if name in _FIELDS and bytes(value) != b"null":
                 fields[name] = msgspec.json.decode(value)
-        return msgspec.convert(fields, IdentifyRequest)
+        return msgspec.convert(fields, ReceivedRequest)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
 
@@ -138,7 +160,7 @@ def _bad(what: str, value: int) -> RemoteProtocolError:
     return RemoteProtocolError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
 
 
-def negotiate(request: IdentifyRequest, server: ServerFeatures) -> Negotiated:
+def negotiate(request: ReceivedRequest, server: ServerFeatures) -> Negotiated:
     """Apply the ranges of reference/nsq.md 1.5 and decide what is granted.
 
     Raises:
@@ -175,6 +197,12 @@ def negotiate(request: IdentifyRequest, server: ServerFeatures) -> Negotiated:
     if request.msg_timeout and not 1000 <= msg_timeout <= server.max_msg_timeout_ms:
         raise _bad("msg timeout", request.msg_timeout)
 
+    if not _TAG.fullmatch(request.desired_tag):
+        what = f"at most {TAG_SIZE_MAX} of [A-Za-z0-9_-]"
+        raise RemoteProtocolError(
+            "E_BAD_BODY", f"IDENTIFY desired tag ({request.desired_tag[:120]}) is invalid: {what}"
+        )
+
     negotiates = request.feature_negotiation
     tls = negotiates and server.tls and request.tls_v1
     deflate = negotiates and server.deflate and request.deflate
@@ -203,6 +231,8 @@ def negotiate(request: IdentifyRequest, server: ServerFeatures) -> Negotiated:
                 output_buffer_timeout=timeout,
                 topology_region=server.topology_region,
                 topology_zone=server.topology_zone,
+                desired_tag=request.desired_tag or msgspec.UNSET,
+                producer_sequences=(request.producer_sequences and server.producer_sequences) or msgspec.UNSET,
             )
         )
     return Negotiated(

@@ -29,7 +29,7 @@ import msgspec
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
-from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
+from flintmq.topic_meta import EXTENDED_PLAIN, TopicMeta, decode_meta, encode_meta
 
 MAGIC_V1 = b"  V1"
 OK = b"OK"
@@ -117,7 +117,7 @@ class Unregister:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What a topic with partitions was created with (META); the nsqd serves it."""
+    """What a topic with partitions or headers was created with (META); the nsqd serves it."""
 
     topic: str
     meta: TopicMeta
@@ -316,7 +316,7 @@ def _decode_meta(body: bytes) -> TopicMeta:
         meta = decode_meta(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteProtocolError("E_BAD_BODY", "META failed to decode JSON body") from error
-    if not 0 < meta.partition_num <= PARTITION_COUNT_MAX:
+    if not 0 < meta.partition_num <= PARTITION_COUNT_MAX and meta != EXTENDED_PLAIN:
         limit = f"1 to {PARTITION_COUNT_MAX}"
         raise RemoteProtocolError("E_BAD_BODY", f"META partition_num {meta.partition_num} is not {limit}")
     return meta
@@ -399,7 +399,7 @@ def encode_unregister(topic: str, channel: str = "", partition: int | None = Non
 
 
 def encode_describe(topic: str, meta: TopicMeta) -> bytes:
-    """META: what a topic with partitions was created with; only to a nsqlookupd that says ``partitions``."""
+    """META: what a topic with partitions or headers was created with; only to a nsqlookupd that says ``partitions``."""
     body = encode_meta(meta)
     return b"META " + topic.encode() + b"\n" + _INT32.pack(len(body)) + body
 

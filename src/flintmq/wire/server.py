@@ -28,8 +28,13 @@ from struct import Struct
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, MESSAGE_ID_SIZE
 from flintmq.names import is_valid_name
 from flintmq.topic_meta import parse_partition
+from flintmq.wire import server_extended, server_once
 from flintmq.wire.commands import FETCH_BODY, MAGIC_V2
 from flintmq.wire.frames import INT32
+from flintmq.wire.refusals import Incomplete as _Incomplete
+from flintmq.wire.refusals import Refused as _Refused
+from flintmq.wire.server_extended import PublishExtended as PublishExtended
+from flintmq.wire.server_once import PublishOnce as PublishOnce
 
 INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 
@@ -59,21 +64,28 @@ class Auth:
 
 @dataclass(slots=True)
 class Subscribe:
-    """SUB, or SUB_ORDER under either of its names.
+    """SUB, SUB_ORDER under either of its names, or SUB_ADVANCED.
 
     Attributes:
         partition: None when none was named, :data:`NOT_A_NUMBER` when the word is something else.
         command: as it was sent.
+        start: the place at which the channel's first consumer wants to begin; None where it is.
     """
 
     topic: str
     channel: str
     partition: int | None = None
     command: str = "SUB"
+    start: str | None = None
 
     @property
     def is_ordered(self) -> bool:
         """Whether one message at a time is wanted, in the order of the partition."""
+        return self.command in ("SUB_ORDER", "SUB_ORDERED")
+
+    @property
+    def is_located(self) -> bool:
+        """Whether messages are to come with their place in the partition."""
         return self.command != "SUB"
 
 
@@ -186,7 +198,7 @@ class Violation:
 
 Event = (
     Identify | Auth | Subscribe | Publish | Ready | FinishRun | Finish | Requeue | Touch | Close | Nop
-    | Offsets | Fetch | Cursor | Violation
+    | Offsets | Fetch | Cursor | PublishExtended | PublishOnce | Violation
 )  # fmt: skip
 
 
@@ -198,17 +210,6 @@ class ServerLimits:
     max_body_size: int = 5 * 1024 * 1024
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 3_600_000
-
-
-class _Incomplete(Exception):
-    """More bytes are needed; args are how many in all, counted from the start of the command, and what is missing.
-
-    What is missing is code and detail of the error for a client that ends its stream here; absent for half a line.
-    """
-
-
-class _Refused(Exception):
-    """A violation; args are code and detail."""
 
 
 def go_quote(text: bytes) -> str:
@@ -278,8 +279,11 @@ def _uniform_struct(count: int, size: int) -> Struct:
 _UNIFORM_COUNT_MAX = 2048  # bounds the memory of cached formats
 
 
-def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: int) -> Sequence[bytes]:
+def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: int, added: int = 0) -> Sequence[bytes]:
     """Split ``count`` size-prefixed bodies out of ``data[start:end]``.
+
+    Args:
+        added: what a body may have beside the message; checking the message is then the caller's.
 
     Raises:
         _Refused: a size is not positive, too big, or the bodies do not fit.
@@ -288,7 +292,7 @@ def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: in
         size_field = data[start : start + 4]
         size = INT32.unpack(size_field)[0] if len(size_field) == 4 else 0
         stride = size + 4
-        if 0 < size <= max_msg_size and stride * count == end - start:
+        if 0 < size <= max_msg_size + added and stride * count == end - start:
             # equal sizes are the common case: check all size fields by their columns, then cut in few calls
             if all(data[start + i : end : stride] == size_field[i : i + 1] * count for i in range(4)):
                 return _split_uniform(data, start, count, size)
@@ -302,8 +306,8 @@ def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: in
         position += 4
         if size <= 0:
             raise _Refused("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
-        if size > max_msg_size:
-            raise _Refused("E_BAD_MESSAGE", f"MPUB message too big {size} > {max_msg_size}")
+        if size > max_msg_size + added:
+            raise _Refused("E_BAD_MESSAGE", f"MPUB message too big {size - added} > {max_msg_size}")
         if end - position < size:
             raise _Refused("E_BAD_MESSAGE", "MPUB failed to read message body")
         bodies.append(data[position : position + size])
@@ -339,10 +343,10 @@ class RefusedBody(ValueError):
     """A body that MPUB refuses; args are code and detail."""
 
 
-def _split_mpub(data: bytes, start: int, end: int, limits: ServerLimits) -> Sequence[bytes]:
+def _split_mpub(data: bytes, start: int, end: int, limits: ServerLimits, added: int = 0) -> Sequence[bytes]:
     if end - start < 4:
         raise _Refused("E_BAD_BODY", "MPUB failed to read message count")
-    return split_bodies(data, start + 4, end, _mpub_count(data, start, limits), limits.max_msg_size)
+    return split_bodies(data, start + 4, end, _mpub_count(data, start, limits), limits.max_msg_size, added)
 
 
 def _mpub_count(data: bytes, start: int, limits: ServerLimits) -> int:
@@ -564,7 +568,8 @@ class ServerConnection:
         if self.state not in states:
             raise _Refused("E_INVALID", f"cannot {command} in current state")
 
-    def _topic_name(self, command: str, raw: bytes) -> str:
+    def topic_name(self, command: str, raw: bytes) -> str:
+        """Read a topic's name; for the parsers of commands, as :meth:`several_bodies` is."""
         if raw == self._topic[0]:
             return self._topic[1]
         name = raw.decode("utf-8", "surrogateescape")
@@ -572,6 +577,14 @@ class ServerConnection:
             raise _Refused("E_BAD_TOPIC", f"{command} topic name {go_quote(raw)} is not valid")
         self._topic = (raw, name)
         return name
+
+    @staticmethod
+    def partition_word(parameters: list[bytes], index: int) -> int | None:
+        """The partition that stands at ``index``, where NSQ has nothing."""
+        if len(parameters) <= index:
+            return None
+        number = parse_partition(parameters[index].decode("ascii", "replace"))
+        return NOT_A_NUMBER if number is None else number
 
     def _body(self, data: bytes, line_start: int, position: int, command: str) -> tuple[bytes, int]:
         """The size-prefixed body of IDENTIFY or AUTH."""
@@ -610,15 +623,17 @@ class ServerConnection:
             raise _Refused("E_INVALID", f"cannot {command} with heartbeats disabled")
         if len(parameters) < 3:
             raise _Refused("E_INVALID", f"{command} insufficient number of parameters")
-        topic = self._topic_name(command, parameters[1])
+        topic = self.topic_name(command, parameters[1])
         channel = parameters[2].decode("utf-8", "surrogateescape")
         if not is_valid_name(channel):
             raise _Refused("E_BAD_CHANNEL", f"{command} channel name {go_quote(parameters[2])} is not valid")
         self.state = SUBSCRIBED
-        events.append(Subscribe(topic, channel, _partition_word(parameters, 3), command))
+        place = _shown(parameters[4]) if command == "SUB_ADVANCED" and len(parameters) > 4 else None
+        events.append(Subscribe(topic, channel, self.partition_word(parameters, 3), command, place))
         return at
 
-    def _message_body(self, data: bytes, start: int, at: int, command: str) -> tuple[bytes, int]:
+    def message_body(self, data: bytes, start: int, at: int, command: str) -> tuple[bytes, int]:
+        """The message of a PUB or its like, and where it ends."""
         if len(data) - at < 4:
             raise _Incomplete(at - start + 4, "E_BAD_MESSAGE", f"{command} failed to read message body size")
         size = INT32.unpack_from(data, at)[0]
@@ -634,9 +649,9 @@ class ServerConnection:
     def _pub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 2:
             raise _Refused("E_INVALID", "PUB insufficient number of parameters")
-        topic = self._topic_name("PUB", parameters[1])
-        body, end = self._message_body(data, start, at, "PUB")
-        partition = None if len(parameters) < 3 else _partition_word(parameters, 2)
+        topic = self.topic_name("PUB", parameters[1])
+        body, end = self.message_body(data, start, at, "PUB")
+        partition = None if len(parameters) < 3 else self.partition_word(parameters, 2)
         if topic is not self.pub_topic or partition != self.pub_partition:
             self._pub_line, self.pub_topic, self.pub_partition = data[start:at], topic, partition
         last = events[-1] if events else None
@@ -654,15 +669,19 @@ class ServerConnection:
         if parameters[1] != self._topic[0] and not is_valid_name(_shown(parameters[1])):
             # nsqd says the code twice here, and clients that compare texts know it so
             raise _Refused("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {go_quote(parameters[1])} is not valid")
-        topic = self._topic_name("MPUB", parameters[1])
-        bodies, end = self._several_bodies(data, start, at, "MPUB", topic)
-        events.append(Publish("MPUB", topic, bodies, 1, 0, _partition_word(parameters, 2)))
+        topic = self.topic_name("MPUB", parameters[1])
+        bodies, end = self.several_bodies(data, start, at, "MPUB", topic)
+        events.append(Publish("MPUB", topic, bodies, 1, 0, self.partition_word(parameters, 2)))
         return end
 
-    def _several_bodies(
-        self, data: bytes, start: int, at: int, command: str, topic: str
+    def several_bodies(
+        self, data: bytes, start: int, at: int, command: str, topic: str, added: int = 0
     ) -> tuple[Sequence[bytes], int]:
-        """The messages of an MPUB or MDPUB, and where they end; permission is asked before they are gathered."""
+        """The messages of an MPUB or its like, and where they end; permission is asked before they are gathered.
+
+        Args:
+            added: as in :func:`split_bodies`.
+        """
         if self.refusal_of is not None and (refusal := self.refusal_of(command, topic)) is not None:
             raise _Refused(*refusal)
         if len(data) - at < 4:
@@ -674,24 +693,24 @@ class ServerConnection:
             raise _Refused("E_BAD_BODY", f"MPUB body too big {size} > {self.limits.max_body_size}")
         end = at + 4 + size
         if len(data) < end:
-            self._check_part_of_mpub(data, at + 4)
+            self._check_part_of_mpub(data, at + 4, added)
             raise _Incomplete(end - start, "E_BAD_MESSAGE", "MPUB failed to read message body")
-        return _split_mpub(data, at + 4, end, self.limits), end
+        return _split_mpub(data, at + 4, end, self.limits, added), end
 
-    def _check_part_of_mpub(self, data: bytes, start: int) -> None:
+    def _check_part_of_mpub(self, data: bytes, start: int, added: int) -> None:
         """Refuse what can be refused before the whole body is there; behind the end of the stream, say what lacks."""
         if self._is_ended:
-            _split_mpub(data, start, len(data), self.limits)
+            _split_mpub(data, start, len(data), self.limits, added)
         elif len(data) - start >= 4:
             _mpub_count(data, start, self.limits)
 
     def _dpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 3:
             raise _Refused("E_INVALID", "DPUB insufficient number of parameters")
-        topic = self._topic_name("DPUB", parameters[1])
+        topic = self.topic_name("DPUB", parameters[1])
         defer_ms = self._defer_ms("DPUB", parameters[2])
-        body, end = self._message_body(data, start, at, "DPUB")
-        events.append(Publish("DPUB", topic, [body], 1, defer_ms, _partition_word(parameters, 3)))
+        body, end = self.message_body(data, start, at, "DPUB")
+        events.append(Publish("DPUB", topic, [body], 1, defer_ms, self.partition_word(parameters, 3)))
         return end
 
     def _defer_ms(self, command: str, text: bytes) -> int:
@@ -705,10 +724,10 @@ class ServerConnection:
     def _mdpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 3:
             raise _Refused("E_INVALID", "MDPUB insufficient number of parameters")
-        topic = self._topic_name("MDPUB", parameters[1])
+        topic = self.topic_name("MDPUB", parameters[1])
         defer_ms = self._defer_ms("MDPUB", parameters[2])
-        bodies, end = self._several_bodies(data, start, at, "MDPUB", topic)
-        events.append(Publish("MDPUB", topic, bodies, 1, defer_ms, _partition_word(parameters, 3)))
+        bodies, end = self.several_bodies(data, start, at, "MDPUB", topic)
+        events.append(Publish("MDPUB", topic, bodies, 1, defer_ms, self.partition_word(parameters, 3)))
         return end
 
     def _rdy(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
@@ -766,7 +785,7 @@ class ServerConnection:
     def _offsets(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 2:
             raise _Refused("E_INVALID", "OFFSETS insufficient number of parameters")
-        topic = self._topic_name("OFFSETS", parameters[1])
+        topic = self.topic_name("OFFSETS", parameters[1])
         timestamp_ns = None
         if len(parameters) > 2:
             timestamp_ns = _number(parameters[2])
@@ -778,7 +797,7 @@ class ServerConnection:
     def _fetch(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 3:
             raise _Refused("E_INVALID", "FETCH insufficient number of parameters")
-        topic = self._topic_name("FETCH", parameters[1])
+        topic = self.topic_name("FETCH", parameters[1])
         partition = _number(parameters[2])
         if partition is None:
             raise _Refused("E_INVALID", f"FETCH could not parse partition {_shown(parameters[2])}")
@@ -791,7 +810,7 @@ class ServerConnection:
     def _cursor(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 5:
             raise _Refused("E_INVALID", "CURSOR insufficient number of parameters")
-        topic = self._topic_name("CURSOR", parameters[1])
+        topic = self.topic_name("CURSOR", parameters[1])
         channel = _shown(parameters[2])
         if not is_valid_name(channel):
             raise _Refused("E_BAD_CHANNEL", f"CURSOR channel name {go_quote(parameters[2])} is not valid")
@@ -807,20 +826,13 @@ class ServerConnection:
 _ID_COMMANDS = (b"FIN ", b"REQ ", b"TOUCH ")
 
 
-def _partition_word(parameters: list[bytes], index: int) -> int | None:
-    """The partition that stands at ``index``, where NSQ has nothing."""
-    if len(parameters) <= index:
-        return None
-    number = parse_partition(parameters[index].decode("ascii", "replace"))
-    return NOT_A_NUMBER if number is None else number
-
-
 _PARSERS = {
     b"IDENTIFY": ServerConnection._identify,
     b"AUTH": ServerConnection._auth,
     b"SUB": ServerConnection._sub,
     b"SUB_ORDER": ServerConnection._sub,
     b"SUB_ORDERED": ServerConnection._sub,
+    b"SUB_ADVANCED": ServerConnection._sub,
     b"PUB": ServerConnection._pub,
     b"MPUB": ServerConnection._mpub,
     b"DPUB": ServerConnection._dpub,
@@ -834,4 +846,6 @@ _PARSERS = {
     b"OFFSETS": ServerConnection._offsets,
     b"FETCH": ServerConnection._fetch,
     b"CURSOR": ServerConnection._cursor,
+    **server_extended.PARSERS,
+    **server_once.PARSERS,
 }

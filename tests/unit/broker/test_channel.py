@@ -7,11 +7,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.broker.aside_disk import AsideDisk
 
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.deferred import AsideStore
 from flintmq.broker.subscription import Subscription
-from flintmq.broker.work import count_aside
 from flintmq.message import MESSAGE_HEADER
 from flintmq.storage.memory_log import MemoryLog
 
@@ -280,8 +280,7 @@ def test_delayed_messages_are_sampled_when_they_come_due():
     channel.expire(SECOND, SECOND)
     channel.pump(SECOND, SECOND)
     soon = received(consumer)
-    rows = [(sequence, due_ns, attempts, frame) for sequence, (due_ns, attempts, frame) in put_aside(channel).items()]
-    channel.aside.accept_due(rows, None, channel.aside.generation)
+    AsideDisk().flush(channel, 100 * SECOND)
     channel.pump(100 * SECOND, 100 * SECOND)
     late = received(consumer)
     assert 200 < len(soon) < 400 and 200 < len(late) < 400
@@ -293,9 +292,11 @@ def test_delayed_messages_are_sampled_when_they_come_due():
     assert (channel.floor, channel.aside.count, channel.deferred_count) == (2001, 0, 0)
 
 
-def put_aside(channel):
-    """What the database was given, once."""
-    return channel.aside.take_changes().put
+def put_aside(channel, disk=None):
+    """What the database has after a flush: sequence -> (due_ns, attempts, frame)."""
+    disk = disk or AsideDisk()
+    disk.write(channel.aside.take_changes())
+    return disk.rows()
 
 
 def test_a_stuck_message_does_not_hold_the_window():
@@ -402,7 +403,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.finished = set()
         self.published = 0
         self.due = {}
-        self.aside_rows = {}
+        self.disk = AsideDisk()
         self.channel = make_channel(self.log, window_max=window_max)
 
     def pump(self):
@@ -423,25 +424,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     def flush(self):
         """What the database does: apply changes, then hand over what is due."""
-        aside = self.channel.aside
-        changes = aside.take_changes()
-        recount = None if changes.cleared_from is None else count_aside(self.channel, 1)
-        if changes.cleared_from is not None:
-            self.aside_rows = {s: row for s, row in self.aside_rows.items() if s < changes.cleared_from}
-        for sequence, row in changes.put.items():
-            self.aside_rows[sequence] = row
-        for sequence, (due_ns, attempts) in changes.moved.items():
-            self.aside_rows[sequence] = (due_ns, attempts, self.aside_rows[sequence][2])
-        for sequence in changes.removed:
-            self.aside_rows.pop(sequence, None)
-        if recount is not None:
-            recount.then(len(self.aside_rows), None)
-        if aside.wants_due(self.now):
-            rows = sorted((due, seq, att, frame) for seq, (due, att, frame) in self.aside_rows.items())
-            rows = [row for row in rows if (row[0], row[1]) > aside.loaded_through]
-            due = [(seq, d, att, frame) for d, seq, att, frame in rows if d <= self.now][:3]
-            later = rows[len(due)][0] if len(rows) > len(due) else None
-            aside.accept_due(due, later, aside.generation)
+        self.disk.flush(self.channel, self.now, bytes_max=100)
 
     @rule(count=st.integers(1, 20), batch=st.integers(1, 9))
     def publish(self, count, batch):
@@ -527,10 +510,9 @@ class ChannelMachine(RuleBasedStateMachine):
     def restart(self):
         self.flush()
         state = self.channel.state()
-        due = min((row[0] for row in self.aside_rows.values()), default=None)
-        self.channel = make_channel(self.log, state, AsideStore(len(self.aside_rows), due), window_max=self.window_max)
-        # attempts of what is aside are written when it is deferred or finished, not at every delivery
-        for sequence, (_, attempts, _) in self.aside_rows.items():
+        self.channel = make_channel(self.log, state, self.disk.open(), window_max=self.window_max)
+        # attempts of what is aside are written when it is deferred or queued again, not at every delivery
+        for sequence, (_, attempts, _) in self.disk.rows().items():
             self.attempts[sequence] = attempts
         self.held.clear()
         self.consumers.clear()

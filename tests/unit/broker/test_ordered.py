@@ -1,13 +1,12 @@
-"""Consuming in order: one message at a time per channel and partition, whatever happens between two of them."""
+"""Consuming in order: one message at a time per channel and partition, whatever happens between two of them.
+
+Any interleaving of it all is in :mod:`tests.unit.broker.test_interleavings`.
+"""
 
 import random
 import struct
-from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.subscription import Subscription
@@ -268,129 +267,29 @@ def test_a_channel_becomes_ordered_and_plain_again(world):
     assert received(consumer) == [(3, 1, b"c")]
 
 
-class OrderMachine(RuleBasedStateMachine):
-    """Any interleaving of publishing, FIN, REQ, TOUCH, timeout, disconnect, restart, kill and power loss."""
-
-    @initialize()
-    def begin(self):
-        self.world = World()
-        self.bodies: dict[int, list[bytes]] = {0: [], 1: []}
-        self.finished = {0: 0, 1: 0}  # all up to this one
-        self.repeats_from: dict[int, int] = {}  # after a power loss: the earliest that may come first
-        self.held: dict[int, Any] = {0: None, 1: None}  # (consumer, sequence)
-        self.consumers: dict[int, list[Subscription]] = {0: [], 1: []}
-        self.kept = {0: 1, 1: 1}  # floors that survive a power loss
-
-    def look(self):
-        for number, consumers in self.consumers.items():
-            for consumer in consumers:
-                for sequence, attempts, body in received(consumer):
-                    if number in self.repeats_from:
-                        first = self.repeats_from.pop(number)
-                        assert first <= sequence <= self.finished[number] + 1
-                        self.finished[number] = sequence - 1
-                    assert sequence == self.finished[number] + 1, "in order, nothing twice, nothing left out"
-                    assert self.held[number] is None, "one at a time"
-                    assert body == self.bodies[number][sequence - 1]
-                    assert attempts >= 1
-                    self.held[number] = consumer, sequence
-
-    @rule(number=st.integers(0, 1), count=st.integers(1, 3), delay_s=st.sampled_from([0, 0, 0, 3, 100]))
-    def publish(self, number, count, delay_s):
-        bodies = [b"%d" % (len(self.bodies[number]) + i) for i in range(count)]
-        self.bodies[number] += bodies
-        self.world.publish(number, bodies, self.world.now + delay_s * SECOND if delay_s else 0)
-        self.look()
-
-    @rule(number=st.integers(0, 1), rdy_count=st.integers(0, 3))
-    def connect(self, number, rdy_count):
-        if len(self.consumers[number]) < 3:
-            self.consumers[number].append(self.world.subscribe(number, rdy_count, timeout_s=10))
-            self.look()
-
-    def drop(self, number, consumer):
-        self.consumers[number].remove(consumer)
-        if self.held[number] is not None and self.held[number][0] is consumer:
-            self.held[number] = None
-
-    @rule(number=st.integers(0, 1), data=st.data())
-    def disconnect(self, number, data):
-        if self.consumers[number]:
-            consumer = data.draw(st.sampled_from(self.consumers[number]))
-            self.drop(number, consumer)
-            self.world.channel(number).remove(consumer)
-            self.world.broker.mark(self.world.channel(number))
-            self.world.pump()
-            self.look()
-
-    @rule(number=st.integers(0, 1))
-    def finish(self, number):
-        if self.held[number] is not None:
-            consumer, sequence = self.held[number]
-            self.finished[number] = sequence
-            self.held[number] = None
-            assert self.world.finish(number, consumer, sequence)
-            self.look()
-
-    @rule(number=st.integers(0, 1), delay_s=st.sampled_from([0, 1, 100]))
-    def requeue(self, number, delay_s):
-        if self.held[number] is not None:
-            consumer, sequence = self.held[number]
-            self.held[number] = None
-            assert self.world.requeue(number, consumer, sequence, delay_s * SECOND)
-            self.look()
-
-    @rule(number=st.integers(0, 1))
-    def touch(self, number):
-        if self.held[number] is not None:
-            consumer, sequence = self.held[number]
-            channel = self.world.channel(number)
-            assert channel.touch(consumer, internal_id(number, sequence), self.world.now)
-            self.world.broker.mark(channel)
-            self.world.pump()
-            self.look()
-
-    @rule(seconds=st.sampled_from([1, 4, 11, 101]))
-    def time(self, seconds):
-        flights = {n: self.world.channel(n).in_flight_count for n in (0, 1)}
-        self.world.now += seconds * SECOND
-        self.world.broker.expire(self.world.now, self.world.now)
-        for number in (0, 1):
-            if flights[number] and not self.world.channel(number).in_flight_count:
-                self.held[number] = None  # timed out
-        self.world.pump()
-        self.look()
-
-    @rule()
-    def flush(self):
-        self.world.flush()
-        self.kept = {number: self.world.channel(number).floor for number in (0, 1)}
-
-    @rule(power_loss=st.booleans())
-    def die(self, power_loss):
-        self.world.crash(power_loss)
-        self.consumers = {0: [], 1: []}
-        self.held = {0: None, 1: None}
-        if power_loss:
-            for number in (0, 1):
-                self.repeats_from[number] = min(self.kept[number], self.repeats_from.get(number, 1 << 60))
-        self.kept = {number: self.world.channel(number).floor for number in (0, 1)}
-
-    @precondition(lambda self: True)
-    @rule()
-    def drain(self):
-        """Everything that was acknowledged comes, in the end."""
-        for number in (0, 1):
-            for consumer in list(self.consumers[number]):
-                self.drop(number, consumer)
-                self.world.channel(number).remove(consumer)
-            self.connect(number, 1)
-            for _ in range(2 * len(self.bodies[number]) + 2):
-                self.finish(number)
-                self.time(101)
-                self.finish(number)
-            assert self.finished[number] == len(self.bodies[number])
+def test_what_was_in_flight_before_order_began_comes_in_order_however_often(world):
+    world.broker.topics["t"].meta = TopicMeta(partition_num=2)
+    world.channel(0).deliver_in_order(None)
+    world.publish(0, [b"a", b"b"])
+    plain = world.subscribe(0, 2)
+    world.broker.order_channel(world.topic, "c", True)
+    consumer = world.subscribe(0)
+    world.channel(0).remove(plain)
+    world.broker.mark(world.channel(0))
+    world.pump()
+    assert received(consumer) == [(1, 2, b"a")]
+    world.requeue(0, consumer, 1, 0)
+    assert received(consumer) == [(1, 3, b"a")]
 
 
-TestOrderMachine = OrderMachine.TestCase
-TestOrderMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+def test_what_was_deferred_before_order_began_stands_in_the_way(world):
+    world.broker.topics["t"].meta = TopicMeta(partition_num=2)
+    world.channel(0).deliver_in_order(None)
+    world.publish(0, [b"a"], due_ns=world.now + 10 * SECOND)
+    world.publish(0, [b"b"], due_ns=world.now + 5 * SECOND)
+    world.broker.order_channel(world.topic, "c", True)
+    consumer = world.subscribe(0)
+    world.pass_time(5 * SECOND)
+    assert received(consumer) == []
+    world.pass_time(5 * SECOND)
+    assert received(consumer) == [(1, 1, b"a")]

@@ -17,9 +17,9 @@ class RecordingLog(MemoryLog):
         super().__init__(0, 10**9)
         self.appends = []
 
-    def append(self, bodies, timestamp_ns, due_ns=0):
+    def append(self, bodies, timestamp_ns, due_ns=0, producer=None):
         self.appends.append((list(bodies), due_ns))
-        return super().append(bodies, timestamp_ns, due_ns)
+        return super().append(bodies, timestamp_ns, due_ns, producer)
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.unit.broker.world import BrokerWorld
 
 from flintmq.batch import RAW_IDS
 from flintmq.broker.broker import TOPICS_DIRECTORY, Broker, BrokerOptions, TopicConflict
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.retention import DAY_NS, Retention, drop_consumed
+from flintmq.broker.seek import Place, seek
 from flintmq.message import internal_id, partition_of
 from flintmq.storage import ChannelStore, OsFiles, create_logs
 from flintmq.storage.recovery import begin
@@ -379,3 +381,35 @@ def test_a_busy_partition_does_not_keep_the_others_waiting(kit):
         order.append(partition_of(internal))
         united.finish(shared, (internal,))
     assert (order.count(1), order.count(2)) == (3, 3)
+
+
+@pytest.fixture
+def crowded():
+    """A consumer of both partitions with RDY 1 that holds a message of one, and another one that is ready there."""
+    world = BrokerWorld()
+    world.create("t", TopicMeta(partition_num=2))
+    world.create_channel("t", "c")
+    world.publish("t", [b"a"], 0)
+    world.publish("t", [b"b"], 1)
+    both = world.subscribe("t", "c", None, 10 * SECOND)
+    both.ready(1)
+    (held,) = both.received()
+    single = world.subscribe("t", "c", held.partition)
+    single.ready(1)
+    return world, both, single, held
+
+
+def test_a_timeout_in_one_partition_makes_room_for_another(crowded):
+    world, both, single, held = crowded
+    world.pass_time(10 * SECOND)
+    assert [delivery.internal for delivery in single.received()] == [held.internal]
+    assert [delivery.partition for delivery in both.received()] == [1 - held.partition]
+
+
+def test_moving_the_channel_in_one_partition_makes_room_for_another(crowded):
+    world, both, _, held = crowded
+    channel = world.channel("t", "c", held.partition)
+    seek(channel, Place("special", -1), channel.end)
+    world.broker.was_changed(channel)
+    world.pump()
+    assert [delivery.partition for delivery in both.received()] == [1 - held.partition]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from tests.unit.broker.aside_disk import CURSOR, AsideDisk
 from tests.unit.broker.test_channel import (
     SECOND,
     TIMEOUT,
@@ -148,14 +149,14 @@ def test_a_replay_leaves_older_messages_that_are_deferred():
     assert channel.requeue(consumer, 2, 1000 * SECOND, 0)
     assert channel.finish(consumer, [n for n in range(1, 11) if n != 2]) == []
     assert (channel.floor, channel.deferred_count) == (11, 1)
-    rows = put_aside(channel)
+    disk = AsideDisk()
+    assert sorted(put_aside(channel, disk)) == [2]
     go(channel, "msgcount:5")
-    assert channel.aside.take_changes().cleared_from == 6
+    disk.flush(channel, 0)
     received(consumer)
     channel.pump(0, 0)
     assert sequences(consumer) == [6, 7, 8, 9, 10]
-    due_ns, attempts, frame = rows[2]
-    channel.aside.accept_due([(2, due_ns, attempts, frame)], None, channel.aside.generation)
+    disk.flush(channel, 1000 * SECOND)
     channel.pump(1000 * SECOND, 1000 * SECOND)
     assert [message[:2] for message in received(consumer)] == [(2, 2)]
 
@@ -166,10 +167,13 @@ def test_rows_read_before_a_seek_do_not_come_back():
     channel.pump(0, 0)
     channel.requeue(consumer, 2, 100 * SECOND, 0)
     channel.finish(consumer, [n for n in range(1, 11) if n != 2])
-    ((sequence, (due_ns, attempts, frame)),) = put_aside(channel).items()
+    disk = AsideDisk()
+    assert sorted(put_aside(channel, disk)) == [2]
     generation = channel.aside.generation
+    read = disk.read_due(channel.aside, 200 * SECOND)
+    assert [piece.first for pack in read.packs for piece in pack.pieces] == [2]
     go(channel, "special:-1")
-    channel.aside.accept_due([(sequence, due_ns, attempts, frame)], None, generation)
+    channel.aside.accept_due(read, generation, 200 * SECOND)
     received(consumer)
     channel.pump(200 * SECOND, 200 * SECOND)
     assert received(consumer) == []
@@ -200,6 +204,10 @@ def test_a_place_beyond_what_is_handed_out_is_the_end_of_that():
     assert channel.depth == 5
 
 
+def sequences_in(changes):
+    return sorted(s for new in changes.packs for piece in new.pieces for s in range(piece.first, piece.end))
+
+
 def test_a_failed_flush_forgets_the_same_again():
     channel = make_channel(make_log(20))
     consumer = subscribe(channel)
@@ -208,11 +216,11 @@ def test_a_failed_flush_forgets_the_same_again():
         channel.requeue(consumer, number, 1000 * SECOND, 0)
     channel.finish(consumer, [n for n in range(1, 21) if n not in (3, 15)])
     failed = channel.aside.take_changes()
-    assert sorted(failed.put) == [3, 15]
+    assert sequences_in(failed) == [3, 15]
     go(channel, "msgcount:9")
     channel.aside.restore_changes(failed)
     again = channel.aside.take_changes()
-    assert (sorted(again.put), again.cleared_from) == ([3], 10)
+    assert (sequences_in(again), again.cleared_from) == ([3], 10)
     channel.aside.restore_changes(again)
     assert channel.aside.take_changes().cleared_from == 10
 
@@ -255,10 +263,14 @@ def test_only_the_database_knows_of_what_is_not_in_memory():
     consumer = subscribe(channel)
     channel.pump(0, 0)
     channel.requeue(consumer, 1, 1000 * SECOND, 0)
-    put_aside(channel)
+    disk = AsideDisk()
+    put_aside(channel, disk)
     assert drop(channel, 1) is None
-    assert drop_aside(channel, 1)
-    assert channel.aside.take_changes().removed == {1: None}
+    pack = disk.store.find_aside(CURSOR, 1)
+    assert pack is not None and drop_aside(channel, 1, pack, channel.aside.generation)
+    assert drop(channel, 1) is False, "and at once"
+    assert put_aside(channel, disk) == {}
+    assert disk.store.find_aside(CURSOR, 1) is None
     assert channel.aside.count == 0
 
 
@@ -381,10 +393,12 @@ class SeekMachine(ChannelMachine):
     def drop(self, data):
         sequence = data.draw(st.integers(1, self.log.next_sequence - 1))
         self.flush()
+        rows = self.disk.rows()
         dropped = drop(self.channel, sequence)
         if dropped is None:
-            dropped = sequence in self.aside_rows and drop_aside(self.channel, sequence)
-        is_gone = sequence in self.finished or (sequence < self.log.start_sequence and sequence not in self.aside_rows)
+            pack = self.disk.store.find_aside(CURSOR, sequence)
+            dropped = pack is not None and drop_aside(self.channel, sequence, pack, self.channel.aside.generation)
+        is_gone = sequence in self.finished or (sequence < self.log.start_sequence and sequence not in rows)
         assert dropped == (not is_gone), self.channel.describe()
         self.held.pop(sequence, None)
         self.finished.add(sequence)

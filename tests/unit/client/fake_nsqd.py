@@ -66,6 +66,7 @@ class FakeNsqd:
         secrets, secrets_given: what AUTH accepts, and what it was sent.
         late: error text for FIN, REQ and TOUCH.
         commands: (command, bodies) of every publish, in order.
+        onces: (producer id, sequence, count of bodies) of those with a sequence.
         stored: bodies answered OK, in order.
         finished, requeued, touched: bodies, (body, timeout in ms), bodies.
         violations: what clients did that no client may do.
@@ -88,6 +89,7 @@ class FakeNsqd:
         self.session_count = 0
         self.identified: list[Any] = []
         self.commands: list[tuple[str, list[bytes]]] = []
+        self.onces: list[tuple[bytes, int, int]] = []
         self.stored: list[bytes] = []
         self.finished: list[bytes] = []
         self.requeued: list[tuple[bytes, int]] = []
@@ -269,7 +271,7 @@ class Session(asyncio.Protocol):
             self._auth(event)
         elif isinstance(event, wire.Subscribe):
             self._subscribe(event)
-        elif isinstance(event, wire.Publish):
+        elif isinstance(event, wire.Publish | wire.PublishOnce):
             self._publish(event)
         elif isinstance(event, wire.Ready):
             self.rdy_count = event.count
@@ -361,7 +363,9 @@ class Session(asyncio.Protocol):
         assert self._transport is not None
         self._transport.close()
 
-    def _publish(self, event: wire.Publish) -> None:
+    def _publish(self, event: wire.Publish | wire.PublishOnce) -> None:
+        if isinstance(event, wire.PublishOnce):
+            self.fake.onces.append((event.producer_id, event.sequence, len(event.bodies)))
         if event.command == "PUB":
             for body in event.bodies:
                 self._answer("PUB", [body])

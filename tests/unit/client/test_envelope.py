@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from flintmq.client.envelope import MAGIC, unwrap, wrap
+from flintmq.client.envelope import MAGIC, open_delivery, unwrap, wrap
+from flintmq.client.message import Delivery
 from flintmq.errors import LocalProtocolError
+from flintmq.wire.extended import JSON, Extension
 
 
 def test_bytes():
@@ -36,6 +39,21 @@ def test_a_body_that_looks_like_an_envelope_is_put_into_one():
 @pytest.mark.parametrize("data", [MAGIC, MAGIC + b"\0", MAGIC + b"\0\5{}"])
 def test_what_only_begins_as_an_envelope_is_handed_on(data: bytes):
     assert unwrap(data) == (b"", data)
+
+
+def test_a_delivery_is_opened_and_its_places_stay_known():
+    ids = [b"%016d" % number for number in range(3)]
+    bodies = [wrap({"a": "b"}, b"in one"), b"bare", wrap({}, b"empty")]
+    for extensions in (None, {each: Extension(0, b"", 100 + number, 7) for number, each in enumerate(ids)}):
+        delivery = Delivery(SimpleNamespace(msg_timeout_s=1.0), SimpleNamespace(), 0.0, [])
+        delivery.records = [(1, 1, each, body) for each, body in zip(ids, bodies, strict=True)]
+        delivery.extensions = None if extensions is None else {**extensions}
+        open_delivery(delivery)
+        assert [body for _, _, _, body in delivery.records] == [b"in one", b"bare", b"empty"]
+        assert delivery.extensions is not None
+        place = (-1, 0) if extensions is None else (100, 7)
+        assert delivery.extensions[ids[0]] == Extension(JSON, b'{"a":"b"}', *place)
+        assert delivery.extensions.get(ids[1]) == (extensions or {}).get(ids[1])
 
 
 def test_headers_have_a_bound():

@@ -441,6 +441,8 @@ def test_every_failure_says_what_to_do(reason: str, shows: bool | None, expected
         (refusal("E_AUTH_FIRST", "AUTH required before SUB", ADDRESS), True, True),
         (refusal("E_UNAUTHORIZED", 'AUTH failed for SUB on "t" "c"', ADDRESS, can_renew_secret=True), True, True),
         (refusal("E_INVALID", "cannot SUB in current state (TLS required)", ADDRESS), True, True),
+        (refusal("E_INVALID", "invalid command MDPUB", ADDRESS), True, True),
+        (refusal("E_INVALID", "invalid command SUB_ORDER", ADDRESS), False, False),
         (refusal("E_SUB_FAILED", "too many", ADDRESS), False, False),
         (RemoteProtocolError("E_INVALID", "x"), False, False),
     ],

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flintmq.client.discovery import NODES_PATH, Answers
-from flintmq.client.topology import Statement, TopicMeta, decide, parse_answer, parse_members
+from flintmq.client.topology import Remembered, Statement, TopicMeta, decide, parse_answer, parse_members, unite
 from flintmq.errors import DiscoveryError
 
 A, B, C = "http://a:4161", "http://b:4161", "http://c:4161"
@@ -50,6 +50,17 @@ def enveloped(data: object, code: int = 200, text: str = "OK") -> bytes:
 
 
 # --- one answer ---
+
+
+def test_a_topic_without_partitions_may_have_headers():
+    answer = {"channels": [], "producers": [peer("n1", distributed_id="")], "meta": {"partition_num": 0}}
+    assert parse_answer(200, json.dumps(answer).encode()).meta is None
+    answer["meta"] = {"partition_num": 0, "extend_support": True}
+    found = parse_answer(200, json.dumps(answer).encode())
+    topology = unite([Remembered(found)])
+    assert (topology.is_extended, topology.is_partitioned, topology.plain) == (True, False, ("n1:4150",))
+    answer["meta"] = {"partition_num": 1025, "extend_support": True}
+    assert parse_answer(200, json.dumps(answer).encode()).meta is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from flintmq.errors import WriteFailed
 from flintmq.storage.floors import FLOORS_NAME, RECORD_BYTES, FloorFile
-from flintmq.testing.files import MemoryDisk
+from flintmq.testing.files import DiskCrashed, MemoryDisk
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_last_floor_of_each_survives_a_kill(disk):
     file = FloorFile(disk.attach())
     for cursor, floor in ((1, 5), (2, 9), (1, 6), (300, 1 << 49)):
         file.put(cursor, floor)
-    assert len(disk.content(FLOORS_NAME)) == 3 * RECORD_BYTES
+    assert len(disk.content(FLOORS_NAME)) <= 3 * 2 * RECORD_BYTES
     assert reopened(disk)[1] == {1: 6, 2: 9, 300: 1 << 49}
 
 
@@ -44,8 +44,33 @@ def test_what_is_forgotten_is_gone_and_its_place_is_used_again(disk):
         file.put(cursor, cursor)
     file.forget(2)
     file.put(4, 4)
-    assert len(disk.content(FLOORS_NAME)) == 3 * RECORD_BYTES
+    assert len(disk.content(FLOORS_NAME)) <= 3 * 2 * RECORD_BYTES
     assert reopened(disk)[1] == {1: 1, 4: 4, 3: 3}
+
+
+def test_what_is_forgotten_is_gone_however_often_it_was_written(disk):
+    file = FloorFile(disk.attach())
+    for floor in range(1, 6):
+        file.put(1, floor)
+    file.forget(1)
+    file.put(1, 2)
+    assert reopened(disk)[1] == {1: 2}, "back is back"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_kill_in_the_middle_of_a_write_leaves_the_floor_before(disk, seed):
+    file = FloorFile(disk.attach())
+    for floor in range(1, 10):
+        file.put(1, floor)
+        file.put(2, 100 + floor)
+    if seed % 2:
+        file, _ = reopened(disk)
+    disk.crash_at(disk.operation_count + 1, False, random.Random(seed))
+    with pytest.raises(DiskCrashed):
+        file.put(1, 10)
+    floors = FloorFile(disk.attach()).load()
+    assert floors[1] in (9, 10)
+    assert floors[2] == 109
 
 
 def test_a_start_keeps_the_living_alone(disk):

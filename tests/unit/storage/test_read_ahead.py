@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.storage.log_kit import PARTITION, bodies_of
 
-from flintmq.batch import UNIFORM, Batch, decode_batch, encode_batch
+from flintmq.batch import EXTENDED, LAYOUT_FLAGS, RAW_IDS, UNIFORM, Batch, decode_batch, encode_batch
 from flintmq.limits import JOIN_SIZE_MAX, JOIN_TIME_NS
 from flintmq.message import FRAME_OVERHEAD_BYTES, internal_id
 from flintmq.storage.read_ahead import decode_run
@@ -24,7 +24,13 @@ class Run:
         self.offset_bytes = 1000
 
     def add(
-        self, *bodies: bytes, timestamp_ns: int = 5, due_ns: int = 0, epoch: int = 0, synced_before: int = 0
+        self,
+        *bodies: bytes,
+        timestamp_ns: int = 5,
+        due_ns: int = 0,
+        epoch: int = 0,
+        synced_before: int = 0,
+        layout: int = 0,
     ) -> None:
         self.data += encode_batch(
             BASE | self.sequence,
@@ -34,6 +40,7 @@ class Run:
             synced_before=synced_before,
             due_ns=due_ns,
             epoch=epoch,
+            layout=layout,
         )
         self.positions.append(len(self.data))
         self.sequence += len(bodies)
@@ -99,6 +106,16 @@ def test_deferred_batches_stay_alone():
         run.add(b"x", due_ns=due_ns)
     assert run.ranges() == [(1, 3), (3, 4), (4, 5), (5, 7)]
     assert [batch.due_ns for batch in run.decoded()] == [0, 99, 99, 0]
+
+
+def test_layouts_are_kept_and_kept_apart():
+    run = Run()
+    layouts = (0, 0, EXTENDED, EXTENDED, RAW_IDS | EXTENDED, RAW_IDS | EXTENDED, RAW_IDS)
+    for number, layout in enumerate(layouts):
+        run.add(bytes(9 + number), layout=layout)
+    assert run.ranges() == [(1, 3), (3, 5), (5, 7), (7, 8)]
+    flags = [batch.header.flags & LAYOUT_FLAGS for batch in run.decoded()]
+    assert flags == [0, EXTENDED, RAW_IDS | EXTENDED, RAW_IDS]
 
 
 def test_epochs_are_kept_apart():

@@ -27,7 +27,7 @@ from flintmq.wire.client import (
     parse_features,
 )
 from flintmq.wire.frames import HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
-from flintmq.wire.identify import IdentifyRequest, ServerFeatures, negotiate, parse_request
+from flintmq.wire.identify import IdentifyRequest, ReceivedRequest, ServerFeatures, negotiate, parse_request
 
 
 def message_frame(number: int, body: bytes = b"body", attempts: int = 1) -> bytes:
@@ -256,7 +256,7 @@ def test_features_of_a_plain_ok_are_those_of_old_nsqd():
 
 
 def test_features_of_a_negotiated_answer():
-    request = IdentifyRequest(feature_negotiation=True, msg_timeout=5000)
+    request = ReceivedRequest(feature_negotiation=True, msg_timeout=5000)
     negotiated = negotiate(request, ServerFeatures(version="1.3.0", max_rdy_count=10, auth_required=True))
     assert negotiated.response is not None
     features = parse_features(negotiated.response)
@@ -279,7 +279,8 @@ def test_every_command_is_understood_by_the_server():
     request = IdentifyRequest(client_id="me", feature_negotiation=True, heartbeat_interval=1000)
     (identify,) = end.receive_data(client.open() + client.identify(request))
     assert isinstance(identify, server.Identify)
-    assert parse_request(identify.body) == request
+    received = ReceivedRequest(client_id="me", feature_negotiation=True, heartbeat_interval=1000)
+    assert parse_request(identify.body) == received
     client.receive(response_frame(msgspec.json.encode({"max_rdy_count": 5})))
     ids = [b"%016x" % number for number in (1, 2, 3)]
     data = (

@@ -17,6 +17,10 @@ def test_commands_name_the_partition():
     assert commands.mpub("t", [b"x"], 7) == b"MPUB t 7\n\0\0\0\x09\0\0\0\x01\0\0\0\x01x"
     assert extended.sub_order("t", "c", 3) == b"SUB_ORDER t c 3\n"
     assert extended.sub_order("t", "c", 3, extended.SUB_ORDERED) == b"SUB_ORDERED t c 3\n"
+    assert extended.sub_advanced("t", "c") == b"SUB_ADVANCED t c\n"
+    assert extended.sub_advanced("t", "c", 3) == b"SUB_ADVANCED t c 3\n"
+    assert extended.sub_advanced("t", "c", 3, "timestamp:17") == b"SUB_ADVANCED t c 3 timestamp:17\n"
+    assert extended.sub_advanced("t", "c", 0, "special:-1") == b"SUB_ADVANCED t c 0 special:-1\n"
 
 
 def test_traced_commands():
@@ -98,6 +102,11 @@ def test_a_body_that_is_cut_is_told_or_shorter(
         (lambda: commands.sub("t", "c", -1) and commands.pub("t", b"x", -1), "E_BAD_PARTITION"),
         (lambda: extended.sub_order("t", "c", -1), "E_BAD_PARTITION"),
         (lambda: extended.sub_order("t", "?", 1), "E_BAD_CHANNEL"),
+        (lambda: extended.sub_advanced("t", "?", 1), "E_BAD_CHANNEL"),
+        (lambda: extended.sub_advanced("t", "c", -1), "E_BAD_PARTITION"),
+        (lambda: extended.sub_advanced("t", "c", None, "msgcount:1"), "E_BAD_PARTITION"),
+        (lambda: extended.sub_advanced("t", "c", 1, "msgcount:-1"), "E_INVALID"),
+        (lambda: extended.sub_advanced("t", "c", 1, "special:-1\n"), "E_INVALID"),
         (lambda: extended.pub_trace("?", 1, 1, b"x"), "E_BAD_TOPIC"),
         (lambda: extended.pub_trace("t", 1, -1, b"x"), "INVALID_TRACE_ID"),
         (lambda: extended.pub_trace("t", 1, 2**64, b"x"), "INVALID_TRACE_ID"),

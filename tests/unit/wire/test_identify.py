@@ -110,3 +110,22 @@ def test_features_are_granted_only_when_the_server_has_them():
     assert (granted.tls, granted.deflate_level, granted.snappy) == (True, 5, False)
     with pytest.raises(RemoteProtocolError, match="cannot enable both deflate and snappy"):
         identify(able, **wish, snappy=True)
+
+
+@pytest.mark.parametrize("tag", ["", "a", "A-z_09", "x" * 100])
+def test_a_desired_tag_is_echoed_only_when_it_is_set(tag):
+    body = json.dumps({"feature_negotiation": True, "extend_support": True, "desired_tag": tag}).encode()
+    negotiated = negotiate(parse_request(body), SERVER)
+    assert (negotiated.request.extend_support, negotiated.request.desired_tag) == (True, tag)
+    assert json.loads(negotiated.response or b"").get("desired_tag") == (tag or None)
+
+
+@pytest.mark.parametrize("tag", ["x" * 101, "a b", "\u00fc", "a\n", "#"])
+def test_a_desired_tag_that_is_none(tag):
+    with pytest.raises(RemoteProtocolError, match="E_BAD_BODY IDENTIFY desired tag"):
+        negotiate(parse_request(json.dumps({"desired_tag": tag}).encode()), SERVER)
+
+
+def test_a_client_of_plain_nsq_asks_for_neither():
+    request = parse_request(b"{}")
+    assert (request.extend_support, request.desired_tag) == (False, "")

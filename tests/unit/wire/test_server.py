@@ -69,6 +69,10 @@ GOOD = [
     (b"SUB t c 1024\n", [Subscribe("t", "c", wire.NOT_A_NUMBER)]),
     (b"SUB_ORDER t c 0\n", [Subscribe("t", "c", 0, "SUB_ORDER")]),
     (b"SUB_ORDERED t c 0\n", [Subscribe("t", "c", 0, "SUB_ORDERED")]),
+    (b"SUB_ADVANCED t c\n", [Subscribe("t", "c", None, "SUB_ADVANCED")]),
+    (b"SUB_ADVANCED t c 0\n", [Subscribe("t", "c", 0, "SUB_ADVANCED")]),
+    (b"SUB_ADVANCED t c 0 msgcount:5 x\n", [Subscribe("t", "c", 0, "SUB_ADVANCED", "msgcount:5")]),
+    (b"SUB t c 0 msgcount:5\n", [Subscribe("t", "c", 0)]),
     (
         b"PUB t 0\n" + size(1) + b"a" + b"PUB t 1\n" + size(1) + b"b" + b"PUB t\n" + size(1) + b"c",
         [

@@ -14,6 +14,7 @@ from flintmq.errors import FlintError
 from flintmq.wire.client import ClientConnection
 
 if TYPE_CHECKING:
+    from flintmq.client.once import Writer
     from flintmq.client.publish import Published
     from flintmq.client.sharding import ShardingId
 
@@ -38,6 +39,8 @@ class Call:
         error: why the last try failed.
         overtook: an earlier one of its order failed, with this code.
         published: where it is stored, if that was asked.
+        writer: that it is published with, if that is to be idempotent; until its fate is known it goes nowhere else.
+        is_in_doubt: nobody knows whether that writer's next sequence is the one it has.
     """
 
     # Most calls never change these: they stand at the class, so that making one is cheap.
@@ -54,11 +57,14 @@ class Call:
     error: FlintError | None = None
     overtook = ""
     published: Published | None = None
+    writer: Writer | None = None
+    is_in_doubt = False
 
-    def __init__(self, topic: str, deadline: float, count: int, cost: int) -> None:
+    def __init__(self, topic: str, deadline: float, bodies: list[bytes], cost: int) -> None:
         self.topic = topic
         self.deadline = deadline
-        self.count = count
+        self.bodies = bodies
+        self.count = len(bodies)
         self.cost = cost
 
 
@@ -79,15 +85,27 @@ class Turns:
 
 def pub_command(call: Call, body: bytes, wire: ClientConnection, partition: int | None) -> bytes:
     """One message, as the command that its call wants where there are partitions, and where there are none."""
-    if partition is not None and call.headers is not None:
+    if call.headers is not None:
         return wire.pub_ext(call.topic, partition, call.headers, body, None)
     if partition is not None and call.trace_ids is not None:
         return wire.pub_trace(call.topic, partition, [(call.trace_ids[0], body)], None)
     return wire.pub(call.topic, body, None, partition)
 
 
-def mpub_command(call: Call, bodies: list[bytes], wire: ClientConnection, partition: int | None) -> bytes:
-    """Several messages; likewise."""
+def once_command(call: Call, wire: ClientConnection, partition: int | None) -> bytes:
+    """The messages of a call with its writer, one or several."""
+    assert call.writer is not None, "it was taken with the line"
+    return wire.pub_once(call.topic, call.bodies, call.writer.producer_id, call.writer.sequence, None, partition)
+
+
+def mpub_command(
+    call: Call, bodies: list[bytes], defer_ms: int | None, wire: ClientConnection, partition: int | None
+) -> bytes:
+    """Several messages, with a delay if that is not None; likewise."""
+    if defer_ms is not None and len(bodies) == 1:
+        return wire.dpub(call.topic, defer_ms, bodies[0], None, partition if call.needs_partition else None)
+    if defer_ms is not None:
+        return wire.mdpub(call.topic, defer_ms, bodies, None, partition)
     if partition is not None and call.trace_ids is not None:
         return wire.pub_trace(call.topic, partition, [*zip(call.trace_ids, bodies, strict=True)], None)
     return wire.mpub(call.topic, bodies, None, partition)

@@ -55,6 +55,7 @@ class Connection:
         target: what is subscribed; the whole nsqd if None.
         is_ordered: the subscription is in order.
         is_extended: nsqd was told that headers are understood.
+        is_located: bodies have their position in front.
 
     Attributes:
         address: ``host:port``.
@@ -77,13 +78,15 @@ class Connection:
         *,
         is_ordered: bool = False,
         is_extended: bool = False,
+        is_located: bool = False,
     ) -> None:
         self.address = line.address
         self.target = target or Target(line.address)
         self.partition = self.target.partition
         self.is_ordered = is_ordered
         self.is_extended = is_extended
-        self.has_prefixes = is_ordered or is_extended
+        self.is_located = is_located or is_ordered
+        self.has_prefixes = self.is_located or is_extended
         self.features = msgspec.structs.replace(line.features, max_rdy_count=1) if is_ordered else line.features
         self.layers = line.layers
         self.msg_timeout_s = self.features.msg_timeout / MS_PER_S

@@ -44,11 +44,12 @@ from flintmq.client.blocking.subscribing import Opened, Subscriptions
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.bodies import decoder
 from flintmq.client.discovery import PollTimes
-from flintmq.client.envelope import open_all
+from flintmq.client.envelope import open_delivery
 from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message, Value, take_apart
+from flintmq.client.message import Delivery, Message, Value, is_hex, take_apart
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
+from flintmq.client.start import StartAt
 from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
@@ -58,6 +59,8 @@ from flintmq.client.subscription import (
     check_ordered,
     checked_tag,
     give_back,
+    has_partitions,
+    new_beginning,
     new_order,
     new_policy,
     new_times,
@@ -124,6 +127,12 @@ class Consumer(Generic[Value]):
             partition waits, for ``backoff`` at first and twice as long with each attempt.
         blocked_warn_attempts, blocked_error_attempts: a message with more attempts is logged as blocking its partition.
         desired_tag: of a topic with headers: the messages with this tag come to the consumers that desire it.
+        headers: ask for headers also where no nsqlookupd says that the topic has some, as with ``nsqd_tcp_addresses``:
+            nsqd's dead letters say in theirs why they are there. A topic without headers refuses that.
+        start: where the channel begins, if it has no other consumer then: a datetime with a time zone, a timedelta (so
+            long ago), ``"beginning"``, ``"end"``, :meth:`Start.offset` or :meth:`Start.count`; each time that this
+            consumer starts. Only FlintMQ's and Youzan's nsqd; with ``nsqd_tcp_addresses`` only topics without
+            partitions.
         trace: log every message to ``flintmq.trace``; :attr:`trace` can be changed while running.
         telemetry: a span of OpenTelemetry around the handler, which continues the producer's trace.
         lookup_interval: between two polls of the nsqlookupd; shorter after the start and after a loss.
@@ -163,6 +172,8 @@ class Consumer(Generic[Value]):
         blocked_warn_attempts: int = 10,
         blocked_error_attempts: int = 50,
         desired_tag: str = "",
+        headers: bool = False,
+        start: StartAt | None = None,
         trace: bool = False,
         telemetry: Telemetry | None = None,
         lookup_interval: Seconds = 60.0,
@@ -205,7 +216,9 @@ class Consumer(Generic[Value]):
         self._lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
         self._has_lookup = bool(lookups)
         times = new_times(lookup_interval, lookup_jitter)
-        self._subscriptions = self._new_subscriptions(self._new_lookup(lookups, fetch), times, checked_tag(desired_tag))
+        begins = new_beginning(start, ordered, self._env)
+        how = {"desired_tag": checked_tag(desired_tag), "wants_headers": headers, "beginning": begins}
+        self._subscriptions = self._new_subscriptions(self._new_lookup(lookups, fetch), times, how)
         self._dead_letter = dead_letter
         self._graveyard: Producer | None = None
         same: dict[str, Any] = {"options": self._options, "lookup_timeout": lookup_timeout, "env": env, "fetch": fetch}
@@ -243,9 +256,9 @@ class Consumer(Generic[Value]):
         self._running: dict[int, None] = {}
         self._run_ended = threading.Condition()
 
-    def _new_subscriptions(self, lookup: Lookup | None, times: PollTimes, tag: str) -> Subscriptions:
+    def _new_subscriptions(self, lookup: Lookup | None, times: PollTimes, how: dict[str, Any]) -> Subscriptions:
         about = self.topic, self.channel, self, self._options, self._env, self._timers, self._lock
-        return Subscriptions(*about, lookup, times, is_ordered=self._is_ordered, desired_tag=tag)
+        return Subscriptions(*about, lookup, times, is_ordered=self._is_ordered, **how)
 
     def _new_lookup(self, lookups: tuple[str, ...], fetch: Fetch | None) -> Lookup | None:
         if not lookups:
@@ -808,14 +821,14 @@ class Consumer(Generic[Value]):
             return
         now = self.time()
         delivery = Delivery(connection, self, now, records)
-        if self._opens_envelopes and not connection.has_prefixes:
-            delivery.records, delivery.extensions = open_all(records)
         if connection.partition is not None or connection.has_prefixes:
             delivery.partition = connection.partition
             if connection.is_ordered:
                 delivery.failed = partial(self._partition_failed, connection)
             if connection.has_prefixes and not self._take_apart(connection, delivery):
                 return
+        if self._opens_envelopes and not (connection.is_extended or connection.is_ordered):
+            open_delivery(delivery)
         if self.trace:
             trace_log.received(self.topic, self.channel, delivery, connection.partition, connection.ends)
         self._stats.received += len(records)
@@ -829,8 +842,11 @@ class Consumer(Generic[Value]):
 
     def _take_apart(self, connection: Connection, delivery: Delivery) -> bool:
         """Take off bodies what stands in front of them, and check the order; False when nsqd sends nonsense."""
+        if connection.is_located and connection.partition is None and not is_hex(delivery.records[0][2]):
+            self.fail(has_partitions(self.topic))
+            return False
         try:
-            records, extensions = take_apart(delivery.records, connection.is_extended, connection.is_ordered)
+            records, extensions = take_apart(delivery.records, connection.is_extended, connection.is_located)
         except RemoteProtocolError as error:
             connection.abort(str(error))
             return False
@@ -901,6 +917,7 @@ class Consumer(Generic[Value]):
             target,
             is_ordered=self._is_ordered,
             is_extended=is_extended,
+            is_located=self._subscriptions.are_located,
         )
         log.info("subscribed to %s/%s on %s", self.topic, self.channel, target)
         self._selector.register(connection, selectors.EVENT_READ, connection)

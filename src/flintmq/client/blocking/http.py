@@ -1,4 +1,4 @@
-"""One HTTP GET on a connection of its own, with a deadline for all of it.
+"""One HTTP request on a connection of its own, with a deadline for all of it.
 
 Rules of this file: the answer's size is bounded; redirects are not followed; ``https://`` is verified as the connection
 to an nsqd is (:mod:`flintmq.client.security`). Source: reference/nsq.md 2.2 and 2.3.
@@ -16,7 +16,7 @@ from flintmq.client.blocking.stream import Stream, StreamEnded, Time, connect
 from flintmq.client.discovery import ANSWER_SIZE_MAX
 from flintmq.client.options import ConnectionOptions, join_address
 from flintmq.client.security import explain
-from flintmq.errors import FlintError
+from flintmq.errors import ConnectionFailed, FlintError
 from flintmq.net.tls_engine import StandardTls, TlsFailed
 
 HEAD_SIZE_MAX = 64 * 1024
@@ -24,7 +24,14 @@ PORTS = {"http": 80, "https": 443}
 
 
 def get(url: str, timeout_s: float, options: ConnectionOptions, time: Time) -> tuple[int, bytes]:
-    """Return status and body of the answer.
+    """Return status and body of the answer to a GET; raises as :func:`ask`."""
+    return ask("GET", url, timeout_s, options, time)
+
+
+def ask(
+    method: str, url: str, timeout_s: float, options: ConnectionOptions, time: Time, body: bytes = b""
+) -> tuple[int, bytes]:
+    """Return status and body of the answer to a request.
 
     Raises:
         OSError: there is no answer in time, or none that can be read.
@@ -39,10 +46,12 @@ def get(url: str, timeout_s: float, options: ConnectionOptions, time: Time) -> t
             engine = StandardTls(options.tls_context(), server_side=False, server_hostname=host)
             stream.start_tls(engine, b"", deadline)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        stream.send(_request(target, parts.netloc.rpartition("@")[2], options), deadline)
+        stream.send(_request(method, target, parts.netloc.rpartition("@")[2], options, body), deadline)
         return _read_answer(stream, deadline)
     except TimeoutError as error:
         raise OSError(f"no answer within {timeout_s:g} s") from error
+    except ConnectionFailed as error:
+        raise OSError(error.reason) from error
     except TlsFailed as error:
         raise OSError(explain(error.reason, host, options.shows_certificate)) from error
     except (FlintError, ValueError) as error:
@@ -52,12 +61,14 @@ def get(url: str, timeout_s: float, options: ConnectionOptions, time: Time) -> t
             stream.abort()
 
 
-def _request(target: str, host: str, options: ConnectionOptions) -> bytes:
+def _request(method: str, target: str, host: str, options: ConnectionOptions, body: bytes) -> bytes:
     headers = "".join(f"{name}: {value}\r\n" for name, value in options.lookup_headers().items())
-    return (
-        f"GET {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: flintmq/{__version__}\r\n"
-        f"{headers}Connection: close\r\n\r\n"
-    ).encode("ascii")
+    length = "" if method == "GET" else f"Content-Length: {len(body)}\r\n"
+    head = (
+        f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: flintmq/{__version__}\r\n"
+        f"{headers}{length}Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
 
 
 def _read_answer(stream: Stream, deadline: float) -> tuple[int, bytes]:

@@ -41,6 +41,7 @@ class Line:
 
     Args:
         desired_tag: tell nsqd that headers are understood, and which messages to be given first (empty: any).
+        once: take only an nsqd that knows producer sequences.
 
     Attributes:
         address: ``host:port``.
@@ -58,11 +59,17 @@ class Line:
     )  # fmt: skip
 
     def __init__(
-        self, address: str, options: ConnectionOptions, env: Env, time: Time, desired_tag: str | None = None
+        self,
+        address: str,
+        options: ConnectionOptions,
+        env: Env,
+        time: Time,
+        desired_tag: str | None = None,
+        once: bool = False,
     ) -> None:
         self.address = address
         self.wire = ClientConnection(options.frame_size_max)
-        self.stream, handshake = open_stream(address, self.wire, options, env, time, desired_tag)
+        self.stream, handshake = open_stream(address, self.wire, options, env, time, desired_tag, once)
         self.features: Features = handshake.features
         self.layers: tuple[str, ...] = handshake.layers
         self.is_lost = False

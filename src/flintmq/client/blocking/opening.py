@@ -18,7 +18,7 @@ from flintmq.client.security import Secret, checked_secret
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, OptionError, ProtocolError
 from flintmq.wire.client import ClientConnection
-from flintmq.wire.identify import ExtendedIdentifyRequest
+from flintmq.wire.identify import ExtendedIdentifyRequest, OnceIdentifyRequest
 
 
 def check_options(options: ConnectionOptions) -> None:
@@ -28,12 +28,19 @@ def check_options(options: ConnectionOptions) -> None:
 
 
 def open_stream(
-    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, time: Time, desired_tag: str | None
+    address: str,
+    wire: ClientConnection,
+    options: ConnectionOptions,
+    env: Env,
+    time: Time,
+    desired_tag: str | None,
+    once: bool = False,
 ) -> tuple[Stream, Handshake]:
     """Connect, identify, put in TLS and compression, authorise.
 
     Args:
         desired_tag: tell nsqd that headers are understood, which messages to be given first (empty: any); None: don't.
+        once: take only an nsqd that knows producer sequences.
 
     Raises:
         ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
@@ -42,7 +49,7 @@ def open_stream(
     """
     timeout_s = seconds(options.connect_timeout, "connect_timeout")
     deadline = time() + timeout_s
-    handshake = _new_handshake(address, wire, options, env, desired_tag)
+    handshake = _new_handshake(address, wire, options, env, desired_tag, once)
     stream: Stream | None = None
     try:
         stream = connect(address, deadline, time)
@@ -60,13 +67,15 @@ def open_stream(
 
 
 def _new_handshake(
-    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, desired_tag: str | None
+    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, desired_tag: str | None, once: bool
 ) -> Handshake:
     try:
         tls = options.client_tls(address, split_address(address)[0]) if options.tls else None
     except OptionError as error:  # a file that was there when the options were made
         raise ConnectionFailed(address, str(error)) from error
     request = options.identify_request(env.hostname, __version__)
+    if once:
+        request = OnceIdentifyRequest(**msgspec.structs.asdict(request))
     if desired_tag is not None:
         request = ExtendedIdentifyRequest(**msgspec.structs.asdict(request), desired_tag=desired_tag)
     return Handshake(

@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, overload
 
 from flintmq.client import trace as trace_log
-from flintmq.client.backoff import jittered_s
-from flintmq.client.blocking.calls import Build, Call, Place, Turns, mpub_command, pub_command
+from flintmq.client.blocking.calls import Build, Call, Place, Turns, mpub_command, once_command, pub_command
 from flintmq.client.blocking.crew import Crew
+from flintmq.client.blocking.finding import LOOK_AGAIN_S, Finding
 from flintmq.client.blocking.forking import watch
 from flintmq.client.blocking.http import get
 from flintmq.client.blocking.keeper import Keeper
@@ -37,8 +37,8 @@ from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.discovery import NODES_PATH, topic_path
 from flintmq.client.envelope import wrap
+from flintmq.client.once import GAP_CODE, Spot, check_not_once, new_writers
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,
@@ -53,7 +53,6 @@ from flintmq.client.options import (
 from flintmq.client.publish import (
     CONGESTED_CODE,
     CONGESTED_FACTOR,
-    LOOKUP_JITTER,
     MOVED_CODES,
     STALLED_SHARE,
     TOPIC_COUNT_MAX,
@@ -75,11 +74,9 @@ from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
 from flintmq.client.sharding import ShardingId, partition_of
 from flintmq.client.stats import ProducerStats
-from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
-    DiscoveryError,
     FlintError,
     LocalProtocolError,
     NoNsqd,
@@ -102,11 +99,9 @@ POOL_SIZE_MAX = 1000
 KEEPER_S = 0.2
 STALE_S = 0.05
 CLOSE_SLACK_S = 1.0
-LOOK_AGAIN_S = 1.0
-GAPS_S = 5.0  # between two lookups of a topic that has a partition which takes nothing
 
 
-class Producer:
+class Producer(Finding):
     """Publishes messages, from any number of threads.
 
     ::
@@ -115,6 +110,7 @@ class Producer:
             producer.pub("orders", b"hello")
             producer.mpub("orders", [b"a", b"b"])
             producer.dpub("emails", b"remind me", delay=30)
+            producer.mpub("emails", [b"me", b"too"], delay=30)  # FlintMQ's nsqd only
             producer.pub("payments", b"hello", sharding_id=customer)  # in order, to the customer's partition
 
     It may also live as long as its process, without ``with``: it starts with the first call. In a child made by
@@ -128,6 +124,9 @@ class Producer:
         timeout: until a call must have ended.
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
+        idempotent: what was not answered is sent again to the same nsqd until the deadline, which does not store it
+            twice; only FlintMQ's nsqd can do that, and not for messages with a delay, a trace id or headers.
+        producer_id: what nsqd knows this producer by begins with it.
         max_tries: how often a publish may be refused with an error that can pass; where a partition's leader has only
             moved, it is tried until its deadline.
         sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
@@ -152,6 +151,8 @@ class Producer:
         pool_size: int = POOL_SIZE,
         timeout: Seconds = 5.0,
         retry_unknown: bool = True,
+        idempotent: bool = False,
+        producer_id: str = "",
         max_tries: int = TRIES_MAX,
         sharding: str = "murmur3",
         trace: Iterable[str] = (),
@@ -178,13 +179,14 @@ class Producer:
         self._tries_max = whole(max_tries, "max_tries", 1, 1000)
         partition_of(0, 1, sharding)
         self._sharding = sharding
+        self._producer_id = producer_id if idempotent else None
         self._telemetry = telemetry
         self._traced: set[str] = set()
-        for topic in trace:
-            self.trace(topic)
         self._stats = ProducerStats()
         self._is_closed = False
         self._new_process()
+        for topic in trace:
+            self.trace(topic)
         self._time = self._timers.time
         self._fetch: Fetch = fetch or partial(get, options=self._options, time=self._time)
         watch(self)
@@ -200,6 +202,7 @@ class Producer:
         self._pools: dict[str, Pool] = {}
         self._turns: dict[str, Turns] = {}
         self._routes = Routes(self._nsqd)
+        self._writers = new_writers(self._producer_id, self._env, self._pool_size)
         self._queues: Queues[Call] = Queues()
         self._asked: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
@@ -317,7 +320,7 @@ class Producer:
     ) -> Published | None:
         """Publish one message; returns when nsqd answered OK.
 
-        The last four are for topics with partitions (redesigned NSQ).
+        The last four are for topics with partitions (redesigned NSQ); headers also for one without that has them.
 
         Args:
             sharding_id: messages with the same one go to the same partition and stay in the order of the calls.
@@ -334,15 +337,16 @@ class Producer:
         """
         check_topic(topic)
         data = checked_body(body)
+        check_not_once(self._writers, trace_id=trace_id, headers=headers)
         if self._telemetry is None:
             is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
             if is_plain and topic not in self._traced:
-                call = self._new_call(topic, 1, message_cost(data), timeout)
+                call = self._new_call(topic, [data], message_cost(data), timeout)
                 self._publish(call, lambda wire, number: wire.pub(topic, data, None, number))
                 return None
             return self._pub(topic, data, timeout, sharding_id, partition, trace_id, headers)
         with self._telemetry.publishing(topic, 1, len(data)) as carried:
-            if self._routes.is_extended(topic):
+            if self._routes.is_extended(topic) and self._writers is None:
                 headers = {**(headers or {}), **carried}
             elif self._telemetry.has_envelope:
                 data = wrap(carried, data)
@@ -358,7 +362,7 @@ class Producer:
         trace_id: int | None,
         headers: Mapping[str, object] | None,
     ) -> Published | None:
-        call = self._new_call(topic, 1, message_cost(data), timeout)
+        call = self._new_call(topic, [data], message_cost(data), timeout)
         self._place(call, sharding_id, partition)
         if trace_id is not None:
             whole(trace_id, "trace_id", 0, TRACE_ID_MAX)
@@ -368,7 +372,7 @@ class Producer:
         if headers is not None:
             call.headers = checked_headers(headers, call.trace_ids[0] if call.trace_ids else None)
             call.cost += len(call.headers)
-        call.needs_partition |= call.is_trace_asked or call.headers is not None
+        call.needs_partition |= call.is_trace_asked or (headers is not None and bool(self._lookup_addresses))
         if call.needs_partition and not call.is_ordered and not self._lookup_addresses:
             raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
         self._publish(call, partial(pub_command, call, data))
@@ -379,6 +383,7 @@ class Producer:
         topic: str,
         bodies: Iterable[Body],
         *,
+        delay: Seconds | None = None,
         timeout: Seconds | None = None,
         sharding_id: ShardingId | None = None,
         partition: int | None = None,
@@ -386,6 +391,7 @@ class Producer:
         """Publish several messages as one: all are stored or none; returns when nsqd answered OK.
 
         Args:
+            delay: deliver them not before so long from now, as with :meth:`dpub`; only FlintMQ's nsqd can do it.
             sharding_id, partition: as for :meth:`pub`, for all of them.
 
         Raises:
@@ -398,12 +404,14 @@ class Producer:
         data = checked_bodies(bodies)
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
+        defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
+        check_not_once(self._writers, delay=delay)
         with self._span(topic, data) as enveloped:
-            call = self._new_call(topic, len(enveloped), messages_cost(enveloped), timeout)
+            call = self._new_call(topic, enveloped, messages_cost(enveloped), timeout)
             self._place(call, sharding_id, partition)
-            if topic in self._traced:
+            if topic in self._traced and defer_ms is None:
                 call.trace_ids = [self._new_trace_id() for _ in enveloped]
-            self._publish(call, partial(mpub_command, call, enveloped))
+            self._publish(call, partial(mpub_command, call, enveloped, defer_ms))
 
     def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -414,12 +422,8 @@ class Producer:
             PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows.
             PublishUnknown: the message may be stored.
         """
-        check_topic(topic)
-        defer_ms = milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        data = checked_body(body)
-        with self._span(topic, [data]) as (enveloped,):
-            call = self._new_call(topic, 1, message_cost(enveloped), timeout)
-            self._publish(call, lambda wire, _: wire.dpub(topic, defer_ms, enveloped))
+        milliseconds(delay, "delay", 0, DELAY_MAX_S)  # None would be no delay
+        self.mpub(topic, [body], delay=delay, timeout=timeout)
 
     @contextmanager
     def _span(self, topic: str, bodies: list[bytes]) -> Iterator[list[bytes]]:
@@ -430,9 +434,9 @@ class Producer:
         with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
             yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies
 
-    def _new_call(self, topic: str, count: int, cost: int, timeout: Seconds | None) -> Call:
+    def _new_call(self, topic: str, bodies: list[bytes], cost: int, timeout: Seconds | None) -> Call:
         timeout_s = self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001)
-        return Call(topic, self._time() + timeout_s, count, cost)
+        return Call(topic, self._time() + timeout_s, bodies, cost)
 
     def _place(self, call: Call, sharding_id: ShardingId | None, partition: int | None) -> None:
         """Note where a publish must go, if that is not all the same."""
@@ -449,6 +453,7 @@ class Producer:
         """
         check_topic(topic)
         if on:
+            check_not_once(self._writers, trace=topic)
             self._traced.add(topic)
         else:
             self._traced.discard(topic)
@@ -469,6 +474,8 @@ class Producer:
     def _publish(self, call: Call, build: Build) -> None:
         if self._keeper is None:
             self._begin()
+        if self._writers is not None:
+            build = partial(once_command, call)
         key = id(call)
         line: Line | None = None
         is_done = False
@@ -501,6 +508,7 @@ class Producer:
                 return
             if call.is_ordered:
                 self._leave_queue(call)
+            self._free_writer(call, is_done)
             stats = self._stats
             stats.bytes_in_flight -= call.cost
             if is_done:
@@ -514,6 +522,7 @@ class Producer:
         """Ask one nsqd; False when another try is due."""
         command = build(line.wire, call.partition)
         began = self._time()
+        call.is_in_doubt = True
         try:
             answer = line.ask(command, self._patience(call, began))
         except NsqdError as error:
@@ -532,6 +541,8 @@ class Producer:
     def _patience(self, call: Call, now: float) -> float:
         """Until when to wait for an answer: a stuck nsqd should not use up all the time if there is another one."""
         half_s = (call.deadline - now) / 2
+        if call.writer is not None:
+            return now + half_s if half_s >= self._timeout_s / 2 * STALLED_SHARE else call.deadline
         if (
             len(self._pools) < 2
             or call.is_ordered
@@ -572,13 +583,20 @@ class Producer:
         call.tries += 1
         is_open = leaves_open(error)
         call.is_unknown |= is_open
+        is_gap = call.writer is not None and error.code == GAP_CODE
+        if call.writer is not None and (is_gap or is_draining(error)):
+            call.is_unknown = False  # it would have been answered as a duplicate
+        is_safe = self._retries_unknown or not is_open or call.writer is not None
+        call.is_in_doubt = call.is_unknown or is_gap
+        if not call.is_unknown:
+            self._free_writer(call)
         has_moved = call.partition is not None and error.code in MOVED_CODES
         with self._lock:
             if call.partition is not None and has_moved:
                 self._routes.drop(call.topic, call.partition, error.nsqd, self._time())
                 self._turns.pop(call.topic, None)
         may_try = has_moved or is_draining(error) or call.tries < self._tries_max
-        if not error.retryable or not may_try or (is_open and not self._retries_unknown):
+        if not (error.retryable or is_gap) or not may_try or not is_safe:
             self._fail(call, error.code, error.detail, error.nsqd, retryable=error.retryable)
         with self._lock:
             self._look_up(call.topic)
@@ -591,9 +609,12 @@ class Producer:
         now = self._time()
         call.error = error
         call.is_unknown |= error.maybe_executed
+        call.is_in_doubt = call.is_unknown
+        if not call.is_unknown:
+            self._free_writer(call)
         if now >= call.deadline:
             self._fail(call, "TIMEOUT", f"no answer within {now - began:.3g} s", error.address, retryable=True)
-        if error.maybe_executed and not self._retries_unknown:
+        if error.maybe_executed and not self._retries_unknown and call.writer is None:
             self._fail(call, "CONNECTION_LOST", f"nsqd did not answer: {error.reason}", retryable=True)
 
     def _fail(self, call: Call, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> NoReturn:
@@ -604,6 +625,9 @@ class Producer:
 
     def _take(self, call: Call) -> Line | None:
         """A free line in turn, or None; with the lock held."""
+        if call.writer is not None:
+            pinned = self._leader_of(call)
+            return None if pinned is None else self._take_from(pinned)
         turns = self._turns_of(call.topic)
         places = turns.places
         for _ in places:
@@ -611,11 +635,28 @@ class Producer:
             pool, partition = places[turns.next]
             if partition is None and call.needs_partition:
                 continue  # these are all nsqd there are: no nsqlookupd knows the topic yet
-            if pool.idle and (line := self._take_from(pool)) is not None:
+            if pool.idle and (line := self._take_with_writer(call, pool, partition)) is not None:
                 if partition != call.partition:
                     call.partition = partition
                 return line
         return None
+
+    def _take_with_writer(self, call: Call, pool: Pool, partition: int | None) -> Line | None:
+        """A free line, and a writer if the call needs one."""
+        if self._writers is None or call.writer is not None:
+            return self._take_from(pool)
+        call.writer = self._writers.take(Spot(pool.address, call.topic, partition, call.is_ordered))
+        line = None if call.writer is None else self._take_from(pool)
+        if line is None:
+            self._free_writer(call)
+        return line
+
+    def _free_writer(self, call: Call, is_stored: bool = False) -> None:
+        """Let others have the writer of a call, unless nobody knows what became of its messages."""
+        writer, call.writer = call.writer, None
+        if writer is not None and self._writers is not None:
+            with self._lock:
+                self._writers.let_go(writer, call.count if is_stored else 0, call.is_in_doubt and not is_stored)
 
     def _take_from(self, pool: Pool) -> Line | None:
         while (line := pool.take()) is not None:
@@ -647,9 +688,11 @@ class Producer:
         if pool is None:
             self._look_up(call.topic)
             return None
-        return self._take_from(pool)
+        return self._take_with_writer(call, pool, call.partition)
 
     def _leader_of(self, call: Call) -> Pool | None:
+        if call.writer is not None:
+            return self._pools.get(call.writer.spot.address)
         leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
         return None if leader is None else self._pools.get(leader)
 
@@ -710,19 +753,22 @@ class Producer:
 
     def _pools_of(self, call: Call) -> list[Pool]:
         """Where a line for a call could be opened."""
-        if not call.is_ordered:
+        if not call.is_ordered and call.writer is None:
             return [place.pool for place in self._turns_of(call.topic).places]
         leader = self._leader_of(call)
-        is_next = call.partition is not None and self._queues.enter(call.topic, call.partition, call, self._time())
+        is_next = not call.is_ordered  # or it stands in no queue
+        if call.is_ordered and call.partition is not None:
+            is_next = self._queues.enter(call.topic, call.partition, call, self._time())
         return [leader] if leader is not None and is_next else []
 
     def _fail_impossible(self, call: Call) -> None:
         """Fail a call that its topic will never take."""
-        if reason := self._routes.never(call.topic, call.partition if call.is_ordered else None):
-            self._fail(call, "NO_PARTITIONS", reason, retryable=False)
-        if call.headers is not None and not self._routes.has_headers(call.topic):
-            detail = f"topic {call.topic} takes no headers: create it with extend=true, or upgrade it"
-            self._fail(call, "E_EXT_NOT_SUPPORT", detail, retryable=False)
+        partition = call.partition if call.is_ordered else None
+        needs_only_headers = call.headers is not None and not (call.is_ordered or call.is_trace_asked)
+        if needs_only_headers and self._routes.takes_headers_alone(call.topic):
+            call.needs_partition = False
+        elif refusal := self._routes.refusal(call.topic, partition, call.headers is not None):
+            self._fail(call, *refusal, retryable=False)
 
     def _fail_waiting(self, call: Call) -> NoReturn:
         leader = self._leader_of(call) if call.is_ordered else None
@@ -808,7 +854,7 @@ class Producer:
         line: Line | None = None
         error: FlintError | None = None
         try:
-            line = Line(pool.address, self._options, self._env, self._time)
+            line = Line(pool.address, self._options, self._env, self._time, once=self._writers is not None)
         except FlintError as failure:
             error = failure
         except Exception as failure:
@@ -847,51 +893,3 @@ class Producer:
                     self._open(pool)
             if self._lookup is not None:
                 self._follow(now)
-
-    # --- discovery, with the lock held ---
-
-    def _follow(self, now: float) -> None:
-        """Refresh every topic again and again, and those that calls wait for, or with gaps, more often."""
-        topics = dict.fromkeys(self._waiting)
-        if now >= self._gaps_at:
-            topics.update(dict.fromkeys(self._routes.gaps))
-            self._gaps_at = now + GAPS_S
-        if now >= self._refresh_at:
-            topics.update(dict.fromkeys(self._routes.topics))
-            self._refresh_at = now + jittered_s(self._lookup_interval_s, LOOKUP_JITTER, self._env.random.random())
-        for topic in topics:
-            self._look_up(topic)
-
-    def _look_up(self, topic: str) -> None:
-        """Refresh what is known of a topic, once at a time and at most once a second."""
-        if self._lookup is not None and topic not in self._asked:
-            self._asked[topic] = None
-            distrusted = self._routes.distrusted(topic, self._time())
-            self._lookup.ask(topic_path(topic, "w"), partial(self._found, topic), distrusted)
-
-    def _found(self, topic: str, outcome: Topology | DiscoveryError) -> None:
-        assert self._lookup is not None
-        if isinstance(outcome, DiscoveryError) or outcome.nodes or outcome.is_partitioned:
-            self._learn(topic, outcome)
-        elif outcome.is_refused:
-            self._learn(topic, outcome, is_guess=True)
-        else:
-            self._lookup.ask(NODES_PATH, partial(self._found_any, topic, outcome.reason))  # nobody has the topic yet
-
-    def _found_any(self, topic: str, reason: str, outcome: Topology | DiscoveryError) -> None:
-        if isinstance(outcome, Topology):
-            outcome = replace(outcome, reason=reason)
-        self._learn(topic, outcome, is_guess=True)
-
-    def _learn(self, topic: str, outcome: Topology | DiscoveryError, is_guess: bool = False) -> None:
-        self._timers.call_later(min(LOOK_AGAIN_S, self._lookup_interval_s), self._asked.pop, topic, None)
-        if isinstance(outcome, DiscoveryError):
-            self._last_error = outcome
-            log.warning("discovery of %s failed: %s", topic, outcome)
-            return
-        if not outcome.nodes:
-            reason = outcome.reason if outcome.is_refused else "the nsqlookupd list no nsqd"
-            self._last_error = NoNsqd(topic, reason)
-        self._routes.learn(topic, outcome, is_guess)
-        self._keep(self._routes.addresses())
-        self._changed.notify_all()

@@ -8,6 +8,7 @@ Rules of this file:
 - In order means ``SUB_ORDER``; an nsqd that answers E_INVALID to it is asked again as ``SUB_ORDERED``, on a new
   connection, and remembered (Youzan's daemons know it under that name).
 - nsqd is told that headers are understood where the nsqlookupd say that the topic has them: it refuses anything else.
+- Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once.
 - What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
 - A topic with partitions is looked up at least every ``PARTITIONED_POLL_S``, and every ``SOON_S`` while one is missing.
 
@@ -31,6 +32,7 @@ from flintmq.client.options import ConnectionOptions, seconds
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.client.security import Refusals
+from flintmq.client.start import NS_PER_S, Beginning
 from flintmq.client.subscription import (
     DOUBT_S,
     EXTEND_CODES,
@@ -87,9 +89,12 @@ class Subscriptions:
         lock: the owner's.
         is_ordered: subscribe in order.
         desired_tag: empty: none.
+        wants_headers: also where nobody says that the topic has some.
+        beginning: where the channel begins; None: where it is.
 
     Attributes:
         is_polled: the nsqlookupd were asked once.
+        are_located: messages come with their position in front of their bodies.
     """
 
     def __init__(
@@ -106,7 +111,10 @@ class Subscriptions:
         *,
         is_ordered: bool,
         desired_tag: str,
+        wants_headers: bool,
+        beginning: Beginning | None,
     ) -> None:
+        self.are_located = is_ordered or beginning is not None
         self.is_polled = False
         self._topic = topic
         self._channel = channel
@@ -119,6 +127,8 @@ class Subscriptions:
         self._times = times
         self._is_ordered = is_ordered
         self._desired_tag = desired_tag
+        self._wants_headers = wants_headers
+        self._beginning = beginning
         self._connect_timeout_s = seconds(options.connect_timeout, "connect_timeout")
         crew = Crew("flintmq-connect")
         self._links: Links[Target, Opened] = Links(
@@ -170,24 +180,40 @@ class Subscriptions:
 
     def _open(self, target: Target) -> Opened:
         """Connect and subscribe; in a thread of the crew, without the lock."""
-        is_extended = bool(self._desired_tag) if self._lookup is None else self._topology.is_extended
+        wants = self._wants_headers or (self._lookup is None and bool(self._desired_tag))
+        is_extended = wants or (self._lookup is not None and self._topology.is_extended)
         tag = self._desired_tag if is_extended else None
         line = Line(target.address, self._options, self._env, self._timers.time, tag)
         try:
             line.ask(self._subscribe(line, target), self._timers.time() + self._connect_timeout_s)
         except BaseException as error:
             line.abort("not subscribed")
-            if self._may_know_other_name(error, target.address):
+            if self._may_know_other_name(error, target.address) or self._has_no_topic(error, target):
                 return self._open(target)
             raise
+        self._note_begun(target)
         return Opened(line, target, is_extended)
 
     def _subscribe(self, line: Line, target: Target) -> bytes:
+        if self._beginning is not None:
+            with self._lock:
+                named, start = self._beginning.words(*target, self._env.clock.wall_ns() / NS_PER_S)
+            return line.wire.sub_advanced(self._topic, self._channel, None, named, start)
         if not self._is_ordered:
             return line.wire.sub(self._topic, self._channel, None, target.partition)
         assert target.partition is not None
         command = SUB_ORDERED if target.address in self._knows_sub_ordered else SUB_ORDER
         return line.wire.sub_order(self._topic, self._channel, target.partition, None, command)
+
+    def _note_begun(self, target: Target) -> bool:
+        """Note that a channel has begun where it was told; False if that is not to be told, or was before."""
+        with self._lock:
+            return self._beginning is not None and self._beginning.note(*target)
+
+    def _has_no_topic(self, error: BaseException, target: Target) -> bool:
+        """Whether an nsqd that does not have the topic yet is to make it: then there is one place to begin only."""
+        is_missing = isinstance(error, NsqdError) and error.code == "E_TOPIC_NOT_EXIST"
+        return is_missing and target.partition is None and self._note_begun(target)
 
     def _may_know_other_name(self, error: BaseException, address: str) -> bool:
         """Whether an nsqd that does not know SUB_ORDER is to be asked under Youzan's name for it."""

@@ -1,0 +1,67 @@
+"""How much a channel has that is not finished, and how many bytes that is.
+
+Rules of this file: nothing is changed; counts are exact, bytes are taken from the offsets of the log: exact for what
+the cursor has not reached, a share of the stretch for what is behind it, and an average for what was set aside.
+"""
+
+from __future__ import annotations
+
+from flintmq.broker.channel import DONE, Channel
+from flintmq.broker.state import Log
+from flintmq.errors import StorageError
+
+
+def unfinished_count(channel: Channel) -> int:
+    """Messages that a channel has not finished: waiting, deferred, in flight, and on their way to the dead letters."""
+    window = channel._window
+    return waiting_count(channel) + len(window) - window.count(DONE) + channel.aside.count
+
+
+def waiting_count(channel: Channel) -> int:
+    """Stored messages that the cursor has not reached; those of a paused topic, too."""
+    start, end = channel.next, channel.log.next_sequence
+    holes = sum(max(0, min(last, end) - max(first, start)) for first, last in channel._holes)
+    return max(0, end - start - holes)
+
+
+class ByteCount:
+    """How many bytes of the log a channel has not finished; remembers where it looked last."""
+
+    __slots__ = ("_channel", "_floor", "_next")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._floor = (-1, 0)
+        self._next = (-1, 0)
+
+    def unfinished_bytes(self) -> int:
+        """Frame bytes of what is not finished; when the log cannot be read now, as far as is known."""
+        channel = self._channel
+        log, window = channel.log, channel._window
+        try:
+            if self._next[0] != channel.next:
+                self._next = (channel.next, offset_at(log, channel.next))
+            if window and self._floor[0] != channel.floor:
+                self._floor = (channel.floor, offset_at(log, channel.floor))
+        except StorageError:
+            pass  # whoever delivers meets it as well, and reports it
+        end_bytes = log.end_offset_bytes
+        unfinished = end_bytes - self._next[1]
+        if window:
+            stretch = max(0, self._next[1] - self._floor[1])
+            unfinished += stretch * (len(window) - window.count(DONE)) // len(window)
+        if channel.aside.count:
+            unfinished += channel.aside.count * end_bytes // max(1, log.next_sequence - 1)
+        return max(0, unfinished)
+
+
+def offset_at(log: Log, sequence: int) -> int:
+    """Bytes of the log before a sequence, or before the first one stored behind it.
+
+    Raises:
+        StorageError: the log cannot be read now.
+    """
+    batch = log.read(sequence) if sequence < log.next_sequence else None
+    if batch is None:
+        return log.end_offset_bytes
+    return batch.header.offset_bytes if batch.first > sequence else batch.offset_of(sequence)

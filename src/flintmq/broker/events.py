@@ -1,0 +1,62 @@
+"""What a partition and its channels tell of the life of messages to whoever wants to know.
+
+Rules of this file: calls only. Nobody listens as a rule, and then a run of messages costs one look at an attribute; who
+does listen is told of runs, not of messages, and returns at once without raising.
+
+Source: reference/youzan.md 1.7 (the actions of a trace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from flintmq.batch import Batch
+from flintmq.broker.subscription import Subscription
+
+if TYPE_CHECKING:
+    from flintmq.broker.partition import PublishGroup
+
+
+class ChannelEvents(Protocol):
+    """What one channel tells about its messages; ends of ranges are exclusive."""
+
+    def delivered(self, subscription: Subscription, batch: Batch, first: int, end: int, delivery_count: int) -> None:
+        """Messages of one batch went to a consumer, each for the n-th time."""
+
+    def delivered_aside(self, subscription: Subscription, sequence: int, frame: bytes, delivery_count: int) -> None:
+        """A message that had been set aside with its frame went to a consumer for the n-th time."""
+
+    def finished(self, subscription: Subscription | None, first: int, end: int) -> None:
+        """A consumer finished messages; None: an operator did."""
+
+    def requeued(self, subscription: Subscription, sequence: int, delay_ns: int) -> None:
+        """A consumer gave a message back."""
+
+    def timed_out(self, subscription: Subscription, sequence: int) -> None:
+        """A consumer held a message for too long."""
+
+    def touched(self, subscription: Subscription, sequence: int) -> None:
+        """A consumer asked for more time."""
+
+    def let_go(self, subscription: Subscription, sequences: Iterable[int]) -> None:
+        """A consumer is gone that held messages; they are queued again."""
+
+    def given_up(self, sequence: int, client: str) -> None:
+        """A message had its last attempt, by the consumer with this address, and is with the dead letters."""
+
+    def expired(self, first: int, end: int) -> None:
+        """Messages became too old to be delivered."""
+
+
+class PartitionEvents(Protocol):
+    """What one partition tells about what is published to it."""
+
+    def publishing(self, group: PublishGroup, count: int, is_stored_form: bool) -> None:
+        """Messages joined a group, in this order; in the form they are stored in they may have trace ids."""
+
+    def publisher(self, group: PublishGroup, client: str) -> None:
+        """Who published what joined a group last."""
+
+    def published(self, group: PublishGroup) -> None:
+        """The messages of a group are stored and may be delivered."""

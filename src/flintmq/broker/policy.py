@@ -1,0 +1,571 @@
+"""The limits of one channel in one partition: attempts with dead letters, age, and what overflows.
+
+A message that is given up::
+
+    queued again, or about to be delivered, with its last attempt behind it
+        -> 253 in the window, or loaded aside, neither ready nor held
+        -> published to the dead-letter topic, at most one part at a time
+        -> stored as the durability policy says: finished here; failed: again in a while
+
+After a crash it is queued again with its attempts, so it may reach the dead letters twice, and is never lost.
+
+Rules of this file: it is the part of :class:`Channel` that only channels with limits have, and keeps its invariants;
+what can be long is done in parts, and the channel is marked for the rest.
+
+Source: reference/nsq.md 7 (bounds, time to live, dead letters).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from flintmq.batch import Batch
+from flintmq.broker.backlog import ByteCount, unfinished_count
+from flintmq.broker.channel import GIVING_UP, QUEUED, Channel
+from flintmq.broker.dead_letters import DeadLetters, GivenUp, dead_letter
+from flintmq.broker.deferred import Aside
+from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.subscription import Subscription
+from flintmq.errors import FlintError, StorageError
+from flintmq.settings import DROP_OLDEST, Limits
+
+_SEND_COUNT_MAX = 256  # messages given up at once, and
+_SEND_BYTES_MAX = 1024 * 1024
+_READY_MAX = 2048  # messages set aside that are looked at in one sweep
+_RETRY_NS, _RETRY_NS_MAX = 1_000_000_000, 60_000_000_000
+_LOOK_NS = 1_000_000_000  # between two looks for what is too old, when nothing is
+_BATCHES_MAX = 512  # passed over in one turn, and
+_BATCHES_BYTES_MAX = 4 * 1024 * 1024
+_QUEUED_BYTE = bytes((QUEUED,))
+
+
+class ChannelPolicy:
+    """Owner of what a channel's limits need.
+
+    Attributes:
+        limits: in force.
+        wall_ns: the clock of due times, as of the last :meth:`Channel.pump`.
+        retry_ns: monotonic time at which dead letters are published again; None when nothing has failed.
+        expired_count: messages that were too old to be delivered.
+        dropped_count: messages dropped because there were too many.
+        dead_letter_count: messages that reached the dead letters.
+    """
+
+    __slots__ = (
+        "_byte_count",
+        "_channel",
+        "_dead_letters",
+        "_failure_count",
+        "_giving_up",
+        "_has_failed",
+        "_look_ns",
+        "_partition",
+        "_sending",
+        "_ttl_ns",
+        "_waiting",
+        "dead_letter_count",
+        "dropped_count",
+        "expired_count",
+        "is_dropping",
+        "limits",
+        "retry_ns",
+        "wall_ns",
+    )
+
+    def __init__(self, channel: Channel, partition: Partition, dead_letters: DeadLetters, limits: Limits) -> None:
+        self._channel = channel
+        self._partition = partition
+        self._dead_letters = dead_letters
+        self._byte_count = ByteCount(channel)
+        self._giving_up: dict[int, GivenUp] = {}
+        self._waiting: deque[int] = deque()
+        self._sending: _Sending | None = None
+        self._has_failed = False
+        self._look_ns = 0
+        self._failure_count = 0
+        self.wall_ns = 0
+        self.retry_ns: int | None = None
+        self.expired_count = 0
+        self.dropped_count = 0
+        self.dead_letter_count = 0
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """Put other limits into force, also for what waits already."""
+        self._look_ns = 0
+        self.limits = limits
+        self._ttl_ns = limits.ttl_ns
+        self.is_dropping = limits.is_bounded and limits.overflow == DROP_OLDEST
+        self._take_back()
+        if limits.max_attempts:
+            channel = self._channel
+            channel.gather_waiting()
+            for sequence in channel._requeued:
+                if channel._is_queued(sequence) and self._is_used_up(sequence_attempts(channel, sequence)):
+                    self._give_up(sequence, "")
+            channel._requeued = deque(each for each in channel._requeued if channel._is_queued(each))
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    @property
+    def giving_up_count(self) -> int:
+        """Messages on their way to the dead letters."""
+        return len(self._giving_up)
+
+    def _is_used_up(self, delivery_count: int) -> bool:
+        most = self.limits.max_attempts
+        return most > 0 and delivery_count >= most
+
+    def is_last_attempt(self, sequence: int) -> bool:
+        """Whether a message in flight is given up when it comes back."""
+        aside = self._channel.aside.loaded.get(sequence)
+        return self._is_used_up(sequence_attempts(self._channel, sequence) if aside is None else aside.attempts)
+
+    def gives_up(self, sequence: int, subscription: Subscription) -> bool:
+        """Give up a message of the window that comes back, if that was its last attempt."""
+        if not self._is_used_up(sequence_attempts(self._channel, sequence)):
+            return False
+        self._give_up(sequence, _address_of(subscription))
+        return True
+
+    def gives_up_aside(self, aside: Aside) -> bool:
+        """The same for a message set aside; False: the caller puts it in line."""
+        if not self._is_used_up(aside.attempts):
+            return False
+        client = "" if aside.owner is None else _address_of(aside.owner)
+        store = self._channel.aside
+        store.make_ready(aside)  # so that its attempts count after a restart, too
+        store.ready.pop()
+        self._give_up_aside(aside, client)
+        return True
+
+    def takes(self, sequence: int, batch: Batch) -> bool:
+        """Whether a message of the window that was to be delivered again is not: given up, or too old."""
+        channel = self._channel
+        if self._is_used_up(sequence_attempts(channel, sequence)):
+            self._give_up(sequence, "")
+        elif self._has_expired(batch):
+            channel._mark_done(sequence)
+            self._expired(sequence, sequence + 1)
+        else:
+            return False
+        return True
+
+    def takes_aside(self, aside: Aside) -> bool:
+        """The same for a message set aside that is no longer in line."""
+        if self._is_used_up(aside.attempts):
+            self._give_up_aside(aside, "")
+        elif self._has_expired_aside(aside):
+            self._channel.aside.finish(aside.sequence)
+            self._channel.dirty = True
+            self._expired(aside.sequence, aside.sequence + 1)
+        else:
+            return False
+        return True
+
+    def _give_up(self, sequence: int, client: str) -> None:
+        channel = self._channel
+        channel._window[sequence - channel.floor] = GIVING_UP
+        self._note(GivenUp(sequence, sequence_attempts(channel, sequence), client))
+
+    def _give_up_aside(self, aside: Aside, client: str) -> None:
+        known = self._giving_up.get(aside.sequence)
+        if known is not None:
+            known.aside = aside  # it was moved aside on its way
+        else:
+            self._note(GivenUp(aside.sequence, aside.attempts, client, aside))
+
+    def _note(self, given_up: GivenUp) -> None:
+        self._giving_up[given_up.sequence] = given_up
+        self._waiting.append(given_up.sequence)
+        self._dead_letters.mark(self._channel)
+
+    def _take_back(self) -> None:
+        """Queue again what has not been published and is not to be; forget what is no longer there."""
+        waiting, self._waiting = self._waiting, deque()
+        for sequence in waiting:
+            given_up = self._giving_up.get(sequence)
+            if given_up is None:
+                continue
+            is_there = self._is_there(given_up)
+            if is_there and self._is_used_up(given_up.delivery_count):
+                self._waiting.append(sequence)
+                continue
+            del self._giving_up[sequence]
+            if is_there and given_up.aside is not None:
+                self._channel.aside.make_ready(given_up.aside)
+            elif is_there:
+                self._channel._window[sequence - self._channel.floor] = QUEUED
+                self._channel._requeued.append(sequence)
+
+    def forget(self) -> None:
+        """The window was emptied: what of it was on its way is not finished when it arrives."""
+        self._giving_up = {s: each for s, each in self._giving_up.items() if each.aside is not None}
+        self._look_ns = 0
+
+    def _is_there(self, given_up: GivenUp) -> bool:
+        """Whether nobody has finished or forgotten it meanwhile."""
+        aside = given_up.aside
+        return self._is_in_window(given_up.sequence) if aside is None else self._holds(aside)
+
+    def _holds(self, aside: Aside) -> bool:
+        return self._channel.aside.loaded.get(aside.sequence) is aside and aside.owner is None
+
+    def _is_in_window(self, sequence: int) -> bool:
+        window, index = self._channel._window, sequence - self._channel.floor
+        return 0 <= index < len(window) and window[index] == GIVING_UP
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    def after_pump(self, now_ns: int, wall_ns: int) -> None:
+        """Publish what is given up, and drop what is too much, both in parts; the end of a channel's turn."""
+        if self._waiting and self._sending is None:
+            self._send_when_due(now_ns, wall_ns)
+        if self.is_dropping:
+            self._drop(now_ns, wall_ns)
+
+    def _send_when_due(self, now_ns: int, wall_ns: int) -> None:
+        if self._has_failed:
+            self._has_failed = False
+            self.retry_ns = now_ns + min(_RETRY_NS << min(self._failure_count - 1, 10), _RETRY_NS_MAX)
+        if self.retry_ns is not None:
+            if now_ns < self.retry_ns:
+                return
+            self.retry_ns = None
+        sending = _Sending(self)
+        try:
+            target = self._dead_letters.topic(self.limits.dead_letter_topic, wall_ns).next_partition()
+            bodies = list(self._bodies(target, sending))
+            if bodies:
+                sending.wait_for(self._dead_letters.publish(target, bodies))
+                self._sending = sending
+        except FlintError as error:
+            self._failed(sending, error)
+
+    def _bodies(self, target: Partition, sending: _Sending) -> Iterator[bytes]:
+        """What is published of the next messages on their way."""
+        size = 0
+        for given_up, frame in self._next():
+            sending.given_up.append(given_up)
+            body = dead_letter(self._partition, self._channel.name, target, given_up, frame)
+            size += len(body)
+            yield body
+            if len(sending.given_up) >= _SEND_COUNT_MAX or size >= _SEND_BYTES_MAX:
+                break
+
+    def _next(self) -> Iterator[tuple[GivenUp, bytes | memoryview]]:
+        """Messages on their way and their frames; they leave the line."""
+        log = self._channel.log
+        while self._waiting:
+            sequence = self._waiting[0]
+            given_up = self._giving_up.get(sequence)
+            batch = log.read(sequence)  # first: when the log cannot be read, it is tried again
+            self._waiting.popleft()
+            if given_up is None:
+                continue
+            if not self._is_there(given_up):
+                del self._giving_up[sequence]  # unless it was moved aside on its way, and is met there again
+            elif given_up.aside is not None:
+                yield given_up, given_up.aside.frame
+            elif batch is None or batch.first > sequence:
+                self._finish(given_up)  # damaged on disk; the log has reported and set it aside
+            else:
+                yield given_up, batch.frames(sequence, sequence + 1)
+
+    def sent(self, sending: _Sending, error: BaseException | None) -> None:
+        """Dead letters are stored, or could not be."""
+        self._sending = None
+        if error is not None:
+            self._failed(sending, error)
+        else:
+            self._failure_count = 0
+            for given_up in sending.given_up:
+                self.dead_letter_count += 1
+                if self._channel.events is not None:
+                    self._channel.events.given_up(given_up.sequence, given_up.client)
+                if self._giving_up.get(given_up.sequence) is given_up:
+                    self._finish(given_up)
+        self._dead_letters.mark(self._channel)
+
+    def _finish(self, given_up: GivenUp) -> None:
+        sequence, channel = given_up.sequence, self._channel
+        del self._giving_up[sequence]
+        if self._is_in_window(sequence):
+            channel._mark_done(sequence)
+            return
+        aside = given_up.aside or channel.aside.loaded.get(sequence)  # it may have been moved aside on its way
+        if aside is not None and self._holds(aside):
+            if given_up.aside is None and sequence in channel.aside.ready:
+                channel.aside.ready.remove(sequence)
+            channel.aside.finish(sequence)
+            channel.dirty = True
+
+    def _failed(self, sending: _Sending, error: BaseException) -> None:
+        self._waiting.extendleft(each.sequence for each in reversed(sending.given_up))
+        self._take_back()
+        self._has_failed = True
+        self._failure_count += 1
+        where = f"{self._partition.topic_name}:{self._channel.name} to {self.limits.dead_letter_topic}"
+        self._dead_letters.report(StorageError(f"cannot publish dead letters of {where}: {error}; trying again"))
+        self._dead_letters.mark(self._channel)
+
+    # -- age -------------------------------------------------------------------------------------------------------
+
+    def _has_expired(self, batch: Batch) -> bool:
+        return self._ttl_ns > 0 and self._born_ns(batch) + self._ttl_ns <= self.wall_ns
+
+    def _born_ns(self, batch: Batch) -> int:
+        """When a message's age began, on the clock of due times."""
+        return max(batch.due_ns, batch.timestamp_ns - self._dead_letters.clock_shift_ns)
+
+    def _has_expired_aside(self, aside: Aside) -> bool:
+        """Whether it is too old; when the log has it no more, it is not known when it was due first."""
+        if not self._ttl_ns:
+            return False
+        batch = self._channel.log.read(aside.sequence)
+        return batch is not None and batch.first <= aside.sequence and self._has_expired(batch)
+
+    def skips(self, batch: Batch) -> bool:
+        """Pass over what is too old at the cursor; False when it is to be delivered."""
+        if not self._has_expired(batch):
+            return False
+        first = self._channel.next
+        self._pass(min(batch.end, self._channel.end))
+        self._expired(first, self._channel.next)
+        return True
+
+    def _expired(self, first: int, end: int) -> None:
+        """Count what was too old."""
+        self.expired_count += end - first
+        if self._channel.events is not None:
+            self._channel.events.expired(first, end)
+
+    def _pass(self, end: int) -> int:
+        """Move the cursor, but not over messages that the channel leaves out; return how many it passed."""
+        channel = self._channel
+        if channel._holes:
+            end = min(end, channel._holes[0][0])
+        count = end - channel.next
+        channel._skip_to(end)
+        return count
+
+    def sweep(self, wall_ns: int) -> bool:
+        """Pass over what is too old though nobody consumes, oldest first; whether anything has changed."""
+        self.wall_ns = wall_ns
+        before = self.expired_count + len(self._giving_up)
+        is_time = self._ttl_ns > 0 and wall_ns >= self._look_ns
+        if is_time:
+            self._look_ns = wall_ns + _LOOK_NS
+        try:
+            self._sweep_aside(is_time)
+            if is_time:
+                self._sweep_window()
+                self._sweep_cursor()
+        except StorageError:
+            return False  # whoever delivers meets it as well, and reports it
+        has_changed = self.expired_count + len(self._giving_up) != before
+        if has_changed:
+            self._look_ns = wall_ns  # there may be more
+        return has_changed
+
+    def _keeps(self, batch: Batch) -> bool:
+        """Whether a message is young enough to stay; the next look is when it no longer is."""
+        self._look_ns = min(self._look_ns, self._born_ns(batch) + self._ttl_ns)
+        return not self._has_expired(batch)
+
+    def _sweep_cursor(self) -> None:
+        for batch in self._at_cursor():
+            if self._keeps(batch):
+                return
+            self.skips(batch)
+
+    def _sweep_aside(self, is_time: bool) -> None:
+        """Give up and finish what is in line; it is in the order of due times, so the first to be kept ends it."""
+        store = self._channel.aside
+        taken: set[int] = set()
+        for sequence in islice(store.ready, _READY_MAX):
+            aside = store.loaded.get(sequence)
+            if aside is None or aside.owner is not None:
+                continue
+            if is_time or self._is_used_up(aside.attempts):
+                if self.takes_aside(aside):
+                    taken.add(sequence)
+                else:
+                    is_time = False
+        if taken:
+            store.ready = deque(sequence for sequence in store.ready if sequence not in taken)
+
+    def _sweep_window(self) -> None:
+        """Finish what is queued again and too old, up to the first that is not."""
+        channel = self._channel
+        at, has_found = channel.floor, False
+        for _ in range(_BATCHES_MAX):
+            index = channel._window.find(_QUEUED_BYTE, at - channel.floor)
+            if index < 0:
+                break
+            sequence = channel.floor + index
+            batch = channel.log.read(sequence)
+            if batch is None or batch.first > sequence or self._keeps(batch):
+                break
+            at = min(batch.end, channel.next)
+            for each in range(sequence, at):
+                if channel._is_queued(each):
+                    channel._mark_done(each)
+                    self._expired(each, each + 1)
+                    has_found = True
+            at = max(at, channel.floor)
+        if has_found:
+            channel.gather_waiting()
+            channel._requeued = deque(each for each in channel._requeued if channel._is_queued(each))
+
+    def _at_cursor(self) -> Iterator[Batch]:
+        """The batches at the cursor, which the caller moves over them; a bounded number, and none that is deferred."""
+        channel = self._channel
+        size = 0
+        for _ in range(_BATCHES_MAX):
+            if channel.next >= channel.end or size > _BATCHES_BYTES_MAX:
+                return
+            if channel._holes and channel._skip_hole():
+                continue
+            if len(channel._window) >= channel._window_max:
+                return
+            batch = channel.log.read(channel.next)
+            if batch is None:
+                return
+            size += batch.size
+            if batch.first > channel.next:
+                channel._skip_to(min(batch.first, channel.end))
+            elif batch.due_ns > self.wall_ns:
+                is_in_the_way = channel.keep_floor is not None and bool(channel._window)
+                if is_in_the_way or not channel._defer_batch(batch, self.wall_ns):
+                    return
+            else:
+                yield batch
+
+    # -- overflow --------------------------------------------------------------------------------------------------
+
+    def unfinished_bytes(self) -> int:
+        """Bytes of what the channel has not finished, see :mod:`flintmq.broker.backlog`."""
+        return self._byte_count.unfinished_bytes()
+
+    def _drop(self, now_ns: int, wall_ns: int) -> None:
+        """Finish the oldest messages that wait, until no more are there than may be."""
+        limits, channel = self.limits, self._channel
+        count = unfinished_count(channel)
+        size = self._byte_count.unfinished_bytes() if limits.max_bytes else 0
+        excess = _Excess(
+            count - limits.max_messages if limits.max_messages else 0,
+            size - limits.max_bytes if limits.max_bytes else 0,
+        )
+        if not excess:
+            return
+        self.wall_ns = wall_ns
+        if len(channel._window) >= channel._window_max:
+            channel._spill(now_ns)
+        average = size // max(1, count)
+        self._drop_aside(excess, average)
+        self._drop_queued(excess, average)
+        try:
+            self._drop_new(excess)
+        except StorageError:
+            pass  # whoever delivers meets it as well, and reports it
+        if excess.dropped:
+            self.dropped_count += excess.dropped
+            channel.dirty = True
+            self._dead_letters.mark(channel)  # for the rest
+
+    def _drop_aside(self, excess: _Excess, average: int) -> None:
+        store = self._channel.aside
+        while excess and store.ready:
+            aside = store.loaded.get(store.ready.popleft())
+            if aside is not None and aside.owner is None:
+                store.finish(aside.sequence)
+                excess.drop(1, average)
+
+    def _drop_queued(self, excess: _Excess, average: int) -> None:
+        channel = self._channel
+        if excess:
+            channel.gather_waiting()
+        if not excess or not channel._requeued:
+            return
+        for sequence in sorted(sequence for sequence in channel._requeued if channel._is_queued(sequence)):
+            if not excess:
+                break
+            channel._mark_done(sequence)
+            excess.drop(1, average)
+        channel._requeued = deque(each for each in channel._requeued if channel._is_queued(each))
+
+    def _drop_new(self, excess: _Excess) -> None:
+        channel = self._channel
+        if not excess:
+            return
+        for batch in self._at_cursor():
+            start = channel.next
+            count = max(excess.count, excess.messages_of(batch, start))
+            self._pass(min(batch.end, channel.end, start + count))
+            excess.drop(channel.next - start, _size_of(batch, start, channel.next) // max(1, channel.next - start))
+            if not excess:
+                return
+
+
+class _Excess:
+    """What is to be dropped: so many messages and so many bytes, whichever is more."""
+
+    __slots__ = ("count", "dropped", "size_bytes")
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self.count = max(0, count)
+        self.size_bytes = max(0, size_bytes)
+        self.dropped = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0 or self.size_bytes > 0
+
+    def drop(self, count: int, average: int) -> None:
+        """Some were dropped, of so many bytes each."""
+        self.dropped += count
+        self.count -= count
+        self.size_bytes -= count * average
+
+    def messages_of(self, batch: Batch, start: int) -> int:
+        """How many messages of a batch are enough for the bytes."""
+        if self.size_bytes <= 0:
+            return 0
+        positions, index = batch.positions(), start - batch.first
+        return bisect_left(positions, positions[index] + self.size_bytes, index) - index
+
+
+def _size_of(batch: Batch, start: int, end: int) -> int:
+    positions = batch.positions()
+    return positions[end - batch.first] - positions[start - batch.first]
+
+
+class _Sending:
+    """Messages given up that are being published."""
+
+    __slots__ = ("_group", "_policy", "given_up")
+
+    def __init__(self, policy: ChannelPolicy) -> None:
+        self._policy = policy
+        self._group: PublishGroup | None = None
+        self.given_up: list[GivenUp] = []
+
+    def wait_for(self, group: PublishGroup) -> None:
+        self._group = group
+        group.waiters.append(self)
+
+    def publish_ended(self) -> None:
+        assert self._group is not None, "only who waits is told"
+        self._policy.sent(self, self._group.error)
+
+
+def sequence_attempts(channel: Channel, sequence: int) -> int:
+    """How often a message between floor and cursor has been delivered."""
+    return channel._attempts.get(sequence, 1)
+
+
+def _address_of(subscription: Subscription) -> str:
+    return str(getattr(subscription.owner, "peer", ""))

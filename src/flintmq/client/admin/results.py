@@ -1,0 +1,221 @@
+"""What the daemons answer, where it has a fixed form; ``/stats`` and ``/info`` are handed on as they are.
+
+Rules of this file: fields have the daemons' names, but for units, which go last; a field that an older daemon does not
+send has a default.
+
+Source: reference/youzan.md 1.4 (``/message/get``), reference/nsq.md 2.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flintmq.client.topology import Node, TopicMeta
+
+
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as nsqd has it.
+
+    Attributes:
+        id: ``partition << 50 | sequence``.
+        message_id: as consumers see it: 16 hex digits, or on a topic with partitions the 32 of its 16 bytes.
+        text: its body; what is not UTF-8 in there is replaced. :attr:`body` is exact.
+        timestamp_ns: when nsqd accepted it, since 1970.
+        attempts: deliveries so far; of a message that was not looked for in a channel, what is stored with it.
+        offset: bytes of its partition's log before it.
+        queue_cnt_index: its number in the partition, from 1.
+        ext: its headers, as JSON; empty if there are none.
+    """
+
+    id: int
+    message_id: str
+    text: str = msgspec.field(name="body")
+    body_base64: bytes | None = None
+    trace_id: int = 0
+    timestamp_ns: int = msgspec.field(name="timestamp")
+    attempts: int = 0
+    offset: int = 0
+    queue_cnt_index: int = 0
+    ext: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """What was published; the beginning of it, if less was asked for."""
+        return self.text.encode() if self.body_base64 is None else self.body_base64
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers it was published with; empty if there are none, or none that are a JSON object."""
+        try:
+            return msgspec.json.decode(self.ext, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            return {}
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The consumer that a message is in flight with."""
+
+    remote_address: str = ""
+    client_id: str = ""
+    hostname: str = ""
+
+
+class PeekedMessage(StoredMessage, frozen=True, kw_only=True):
+    """A message of a channel.
+
+    Attributes:
+        body_size: of all of its body.
+        due_ns: when it comes due, since 1970; of deferred ones.
+        due_in_ms: until then.
+        timeout_in_ms: until it is taken back from ``client``; of those in flight.
+    """
+
+    partition: int = 0
+    body_size: int = 0
+    due_ns: int | None = msgspec.field(name="due", default=None)
+    due_in_ms: int | None = None
+    timeout_in_ms: int | None = None
+    client: Holder | None = None
+
+
+class Peeked(msgspec.Struct, frozen=True):
+    """The answer of ``/channel/peek``."""
+
+    messages: list[PeekedMessage]
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The answer of ``/message/cancel``."""
+
+    channels: list[str]
+
+
+class SettingsState(msgspec.Struct, frozen=True):
+    """Settings of a topic or channel.
+
+    Attributes:
+        settings: what was set here.
+        effective: what is in force, what is inherited included.
+    """
+
+    topic: str
+    settings: dict[str, Any]
+    effective: dict[str, Any]
+    channel: str = ""
+
+
+class TraceEvent(msgspec.Struct, frozen=True):
+    """Something that happened to a message; what is not known, or does not apply, is None or empty.
+
+    Attributes:
+        timestamp_ns: since 1970.
+        action: PUB, START (it was delivered), FIN, REQ, REQ_DEFER, TIMEOUT, TOUCH and more.
+        msgid: internal id, ``partition << 50 | sequence``.
+        message_id: as consumers see it, as :attr:`StoredMessage.message_id`.
+        traceid: 0 or None if it was published without.
+        offset: bytes of its partition's log before it.
+        client: address of who published or consumes.
+        node: address of the nsqd.
+        delay_ms: of REQ_DEFER.
+        count: of DROPPED: events that were not recorded.
+    """
+
+    timestamp_ns: int = msgspec.field(name="timestamp")
+    action: str
+    topic: str = ""
+    msgid: int | None = None
+    traceid: int | None = None
+    partition: int | None = None
+    channel: str = ""
+    message_id: str = ""
+    offset: int | None = None
+    attempts: int | None = None
+    client: str = ""
+    node: str = ""
+    delay_ms: int | None = None
+    count: int | None = None
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """What was recorded of a message.
+
+    Attributes:
+        events: the oldest first.
+        complete: False: there may be more; a bound cut the search off, or ``limit``.
+        searched_bytes: how much was looked through.
+        oldest_ns: time of the oldest that was looked at; None if there was nothing.
+    """
+
+    events: list[TraceEvent]
+    complete: bool
+    searched_bytes: int = 0
+    oldest_ns: int | None = msgspec.field(name="oldest", default=None)
+
+
+class DrainState(msgspec.Struct, frozen=True):
+    """Whether an nsqd drains, and what is left.
+
+    Attributes:
+        since_s: seconds since 1970.
+        seconds_left: None: as long as it takes.
+        message_count, topic_count: what is left, in all topics.
+        topics: the first of those that are not empty, with their channels.
+    """
+
+    draining: bool
+    since_s: int = msgspec.field(name="since", default=0)
+    seconds_left: float | None = None
+    message_count: int = 0
+    topic_count: int = 0
+    topics: list[dict[str, Any]] = []
+
+
+class ListedNode(Node, frozen=True):
+    """An nsqd as nsqlookupd lists it.
+
+    Attributes:
+        topics, tombstones: side by side: whether the node is hidden from who looks for the topic.
+        partitions: of its topics with partitions, as the daemon says.
+    """
+
+    remote_address: str = ""
+    topology_zone: str = ""
+    topology_region: str = ""
+    topics: list[str] = msgspec.field(default_factory=list)
+    tombstones: list[bool] = msgspec.field(default_factory=list)
+    partitions: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """The answer of ``/nodes``."""
+
+    producers: list[ListedNode]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Where a topic is.
+
+    Attributes:
+        producers: every nsqd that has some of it.
+        partitions: the nsqd of each partition; empty if the topic has none.
+        meta: what the topic was created with; None for a plain one.
+    """
+
+    channels: list[str]
+    producers: list[ListedNode]
+    partitions: dict[int, ListedNode] = {}
+    meta: TopicMeta | None = None
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """The answer of ``/topics``."""
+
+    topics: list[str]
+
+
+class Channels(msgspec.Struct, frozen=True):
+    """The answer of ``/channels``."""
+
+    channels: list[str]

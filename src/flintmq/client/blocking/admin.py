@@ -1,0 +1,175 @@
+"""``NsqdAdmin`` and ``LookupdAdmin`` on blocking sockets: the twins of those in :mod:`flintmq.client.admin.clients`.
+
+Rules of this file: a method is a line, and both flavours have the same ones; nothing is kept between two requests, so
+any number of threads may share an object, and a forked child may go on using it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import ClassVar, Concatenate, ParamSpec, Self, TypeVar
+
+from flintmq.client.admin import nsqd, nsqlookupd
+from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
+from flintmq.client.blocking import http
+from flintmq.client.options import ConnectionOptions, Seconds, seconds, system_env
+from flintmq.errors import ConnectionFailed
+
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+
+_NS_PER_S = 1_000_000_000
+
+
+class Admin:
+    """What both have in common: an address, a deadline, and how to show who one is.
+
+    Args:
+        address: ``host:port`` or ``http(s)://host:port``.
+        timeout: until an answer must be complete.
+        token: bearer token for a daemon that asks for permissions; send it over ``https://`` only.
+        options: ``tls_`` options for ``https://``: whom to trust, this client's certificate.
+
+    Raises:
+        OptionError: an argument cannot be used.
+    """
+
+    daemon: ClassVar[str]
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: Seconds = TIMEOUT_S,
+        token: str | None = None,
+        options: ConnectionOptions | None = None,
+    ) -> None:
+        self.address = base_url(address, self.daemon)
+        self._timeout_s = seconds(timeout, "timeout", 0.001, 3600)
+        self._options = (options or ConnectionOptions()).with_overrides(lookup_token=token)
+        self._clock = system_env().clock
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.address}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is open: ``with`` is there so that code can move from one flavour to the other."""
+
+    def ask(self, question: Question[Value]) -> Value:
+        """Ask what there is no method for.
+
+        Raises:
+            HttpRefused: the daemon answers with an error.
+            ConnectionFailed: it does not answer in time; what was asked for may have been done.
+            RemoteProtocolError: its answer cannot be read.
+        """
+        url = self.address + question.target
+        try:
+            status, body = http.ask(question.method, url, self._timeout_s, self._options, self._time, question.body)
+        except OSError as error:
+            raise ConnectionFailed(self.address, str(error)) from error
+        return question.answer(self.address, status, body)
+
+    def _time(self) -> float:
+        return self._clock.monotonic_ns() / _NS_PER_S
+
+
+def asked(make: Callable[Arguments, Question[Value]]) -> Callable[Concatenate[Admin, Arguments], Value]:
+    """A method that asks a question and returns the answer."""
+
+    @wraps(make)
+    def method(admin: Admin, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        return admin.ask(make(*args, **kwargs))
+
+    return as_method(method, make)
+
+
+class NsqdAdmin(Admin):
+    """Asks one nsqd over HTTP, and changes what it has.
+
+    ::
+
+        with NsqdAdmin("127.0.0.1:4151") as nsqd:
+            nsqd.pause_channel("orders", "billing")
+            for message in nsqd.peek("orders", "billing", count=3):
+                print(message.message_id, message.body)
+            nsqd.set_offset("orders", "billing", timedelta(hours=1))  # once more what came in the last hour
+
+    All methods raise :class:`HttpRefused` when nsqd refuses, and :class:`ConnectionFailed` when it does not answer; a
+    change is on disk when its method returns.
+    """
+
+    daemon = "nsqd"
+
+    ping = asked(nsqd.ping)
+    info = asked(nsqd.info)
+    stats = asked(nsqd.stats)
+    metrics = asked(nsqd.metrics)
+    create_topic = asked(nsqd.create_topic)
+    delete_topic = asked(nsqd.delete_topic)
+    empty_topic = asked(nsqd.empty_topic)
+    pause_topic = asked(nsqd.pause_topic)
+    unpause_topic = asked(nsqd.unpause_topic)
+    create_channel = asked(nsqd.create_channel)
+    delete_channel = asked(nsqd.delete_channel)
+    empty_channel = asked(nsqd.empty_channel)
+    pause_channel = asked(nsqd.pause_channel)
+    unpause_channel = asked(nsqd.unpause_channel)
+    set_channel_order = asked(nsqd.set_channel_order)
+    set_offset = asked(nsqd.set_offset)
+    skip_channel = asked(nsqd.skip_channel)
+    unskip_channel = asked(nsqd.unskip_channel)
+    topic_settings = asked(nsqd.topic_settings)
+    channel_settings = asked(nsqd.channel_settings)
+    change_topic_settings = asked(nsqd.change_topic_settings)
+    change_channel_settings = asked(nsqd.change_channel_settings)
+    peek = asked(nsqd.peek)
+    get_message = asked(nsqd.get_message)
+    finish_message = asked(nsqd.finish_message)
+    cancel_message = asked(nsqd.cancel_message)
+    enable_trace = asked(nsqd.enable_trace)
+    disable_trace = asked(nsqd.disable_trace)
+    find_trace = asked(nsqd.find_trace)
+    get_config = asked(nsqd.get_config)
+    set_config = asked(nsqd.set_config)
+    drain_state = asked(nsqd.drain_state)
+    drain = asked(nsqd.drain)
+    stop_drain = asked(nsqd.stop_drain)
+
+
+class LookupdAdmin(Admin):
+    """Asks one nsqlookupd over HTTP, and changes what is registered there.
+
+    ::
+
+        with LookupdAdmin("127.0.0.1:4161") as nsqlookupd:
+            nsqlookupd.create_topic("payments", partitions=4, ordered=True)
+            found = nsqlookupd.lookup("payments")
+            print({number: node.address for number, node in found.partitions.items()})
+
+    Exceptions are those of :class:`NsqdAdmin`.
+    """
+
+    daemon = "nsqlookupd"
+
+    ping = asked(nsqlookupd.ping)
+    info = asked(nsqlookupd.info)
+    metrics = asked(nsqlookupd.metrics)
+    debug = asked(nsqlookupd.debug)
+    lookup = asked(nsqlookupd.lookup)
+    topics = asked(nsqlookupd.topics)
+    channels = asked(nsqlookupd.channels)
+    nodes = asked(nsqlookupd.nodes)
+    members = asked(nsqlookupd.members)
+    create_topic = asked(nsqlookupd.create_topic)
+    delete_topic = asked(nsqlookupd.delete_topic)
+    tombstone = asked(nsqlookupd.tombstone)
+    create_channel = asked(nsqlookupd.create_channel)
+    delete_channel = asked(nsqlookupd.delete_channel)

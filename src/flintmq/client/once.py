@@ -1,0 +1,159 @@
+"""Publishing so that a retry is not stored twice: the identities that a producer publishes with, and their sequences.
+
+A producer has several *writers* for each place (an nsqd, a topic, a partition). A writer is an id and the sequence of
+its next message; nsqd remembers for each id how far it is. One publish at a time goes out with a writer, so no sequence
+is ever left out, and publishes do not wait for each other as long as there is another writer.
+
+::
+
+    taken --- OK ------------------------> given back, behind the publish
+          --- nothing was stored --------> given back, where it was
+          --- nobody knows --------------> sent again with the same writer, to the same nsqd
+                  --- the deadline ------> never used again: how far nsqd is with it is not known
+
+Rules of this file: no clock, no IO; an id is used by one run of one process alone, because its sequences begin with 1.
+
+Source: design/reliability.md R13.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from flintmq.client.options import SOURCE
+from flintmq.env import Env
+from flintmq.errors import OptionError
+from flintmq.limits import PRODUCER_ID_SIZE_MAX
+from flintmq.wire.once import is_producer_id
+
+WRITERS_MAX = 4
+"""Of one producer for one place: nsqd remembers a thousand for each partition."""
+
+POOL_SIZE_MAX = 64
+"""Connections of one blocking producer to one nsqd, each with a writer of its own; for the same reason."""
+
+SPOT_COUNT_MAX = 10_000
+"""Where writers are kept; those of the spots used longest ago are forgotten."""
+
+_NUMBER_SIZE = 8
+_RUN_SIZE = 16 + 6 + 8  # digits of the time, the process and chance
+NAME_SIZE_MAX = PRODUCER_ID_SIZE_MAX - 1 - _RUN_SIZE - 1 - _NUMBER_SIZE
+GAP_CODE = "E_SEQUENCE_GAP"
+
+
+class Spot(NamedTuple):
+    """Where sequences are counted.
+
+    Attributes:
+        is_lane: publishes that keep their order have writers of their own, so that they wait for no others.
+    """
+
+    address: str
+    topic: str
+    partition: int | None
+    is_lane: bool = False
+
+
+class Writer:
+    """An identity to publish with.
+
+    Attributes:
+        producer_id: nsqd knows it by this.
+        sequence: of its next message.
+    """
+
+    __slots__ = ("producer_id", "sequence", "spot")
+
+    def __init__(self, spot: Spot, producer_id: str) -> None:
+        self.spot = spot
+        self.producer_id = producer_id
+        self.sequence = 1
+
+
+class Writers:
+    """The writers of one producer.
+
+    Args:
+        name: what ids begin with, for people who look at them; what nobody else has follows, and a number.
+        env: time and chance. Chance alone would not do: children of one process may have inherited the same.
+        count_max: for one spot.
+
+    Raises:
+        OptionError: no id can begin like this.
+    """
+
+    __slots__ = ("_count_max", "_free", "_prefix", "_taken", "_total")
+
+    def __init__(self, name: str, env: Env, count_max: int = WRITERS_MAX) -> None:
+        if len(name) > NAME_SIZE_MAX or (name and not is_producer_id(name.encode())):
+            raise OptionError("producer_id", name, f"at most {NAME_SIZE_MAX} of [A-Za-z0-9._:-]", SOURCE)
+        run = f"{env.clock.wall_ns() % 2**64:016x}{os.getpid() % 2**24:06x}{env.random.getrandbits(32):08x}"
+        self._prefix = f"{name or 'p'}-{run}"
+        self._count_max = count_max
+        self._total = 0
+        self._free: dict[Spot, list[Writer]] = {}  # the spot used last comes last
+        self._taken: dict[Spot, int] = {}
+
+    def take(self, spot: Spot) -> Writer | None:
+        """A writer to publish with; None when all there may be are in use."""
+        free = self._free.get(spot)
+        if free:
+            writer = free.pop()
+        elif self._taken.get(spot, 0) >= self._count_max:
+            return None
+        else:
+            self._total += 1
+            writer = Writer(spot, f"{self._prefix}.{self._total % 10**_NUMBER_SIZE}")
+        self._taken[spot] = self._taken.get(spot, 0) + 1
+        return writer
+
+    def has_free(self, spot: Spot) -> bool:
+        """Whether :meth:`take` has one."""
+        return bool(self._free.get(spot)) or self._taken.get(spot, 0) < self._count_max
+
+    def let_go(self, writer: Writer, stored_count: int, is_in_doubt: bool) -> None:
+        """Give a writer back.
+
+        Args:
+            stored_count: messages that were stored with it.
+            is_in_doubt: nobody knows how many: it is never used again.
+        """
+        spot = writer.spot
+        count = self._taken[spot] - 1
+        if count:
+            self._taken[spot] = count
+        else:
+            del self._taken[spot]
+        if is_in_doubt:
+            return
+        writer.sequence += stored_count
+        free = self._free.pop(spot, [])
+        free.append(writer)
+        self._free[spot] = free
+        while len(self._free) > SPOT_COUNT_MAX:
+            del self._free[next(iter(self._free))]
+
+
+def check_not_once(writers: Writers | None, **asked: object) -> None:
+    """Raise OptionError if a producer that is idempotent is asked for what cannot be."""
+    if writers is None:
+        return
+    for option, value in asked.items():
+        if value is not None:
+            raise OptionError(
+                "idempotent", True, f"without {option}; use another producer for messages with it", SOURCE
+            )
+
+
+def new_writers(name: str | None, env: Env, pool_size: int) -> Writers | None:
+    """The writers of a blocking producer, one for each connection; None for no name.
+
+    Raises:
+        OptionError: there would be too many.
+    """
+    if name is None:
+        return None
+    if pool_size > POOL_SIZE_MAX:
+        raise OptionError("pool_size", pool_size, f"at most {POOL_SIZE_MAX} when idempotent", SOURCE)
+    return Writers(name, env, 2 * pool_size)

@@ -1,0 +1,208 @@
+"""Trace ids and headers: what is stored of them, which topics have room for them, and who is sent what.
+
+What messages look like on the disk and to consumers: :mod:`flintmq.message`; what publishers send:
+:mod:`flintmq.wire.extended`.
+
+Rules of this file: no state, no IO; headers are checked and kept as they came; nothing is done per message that can be
+done for all messages of a command.
+
+Source: reference/youzan.md 1.3, docs/headers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import NamedTuple
+
+import msgspec
+
+from flintmq.broker.partition import Partition
+from flintmq.broker.subscription import Layout
+from flintmq.broker.topic import Topic
+from flintmq.errors import RemoteProtocolError
+from flintmq.message import (
+    FRAME_OVERHEAD_BYTES,
+    JSON,
+    LOCATION,
+    NO_HEADERS,
+    SIZE_FIELD_BYTES,
+    TRACE_ID,
+    TRACE_ID_SIZE,
+    with_location,
+    with_location_behind_headers,
+    without_headers,
+)
+from flintmq.nsqd import partitions
+from flintmq.nsqd.slots import NO_TRACE
+from flintmq.topic_meta import TopicMeta
+from flintmq.wire.extended import TRACE_ID_MAX
+from flintmq.wire.frames import UINT32
+from flintmq.wire.server import PublishExtended, Subscribe
+from flintmq.wire.server_extended import HEADERS_SIZE_BYTES, headers_end
+
+TRACE_ID_KEY = "##trace_id"
+_TRACE_ID_DIGITS_MAX = 20
+_decode = msgspec.json.Decoder(dict[str, object]).decode
+
+
+class Form(NamedTuple):
+    """Messages as they are stored.
+
+    Attributes:
+        traces: trace id of each message; None for those without one. Empty when nobody asked.
+    """
+
+    bodies: Sequence[bytes]
+    traces: Sequence[bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What is made of some headers.
+
+    Attributes:
+        front: what stands in front of them in what is stored.
+        trace: their trace id, None without one.
+        cut: where what is stored of the body begins.
+    """
+
+    front: bytes
+    trace: bytes | None
+    cut: int
+
+
+# -- publishing --------------------------------------------------------------------------------------------------------
+
+
+def partition_of(topics: Mapping[str, Topic], event: PublishExtended) -> Partition:
+    """The partition that takes a publish with trace ids or headers.
+
+    Raises:
+        RemoteProtocolError: there is none, or its topic has no room for them.
+    """
+    found = partitions.to_publish(topics, event.command, event.topic, event.partition)
+    if found is None:
+        raise RemoteProtocolError("E_TOPIC_NOT_EXIST", f"{event.command} topic {event.topic} is not on this nsqd")
+    if event.has_headers and not found.meta.extend_support:
+        raise _no_room(event, "no headers: create it with extend=true")
+    if not event.has_headers and not found.meta.is_partitioned:
+        raise _no_room(
+            event, "no partitions, so its message ids have no room for a trace id: create it with partition_num=1"
+        )
+    return found
+
+
+def _no_room(event: PublishExtended, what: str) -> RemoteProtocolError:
+    return RemoteProtocolError("E_EXT_NOT_SUPPORT", f"{event.command} topic {event.topic} has {what}", fatal=False)
+
+
+def stored_form(event: PublishExtended, meta: TopicMeta) -> Form:
+    """What is stored of a publish to a topic that has room for it.
+
+    Raises:
+        RemoteProtocolError: headers are not a JSON object, or their trace id is not a number; not fatal.
+    """
+    if event.has_headers:
+        return _with_headers(event, meta)
+    traces = [body[:TRACE_ID_SIZE] for body in event.bodies]
+    if not meta.extend_support:
+        return Form(event.bodies, traces)
+    return Form([b"%b\0%b" % (body[:TRACE_ID_SIZE], body[TRACE_ID_SIZE:]) for body in event.bodies], traces)
+
+
+def _with_headers(event: PublishExtended, meta: TopicMeta) -> Form:
+    bodies = event.bodies
+    first = bodies[0][: headers_end(bodies[0])]
+    headers = _headers(event.command, first, meta)
+    if all(map(methodcaller("startswith", first), bodies)):  # often all messages have the same
+        front, cut = headers.front, headers.cut
+        stored = [front + body for body in bodies] if not cut else [front + body[cut:] for body in bodies]
+        return Form(stored, [headers.trace] * len(bodies))
+    known = {first: headers}
+    stored, traces = [], []
+    for body in bodies:
+        its = body[: headers_end(body)]
+        headers = known.get(its) or known.setdefault(its, _headers(event.command, its, meta))
+        stored.append(headers.front + (body[headers.cut :] if headers.cut else body))
+        traces.append(headers.trace)
+    return Form(stored, traces)
+
+
+def _headers(command: str, sized: bytes, meta: TopicMeta) -> _Headers:
+    """Check headers with their size in front."""
+    if len(sized) == HEADERS_SIZE_BYTES:
+        return _Headers((NO_TRACE if meta.is_partitioned else b"") + bytes((NO_HEADERS,)), None, HEADERS_SIZE_BYTES)
+    trace = trace_of(command, sized[HEADERS_SIZE_BYTES:])
+    front = (trace or NO_TRACE) + bytes((JSON,)) if meta.is_partitioned else bytes((JSON,))
+    return _Headers(front, trace, 0)
+
+
+def trace_of(command: str, headers: bytes) -> bytes | None:
+    """The trace id in headers, as 8 bytes; None without one.
+
+    Raises:
+        RemoteProtocolError: they are not a JSON object, or it is not a text of decimal digits; not fatal.
+    """
+    try:
+        found = _decode(headers)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        what = f"{command} headers are not a JSON object: {error}"
+        raise RemoteProtocolError("E_INVALID_JSON_HEADER", what, fatal=False) from None
+    return trace_id_bytes(command, found[TRACE_ID_KEY]) if TRACE_ID_KEY in found else None
+
+
+def trace_id_bytes(command: str, value: object) -> bytes:
+    """A trace id that is given as text.
+
+    Raises:
+        RemoteProtocolError: it is not a text of decimal digits, or beyond 64 bits; not fatal.
+    """
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        digits = value.lstrip("0") or "0"
+        if len(digits) <= _TRACE_ID_DIGITS_MAX and int(digits) <= TRACE_ID_MAX:
+            return TRACE_ID.pack(int(digits))
+    what = f"{command} trace id {str(value)[:40]!r} is not a text of digits, 0 to {TRACE_ID_MAX}"
+    raise RemoteProtocolError("INVALID_TRACE_ID", what, fatal=False)
+
+
+# -- consuming ---------------------------------------------------------------------------------------------------------
+
+
+def check_support(topics: Mapping[str, Topic], event: Subscribe, knows_headers: bool) -> None:
+    """Refuse a subscription to a topic with headers by who does not know them, and the other way round.
+
+    Plain topics with headers take both: who does not know them gets the bodies alone.
+
+    Raises:
+        RemoteProtocolError: as said; fatal.
+    """
+    topic = topics.get(event.topic)
+    has_headers = topic is not None and topic.meta.extend_support
+    if topic is not None and has_headers and not knows_headers and topic.meta.is_partitioned:
+        what = "messages have headers, identify with extend_support"
+        raise RemoteProtocolError("E_SUB_EXTEND_NEED", f"{event.command} topic {event.topic}: {what}")
+    if knows_headers and not has_headers:
+        what = "messages have no headers, identify without extend_support"
+        raise RemoteProtocolError("E_SUB_EXTEND_FORBIDDON", f"{event.command} topic {event.topic}: {what}")
+
+
+def layout_of(meta: TopicMeta, is_located: bool, knows_headers: bool) -> Layout | None:
+    """How messages are laid out for a consumer; None as they are stored.
+
+    Args:
+        is_located: whether the consumer is told where each is.
+    """
+    if not meta.extend_support:
+        return with_location if is_located else None
+    if knows_headers:
+        return with_location_behind_headers if is_located else None
+    return _located_without_headers if is_located else without_headers
+
+
+def _located_without_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
+    bare = without_headers(frame)
+    size = UINT32.pack(len(bare) - SIZE_FIELD_BYTES + LOCATION.size)
+    location = LOCATION.pack(offset_bytes, len(frame) - SIZE_FIELD_BYTES)
+    return b"".join((size, bare[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], location, bare[FRAME_OVERHEAD_BYTES:]))

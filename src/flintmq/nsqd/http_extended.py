@@ -1,0 +1,166 @@
+"""The part of nsqd's HTTP API that publishes with a trace id or with headers.
+
+::
+
+    POST /pubtrace?topic=&partition=&trace_id=5      one message; the answer says where it is stored
+    POST /pub_ext?topic=&partition=&ext={...}        one message with headers; so does it, if they have a ##trace_id
+
+    {"status":"OK","id":12,"trace_id":"5","queue_offset":344,"rawsize":35}
+
+Each header ``X-Nsqext-Name: value`` of a /pub_ext is one more header ``name`` of the message, unless ``ext`` has it.
+
+Rules of this file: the order of the checks is the redesigned NSQ's; topics are not created. /pub_ext answers in the
+envelope of old NSQ unless the request accepts NSQ 1.0's bare JSON, as it does there.
+
+Source: reference/youzan.md 1.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from flintmq.broker.bounds import TopicFull
+from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.message import HEADERS_SIZE_MAX
+from flintmq.names import is_valid_name
+from flintmq.net.http_messages import HttpError, PendingResponse, Request, json_response, text_response
+from flintmq.net.http_router import Router
+from flintmq.nsqd.drain import Drain
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.extended import trace_id_bytes
+from flintmq.nsqd.http_legacy import enveloped
+from flintmq.nsqd.slots import Slot, StoredSlot
+from flintmq.topic_meta import parse_partition
+from flintmq.wire.extended import HEADERS_SIZE
+from flintmq.wire.server import NOT_A_NUMBER, PublishExtended
+
+_HEADER_PREFIX = b"x-nsqext-"
+_OK = text_response("OK")
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Answer:
+    """Answers one request when its message is stored."""
+
+    __slots__ = ("_slot", "pending")
+
+    def __init__(self, slot: StoredSlot) -> None:
+        self.pending = PendingResponse()
+        self._slot = slot
+        slot.source.waiters.append(self)
+        if slot.source.ended:
+            self.publish_ended()
+
+    def publish_ended(self) -> None:
+        if self._slot.source.error is not None:
+            self.pending.fail(HttpError(503, "EXITING"))  # as for every failed publish
+            return
+        stored = self._slot.stored() if self._slot.is_traced else None
+        if stored is None:
+            self.pending.complete(_OK)
+            return
+        answer = {
+            "status": "OK",
+            "id": stored.internal_id,
+            "trace_id": str(stored.trace_id),
+            "queue_offset": stored.offset,
+            "rawsize": stored.raw_size,
+        }
+        self.pending.complete(json_response(answer))
+
+
+class ExtendedApi:
+    """These routes of one nsqd.
+
+    Args:
+        publish: publishes one message; what it returns makes the answer.
+    """
+
+    def __init__(
+        self, engine: Engine, drain: Drain, publish: Callable[[PublishExtended], Slot], max_msg_size: int
+    ) -> None:
+        self._engine = engine
+        self._drain = drain
+        self._publish_message = publish
+        self._max_msg_size = max_msg_size
+
+    def add_routes(self, router: Router) -> None:
+        """Add every route of this part."""
+        limit = self._max_msg_size
+        for path, handler in (("/pubtrace", self._pub_trace), ("/pub_ext", enveloped(self._pub_ext))):
+            router.add("POST", path, handler, body_limit_bytes=limit, too_big="MSG_TOO_BIG", is_logged=False)
+
+    def _pub_trace(self, request: Request) -> PendingResponse:
+        topic = _topic(request)
+        try:
+            trace_id = trace_id_bytes("PUB_TRACE", request.query.get("trace_id"))
+        except RemoteProtocolError as error:
+            raise HttpError(400, error.code) from None
+        return self._publish(request, "PUB_TRACE", topic, trace_id + request.body)
+
+    def _pub_ext(self, request: Request) -> PendingResponse:
+        topic = _topic(request)
+        headers = _headers(request)
+        if len(headers) > HEADERS_SIZE_MAX:
+            raise HttpError(400, "E_BAD_EXT")
+        return self._publish(request, "PUB_EXT", topic, HEADERS_SIZE.pack(len(headers)) + headers + request.body)
+
+    def _publish(self, request: Request, command: str, topic: str, body: bytes) -> PendingResponse:
+        if self._drain.is_on:
+            raise HttpError(503, "DRAINING")
+        try:
+            slot = self._publish_message(PublishExtended(command, topic, [body], 1, _partition(request)))
+        except TopicFull:
+            raise HttpError(429, "TOPIC_FULL") from None
+        except RemoteProtocolError as error:
+            raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
+        except FlintError:
+            raise HttpError(503, "EXITING") from None
+        self._engine.schedule()
+        assert isinstance(slot, StoredSlot), "one message is answered with where it is"
+        events = slot.source.partition.events
+        if events is not None:
+            events.publisher(slot.source, request.remote_address)
+        return _Answer(slot).pending
+
+
+def _topic(request: Request) -> str:
+    if not request.body:
+        raise HttpError(406, "MSG_EMPTY")
+    name = request.query.get("topic")
+    if name is None:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    if not is_valid_name(name):
+        raise HttpError(400, "INVALID_TOPIC")
+    return name
+
+
+def _partition(request: Request) -> int | None:
+    text = request.query.get("partition")
+    if text is None:
+        return None
+    number = parse_partition(text)
+    return NOT_A_NUMBER if number is None else number
+
+
+def _headers(request: Request) -> bytes:
+    """The headers of the message; those in ``ext`` as they came.
+
+    Raises:
+        HttpError: ``ext`` is missing, or not a JSON object.
+    """
+    ext = request.query.get("ext", "").encode()
+    try:
+        given = _decode(ext)
+        more = {
+            name.removeprefix(_HEADER_PREFIX).decode(): msgspec.Raw(
+                msgspec.json.encode(value.decode("utf-8", "replace"))
+            )
+            for name, value in request.headers.items()
+            if name.startswith(_HEADER_PREFIX)
+        }
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        raise HttpError(400, "E_INVALID_JSON_HEADER") from None
+    return msgspec.json.encode(more | given) if more else ext

@@ -1,0 +1,39 @@
+"""What the limits of topics and channels have done, for ``/stats`` and ``/metrics``; zeros are left out.
+
+Rules of this file: counts are of this process; a topic or channel without limits has no fields.
+
+Source: reference/nsq.md 2.1 (the row of a topic, the row of a channel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flintmq.broker.channel import Channel
+from flintmq.broker.topic import Topic
+
+CHANNEL_FIELDS = {
+    "dead_letter_count": "Messages that reached the dead letters",
+    "giving_up_count": "Messages on their way to the dead letters",
+    "expired_count": "Messages that were too old to be delivered",
+    "dropped_count": "Messages dropped because there were too many",
+}
+TOPIC_FIELDS = {
+    "refused_count": "Messages whose publish was refused because there were too many",
+    "expired_count": "Messages that were too old before any channel was given them",
+    "dropped_count": "Messages dropped because there were too many, before any channel was given them",
+}
+
+
+def of_channel(parts: Sequence[Channel]) -> dict[str, int]:
+    """The fields of one channel, its partitions added up."""
+    policies = [part.policy for part in parts if part.policy is not None]
+    counts = {field: sum(getattr(policy, field) for policy in policies) for field in CHANNEL_FIELDS}
+    return {field: count for field, count in counts.items() if count}
+
+
+def of_topic(topic: Topic) -> dict[str, int]:
+    """The fields of one topic."""
+    bounds = next(iter(topic.partitions.values())).bounds if topic.partitions else None
+    counts = {field: getattr(bounds, field, 0) for field in TOPIC_FIELDS}
+    return {field: count for field, count in counts.items() if count}

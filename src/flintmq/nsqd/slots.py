@@ -1,0 +1,130 @@
+"""Answers that a connection owes and cannot give yet.
+
+Rules of this file: a slot stands for the answers to one command, or to a run of them; it is asked for its frames once
+what it waits for has ended.
+
+Source: reference/youzan.md 1.3 (the answer to a traced publish), design/performance.md decision 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, count, repeat
+from struct import Struct
+from typing import Any
+
+from flintmq.broker.partition import PublishGroup
+from flintmq.message import FRAME_OVERHEAD_BYTES, SIZE_FIELD_BYTES, TRACE_ID_SIZE, internal_id
+from flintmq.wire.extended import Stored
+from flintmq.wire.frames import OK_FRAME, RESPONSE, error_frame
+
+NO_TRACE = bytes(TRACE_ID_SIZE)
+_STORED_FRAME = Struct(">II2sQ8sQI")
+_STORED_SIZE = _STORED_FRAME.size - SIZE_FIELD_BYTES
+
+
+class Slot:
+    """An answer that waits for something to end.
+
+    Attributes:
+        source: what is waited for; has ``ended`` and ``error``.
+        command: what is to be answered.
+        replies: how many answers it stands for.
+        on_stored: called when it ended well.
+    """
+
+    __slots__ = ("command", "on_stored", "replies", "source")
+
+    def __init__(
+        self, source: Any, command: str, replies: int = 1, on_stored: Callable[[], object] | None = None
+    ) -> None:
+        self.source = source
+        self.command = command
+        self.replies = replies
+        self.on_stored = on_stored
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the connection is closed when it failed; not by publishes to a topic with partitions."""
+        return not (isinstance(self.source, PublishGroup) and self.source.partition.meta.is_partitioned)
+
+    def frames(self) -> bytes:
+        """The answers when it ended well."""
+        return OK_FRAME if self.replies == 1 else OK_FRAME * self.replies
+
+    def error_frame(self) -> bytes:
+        """The answer when it failed."""
+        code = "E_SUB_FAILED" if self.command == "CURSOR" else f"E_{self.command}_FAILED"
+        return error_frame(code, f"{self.command} failed {self.source.error}")
+
+
+class StoredSlot(Slot):
+    """Answers that say where messages are stored; to be made behind the publish.
+
+    Args:
+        group: that the messages are the last of.
+        traces: the trace id of each message; None for one that is answered with OK alone.
+        command: ``PUB``; ``MPUB`` when one answer stands for all.
+        bodies: as they are stored.
+    """
+
+    __slots__ = ("_first_bytes", "_first_index", "_is_several", "_sizes", "_traces")
+
+    def __init__(
+        self,
+        group: PublishGroup,
+        command: str,
+        traces: Sequence[bytes | None],
+        bodies: Sequence[bytes],
+    ) -> None:
+        is_several = command == "MPUB"
+        super().__init__(group, command, 1 if is_several else len(bodies))
+        overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if group.partition.meta.is_partitioned else 0)
+        self._sizes = [len(body) + overhead for body in bodies]
+        self._first_index = group.message_count - len(bodies)
+        self._first_bytes = group.frame_bytes - sum(self._sizes)
+        self._traces = traces
+        self._is_several = is_several
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the first message has a trace id."""
+        return self._traces[0] is not None
+
+    def stored(self) -> Stored | None:
+        """Where the first message is; None when its topic was deleted before it was written."""
+        group: PublishGroup = self.source
+        if group.first_sequence < 0:
+            return None
+        trace_id = 0 if self._is_several else int.from_bytes(self._traces[0] or b"", "big")
+        sizes = self._sizes if self._is_several else self._sizes[:1]
+        return Stored(
+            internal_id(group.partition.number, group.first_sequence + self._first_index),
+            trace_id,
+            group.first_offset + self._first_bytes,
+            sum(sizes) - SIZE_FIELD_BYTES * len(sizes),
+        )
+
+    def frames(self) -> bytes:
+        first = self.stored()
+        if first is None:
+            return super().frames()
+        if self._is_several:
+            raw_size = min(first.raw_size, 2**32 - 1)
+            return _STORED_FRAME.pack(
+                _STORED_SIZE, RESPONSE, b"OK", first.internal_id, NO_TRACE, first.offset, raw_size
+            )
+        traces = self._traces
+        found = map(
+            _STORED_FRAME.pack,
+            repeat(_STORED_SIZE),
+            repeat(RESPONSE),
+            repeat(b"OK"),
+            count(first.internal_id),
+            [trace or NO_TRACE for trace in traces],
+            accumulate(self._sizes[:-1], initial=first.offset),
+            [size - SIZE_FIELD_BYTES for size in self._sizes],
+        )
+        if None in traces:
+            return b"".join(OK_FRAME if trace is None else frame for trace, frame in zip(traces, found, strict=False))
+        return b"".join(found)

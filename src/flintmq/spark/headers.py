@@ -1,0 +1,69 @@
+"""Headers of messages as Spark's map<string,string>.
+
+A map is null for a message of a topic without headers, and empty for a message that has none. Values that are no text
+are their JSON, ``null`` is null. A dispatch tag that came alone (version 2) is the header that names it.
+
+The rules of this file: often many messages have the same headers, so what was taken apart is kept, within a bound;
+what is no JSON object, which nsqd never takes, is shown whole under an empty name.
+
+Source: design/spark.md 10, reference/youzan.md 1.3.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from flintmq.message import TAG
+
+TAG_KEY = "##client_dispatch_tag"
+_KEPT_MAX = 1024
+
+Pairs = list[tuple[str, str | None]]
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class HeaderMaps:
+    """Gathers the column of one record batch."""
+
+    def __init__(self) -> None:
+        self._maps: list[Pairs | None] = []
+        self._kept: dict[tuple[int, bytes], Pairs] = {}
+
+    def add_none(self) -> None:
+        """A message of a topic without headers."""
+        self._maps.append(None)
+
+    def add_empty(self) -> None:
+        """A message without headers."""
+        self._maps.append([])
+
+    def add(self, version: int, headers: bytes) -> None:
+        """A message with headers."""
+        key = (version, headers)
+        pairs = self._kept.get(key)
+        if pairs is None:
+            pairs = pairs_of(version, headers)
+            if len(self._kept) < _KEPT_MAX:
+                self._kept[key] = pairs
+        self._maps.append(pairs)
+
+    def array(self) -> pa.Array:
+        """The column."""
+        return pa.array(self._maps, pa.map_(pa.string(), pa.string()))
+
+
+def pairs_of(version: int, headers: bytes) -> Pairs:
+    """Names and values in headers."""
+    if version == TAG:
+        return [(TAG_KEY, headers.decode(errors="replace"))]
+    try:
+        return [(name, _text(bytes(value))) for name, value in _decode(headers).items()]
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return [("", headers.decode(errors="replace"))]
+
+
+def _text(value: bytes) -> str | None:
+    if value == b"null":
+        return None
+    return msgspec.json.decode(value, type=str) if value.startswith(b'"') else value.decode()

@@ -1,0 +1,509 @@
+"""Messages set aside, as the database keeps them: in packs of a few hundred that come due at about the same time.
+
+Tables::
+
+    aside_pack(id, cursor, due_ns, last_due_ns, first, last, cut, count, size)   what is known of a pack without it
+    aside_data(id, data)                                                         the pack
+    aside_done(id, pack, sequences)                                              what of a pack is finished or moved
+
+    due_ns, last_due_ns   of the first and the last of its messages that come due
+    first, last           lowest and highest sequence
+    cut                   sequences from here on are forgotten
+
+Byte picture of ``data`` (big-endian), and of ``sequences`` (little-endian)::
+
+    0       8            12           16
+    +-------+------------+------------+------------------------+----------------+      +---------+---------+--
+    | id    | heads_size | frames_size| heads, msgpack, one of | message frames |      | sequence| sequence| ..
+    |       |            |            | each Head: see below   |                |      +---------+---------+--
+    +-------+------------+------------+------------------------+----------------+      0         8
+
+A pack is written once and never changed; it goes when all of its messages have.
+
+Rules of this file: few steps of SQL whatever the number of rows, because each lets go of the interpreter and has to
+wait for it again; so many small packs are read as one row.
+
+Source: design/performance.md decision 8, design/reliability.md R4.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, repeat
+from struct import Struct, pack, unpack
+from typing import Any
+
+import msgspec
+
+PACK_BYTES = 128 * 1024  # of frames in one pack, about
+SMALL_BYTES = 8 * 1024  # packs of less are read together
+_READ_COUNT_MAX = 4096  # packs looked at by one read
+_LOOK_BYTES = 16 * 1024  # of a pack that is searched for one message
+_LOOK_COUNT = 64
+_NEAR_NS = 16_000_000_000  # what is due within this time is one group
+_STEPS_LOG2 = 2  # groups in each doubling of the time behind that: 4
+
+_PREFIX = Struct(">QII")
+_SEQUENCE_BYTES = 8
+
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS aside_pack(id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, due_ns INTEGER NOT NULL,"
+    " last_due_ns INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, cut INTEGER NOT NULL,"
+    " count INTEGER NOT NULL, size INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS aside_pack_due ON aside_pack(cursor, due_ns, id, last_due_ns)",
+    "CREATE TABLE IF NOT EXISTS aside_data(id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS aside_done(id INTEGER PRIMARY KEY, pack INTEGER NOT NULL, sequences BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS aside_done_pack ON aside_done(pack)",
+    "CREATE TRIGGER IF NOT EXISTS aside_pack_gone AFTER DELETE ON aside_pack BEGIN"
+    " DELETE FROM aside_data WHERE id = OLD.id; DELETE FROM aside_done WHERE pack = OLD.id; END",
+)
+
+_PUT_PACK = (
+    "INSERT OR REPLACE INTO aside_pack(id, cursor, due_ns, last_due_ns, first, last, cut, count, size)"
+    " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_PUT_DATA = "INSERT OR REPLACE INTO aside_data(id, data) VALUES(?, ?)"
+_PUT_DONE = "INSERT INTO aside_done(pack, sequences) VALUES(?, ?)"
+_IN_JSON = "IN (SELECT value FROM json_each(?))"
+_FIND_DUE = (
+    "SELECT group_concat(id || ' ' || due_ns || ' ' || cut || ' ' || size) FROM"
+    " (SELECT id, due_ns, cut, size FROM aside_pack WHERE cursor = ? AND due_ns <= ? AND (due_ns, id) > (?, ?)"
+    f" ORDER BY due_ns, id LIMIT {_READ_COUNT_MAX})"
+)
+_NEXT_DUE = "SELECT due_ns FROM aside_pack WHERE cursor = ? AND (due_ns, id) > (?, ?) ORDER BY due_ns, id LIMIT 1"
+_IS_TOUCHED = "(cut <= last OR EXISTS (SELECT 1 FROM aside_done WHERE pack = aside_pack.id))"
+
+Statement = tuple[str, Sequence[Sequence[Any]]]
+Query = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+
+
+class Head(msgspec.Struct, array_like=True):
+    """Consecutive messages of a pack.
+
+    Attributes:
+        after_ns: their due time after that of the pack.
+        attempts: how often they have been delivered.
+        sizes: of each frame in bytes; one number when all are equal.
+    """
+
+    after_ns: int
+    first: int
+    count: int
+    attempts: int
+    sizes: int | list[int]
+
+
+_encode_heads = msgspec.msgpack.Encoder().encode
+_decode_heads = msgspec.msgpack.Decoder(list[Head]).decode
+
+
+class Piece:
+    """Consecutive messages with one due time and one delivery count, and their frames.
+
+    Attributes:
+        due_ns: when they are to be delivered, 0 for at once.
+        first, count: their sequences.
+        attempts: how often they have been delivered.
+        sizes: of each frame in bytes; one number when all are equal.
+        data: bytes that hold the frames, and more; where they begin in it is ``at``.
+        pack: for the owner.
+    """
+
+    __slots__ = ("at", "attempts", "count", "data", "due_ns", "first", "pack", "sizes")
+
+    def __init__(
+        self, due_ns: int, first: int, count: int, attempts: int, sizes: int | list[int], data: bytes, at: int = 0
+    ) -> None:
+        self.due_ns = due_ns
+        self.first = first
+        self.count = count
+        self.attempts = attempts
+        self.sizes = sizes
+        self.data = data
+        self.at = at
+        self.pack: Any = None
+
+    @property
+    def end(self) -> int:
+        """One past the last sequence."""
+        return self.first + self.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of its frames."""
+        sizes = self.sizes
+        return sizes * self.count if isinstance(sizes, int) else sum(sizes)
+
+    @property
+    def frames(self) -> bytes:
+        """All of its frames."""
+        at = self.at
+        return self.data if not at and len(self.data) == self.size else self.data[at : at + self.size]
+
+    def frame(self, sequence: int) -> bytes:
+        """One of its frames."""
+        index, sizes = sequence - self.first, self.sizes
+        if isinstance(sizes, int):
+            at, size = self.at + index * sizes, sizes
+        else:
+            at, size = self.at + sum(sizes[:index]), sizes[index]
+        return self.data[at : at + size]
+
+    def messages(self) -> Iterator[tuple[int, bytes]]:
+        """Each of its sequences, with its frame."""
+        data, at, sizes = self.data, self.at, self.sizes
+        for sequence, size in enumerate(repeat(sizes, self.count) if isinstance(sizes, int) else sizes, self.first):
+            yield sequence, data[at : at + size]
+            at += size
+
+    def count_within(self, bytes_max: int) -> int:
+        """How many of its messages have together at most so many bytes; at least one."""
+        sizes = self.sizes
+        if isinstance(sizes, int):
+            return max(1, min(self.count, bytes_max // sizes))
+        return max(1, sum(end <= bytes_max for end in accumulate(sizes)))
+
+    def part(self, start: int, end: int) -> Piece:
+        """Its messages from ``start`` to ``end`` (exclusive, sequences), of the same bytes."""
+        sizes, skipped, count = self.sizes, start - self.first, end - start
+        if isinstance(sizes, int):
+            piece = Piece(self.due_ns, start, count, self.attempts, sizes, self.data, self.at + skipped * sizes)
+        else:
+            at = self.at + sum(sizes[:skipped])
+            piece = Piece(self.due_ns, start, count, self.attempts, sizes[skipped : skipped + count], self.data, at)
+        piece.pack = self.pack
+        return piece
+
+    def take(self, count: int) -> Piece:
+        """Take its first messages off; it keeps the others."""
+        taken = self.part(self.first, self.first + count)
+        rest = self.part(taken.end, self.end)
+        self.first, self.count, self.sizes, self.at = rest.first, rest.count, rest.sizes, rest.at
+        return taken
+
+    def without(self, sequences: Iterable[int]) -> list[Piece]:
+        """What is left of it without some of its messages."""
+        left, start = [], self.first
+        for sequence in sorted(each for each in sequences if self.first <= each < self.end):
+            if sequence > start:
+                left.append(self.part(start, sequence))
+            start = max(start, sequence + 1)
+        if start == self.first:
+            return [self]
+        if start < self.end:
+            left.append(self.part(start, self.end))
+        return left
+
+    def own(self) -> None:
+        """Let go of the bytes that are not its frames."""
+        self.data, self.at = self.frames, 0
+
+
+@dataclass(slots=True)
+class NewPack:
+    """A pack to be written.
+
+    Attributes:
+        pieces: by due time.
+    """
+
+    number: int
+    pieces: list[Piece]
+
+
+@dataclass(slots=True)
+class StoredPack:
+    """A pack as it was read.
+
+    Attributes:
+        pieces: what is left of it, by due time.
+        size: bytes that the pieces share.
+    """
+
+    number: int
+    pieces: list[Piece]
+    size: int
+
+
+@dataclass(slots=True)
+class DuePacks:
+    """Packs that come due, in the order of their due times.
+
+    Attributes:
+        through: ``(due_ns, number)`` of the last.
+        next_due_ns: when the one after it comes due; None when there is none.
+    """
+
+    packs: list[StoredPack]
+    through: tuple[int, int]
+    next_due_ns: int | None
+
+    def shift(self, shift_ns: int) -> None:
+        """Move all due times."""
+        self.through = (self.through[0] + shift_ns, self.through[1])
+        if self.next_due_ns is not None:
+            self.next_due_ns += shift_ns
+        for each in self.packs:
+            for piece in each.pieces:
+                piece.due_ns += shift_ns
+
+
+# -- grouping ----------------------------------------------------------------------------------------------------------
+
+
+def group(pieces: Iterable[Piece], now_ns: int) -> Iterator[list[Piece]]:
+    """Cut pieces into what fits into one pack each.
+
+    The farther away the due times, the more they may differ within a pack: what is in a pack that begins to come due,
+    and is not due for long, is written again with others of its time, so a few times at most. Little is not divided.
+    """
+    gathered: list[Piece] = []
+    size = 0
+    for _, these in groupby(sorted(pieces, key=_place), lambda piece: _distance_group(piece.due_ns - now_ns)):
+        if size >= SMALL_BYTES:
+            yield gathered
+            gathered, size = [], 0
+        for whole in these:
+            for piece in _parts(whole):
+                added = piece.size
+                if gathered and size + added > PACK_BYTES:
+                    yield gathered
+                    gathered, size = [], 0
+                gathered.append(piece)
+                size += added
+    if gathered:
+        yield gathered
+
+
+def _parts(piece: Piece) -> Iterator[Piece]:
+    if piece.size <= PACK_BYTES:
+        yield piece
+        return
+    rest = piece.part(piece.first, piece.end)
+    while rest.count:
+        yield rest.take(rest.count_within(PACK_BYTES))
+
+
+def _place(piece: Piece) -> tuple[int, int]:
+    return piece.due_ns, piece.first
+
+
+def _distance_group(distance_ns: int) -> int:
+    if distance_ns <= _NEAR_NS:
+        return 0
+    bits = distance_ns.bit_length() - 1 - _STEPS_LOG2
+    return (bits << _STEPS_LOG2) + (distance_ns >> bits)
+
+
+# -- packs and their bytes ---------------------------------------------------------------------------------------------
+
+
+def encode_pack(new: NewPack) -> bytes:
+    """The bytes of a pack."""
+    due_ns = new.pieces[0].due_ns
+    heads = _encode_heads(
+        [(piece.due_ns - due_ns, piece.first, piece.count, piece.attempts, piece.sizes) for piece in new.pieces]
+    )
+    frames = [piece.frames for piece in new.pieces]
+    return b"".join((_PREFIX.pack(new.number, len(heads), sum(map(len, frames))), heads, *frames))
+
+
+def decode_packs(data: bytes, due_ns: dict[int, int]) -> Iterator[StoredPack]:
+    """Read packs that stand one behind the other.
+
+    Args:
+        due_ns: of the first message of each, by number.
+    """
+    position = 0
+    while position < len(data):
+        number, heads_size, frames_size = _PREFIX.unpack_from(data, position)
+        at = position + _PREFIX.size + heads_size
+        pieces = []
+        start_ns = due_ns[number]
+        for head in _decode_heads(memoryview(data)[position + _PREFIX.size : at]):
+            piece = Piece(start_ns + head.after_ns, head.first, head.count, head.attempts, head.sizes, data, at)
+            pieces.append(piece)
+            at += piece.size
+        position += _PREFIX.size + heads_size + frames_size
+        yield StoredPack(number, pieces, frames_size)
+
+
+def put_packs(cursor: int, packs: Sequence[NewPack], shift_ns: int) -> list[Statement]:
+    """Write packs; one that is there already is written again.
+
+    Args:
+        shift_ns: added to due times.
+    """
+    rows, data = [], []
+    for each in packs:
+        pieces = each.pieces
+        first, last = min(piece.first for piece in pieces), max(piece.end for piece in pieces) - 1
+        encoded = encode_pack(each)
+        count = sum(piece.count for piece in pieces)
+        due_ns, last_due_ns = pieces[0].due_ns + shift_ns, pieces[-1].due_ns + shift_ns
+        rows.append((each.number, cursor, due_ns, last_due_ns, first, last, last + 1, count, len(encoded)))
+        data.append((each.number, encoded))
+    return [(_PUT_PACK, rows), (_PUT_DATA, data)]
+
+
+def put_done(done: dict[int, list[int]]) -> Statement:
+    """Note of packs which more of their messages are finished or moved: number -> sequences."""
+    return _PUT_DONE, [(number, pack(f"<{len(sequences)}Q", *sequences)) for number, sequences in done.items()]
+
+
+def delete_packs(numbers: Iterable[int]) -> Statement:
+    """Forget whole packs."""
+    return f"DELETE FROM aside_pack WHERE id {_IN_JSON}", ((json.dumps([*numbers]),),)
+
+
+def clear_packs(cursor: int, first: int) -> list[Statement]:
+    """Forget everything set aside for a cursor, from a sequence on."""
+    return [
+        ("DELETE FROM aside_pack WHERE cursor = ? AND first >= ?", ((cursor, first),)),
+        ("UPDATE aside_pack SET cut = ? WHERE cursor = ? AND cut > ?", ((first, cursor, first),)),
+    ]
+
+
+def shift_packs(shift_ns: int) -> Statement:
+    """Move every due time, because the wall clock was set."""
+    return "UPDATE aside_pack SET due_ns = due_ns + ?, last_due_ns = last_due_ns + ?", ((shift_ns, shift_ns),)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def due_packs(query: Query, cursor: int, after: tuple[int, int], until_ns: int, bytes_max: int) -> DuePacks:
+    """Read packs that begin to come due until some time.
+
+    Args:
+        after: ``(due_ns, number)`` of the last that was read before.
+        bytes_max: of all together, about; one is read however large it is.
+    """
+    packs: list[tuple[int, int, int]] = []  # number, due_ns, cut
+    sizes: dict[int, int] = {}
+    size = 0
+    following: int | None = None
+    ((found,),) = query(_FIND_DUE, (cursor, until_ns, *after))
+    for line in (found or "").split(",") if found else ():
+        number, due_ns, cut, pack_size = map(int, line.split())
+        if packs and size + pack_size > bytes_max:
+            following = due_ns
+            break
+        size += pack_size
+        packs.append((number, due_ns, cut))
+        sizes[number] = pack_size
+    through = (packs[-1][1], packs[-1][0]) if packs else after
+    if following is None:
+        rows = query(_NEXT_DUE, (cursor, *through))
+        following = rows[0][0] if rows else None
+    read = _read_packs(query, packs, sizes)
+    return DuePacks([read[number] for number, _, _ in packs], through, following)
+
+
+def _read_packs(query: Query, packs: Sequence[tuple[int, int, int]], sizes: dict[int, int]) -> dict[int, StoredPack]:
+    """Packs ``(number, due_ns, cut)``, without what is done or forgotten of them."""
+    due_ns = {number: due for number, due, _ in packs}
+    small = [number for number in due_ns if sizes[number] < SMALL_BYTES]
+    if len(small) < 2:
+        small = []
+    joined = [query("SELECT data FROM aside_data WHERE id = ?", (n,))[0][0] for n in due_ns if n not in set(small)]
+    if small:
+        sql = f"SELECT group_concat(hex(data), '') FROM aside_data WHERE id {_IN_JSON}"
+        joined.append(bytes.fromhex(query(sql, (json.dumps(small),))[0][0]))
+    read = {each.number: each for data in joined for each in decode_packs(data, due_ns)}
+    done = _read_done(query, due_ns)
+    for number, _, cut in packs:
+        gone = done.get(number)
+        pieces = read[number].pieces
+        if gone or any(piece.end > cut for piece in pieces):
+            pieces = [left for piece in pieces for left in piece.without([*(gone or ()), *range(cut, piece.end)])]
+            read[number].pieces = pieces
+    return read
+
+
+def _read_done(query: Query, numbers: Iterable[int]) -> dict[int, set[int]]:
+    sql = f"SELECT group_concat(pack || ' ' || hex(sequences)) FROM aside_done WHERE pack {_IN_JSON}"
+    ((found,),) = query(sql, (json.dumps([*numbers]),))
+    done: dict[int, set[int]] = {}
+    for line in (found or "").split(",") if found else ():
+        number, _, sequences = line.partition(" ")
+        data = bytes.fromhex(sequences)
+        done.setdefault(int(number), set()).update(unpack(f"<{len(data) // _SEQUENCE_BYTES}Q", data))
+    return done
+
+
+def count_packed(query: Query, cursor: int | None = None) -> dict[int, tuple[int, int]]:
+    """How many messages are set aside for each cursor or for one, and the earliest due time."""
+    of_one = "" if cursor is None else f" WHERE cursor = {int(cursor)}"
+    counts = {
+        each: (count, due_ns)
+        for each, count, due_ns in query(
+            f"SELECT cursor, SUM(CASE WHEN {_IS_TOUCHED} THEN 0 ELSE count END), MIN(due_ns) FROM aside_pack{of_one}"
+            " GROUP BY cursor",
+            (),
+        )
+    }
+    condition = f"{of_one} AND {_IS_TOUCHED}" if of_one else f" WHERE {_IS_TOUCHED}"
+    touched = query(f"SELECT cursor, id, due_ns, cut, size FROM aside_pack{condition}", ())
+    for each, number, due_ns, cut, size in touched:
+        read = _read_packs(query, [(number, due_ns, cut)], {number: size})
+        count, earliest_ns = counts[each]
+        counts[each] = count + sum(piece.count for piece in read[number].pieces), earliest_ns
+    return counts
+
+
+def packed_after(query: Query, cursor: int, wall_ns: int, count_max: int) -> list[tuple[int, Piece]]:
+    """Messages set aside until after ``wall_ns``, the next one first: ``(sequence, piece)``."""
+    found: list[tuple[int, int, Piece]] = []
+    after = (-1, -1)
+    while True:
+        rows = query(
+            "SELECT id, due_ns, cut, size FROM aside_pack WHERE cursor = ? AND (due_ns, id) > (?, ?)"
+            " AND last_due_ns > ? ORDER BY due_ns, id LIMIT 1",
+            (cursor, *after, wall_ns),
+        )
+        if not rows:
+            break
+        ((number, due_ns, cut, size),) = rows
+        if len(found) >= count_max and due_ns > found[-1][0]:
+            break
+        after = (due_ns, number)
+        for piece in _read_packs(query, [(number, due_ns, cut)], {number: size})[number].pieces:
+            if piece.due_ns > wall_ns:
+                found += [
+                    (piece.due_ns, s, piece) for s in range(piece.first, piece.first + min(piece.count, count_max))
+                ]
+        found = heapq.nsmallest(count_max, found, key=lambda each: each[:2])
+    return [(sequence, piece) for _, sequence, piece in found]
+
+
+def find_packed(query: Query, cursor: int, sequence: int) -> int | None:
+    """The pack that holds a message which is not finished; None when there is none."""
+    after = 0
+    while True:
+        rows = query(
+            "SELECT p.id, p.due_ns, p.cut, p.size, substr(d.data, 1, ?) FROM aside_pack p JOIN aside_data d"
+            " ON d.id = p.id WHERE p.cursor = ? AND p.id > ? AND p.first <= ? AND p.cut > ? ORDER BY p.id LIMIT ?",
+            (_LOOK_BYTES, cursor, after, sequence, sequence, _LOOK_COUNT),
+        )
+        for number, due_ns, cut, size, start in rows:
+            after = number
+            if not _may_hold(start, sequence):
+                continue
+            pieces = _read_packs(query, [(number, due_ns, cut)], {number: size})[number].pieces
+            if any(piece.first <= sequence < piece.end for piece in pieces):
+                return int(number)
+        if len(rows) < _LOOK_COUNT:
+            return None
+
+
+def _may_hold(start: bytes, sequence: int) -> bool:
+    """Whether a pack holds a message, finished or not, as far as its start tells."""
+    _, heads_size, _ = _PREFIX.unpack_from(start)
+    heads = start[_PREFIX.size : _PREFIX.size + heads_size]
+    if len(heads) < heads_size:
+        return True
+    return any(head.first <= sequence < head.first + head.count for head in _decode_heads(heads))
