@@ -18,7 +18,7 @@ demo: .venv/.demo # real data through broker, consumers and Spark, with a kill -
 test: setup static # all checks and all tests
 	$(BIN)/pytest -n 2 --dist loadfile
 check: .venv/.dev static # what to run before every commit: style, types, layers, unit tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow' tests/unit tests/test_tidy.py
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow' tests/unit tests/scripts tests/test_tidy.py
 static: .venv/.dev # style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

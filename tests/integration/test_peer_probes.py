@@ -338,6 +338,7 @@ def test_backoff_stops_and_probes(flavour: Flavour, proxies: list[Proxy], nsqds:
     addresses = [address_of(proxy.address) for proxy in proxies]
     with flavour.consumer(topic, "c", handle, nsqd_tcp_addresses=addresses, **options) as consumer:
         wait_until(lambda: stats_of(consumer).backoff == "waiting" and sum(ledger.rdy_now) == 0, "RDY 0 to all")
+        wait_until(lambda: stats_of(consumer).in_flight == 0, "what came before RDY 0 has been handled")
         failed = stats_of(consumer).failed
         is_broken = False
         wait_until(lambda: stats_of(consumer).backoff == "normal", "the probe succeeds")

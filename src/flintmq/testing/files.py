@@ -662,7 +662,10 @@ class MemoryDatabase:
         try:
             connection.execute("BEGIN IMMEDIATE")
             for sql, rows in statements:
-                connection.executemany(sql, rows)
+                if rows == ((),):  # executemany refuses to make a trigger that is there already
+                    connection.execute(sql)
+                else:
+                    connection.executemany(sql, rows)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: {error}") from error
