@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Daemons, Nsqd
+from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.flavours import FLAVOURS, Flavour, opened
 
 
 @pytest.fixture
@@ -23,3 +24,34 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
 def nsqd(daemons: Daemons) -> Nsqd:
     """A running nsqd that answers OK once the kernel has a message: quicker than the default, and survives kill -9."""
     return daemons.nsqd("--durability=os")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    """Starts daemons for all tests of a file."""
+    daemons = Daemons(tmp_path_factory.mktemp("shared"))
+    try:
+        yield daemons
+    finally:
+        daemons.close()
+
+
+@pytest.fixture(scope="module")
+def shared_nsqlookupd(shared: Daemons) -> Nsqlookupd:
+    """A nsqlookupd for all tests of a file."""
+    return shared.nsqlookupd()
+
+
+@pytest.fixture(scope="module")
+def shared_nsqd(shared: Daemons, shared_nsqlookupd: Nsqlookupd) -> Nsqd:
+    """An nsqd for all tests of a file, which the nsqlookupd knows."""
+    nsqd = shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{shared_nsqlookupd.tcp[1]}")
+    wait_until(lambda: shared_nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
+    return nsqd
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
+    """Each of the two clients."""
+    with opened(request.param) as flavour:
+        yield flavour

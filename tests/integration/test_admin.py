@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -61,24 +61,13 @@ def address_of(daemon: Nsqd | Nsqlookupd) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    daemons = Daemons(tmp_path_factory.mktemp("admin"))
-    try:
-        yield daemons
-    finally:
-        daemons.close()
+def nsqlookupd(shared_nsqlookupd: Nsqlookupd) -> Nsqlookupd:
+    return shared_nsqlookupd
 
 
 @pytest.fixture(scope="module")
-def nsqlookupd(shared: Daemons) -> Nsqlookupd:
-    return shared.nsqlookupd()
-
-
-@pytest.fixture(scope="module")
-def nsqd(shared: Daemons, nsqlookupd: Nsqlookupd) -> Nsqd:
-    nsqd = shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}")
-    wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
-    return nsqd
+def nsqd(shared_nsqd: Nsqd) -> Nsqd:
+    return shared_nsqd
 
 
 @pytest.fixture(params=FLAVOURS)

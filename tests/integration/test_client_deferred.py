@@ -12,8 +12,8 @@ from operator import methodcaller
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, wait_until
-from tests.integration.flavours import FLAVOURS, Flavour, address_of, opened
+from tests.integration.daemons import PATIENCE_S, Nsqd, Nsqlookupd
+from tests.integration.flavours import Flavour, address_of
 from tests.unit.client.fake_nsqd import FakeNsqd
 
 from flintmq import LocalProtocolError, OptionError, PublishRefused
@@ -24,30 +24,13 @@ ONLY_OURS = "E_INVALID invalid command MDPUB: only FlintMQ's nsqd knows this com
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    daemons = Daemons(tmp_path_factory.mktemp("deferred"))
-    try:
-        yield daemons
-    finally:
-        daemons.close()
+def nsqlookupd(shared_nsqlookupd: Nsqlookupd) -> Nsqlookupd:
+    return shared_nsqlookupd
 
 
 @pytest.fixture(scope="module")
-def nsqlookupd(shared: Daemons) -> Nsqlookupd:
-    return shared.nsqlookupd()
-
-
-@pytest.fixture(scope="module")
-def nsqd(shared: Daemons, nsqlookupd: Nsqlookupd) -> Nsqd:
-    nsqd = shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}")
-    wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
-    return nsqd
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
+def nsqd(shared_nsqd: Nsqd) -> Nsqd:
+    return shared_nsqd
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from tests.integration.flavours import (
     Seen,
     address_of,
     connections_of,
-    opened,
     set_max_in_flight,
     stats_of,
 )
@@ -47,12 +46,6 @@ from flintmq import ConnectionOptions, Message, Producer, PublishRefused, Publis
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_IN_FLIGHT = 50
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from operator import methodcaller
 from typing import Any
 
 import pytest
-from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, wait_until
-from tests.integration.flavours import FLAVOURS, Flavour, address_of, opened
+from tests.integration.daemons import Nsqd, Nsqlookupd, wait_until
+from tests.integration.flavours import Flavour, address_of
 
 from flintmq import Message, NsqdError, OptionError, PublishRefused
 from flintmq.sync import NsqdAdmin
@@ -18,30 +17,13 @@ TAG = "##client_dispatch_tag"
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    daemons = Daemons(tmp_path_factory.mktemp("headers"))
-    try:
-        yield daemons
-    finally:
-        daemons.close()
+def nsqlookupd(shared_nsqlookupd: Nsqlookupd) -> Nsqlookupd:
+    return shared_nsqlookupd
 
 
 @pytest.fixture(scope="module")
-def nsqlookupd(shared: Daemons) -> Nsqlookupd:
-    return shared.nsqlookupd()
-
-
-@pytest.fixture(scope="module")
-def nsqd(shared: Daemons, nsqlookupd: Nsqlookupd) -> Nsqd:
-    nsqd = shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}")
-    wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
-    return nsqd
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
+def nsqd(shared_nsqd: Nsqd) -> Nsqd:
+    return shared_nsqd
 
 
 def admin_of(nsqd: Nsqd) -> NsqdAdmin:

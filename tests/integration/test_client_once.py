@@ -19,19 +19,13 @@ from typing import Any
 
 import pytest
 from tests.integration.daemons import Daemons, Nsqd, wait_until
-from tests.integration.flavours import FLAVOURS, Flavour, PublishLoad, address_of, opened
+from tests.integration.flavours import Flavour, PublishLoad, address_of
 from tests.integration.load import number_of
 from tests.integration.proxy import Proxy
 from tests.integration.test_once import stored
 
 from flintmq import OptionError, Producer, PublishRefused, PublishUnknown, sync
 from flintmq.client.once import POOL_SIZE_MAX
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, mpub, wait_until
-from tests.integration.flavours import FLAVOURS, Flavour, address_of, connections_of, opened
+from tests.integration.flavours import FLAVOURS, Flavour, address_of, connections_of
 from tests.integration.test_client_deferred import nsqd_of_others
 
 import flintmq.sync
@@ -16,30 +15,13 @@ from flintmq import Consumer, DiscoveryError, Message, NsqdError, OptionError, S
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    daemons = Daemons(tmp_path_factory.mktemp("start"))
-    try:
-        yield daemons
-    finally:
-        daemons.close()
+def nsqlookupd(shared_nsqlookupd: Nsqlookupd) -> Nsqlookupd:
+    return shared_nsqlookupd
 
 
 @pytest.fixture(scope="module")
-def nsqlookupd(shared: Daemons) -> Nsqlookupd:
-    return shared.nsqlookupd()
-
-
-@pytest.fixture(scope="module")
-def nsqd(shared: Daemons, nsqlookupd: Nsqlookupd) -> Nsqd:
-    nsqd = shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}")
-    wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
-    return nsqd
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
+def nsqd(shared_nsqd: Nsqd) -> Nsqd:
+    return shared_nsqd
 
 
 def consumed(flavour: Flavour, topic: str, count: int, start: Any, **options: Any) -> list[Message]:

@@ -5,7 +5,6 @@ Client certificates and what is refused are in test_client_security.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET
 from tests.integration.daemons import PATIENCE_S, wait_until
-from tests.integration.flavours import FLAVOURS, Flavour, address_of, opened
+from tests.integration.flavours import Flavour, address_of
 from tests.integration.test_client_security import (  # noqa: F401 - fixtures
     CODECS,
     NOISE,
@@ -31,12 +30,6 @@ from flintmq import ConnectionOptions
 
 COUNT = 40
 REQUEUED_EVERY, TOUCHED_EVERY = 10, 7
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,9 @@ from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.flavours import (
-    FLAVOURS,
     Flavour,
     address_of,
     connections_of,
-    opened,
     set_max_in_flight,
     stats_of,
 )
@@ -73,12 +71,6 @@ ELSEWHERE = {
         "tests/integration/test_client_prometheus.py::test_what_a_scrape_shows",
 }  # fmt: skip
 """Probe: the test that shows it."""
-
-
-@pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
-    with opened(request.param) as flavour:
-        yield flavour
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flintmq.broker.bounds import TopicFull
-from flintmq.broker.broker import ChannelNotFound, TopicConflict, TopicNotFound
+from flintmq.broker.broker import ChannelNotFound, TopicConflict
 from flintmq.broker.partition import Ended
 from flintmq.broker.producers import SequenceGap
 from flintmq.broker.topic import Topic
@@ -37,6 +37,7 @@ from flintmq.nsqd.config import ConfigApi, Running
 from flintmq.nsqd.drain import DrainApi
 from flintmq.nsqd.http_extended import ExtendedApi
 from flintmq.nsqd.http_legacy import negotiated
+from flintmq.nsqd.http_names import found_topic
 from flintmq.nsqd.inspection import InspectionApi
 from flintmq.nsqd.settings_api import SettingsApi
 from flintmq.nsqd.trace_api import TraceApi
@@ -311,12 +312,6 @@ class HttpApi:
             raise HttpError(400, invalid)
         return name
 
-    def _found_topic(self, name: str) -> Topic:
-        try:
-            return self._broker.get_topic(name)
-        except TopicNotFound:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
-
     def _durably(self, topic: Topic | None = None, answer: Response = EMPTY) -> Response | PendingResponse:
         """Answer when the change survives, and the topic, which may be new."""
         self._nsqd.engine.schedule()
@@ -368,20 +363,20 @@ class HttpApi:
 
     def _topic_delete(self, request: Request) -> Response | PendingResponse:
         name = self._topic_name(request)
-        self._found_topic(name)
+        found_topic(self._broker, name)
         self._nsqd.delete_topic(name)
         return self._durably()
 
     def _topic_empty(self, request: Request) -> Response | PendingResponse:
-        self._broker.empty_topic(self._found_topic(self._valid_topic_name(request)))
+        self._broker.empty_topic(found_topic(self._broker, self._valid_topic_name(request)))
         return self._durably()
 
     def _topic_pause(self, request: Request) -> Response | PendingResponse:
-        self._broker.pause_topic(self._found_topic(self._topic_name(request)), True)
+        self._broker.pause_topic(found_topic(self._broker, self._topic_name(request)), True)
         return self._durably()
 
     def _topic_unpause(self, request: Request) -> Response | PendingResponse:
-        self._broker.pause_topic(self._found_topic(self._topic_name(request)), False)
+        self._broker.pause_topic(found_topic(self._broker, self._topic_name(request)), False)
         return self._durably()
 
     def _channel_names(self, request: Request) -> tuple[Topic, str]:
@@ -391,7 +386,7 @@ class HttpApi:
             raise HttpError(400, "MISSING_ARG_CHANNEL")
         if not is_valid_name(channel):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
-        return self._found_topic(topic), channel
+        return found_topic(self._broker, topic), channel
 
     def _channel_create(self, request: Request) -> Response | PendingResponse:
         topic, channel = self._channel_names(request)

@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Any
 
 from flintmq.broker import peek
-from flintmq.broker.broker import ChannelNotFound, TopicNotFound
+from flintmq.broker.broker import ChannelNotFound
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
 from flintmq.broker.seek import BadPlace, TooManyHoles, drop, drop_aside, parse_place, seek, sequence_at
@@ -43,10 +43,10 @@ from flintmq.message import (
     partition_of,
     sequence_of,
 )
-from flintmq.names import is_valid_name
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.http_names import channel_of, topic_of
 from flintmq.nsqd.session import Session
 from flintmq.storage import ChannelStore
 from flintmq.topic_meta import parse_partition
@@ -83,28 +83,6 @@ class InspectionApi:
 
     # -- what a request is about -----------------------------------------------------------------------------------
 
-    def _topic(self, request: Request) -> Topic:
-        name = request.query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        try:
-            return self._broker.get_topic(name)
-        except TopicNotFound:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
-
-    def _channel(self, request: Request) -> tuple[Topic, str]:
-        topic = self._topic(request)
-        name = request.query.get("channel")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_CHANNEL")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
-        if name not in topic.channel_names:
-            raise HttpError(404, "CHANNEL_NOT_FOUND")
-        return topic, name
-
     def _partitions(self, request: Request, topic: Topic) -> list[Partition]:
         """The partition that is named, else all of them."""
         text = request.query.get("partition")
@@ -120,7 +98,7 @@ class InspectionApi:
     # -- one stored message ----------------------------------------------------------------------------------------
 
     def _get(self, request: Request) -> Response:
-        topic = self._topic(request)
+        topic = topic_of(self._broker, request)
         mode, text = request.query.get("search_mode"), request.query.get("search_pos")
         if mode not in ("id", "virtual_offset", "count"):
             raise HttpError(400, "MISSING_ARG_SEARCH_MODE" if mode is None else "INVALID_ARG_SEARCH_MODE")
@@ -156,7 +134,7 @@ class InspectionApi:
     # -- looking at a channel --------------------------------------------------------------------------------------
 
     async def _peek(self, request: Request) -> Response:
-        topic, name = self._channel(request)
+        topic, name = channel_of(self._broker, request)
         query = request.query
         what = query.get("what", "next")
         if what not in _WHATS:
@@ -243,7 +221,7 @@ class InspectionApi:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     async def _set_offset(self, request: Request) -> Response:
-        topic, name = self._channel(request)
+        topic, name = channel_of(self._broker, request)
         partitions = self._partitions(request, topic)
         try:
             place = parse_place(request.body.decode("utf-8", "replace"))
@@ -260,21 +238,21 @@ class InspectionApi:
         return await self._durably(channel for channel, _ in moves)
 
     async def _skip(self, request: Request, skipped: bool) -> Response:
-        topic, name = self._channel(request)
+        topic, name = channel_of(self._broker, request)
         channels = topic.channels(name)
         for channel in channels:
             channel.skipped = skipped
         return await self._durably(channels)
 
     async def _finish(self, request: Request) -> Response:
-        topic, name = self._channel(request)
+        topic, name = channel_of(self._broker, request)
         partition, sequence = self._message(request, topic)
         if not await self._drop(partition.channels[name], sequence):
             raise HttpError(404, "MESSAGE_NOT_FOUND")
         return await self._durably([partition.channels[name]] if name in partition.channels else [])
 
     async def _cancel(self, request: Request) -> Response:
-        topic = self._topic(request)
+        topic = topic_of(self._broker, request)
         partition, sequence = self._message(request, topic)
         if not topic.channel_names:
             raise HttpError(409, "TOPIC_HAS_NO_CHANNEL")

@@ -20,12 +20,12 @@ from functools import partial
 
 import msgspec
 
-from flintmq.broker.broker import Broker, TopicNotFound
+from flintmq.broker.broker import Broker
 from flintmq.broker.topic import Topic
-from flintmq.names import is_valid_name
 from flintmq.net.http_messages import HttpError, Request, Response, json_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.http_names import channel_of, topic_of
 from flintmq.settings import BadSetting, merged
 
 _BODY_BYTES_MAX = 16 * 1024
@@ -46,26 +46,10 @@ class SettingsApi:
             router.add("POST", path, partial(self._change, names), body_limit_bytes=_BODY_BYTES_MAX)
 
     def _of_topic(self, request: Request) -> tuple[Topic, str | None]:
-        name = request.query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        try:
-            return self._broker.get_topic(name), None
-        except TopicNotFound:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+        return topic_of(self._broker, request), None
 
     def _of_channel(self, request: Request) -> tuple[Topic, str | None]:
-        topic, _ = self._of_topic(request)
-        channel = request.query.get("channel")
-        if channel is None:
-            raise HttpError(400, "MISSING_ARG_CHANNEL")
-        if not is_valid_name(channel):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
-        if channel not in topic.channel_names:
-            raise HttpError(404, "CHANNEL_NOT_FOUND")
-        return topic, channel
+        return channel_of(self._broker, request)
 
     def _show(self, names: Names, request: Request) -> Response:
         return self._row(*names(request))

@@ -23,16 +23,15 @@ from typing import Any
 import msgspec
 
 from flintmq.batch import EXTENDED, Batch, decode_header
-from flintmq.broker.broker import TopicNotFound
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, StorageError
 from flintmq.limits import READ_AHEAD_BYTES
 from flintmq.message import FRAME_OVERHEAD_BYTES, body_position
-from flintmq.names import is_valid_name
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.http_names import channel_of, found_topic, topic_name_of
 from flintmq.nsqd.inspection import bounded, message_id_of, settle
 from flintmq.nsqd.tracing import ALL, OFF, PUB, TRACED, Event, Tracing
 from flintmq.settings import BadSetting
@@ -87,19 +86,12 @@ class TraceApi:
         return EMPTY
 
     def _names(self, request: Request) -> tuple[Topic, str | None]:
-        name = _topic_name(request)
+        name = topic_name_of(request)
         if name == self._tracing.topic_name:
             raise HttpError(400, f"INVALID_ARG_TOPIC: {name} is where the trace goes, and is not traced itself")
-        try:
-            topic = self._broker.get_topic(name)
-        except TopicNotFound:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
-        channel = request.query.get("channel")
-        if channel is not None and not is_valid_name(channel):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
-        if channel is not None and channel not in topic.channel_names:
-            raise HttpError(404, "CHANNEL_NOT_FOUND")
-        return topic, channel
+        return (
+            channel_of(self._broker, request) if "channel" in request.query else (found_topic(self._broker, name), None)
+        )
 
     # -- looking into the trace --------------------------------------------------------------------------------------
 
@@ -136,17 +128,8 @@ class TraceApi:
                     stretch = max(1, stretch // 2)
 
 
-def _topic_name(request: Request) -> str:
-    name = request.query.get("topic")
-    if name is None:
-        raise HttpError(400, "MISSING_ARG_TOPIC")
-    if not is_valid_name(name):
-        raise HttpError(400, "INVALID_ARG_TOPIC")
-    return name
-
-
 def _wanted(request: Request) -> _Search:
-    topic = _topic_name(request)
+    topic = topic_name_of(request)
     msgid, traceid = request.query.get("msgid"), request.query.get("traceid")
     limit = bounded(request.query.get("limit"), _EVENTS, 1, _EVENTS_MAX, "INVALID_ARG_LIMIT")
     if (msgid is None) == (traceid is None):
