@@ -168,20 +168,23 @@ def test_setoffset_ends_what_is_in_flight(nsqd: Nsqd, topic: str, connection: Co
 
 
 def test_setoffset_in_memory(nsqd: Nsqd, topic: str, connection: Connection):
-    """Of an ephemeral topic and channel, while there is a consumer."""
+    """Of an ephemeral topic and channel with a consumer; another channel keeps what this one has finished."""
     name = f"{topic}#ephemeral"
-    connection.subscribe(name, "c#ephemeral", 8)
-    nsqd.publish(name, *(b"m%d" % number for number in range(1, 9)))
-    connection.finish(*connection.messages(8))
-    connection.settle()
-    target = f"/channel/setoffset?topic={quote(name)}&channel=c%23ephemeral"
-    offset = nsqd.get(f"/message/get?topic={quote(name)}&search_mode=count&search_pos=7")["offset"]
-    for place, first in ((b"msgcount:5", b"m6"), (b"virtual_queue:%d" % offset, b"m7"), (b"timestamp:0", b"m1")):
-        nsqd.post(target, place)
-        messages = connection.messages(9 - int(first[1:]))
-        assert messages[0].body == first
-        connection.finish(*messages)
+    with nsqd.connect() as keeper:
+        keeper.subscribe(name, "keeps#ephemeral", 0)
+        keeper.settle()
+        connection.subscribe(name, "c#ephemeral", 8)
+        nsqd.publish(name, *(b"m%d" % number for number in range(1, 9)))
+        connection.finish(*connection.messages(8))
         connection.settle()
+        target = f"/channel/setoffset?topic={quote(name)}&channel=c%23ephemeral"
+        offset = nsqd.get(f"/message/get?topic={quote(name)}&search_mode=count&search_pos=7")["offset"]
+        for place, first in ((b"msgcount:5", b"m6"), (b"virtual_queue:%d" % offset, b"m7"), (b"timestamp:0", b"m1")):
+            nsqd.post(target, place)
+            messages = connection.messages(9 - int(first[1:]))
+            assert messages[0].body == first
+            connection.finish(*messages)
+            connection.settle()
 
 
 # -- /channel/skip -----------------------------------------------------------------------------------------------------
