@@ -44,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
         overflow: what happens beyond that: ``refuse`` publishing, or ``drop_oldest``.
         trace: which messages are traced: none, the ``traced``, ``all``.
         dead_letters: whether the topic has been given dead letters; those are not given up a second time.
+        is_ordered: whether the channel is consumed in order although its topic need not be.
     """
 
     max_attempts: int | None = None
@@ -54,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     overflow: str | None = None
     trace: str | None = None
     dead_letters: bool | None = None
+    is_ordered: bool | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):

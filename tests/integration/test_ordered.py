@@ -73,6 +73,28 @@ def test_a_clean_restart_goes_on_behind_the_last(daemons: Daemons):
         nsqd.restart()
 
 
+@pytest.mark.parametrize("topic", ["plain", "parted"])
+def test_what_the_first_consumer_made_ordered_stays_so(daemons: Daemons, topic: str):
+    """Of a topic that need not be consumed in order; over kills and restarts, until somebody says otherwise."""
+    nsqd = daemons.nsqd("--durability=os")
+    nsqd.post(f"/topic/create?topic={topic}" + ("&partition_num=1" if topic == "parted" else ""))
+    publish(nsqd, topic, 0, 3)
+    for stop_and_start in (nsqd.kill, nsqd.stop):
+        with in_order(nsqd, topic) as consumer:
+            finish_surely(consumer, consumer.message())
+        stop_and_start()
+        nsqd.start()
+        with nsqd.connect() as connection:
+            assert connection.error(f"SUB {topic} c\n".encode()).startswith("E_SUB_ORDER_IS_MUST")
+        assert nsqd.get(f"/channel/settings?topic={topic}&channel=c")["settings"] == {"is_ordered": True}
+    nsqd.post(f"/channel/setorder?topic={topic}&channel=c&order=false")
+    nsqd.kill()
+    nsqd.start()
+    with nsqd.connect() as consumer:
+        consumer.subscribe(topic, "c", 5)
+        assert consumer.message().body == b"2"
+
+
 def test_a_delay_outlives_the_process_and_still_blocks(daemons: Daemons):
     nsqd = daemons.nsqd("--durability=os")
     create(nsqd, "t")

@@ -335,7 +335,7 @@ class Broker(TopicLimits):
             identity = self._next_cursor
             self._next_cursor += 1
         self._cursors[channel] = identity, partition
-        if topic.meta.ordered:
+        if topic.meta.ordered or self.own_settings(topic.name, name).is_ordered:
             self._order(channel, True)
         self._flushing[channel] = None
         self.mark(channel)
@@ -344,12 +344,15 @@ class Broker(TopicLimits):
     def order_channel(self, topic: Topic, name: str, is_ordered: bool) -> None:
         """Let a channel be consumed in order, or no longer; of an ordered topic all are, for ever.
 
+        It is durable once :meth:`when_metadata_durable` calls back.
+
         Raises:
             ChannelNotFound: the topic has no such channel.
         """
         for channel in self.parts(topic, name):
             if (channel.keep_floor is not None) != is_ordered and not topic.meta.ordered:
                 self._order(channel, is_ordered)
+                self._remember_order(topic, name, is_ordered)
                 self.mark(channel)
 
     def _order(self, channel: Channel, is_ordered: bool) -> None:

@@ -97,15 +97,24 @@ class TopicLimits(TopicCreation):
         key = (topic.name, channel or "")
         above = [self.own_settings(topic.name)] if channel else []
         check_dead_letter_topic(topic.name, settings, *above, self.options.settings)
+        self._keep_settings(topic, key, settings)
+        self._apply_settings(topic)
+        for listener in self.on_settings_change:
+            listener(topic.name, channel or None)
+
+    def _keep_settings(self, topic: Topic, key: tuple[str, str], settings: Settings) -> None:
         if settings == NOTHING:
             self._settings.pop(key, None)
         else:
             self._settings[key] = settings
-        if not topic.ephemeral and not is_ephemeral(channel or ""):
+        if not topic.ephemeral and not is_ephemeral(key[1]):
             self._metadata += channel_store.put_settings(*key, None if settings == NOTHING else settings)
-        self._apply_settings(topic)
-        for listener in self.on_settings_change:
-            listener(topic.name, channel or None)
+
+    def _remember_order(self, topic: Topic, channel: str, is_ordered: bool) -> None:
+        own = self.own_settings(topic.name, channel)
+        if bool(own.is_ordered) != is_ordered:
+            mine = msgspec.structs.replace(own, is_ordered=is_ordered or None)
+            self._keep_settings(topic, (topic.name, channel), mine)
 
     def _forget_settings(self, topic: Topic, channel: str = "") -> None:
         """A topic or channel is deleted."""
