@@ -424,8 +424,18 @@ def test_headers_that_there_are_not(nsqd: Nsqd, knowing: Connection, parted: str
 
 
 def test_headers_that_a_plain_topic_has_not(nsqd: Nsqd, knowing: Connection, topic: str):
+    nsqd.post(f"/topic/create?topic={topic}")
     assert knowing.error(f"SUB {topic} c\n".encode()).startswith("E_SUB_EXTEND_FORBIDDON ")
-    assert topic not in topics(nsqd)
+    assert nsqd.stats(topic)["channels"] == []
+
+
+def test_a_topic_begins_as_its_first_consumer_knows_it(nsqd: Nsqd, knowing: Connection, topic: str):
+    """So that who waits for dead letters, which have headers, may be there before the first of them."""
+    knowing.ok(f"SUB {topic} c\n".encode())
+    assert nsqd.stats(topic)["extend_support"] is True
+    with nsqd.connect() as plain:
+        plain.subscribe(f"{topic}2", "c", 1)
+    assert "extend_support" not in nsqd.stats(f"{topic}2")
 
 
 def test_headers_of_two_partitions_at_once(nsqd: Nsqd, connection: Connection, headered: str):

@@ -151,6 +151,9 @@ def test_a_channel_goes_on_elsewhere(admin: Any, nsqd: Nsqd, flavour: str):
     admin.create_channel(topic, "c")
     nsqd.publish(topic, b"a", b"b", b"c")
 
+    # a new topic hands out nothing before nsqlookupd was asked for its channels
+    wait_until(lambda: depth(admin, topic, "c") == 3, "the channel has its messages")
+
     def places(start: Any, **options: Any) -> list[bytes]:
         admin.set_offset(topic, "c", start, **options)
         return bodies(admin.peek(topic, "c"))

@@ -173,7 +173,8 @@ def trace_id_bytes(command: str, value: object) -> bytes:
 def check_support(topics: Mapping[str, Topic], event: Subscribe, knows_headers: bool) -> None:
     """Refuse a subscription to a topic with headers by who does not know them, and the other way round.
 
-    Plain topics with headers take both: who does not know them gets the bodies alone.
+    Plain topics with headers take both: who does not know them gets the bodies alone. One that is not there yet is
+    made as the first who subscribes to it knows it.
 
     Raises:
         RemoteProtocolError: as said; fatal.
@@ -183,7 +184,7 @@ def check_support(topics: Mapping[str, Topic], event: Subscribe, knows_headers: 
     if topic is not None and has_headers and not knows_headers and topic.meta.is_partitioned:
         what = "messages have headers, identify with extend_support"
         raise RemoteProtocolError("E_SUB_EXTEND_NEED", f"{event.command} topic {event.topic}: {what}")
-    if knows_headers and not has_headers:
+    if knows_headers and topic is not None and not has_headers:
         what = "messages have no headers, identify without extend_support"
         raise RemoteProtocolError("E_SUB_EXTEND_FORBIDDON", f"{event.command} topic {event.topic}: {what}")
 

@@ -468,7 +468,8 @@ class Nsqd:
         extended.check_support(broker.topics, event, knows_headers)
         if event.is_ordered and session.negotiated is not None and session.negotiated.sample_rate:
             raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
-        topic = self.create_topic(event.topic)
+        is_extended = knows_headers and event.topic not in broker.topics
+        topic = self.create_extended_topic(event.topic) if is_extended else self.create_topic(event.topic)
         broker.channel(topic, event.channel)
         channels = {number: topic.partitions[number].channels[event.channel] for number in numbers or topic.partitions}
         limit = self.options.max_channel_consumers
