@@ -37,7 +37,7 @@ MESSAGE_HEADER = Struct(">IIQH16s")
 ATTEMPTS = Struct(">H")
 TRACE_ID = Struct(">Q")
 TRACE_ID_SIZE = TRACE_ID.size
-_RAW_ID = Struct(">QQ")
+RAW_ID = Struct(">QQ")
 _SIZE = Struct(">I")
 FRAME_TYPE_MESSAGE = 2
 FRAME_OVERHEAD_BYTES = MESSAGE_HEADER.size  # what a stored frame adds to its body
@@ -49,6 +49,8 @@ NO_HEADERS, TAG, JSON = 0, 2, 4
 """Versions of the headers in front of a body: none, a dispatch tag, a JSON object."""
 HEADERS = Struct(">BH")
 HEADERS_SIZE_MAX = 2**16 - 1
+TAG_HEADER, TRACE_ID_HEADER = "##client_dispatch_tag", "##trace_id"
+"""Headers that nsqd reads."""
 
 LOCATION = Struct(">QI")
 """Virtual offset and raw size of a message, in front of its body."""
@@ -79,7 +81,7 @@ def hex_id(internal: int) -> bytes:
 
 def raw_id(internal: int, trace_id: int = 0) -> bytes:
     """The 16 bytes that stand for an internal id on the wire of a topic with partitions."""
-    return _RAW_ID.pack(internal, trace_id)
+    return RAW_ID.pack(internal, trace_id)
 
 
 def extended_body(headers: bytes, body: bytes, version: int = JSON) -> bytes:

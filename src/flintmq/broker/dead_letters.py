@@ -41,6 +41,7 @@ from flintmq.message import (
     JSON,
     MESSAGE_HEADER,
     TAG,
+    TAG_HEADER,
     TRACE_ID_SIZE,
     body_position,
     extended_body,
@@ -51,7 +52,6 @@ from flintmq.message import (
 
 MAX_ATTEMPTS = "max_attempts"
 PREFIX = "##dead_letter_"
-_TAG_HEADER = "##client_dispatch_tag"
 _BATCH_BYTES_MAX = BATCH_SIZE_MAX - HEADER_BYTES - FRAME_OVERHEAD_BYTES - TRACE_ID_SIZE - 16
 
 
@@ -123,7 +123,7 @@ def _headers(frame: bytes | memoryview) -> dict[str, Any]:
     """The headers that a message had, as a JSON object."""
     version, headers = headers_of(frame)
     if version == TAG:
-        return {_TAG_HEADER: headers.decode("utf-8", "replace")}
+        return {TAG_HEADER: headers.decode("utf-8", "replace")}
     try:
         found = msgspec.json.decode(headers) if version == JSON else None
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -38,15 +38,14 @@ from flintmq.broker.deferred import LOADED_BYTES_MAX
 from flintmq.broker.ready import Line, ReadyLines
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.limits import DELIVERY_BYTES_MAX, TAG_WAITING_MAX
-from flintmq.message import JSON, TAG, headers_at
+from flintmq.message import JSON, TAG, TAG_HEADER, headers_at
 
-TAG_KEY = "##client_dispatch_tag"
-_KEY_BYTES = TAG_KEY.encode()
+_KEY_BYTES = TAG_HEADER.encode()
 _KNOWN_SIZE_MAX = 256
 
 
 class _Headers(msgspec.Struct):
-    tag: Any = msgspec.field(name=TAG_KEY, default="")
+    tag: Any = msgspec.field(name=TAG_HEADER, default="")
 
 
 _decode = msgspec.json.Decoder(_Headers).decode

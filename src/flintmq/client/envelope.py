@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flintmq.errors import LocalProtocolError
+from flintmq.message import HEADERS_SIZE_MAX, JSON
 from flintmq.wire.client import Record
-from flintmq.wire.extended import JSON, Extension
+from flintmq.wire.extended import Extension
 
 if TYPE_CHECKING:
     from flintmq.client.message import Delivery
 
 MAGIC = b"\xf1FMH"
-HEADERS_SIZE_MAX = 2**16 - 1
 _HEAD = Struct(">4sH")
 
 

@@ -25,8 +25,9 @@ import msgspec
 
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
 from flintmq.errors import BodyError, LocalProtocolError, TouchFailed
+from flintmq.message import JSON, TAG, TAG_HEADER
 from flintmq.wire.client import Record
-from flintmq.wire.extended import JSON, TAG, Extension, split_body, split_id
+from flintmq.wire.extended import Extension, split_body, split_id
 
 if TYPE_CHECKING:  # a default for a type variable: the standard library has it from Python 3.13
     from typing_extensions import TypeVar
@@ -41,7 +42,6 @@ log = logging.getLogger("flintmq.client")
 
 OPEN, FINISHED, REQUEUED = 0, 1, 2
 _FIRST_HEX_DIGIT = ord("0")
-TAG_HEADER = "##client_dispatch_tag"
 
 
 class Requeue(Exception):

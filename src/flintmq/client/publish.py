@@ -28,9 +28,10 @@ from flintmq.errors import (
     PublishUnknown,
     RemoteProtocolError,
 )
+from flintmq.message import HEADERS_SIZE_MAX, TRACE_ID_HEADER
 from flintmq.names import is_valid_name
 from flintmq.wire.codes import CODES
-from flintmq.wire.extended import HEADERS_SIZE_MAX, Stored, parse_stored
+from flintmq.wire.extended import Stored, parse_stored
 
 if TYPE_CHECKING:
     import asyncio
@@ -59,7 +60,6 @@ MOVED_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NO
 
 CONGESTED_CODE = "E_PUB_TOO_MUCH_WAITING"
 CONGESTED_FACTOR = 10
-TRACE_HEADER = "##trace_id"
 
 Body: TypeAlias = Any
 """A body: bytes, or a value that msgspec writes as JSON (Struct, dataclass, dict, list, number); not text."""
@@ -380,9 +380,9 @@ def checked_headers(headers: Mapping[str, object], trace_id: int | None) -> byte
         TypeError: JSON cannot say one of them.
         LocalProtocolError: together they are too large, or one has a name that is nsqd's own.
     """
-    if TRACE_HEADER in headers:
-        raise LocalProtocolError("E_INVALID_JSON_HEADER", f"header {TRACE_HEADER} is nsqd's own: pass trace_id")
-    data = encoded(dict(headers) if trace_id is None else {**headers, TRACE_HEADER: str(trace_id)})
+    if TRACE_ID_HEADER in headers:
+        raise LocalProtocolError("E_INVALID_JSON_HEADER", f"header {TRACE_ID_HEADER} is nsqd's own: pass trace_id")
+    data = encoded(dict(headers) if trace_id is None else {**headers, TRACE_ID_HEADER: str(trace_id)})
     if len(data) > HEADERS_SIZE_MAX:
         raise LocalProtocolError("E_BAD_EXT", f"headers of {len(data)} bytes, at most {HEADERS_SIZE_MAX}")
     return data

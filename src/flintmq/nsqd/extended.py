@@ -29,6 +29,7 @@ from flintmq.message import (
     NO_HEADERS,
     SIZE_FIELD_BYTES,
     TRACE_ID,
+    TRACE_ID_HEADER,
     TRACE_ID_SIZE,
     with_location,
     with_location_behind_headers,
@@ -37,12 +38,11 @@ from flintmq.message import (
 from flintmq.nsqd import partitions
 from flintmq.nsqd.slots import NO_TRACE
 from flintmq.topic_meta import TopicMeta
-from flintmq.wire.extended import TRACE_ID_MAX
+from flintmq.wire.extended import HEADERS_SIZE, TRACE_ID_MAX
 from flintmq.wire.frames import UINT32
 from flintmq.wire.server import PublishExtended, Subscribe
-from flintmq.wire.server_extended import HEADERS_SIZE_BYTES, headers_end
+from flintmq.wire.server_extended import headers_end
 
-TRACE_ID_KEY = "##trace_id"
 _TRACE_ID_DIGITS_MAX = 20
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
@@ -132,9 +132,9 @@ def _with_headers(event: PublishExtended, meta: TopicMeta) -> Form:
 
 def _headers(command: str, sized: bytes, meta: TopicMeta) -> _Headers:
     """Check headers with their size in front."""
-    if len(sized) == HEADERS_SIZE_BYTES:
-        return _Headers((NO_TRACE if meta.is_partitioned else b"") + bytes((NO_HEADERS,)), None, HEADERS_SIZE_BYTES)
-    trace = trace_of(command, sized[HEADERS_SIZE_BYTES:])
+    if len(sized) == HEADERS_SIZE.size:
+        return _Headers((NO_TRACE if meta.is_partitioned else b"") + bytes((NO_HEADERS,)), None, HEADERS_SIZE.size)
+    trace = trace_of(command, sized[HEADERS_SIZE.size :])
     front = (trace or NO_TRACE) + bytes((JSON,)) if meta.is_partitioned else bytes((JSON,))
     return _Headers(front, trace, 0)
 
@@ -150,7 +150,7 @@ def trace_of(command: str, headers: bytes) -> bytes | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         what = f"{command} headers are not a JSON object: {error}"
         raise RemoteProtocolError("E_INVALID_JSON_HEADER", what, fatal=False) from None
-    return trace_id_bytes(command, found[TRACE_ID_KEY]) if TRACE_ID_KEY in found else None
+    return trace_id_bytes(command, found[TRACE_ID_HEADER]) if TRACE_ID_HEADER in found else None
 
 
 def trace_id_bytes(command: str, value: object) -> bytes:

@@ -15,8 +15,8 @@ from typing import Any
 
 from flintmq.broker.partition import PublishGroup
 from flintmq.message import FRAME_OVERHEAD_BYTES, SIZE_FIELD_BYTES, TRACE_ID_SIZE, internal_id
-from flintmq.wire.extended import Stored
-from flintmq.wire.frames import OK_FRAME, RESPONSE, error_frame
+from flintmq.wire.extended import Stored, stored_reply
+from flintmq.wire.frames import OK_FRAME, RESPONSE, error_frame, response_frame
 
 NO_TRACE = bytes(TRACE_ID_SIZE)
 _STORED_FRAME = Struct(">II2sQ8sQI")
@@ -110,10 +110,7 @@ class StoredSlot(Slot):
         if first is None:
             return super().frames()
         if self._is_several:
-            raw_size = min(first.raw_size, 2**32 - 1)
-            return _STORED_FRAME.pack(
-                _STORED_SIZE, RESPONSE, b"OK", first.internal_id, NO_TRACE, first.offset, raw_size
-            )
+            return response_frame(stored_reply(first._replace(raw_size=min(first.raw_size, 2**32 - 1))))
         traces = self._traces
         found = map(
             _STORED_FRAME.pack,

@@ -14,9 +14,8 @@ from __future__ import annotations
 import msgspec
 import pyarrow as pa
 
-from flintmq.message import TAG
+from flintmq.message import TAG, TAG_HEADER
 
-TAG_KEY = "##client_dispatch_tag"
 _KEPT_MAX = 1024
 
 Pairs = list[tuple[str, str | None]]
@@ -56,7 +55,7 @@ class HeaderMaps:
 def pairs_of(version: int, headers: bytes) -> Pairs:
     """Names and values in headers."""
     if version == TAG:
-        return [(TAG_KEY, headers.decode(errors="replace"))]
+        return [(TAG_HEADER, headers.decode(errors="replace"))]
     try:
         return [(name, _text(bytes(value))) for name, value in _decode(headers).items()]
     except (msgspec.MsgspecError, RecursionError, UnicodeError):

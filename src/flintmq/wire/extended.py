@@ -28,18 +28,13 @@ from struct import Struct
 from typing import NamedTuple
 
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
+from flintmq.message import HEADERS_SIZE_MAX, LOCATION, NO_HEADERS, RAW_ID, TRACE_ID
 from flintmq.wire.commands import channel_bytes, partition_bytes, target
 from flintmq.wire.frames import UINT32
 
-TRACE_ID = Struct(">Q")
 HEADERS_SIZE = Struct(">H")
-MESSAGE_ID = Struct(">QQ")
-POSITION = Struct(">QI")
 STORED = Struct(">2sQQQI")
 TRACE_ID_MAX = 2**64 - 1
-HEADERS_SIZE_MAX = 2**16 - 1
-NO_HEADERS, TAG, JSON = 0, 2, 4
-"""Versions of the headers in front of a body: none, a dispatch tag, a JSON object."""
 
 _START = re.compile(r"(timestamp|virtual_queue|msgcount):[0-9]{1,18}|special:-1", re.ASCII)
 SUB_ORDER, SUB_ORDERED = "SUB_ORDER", "SUB_ORDERED"
@@ -200,10 +195,10 @@ def split_body(data: bytes, is_extended: bool, is_ordered: bool) -> tuple[Extens
             position = 1 + HEADERS_SIZE.size + size
             headers = data[1 + HEADERS_SIZE.size : position]
     if is_ordered:
-        if position + POSITION.size > len(data):
-            raise _too_short(data, position + POSITION.size)
-        offset, raw_size = POSITION.unpack_from(data, position)
-        position += POSITION.size
+        if position + LOCATION.size > len(data):
+            raise _too_short(data, position + LOCATION.size)
+        offset, raw_size = LOCATION.unpack_from(data, position)
+        position += LOCATION.size
     if position > len(data):
         raise _too_short(data, position)
     return Extension(version, headers, offset, raw_size), data[position:]
@@ -217,13 +212,13 @@ def joined_body(extension: Extension, body: bytes, is_extended: bool, is_ordered
         if extension.version != NO_HEADERS:
             parts += (HEADERS_SIZE.pack(len(extension.headers)), extension.headers)
     if is_ordered:
-        parts.append(POSITION.pack(extension.offset, extension.raw_size))
+        parts.append(LOCATION.pack(extension.offset, extension.raw_size))
     return b"".join((*parts, body))
 
 
 def split_id(message_id: bytes) -> tuple[int, int]:
     """Internal id and trace id of a message of a partition."""
-    internal_id, trace_id = MESSAGE_ID.unpack(message_id)
+    internal_id, trace_id = RAW_ID.unpack(message_id)
     return internal_id, trace_id
 
 

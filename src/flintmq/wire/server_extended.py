@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flintmq.message import HEADERS_SIZE_MAX, TRACE_ID_SIZE
+from flintmq.wire.extended import HEADERS_SIZE
 from flintmq.wire.frames import INT32
 from flintmq.wire.refusals import Incomplete, Refused
-
-HEADERS_SIZE_BYTES = 2
-"""The size in front of headers."""
 
 
 class Limits(Protocol):
@@ -75,7 +73,7 @@ class PublishExtended:
 
 def headers_end(body: bytes) -> int:
     """Where the message begins in a body of PUB_EXT that has been checked."""
-    return HEADERS_SIZE_BYTES + (body[0] << 8 | body[1])
+    return HEADERS_SIZE.size + (body[0] << 8 | body[1])
 
 
 def _pub(connection: Connection, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Any]) -> int:
@@ -93,7 +91,7 @@ def _pub(connection: Connection, data: bytes, start: int, at: int, parameters: l
 def _mpub(connection: Connection, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Any]) -> int:
     command, topic, partition = _target(connection, parameters)
     has_headers = command == "MPUB_EXT"
-    added = HEADERS_SIZE_BYTES + HEADERS_SIZE_MAX if has_headers else TRACE_ID_SIZE
+    added = HEADERS_SIZE.size + HEADERS_SIZE_MAX if has_headers else TRACE_ID_SIZE
     bodies, end = connection.several_bodies(data, start, at, command, topic, added)
     if has_headers:
         for body in bodies:
@@ -117,7 +115,7 @@ def _body(connection: Connection, command: str, data: bytes, start: int, at: int
         raise Incomplete(at - start + INT32.size, "E_BAD_BODY", f"{command} failed to read body size")
     size: int = INT32.unpack_from(data, at)[0]
     has_headers = command == "PUB_EXT"
-    least = HEADERS_SIZE_BYTES if has_headers else TRACE_ID_SIZE
+    least = HEADERS_SIZE.size if has_headers else TRACE_ID_SIZE
     if size <= least:
         raise Refused(
             "E_BAD_BODY", f"{command} invalid body size {size} with {'headers' if has_headers else 'a trace id'}"
@@ -137,13 +135,13 @@ def _body(connection: Connection, command: str, data: bytes, start: int, at: int
 
 def _check_headers(command: str, body: bytes, max_msg_size: int) -> None:
     """Refuse headers that do not fit into their message, and a message that is too big behind them."""
-    if len(body) <= HEADERS_SIZE_BYTES:
+    if len(body) <= HEADERS_SIZE.size:
         raise Refused("E_BAD_BODY", f"{command} invalid body size {len(body)} with headers")
     end = headers_end(body)
     if end > len(body):
-        raise Refused("E_BAD_EXT", f"{command} headers of {end - HEADERS_SIZE_BYTES} bytes in a body of {len(body)}")
+        raise Refused("E_BAD_EXT", f"{command} headers of {end - HEADERS_SIZE.size} bytes in a body of {len(body)}")
     if end == len(body):
-        raise Refused("E_BAD_BODY", f"{command} nothing behind headers of {end - HEADERS_SIZE_BYTES} bytes")
+        raise Refused("E_BAD_BODY", f"{command} nothing behind headers of {end - HEADERS_SIZE.size} bytes")
     if len(body) - end > max_msg_size:
         raise Refused("E_BAD_MESSAGE", f"{command} message too big {len(body) - end} > {max_msg_size}")
 

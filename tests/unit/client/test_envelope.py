@@ -12,7 +12,8 @@ from hypothesis import given
 from flintmq.client.envelope import MAGIC, open_delivery, unwrap, wrap
 from flintmq.client.message import Delivery
 from flintmq.errors import LocalProtocolError
-from flintmq.wire.extended import JSON, Extension
+from flintmq.message import JSON
+from flintmq.wire.extended import Extension
 
 
 def test_bytes():
