@@ -12,12 +12,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import ChannelNotFound, TopicConflict
 from flintmq.broker.partition import Ended
 from flintmq.broker.producers import SequenceGap
 from flintmq.broker.topic import Topic
-from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.errors import FlintError
 from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.http_messages import (
     EMPTY,
@@ -37,7 +36,7 @@ from flintmq.nsqd.config import ConfigApi, Running
 from flintmq.nsqd.drain import DrainApi
 from flintmq.nsqd.http_extended import ExtendedApi
 from flintmq.nsqd.http_legacy import negotiated
-from flintmq.nsqd.http_names import found_topic
+from flintmq.nsqd.http_names import found_topic, partition_of, publish_refusal, topic_name_of
 from flintmq.nsqd.inspection import InspectionApi
 from flintmq.nsqd.settings_api import SettingsApi
 from flintmq.nsqd.trace_api import TraceApi
@@ -46,10 +45,9 @@ from flintmq.topic_meta import (
     asks_for_headers_alone,
     asks_for_partitions,
     meta_of_query,
-    parse_partition,
     partitions_of_text,
 )
-from flintmq.wire.server import NOT_A_NUMBER, RefusedBody, parse_mpub_body
+from flintmq.wire.server import RefusedBody, parse_mpub_body
 
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
@@ -64,15 +62,6 @@ def _integer(text: str) -> int:
     """A number as Go's ``ParseInt`` reads it, a sign included; -1 for anything else, huge numbers too."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else -1
-
-
-def _partition_of(request: Request) -> int | None:
-    """The partition that a request is for, as :class:`flintmq.wire.server.Publish` has it."""
-    text = request.query.get("partition")
-    if text is None:
-        return None
-    number = parse_partition(text)
-    return NOT_A_NUMBER if number is None else number
 
 
 class _Answer:
@@ -159,7 +148,7 @@ class HttpApi:
     def _stats(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         query = request.query
         topic, topics = query.get("topic", ""), self._broker.topics
-        partition = _partition_of(request)
+        partition = partition_of(request)
         include_clients = _BOOLEANS.get(query.get("include_clients", "true"), True)
         channel = query.get("channel", "")
         rows = stats.topic_rows(topics, self._latencies(), topic, channel, include_clients, partition)
@@ -211,14 +200,6 @@ class HttpApi:
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
-    def _publish_topic(self, request: Request) -> str:
-        name = request.query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_TOPIC")
-        return name
-
     def _refuse_while_draining(self) -> None:
         if self._nsqd.drain.is_on:
             raise HttpError(503, "DRAINING")
@@ -228,13 +209,9 @@ class HttpApi:
             return self._publish_once(request, topic, bodies)
         self._refuse_while_draining()
         try:
-            group = self._nsqd.publish(topic, bodies, defer_ms, _partition_of(request))
-        except TopicFull:
-            raise HttpError(429, "TOPIC_FULL") from None
-        except RemoteProtocolError as error:
-            raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
-        except FlintError:
-            raise HttpError(503, "EXITING") from None
+            group = self._nsqd.publish(topic, bodies, defer_ms, partition_of(request))
+        except FlintError as error:
+            raise publish_refusal(error) from None
         if group.partition.events is not None:
             group.partition.events.publisher(group, request.remote_address)
         self._nsqd.engine.schedule()
@@ -242,17 +219,13 @@ class HttpApi:
 
     def _publish_once(self, request: Request, topic: str, bodies: Sequence[bytes]) -> PendingResponse:
         """Publish unless it was before; a duplicate is answered even while this nsqd drains."""
-        event = once.publish_of(request.query, topic, _partition_of(request), bodies)
+        event = once.publish_of(request.query, topic, partition_of(request), bodies)
         try:
             group = once.publish(self._nsqd, event)
-        except TopicFull:
-            raise HttpError(429, "TOPIC_FULL") from None
-        except RemoteProtocolError as error:
-            raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
         except SequenceGap as gap:
             raise once.gap_answer(gap) from None
-        except FlintError:
-            raise HttpError(503, "DRAINING" if self._nsqd.drain.is_on else "EXITING") from None
+        except FlintError as error:
+            raise publish_refusal(error, self._nsqd.drain.is_on) from None
         if group is None:
             ended = Ended()
             ended.end(None)
@@ -266,7 +239,7 @@ class HttpApi:
         body = request.body
         if not body:
             raise HttpError(400, "MSG_EMPTY")
-        topic = self._publish_topic(request)
+        topic = topic_name_of(request, "INVALID_TOPIC")
         return self._publish(request, topic, (body,), self._defer_ms(request))
 
     def _defer_ms(self, request: Request) -> int:
@@ -285,7 +258,7 @@ class HttpApi:
         return self._mpub(request, self._defer_ms(request))
 
     def _mpub(self, request: Request, defer_ms: int = 0) -> PendingResponse | Response:
-        topic = self._publish_topic(request)
+        topic = topic_name_of(request, "INVALID_TOPIC")
         binary = request.query.get("binary")
         if binary is not None and _BOOLEANS.get(binary, True):
             try:
@@ -306,12 +279,6 @@ class HttpApi:
             raise HttpError(400, "MISSING_ARG_TOPIC")
         return name
 
-    def _valid_topic_name(self, request: Request, invalid: str = "INVALID_TOPIC") -> str:
-        name = self._topic_name(request)
-        if not is_valid_name(name):
-            raise HttpError(400, invalid)
-        return name
-
     def _durably(self, topic: Topic | None = None, answer: Response = EMPTY) -> Response | PendingResponse:
         """Answer when the change survives, and the topic, which may be new."""
         self._nsqd.engine.schedule()
@@ -327,7 +294,7 @@ class HttpApi:
         return self._durably(topic, answer)
 
     def _topic_create(self, request: Request) -> Response | PendingResponse:
-        name = self._valid_topic_name(request)
+        name = topic_name_of(request, "INVALID_TOPIC")
         if asks_for_headers_alone(request.query):
             return self._extended_create(name)
         if asks_for_partitions(request.query):
@@ -368,7 +335,7 @@ class HttpApi:
         return self._durably()
 
     def _topic_empty(self, request: Request) -> Response | PendingResponse:
-        self._broker.empty_topic(found_topic(self._broker, self._valid_topic_name(request)))
+        self._broker.empty_topic(found_topic(self._broker, topic_name_of(request, "INVALID_TOPIC")))
         return self._durably()
 
     def _topic_pause(self, request: Request) -> Response | PendingResponse:
@@ -380,7 +347,7 @@ class HttpApi:
         return self._durably()
 
     def _channel_names(self, request: Request) -> tuple[Topic, str]:
-        topic = self._valid_topic_name(request, "INVALID_ARG_TOPIC")
+        topic = topic_name_of(request)
         channel = request.query.get("channel")
         if channel is None:
             raise HttpError(400, "MISSING_ARG_CHANNEL")

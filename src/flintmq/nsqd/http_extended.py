@@ -21,20 +21,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from flintmq.broker.bounds import TopicFull
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.message import HEADERS_SIZE_MAX
-from flintmq.names import is_valid_name
 from flintmq.net.http_messages import HttpError, PendingResponse, Request, json_response, text_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.extended import trace_id_bytes
 from flintmq.nsqd.http_legacy import enveloped
+from flintmq.nsqd.http_names import partition_of, publish_refusal, topic_name_of
 from flintmq.nsqd.slots import Slot, StoredSlot
-from flintmq.topic_meta import parse_partition
 from flintmq.wire.extended import HEADERS_SIZE
-from flintmq.wire.server import NOT_A_NUMBER, PublishExtended
+from flintmq.wire.server import PublishExtended
 
 _HEADER_PREFIX = b"x-nsqext-"
 _OK = text_response("OK")
@@ -111,13 +109,9 @@ class ExtendedApi:
         if self._drain.is_on:
             raise HttpError(503, "DRAINING")
         try:
-            slot = self._publish_message(PublishExtended(command, topic, [body], 1, _partition(request)))
-        except TopicFull:
-            raise HttpError(429, "TOPIC_FULL") from None
-        except RemoteProtocolError as error:
-            raise HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code) from None
-        except FlintError:
-            raise HttpError(503, "EXITING") from None
+            slot = self._publish_message(PublishExtended(command, topic, [body], 1, partition_of(request)))
+        except FlintError as error:
+            raise publish_refusal(error) from None
         self._engine.schedule()
         assert isinstance(slot, StoredSlot), "one message is answered with where it is"
         events = slot.source.partition.events
@@ -129,20 +123,7 @@ class ExtendedApi:
 def _topic(request: Request) -> str:
     if not request.body:
         raise HttpError(406, "MSG_EMPTY")
-    name = request.query.get("topic")
-    if name is None:
-        raise HttpError(400, "MISSING_ARG_TOPIC")
-    if not is_valid_name(name):
-        raise HttpError(400, "INVALID_TOPIC")
-    return name
-
-
-def _partition(request: Request) -> int | None:
-    text = request.query.get("partition")
-    if text is None:
-        return None
-    number = parse_partition(text)
-    return NOT_A_NUMBER if number is None else number
+    return topic_name_of(request, "INVALID_TOPIC")
 
 
 def _headers(request: Request) -> bytes:

@@ -1,21 +1,28 @@
-"""Which topic and channel a request of FlintMQ's own HTTP API is about.
+"""Which topic, channel and partition a request is about, and how a publish that is refused is answered.
 
-Rules of this file: the texts of errors are NSQ's; its own endpoints, whose checks differ from one to the next, make
-theirs in :mod:`flintmq.nsqd.http_api`.
+Rules of this file: the texts of errors are NSQ's; of its own endpoints those whose checks differ from one to the next
+make theirs in :mod:`flintmq.nsqd.http_api`.
 
 Source: reference/nsq.md 2.1 (error texts).
 """
 
 from __future__ import annotations
 
+from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker, TopicNotFound
 from flintmq.broker.topic import Topic
+from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.names import is_valid_name
 from flintmq.net.http_messages import HttpError, Request
+from flintmq.topic_meta import parse_partition
+from flintmq.wire.server import NOT_A_NUMBER
 
 
-def topic_name_of(request: Request) -> str:
+def topic_name_of(request: Request, invalid: str = "INVALID_ARG_TOPIC") -> str:
     """The name of a topic, which need not be here.
+
+    Args:
+        invalid: what is said of one that is none, which is not the same everywhere.
 
     Raises:
         HttpError: 400, it is missing or no name.
@@ -24,8 +31,26 @@ def topic_name_of(request: Request) -> str:
     if name is None:
         raise HttpError(400, "MISSING_ARG_TOPIC")
     if not is_valid_name(name):
-        raise HttpError(400, "INVALID_ARG_TOPIC")
+        raise HttpError(400, invalid)
     return name
+
+
+def partition_of(request: Request) -> int | None:
+    """The partition that a request is for, as :class:`flintmq.wire.server.Publish` has it."""
+    text = request.query.get("partition")
+    if text is None:
+        return None
+    number = parse_partition(text)
+    return NOT_A_NUMBER if number is None else number
+
+
+def publish_refusal(error: FlintError, is_draining: bool = False) -> HttpError:
+    """The answer to a publish that nsqd does not take."""
+    if isinstance(error, TopicFull):
+        return HttpError(429, "TOPIC_FULL")
+    if isinstance(error, RemoteProtocolError):
+        return HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code)
+    return HttpError(503, "DRAINING" if is_draining else "EXITING")
 
 
 def found_topic(broker: Broker, name: str) -> Topic:
