@@ -45,8 +45,6 @@ class Session(Protocol):
     """Of :class:`flintmq.nsqd.session.Session` what is needed here."""
 
     engine: Engine
-    peer: str
-    pub_counts: dict[str, int]
     _slots: deque[Slot | PublishGroup | bytes]
 
     @property
@@ -58,7 +56,9 @@ class Session(Protocol):
 
     def _reply(self, frame: bytes) -> None: ...
 
-    def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None: ...
+    def count_published(self, topic: str, bodies: Sequence[bytes]) -> None: ...
+
+    def note_group(self, group: PublishGroup, bodies: Sequence[bytes]) -> None: ...
 
     def publish_ended(self) -> None: ...
 
@@ -136,8 +136,7 @@ def execute(session: Session, event: PublishOnce) -> None:
         for _ in range(event.replies):
             session._fail(f"E_{command}_FAILED", f"{command} failed {error}")
     else:
-        counts = session.pub_counts
-        counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
+        session.count_published(event.topic, event.bodies)
         if group is None:
             session._reply(OK_FRAME * event.replies)
         else:
@@ -145,11 +144,7 @@ def execute(session: Session, event: PublishOnce) -> None:
 
 
 def _answer_later(session: Session, event: PublishOnce, group: PublishGroup) -> None:
-    partition = group.partition
-    if not partition.log.is_created:
-        session._await_topic(group, event.bodies)
-    if partition.events is not None:
-        partition.events.publisher(group, session.peer)
+    session.note_group(group, event.bodies)
     session._slots.append(OnceSlot(group, event.command, event.replies))
     group.waiters.append(session)
     session.engine.wants_output(session)

@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
 
 log = logging.getLogger(__name__)
+
+AnyPublish = TypeVar("AnyPublish", wire.Publish, wire.PublishExtended)
 
 _STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
 _EXECUTE_NS_MAX = 1_000_000  # for the commands of one connection in one turn; then others have theirs
@@ -614,7 +616,7 @@ class Session(asyncio.Protocol):
             group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms, event.partition, command)
         except RemoteProtocolError as error:
             if event.replies > 1 and isinstance(error, TopicFull):
-                self._publish_what_fits(event)
+                self._one_by_one(event, self._publish)  # those that fit are stored
                 return
             for _ in range(1 if error.fatal else event.replies):
                 self._fail(error.code, error.detail, error.fatal)
@@ -622,15 +624,11 @@ class Session(asyncio.Protocol):
         except FlintError as error:
             self._fail(f"E_{command}_FAILED", f"{command} failed {error}")
             return
-        counts = self.pub_counts
-        counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
+        self.count_published(event.topic, event.bodies)
+        self.note_group(group, event.bodies)
         if group.partition.log.is_created:
             is_turned = event.partition is None and group.partition.meta.is_partitioned
             self._pub_partition = None if is_turned or group.partition.events is not None else group.partition
-        else:
-            self._await_topic(group, event.bodies)
-        if group.partition.events is not None:
-            group.partition.events.publisher(group, self.peer)
         last = self._slots[-1] if self._slots else None
         if type(last) is Slot and last.source is group and last.command == command:
             last.replies += event.replies
@@ -639,11 +637,23 @@ class Session(asyncio.Protocol):
             group.waiters.append(self)
         self.engine.schedule()
 
-    def _publish_what_fits(self, event: wire.Publish) -> None:
+    def _one_by_one(self, event: AnyPublish, publish: Callable[[AnyPublish], None]) -> None:
+        """Publish each message of a run on its own, because what is wrong with one is not with the others."""
         for body in event.bodies:
-            self._publish(replace(event, bodies=[body], replies=1))
+            publish(replace(event, bodies=[body], replies=1))
             if self._is_finished:
                 break
+
+    def count_published(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Count what this client has published, for /stats."""
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(bodies)
+
+    def note_group(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
+        """Bound what waits for the files of a new topic, and tell who traces the topic where messages come from."""
+        if not group.partition.log.is_created:
+            self._await_topic(group, bodies)
+        if group.partition.events is not None:
+            group.partition.events.publisher(group, self.peer)
 
     def _publish_extended(self, event: wire.PublishExtended) -> None:
         if self._may(event, event.command, event.topic):
@@ -656,28 +666,18 @@ class Session(asyncio.Protocol):
         except FlintError as error:
             refusal = error if isinstance(error, RemoteProtocolError) else None
             if event.replies > 1 and not (refusal and refusal.fatal):
-                self._publish_each(event)  # what is wrong with one of them is not with the others
+                self._one_by_one(event, self._publish_with_more)
             elif refusal:
                 self._fail(refusal.code, refusal.detail, refusal.fatal)
             else:
                 self._fail(f"E_{event.kind}_FAILED", f"{event.command} failed {error}")
             return
         group: PublishGroup = slot.source
-        counts = self.pub_counts
-        counts[event.topic] = counts.get(event.topic, 0) + len(event.bodies)
-        if not group.partition.log.is_created:
-            self._await_topic(group, event.bodies)
-        if group.partition.events is not None:
-            group.partition.events.publisher(group, self.peer)
+        self.count_published(event.topic, event.bodies)
+        self.note_group(group, event.bodies)
         self._slots.append(slot)
         group.waiters.append(self)
         self.engine.schedule()
-
-    def _publish_each(self, event: wire.PublishExtended) -> None:
-        for body in event.bodies:
-            self._publish_with_more(replace(event, bodies=[body], replies=1))
-            if self._is_finished:
-                break
 
     def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
         """Bound what waits for the files of new topics: nothing of it is on disk before they are there."""
