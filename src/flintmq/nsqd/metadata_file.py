@@ -28,7 +28,7 @@ from flintmq.broker.topic import Topic
 from flintmq.env import Env
 from flintmq.errors import StorageError
 from flintmq.names import is_ephemeral
-from flintmq.storage import Files
+from flintmq.storage import Files, replace_file
 from flintmq.wire.identify import NSQ_VERSION
 
 log = logging.getLogger(__name__)
@@ -139,22 +139,10 @@ def write_metadata(files: Files, metadata: Metadata, previous: str) -> str:
     """
     data = _encode(metadata)
     digest = digest_of(data)
-    _replace(files, DIGESTS_NAME, f"{digest}\n{previous}\n".encode())
+    replace_file(files, DIGESTS_NAME, f"{digest}\n{previous}\n".encode())
     files.sync_directory("")
-    _replace(files, FILE_NAME, data)
+    replace_file(files, FILE_NAME, data)
     return digest
-
-
-def _replace(files: Files, path: str, data: bytes) -> None:
-    new = f"{path}.tmp"
-    file = files.open(new, create=True)
-    try:
-        file.truncate(0)
-        file.write_at(0, data)
-        file.sync()
-    finally:
-        file.close()
-    files.rename(new, path)
 
 
 @dataclass(slots=True)

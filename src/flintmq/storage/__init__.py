@@ -3,7 +3,7 @@
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.channel_store import ChannelStore
 from flintmq.storage.creation import Creation, create_logs
-from flintmq.storage.files import Database, File, Files, OsFiles
+from flintmq.storage.files import Database, File, Files, OsFiles, replace_file
 from flintmq.storage.floors import FloorFile
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import PartitionLog, SegmentInfo, SyncTicket
@@ -24,4 +24,5 @@ __all__ = [
     "SegmentInfo",
     "SyncTicket",
     "create_logs",
+    "replace_file",
 ]

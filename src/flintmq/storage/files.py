@@ -137,6 +137,23 @@ class Files(Protocol):
         ...
 
 
+def replace_file(files: Files, path: str, data: bytes) -> None:
+    """Put a whole file in the place of another. Blocks; durable once its directory is synced.
+
+    Raises:
+        OSError: the one before is still there, or this one is, as a whole.
+    """
+    new = f"{path}.tmp"
+    file = files.open(new, create=True)
+    try:
+        file.truncate(0)
+        file.write_at(0, data)
+        file.sync()
+    finally:
+        file.close()
+    files.rename(new, path)
+
+
 class OsFile:
     """A file of the operating system."""
 

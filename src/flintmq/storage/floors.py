@@ -26,7 +26,7 @@ from struct import Struct
 from zlib import crc32
 
 from flintmq.errors import WriteFailed
-from flintmq.storage.files import File, Files
+from flintmq.storage.files import File, Files, replace_file
 
 FLOORS_NAME = "ordered.floors"
 _RECORD = Struct(">QQI")
@@ -80,15 +80,8 @@ class FloorFile:
                 self._files.remove(FLOORS_NAME)
                 self._files.sync_directory("")
             return
-        new = f"{FLOORS_NAME}.tmp"
-        file = self._files.open(new, create=True)
-        try:
-            file.truncate(0)
-            file.write_at(0, b"".join(_record(cursor, floor) + _NO_RECORD for cursor, floor in floors.items()))
-            file.sync()
-        finally:
-            file.close()
-        self._files.rename(new, FLOORS_NAME)
+        records = b"".join(_record(cursor, floor) + _NO_RECORD for cursor, floor in floors.items())
+        replace_file(self._files, FLOORS_NAME, records)
         self._files.sync_directory("")
         self._places = {cursor: (2 * number + 1, 2 * number) for number, cursor in enumerate(floors)}
 

@@ -35,7 +35,7 @@ from zlib import crc32
 from flintmq.batch import producer_of
 from flintmq.errors import StorageError
 from flintmq.limits import PRODUCER_ID_SIZE_MAX, PRODUCERS_MAX, PRODUCERS_SNAPSHOT_BYTES, READ_AHEAD_BYTES
-from flintmq.storage.files import Files
+from flintmq.storage.files import Files, replace_file
 from flintmq.storage.index import SparseIndex
 from flintmq.storage.segment import Corruption, Home, Segment
 
@@ -168,16 +168,7 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     Raises:
         OSError: the one before is still there, or this one is.
     """
-    path = f"{directory}/{SNAPSHOT_NAME}"
-    new = f"{path}.tmp"
-    file = files.open(new, create=True)
-    try:
-        file.truncate(0)
-        file.write_at(0, data)
-        file.sync()
-    finally:
-        file.close()
-    files.rename(new, path)
+    replace_file(files, f"{directory}/{SNAPSHOT_NAME}", data)
     files.sync_directory(directory)
 
 

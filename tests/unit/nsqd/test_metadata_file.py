@@ -14,7 +14,7 @@ from flintmq.env import Env
 from flintmq.errors import StorageError
 from flintmq.nsqd import metadata_file
 from flintmq.nsqd.metadata_file import MetadataFile, TopicEntry, describe, own_digest, parse, read_small, write_metadata
-from flintmq.storage import MemoryLog
+from flintmq.storage import MemoryLog, replace_file
 from flintmq.testing.files import DiskCrashed, MemoryDisk, MemoryFiles, Operation
 
 
@@ -167,7 +167,7 @@ async def test_an_older_one_of_ours_stays_known():
     files = disk.attach()
     digest = write_metadata(files, describe([topic_of("old")]), "")
     old = present(disk)
-    metadata_file._replace(files, metadata_file.DIGESTS_NAME, f"{'0' * 64}\n{digest}\n".encode())
+    replace_file(files, metadata_file.DIGESTS_NAME, f"{'0' * 64}\n{digest}\n".encode())
     keeper = MetadataFile(Env(), files, list)
     disk.fail("rename", path="nsqd.dat.tmp", times=100)
     await keeper.start()
