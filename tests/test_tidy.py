@@ -189,7 +189,7 @@ def test_the_rules_find_what_they_look_for(tmp_path, monkeypatch):
     bad.parent.mkdir(parents=True)
     marker = "TO" + "DO"
     bad.write_text(
-        f"import time\n# {marker} later\npath = '/" + f"work/x'\ndef sleeps():\n    time.sleep(1)\n"
+        f"import time\n# {marker} later\npath = '/" + "work/x'\ndef sleeps():\n    time.sleep(1)\n"
         "try:\n    pass\nexcept Exception:\n    pass\n",
         encoding="utf-8",
     )
