@@ -1,8 +1,9 @@
 """The command line: ``flintmq <command>``, and NSQ's own command names as scripts of their own.
 
 The rules of this file: it parses, prints and picks an exit code, nothing else. Commands are imported when they are
-called, so that ``nsqd`` starts without loading Spark and ``--help`` answers at once. Exit code 1 = the user can do
-something about it, and one line on stderr says what; a traceback is always a bug.
+called, so that ``nsqd`` starts without loading Spark and ``--help`` answers at once. Exit code 1: the user can do
+something about it, and one line on stderr says what; 2: the command line itself is wrong, as with Go's flags. A
+traceback is always a bug.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from flintmq import __version__
-from flintmq.errors import FlintError, OptionError
+from flintmq.errors import FlintError, OptionError, UsageError
 from flintmq.options import Options, StartRefused, help_text, nearest, resolve, show_config
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+_TYPED = ("flag", "command line", "argument")  # sources of an option; others are a file or the environment
 
 Table = TypeVar("Table", bound=Options)
 
@@ -108,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     near = nearest(name, COMMANDS)
     hint = f"did you mean {near}?" if near else "flintmq --help lists all"
     print(f"flintmq: unknown command {name}; {hint}", file=sys.stderr)
-    return 1
+    return EXIT_USAGE
 
 
 def usage() -> str:
@@ -164,16 +169,20 @@ def _stoppable() -> Iterator[None]:
 
 
 def _guarded(program: str, failed: str, run: Callable[[], int]) -> int:
-    """Turn what the user can mend into one line on stderr and exit code 1."""
+    """Turn what the user can mend into one line on stderr and an exit code."""
     try:
         return run()
     except StartRefused as error:
         print(f"{program}: {failed}{error}", file=sys.stderr)
     except OptionError as error:
         print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_USAGE if error.source in _TYPED else EXIT_FAILED
+    except UsageError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except FlintError as error:
         print(f"{program}: {failed}{error}", file=sys.stderr)
-    return 1
+    return EXIT_FAILED
 
 
 def _arguments(arguments: Sequence[str] | None) -> list[str]:

@@ -21,9 +21,11 @@ do). Assertions are for our own mistakes, exceptions for the world's. Nothing he
     │   ├── CorruptRecord(path, position, reason)
     │   ├── DiskFull(path, free_bytes, needed_bytes)
     │   ├── WriteFailed(path, reason)                 the partition is read-only from here on
+    │   ├── PermissionMissing(path, user, owner)
     │   └── DataPathLocked(path, reason)
     ├── BodyError(kind, reason)                       a body is not what the application says it is
     ├── OptionError(option, value, allowed, source)
+    ├── UsageError                                    a command line cannot be understood
     └── Exiting                                       the daemon drains and takes no new work
 
 Source: design/codebase.md "Errors and options"; the split local/remote is h11's.
@@ -193,6 +195,29 @@ class WriteFailed(StorageError):
         return f"write to {self.path} failed: {self.reason}"
 
 
+class PermissionMissing(StorageError):
+    """A file or directory of the data directory is there and may not be used by this user; it is not damaged.
+
+    Args:
+        path: which, absolute.
+        user: numeric id of the user this process runs as.
+        owner: numeric id of the user it belongs to; None when that cannot be seen either.
+    """
+
+    def __init__(self, path: str, user: int, owner: int | None) -> None:
+        super().__init__(path, user, owner)
+        self.path = path
+        self.user = user
+        self.owner = owner
+
+    def __str__(self) -> str:
+        owner = "" if self.owner is None else f", it belongs to uid {self.owner}"
+        return (
+            f"permission denied: {self.path} cannot be read and written by uid {self.user}{owner}; start as its owner, "
+            "or change owner or mode (chown, chmod); nothing is damaged and nothing was changed"
+        )
+
+
 class DataPathLocked(StorageError):
     """Another process uses the data directory."""
 
@@ -229,6 +254,10 @@ class OptionError(FlintError):
         if self.value is None:
             return f"{self.source}: unknown option {self.option}; {self.allowed}"
         return f"{self.source}: {self.option}={self.value!r} is not allowed; {self.allowed}"
+
+
+class UsageError(FlintError):
+    """A command line cannot be understood."""
 
 
 class BodyError(FlintError):

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from flintmq import __version__
 from flintmq.env import Env
-from flintmq.errors import DataPathLocked, FlintError, StorageError
+from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, format_address, split_address
 from flintmq.net.loop import loop_factory
@@ -183,6 +183,9 @@ async def main(
             await lookupd.close()
     except ListenFailed as error:
         raise _listen_failed(error, nsqd_options, lookupd_options) from error
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UpFailed(what, f"mend that, or: {_UP} --data-path=DIRECTORY takes another data directory") from error
 
 
 def options_of_nsqd(options: UpOptions) -> NsqdOptions:
@@ -278,13 +281,15 @@ def _open_data_path(data_path: str) -> OsFiles:
     path = Path(data_path)
     shown = path.absolute()
     remedy = f"{_UP} --data-path=DIRECTORY takes another one"
-    is_new = not path.exists()
     try:
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         files = OsFiles(data_path)
     except DataPathLocked as error:
         what = f"the data directory {shown} is in use by another nsqd or {_UP}"
         raise UpFailed(what, f"stop that one first, or: {remedy}") from error
+    except PermissionMissing as error:
+        raise UpFailed(str(error), f"or {remedy}") from error
     except OSError as error:
         raise UpFailed(f"cannot use {shown} as the data directory: {error.strerror}", remedy) from error
     except StorageError as error:

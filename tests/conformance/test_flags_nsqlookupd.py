@@ -203,7 +203,7 @@ def test_a_flag_that_cannot_be_read_ends_it(flags: list[str]):
 def test_a_refusal_says_which_and_why_and_what_is_near(flag: str, text: str):
     """NSQ prints what Go does: the error, all flags, exit code 2."""
     ended = run_to_end("nsqlookupd", flag)
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     (line,) = ended.err.splitlines()
     assert line.startswith("nsqlookupd: flag: ")
     assert text in line

@@ -172,6 +172,7 @@ def test_tls_and_auth(daemons: Daemons, tmp_path: Path):
             f"--tls-key={certificates.server.key}",
             "--tls-required=tcp-https",
             f"--auth-http-address={auth.address}",
+            "--https-address=127.0.0.1:0",
         )
         where = f"--nsqd-tcp-address={address_of(nsqd.tcp)}"
         bare = Report(where)
@@ -185,6 +186,34 @@ def test_tls_and_auth(daemons: Daemons, tmp_path: Path):
         well = Report(*trusted, f"--auth-secret={SECRET}")
         assert well.code == 0 and any("with tls and AUTH" in text for text in well.of("nsqd", "ok")), well.findings
         assert SECRET not in str(well.findings)
+
+
+@pytest.mark.parametrize("required", ["true", "tcp-https"])
+def test_tls_that_is_required_is_seen_without_auth_too(daemons: Daemons, tmp_path: Path, required: str):
+    """Such an nsqd lets everybody identify, and refuses the first command after it."""
+    certificates = Certificates(tmp_path)
+    nsqd = daemons.nsqd(
+        "--durability=os",
+        f"--tls-cert={certificates.server.cert}",
+        f"--tls-key={certificates.server.key}",
+        f"--tls-required={required}",
+        "--https-address=127.0.0.1:0",
+    )
+    where = f"--nsqd-tcp-address={address_of(nsqd.tcp)}"
+    bare = Report(where)
+    assert bare.code == 1
+    [problem] = bare.of("nsqd", "problem")
+    assert "refuses every command without TLS (--tls-required)" in problem and "--tls-root-ca-file" in problem
+    well = Report(where, "--tls", f"--tls-root-ca-file={certificates.ca}")
+    assert well.code == 0 and well.bad() == [], well.findings
+
+
+def test_tls_that_is_offered_is_no_problem(daemons: Daemons, tmp_path: Path):
+    certificates = Certificates(tmp_path)
+    files = (f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}")
+    nsqd = daemons.nsqd("--durability=os", "--https-address=127.0.0.1:0", *files)
+    bare = Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}")
+    assert bare.code == 0 and bare.bad() == [], bare.findings
 
 
 def test_it_changes_nothing(nsqd: Nsqd):
@@ -204,5 +233,5 @@ def test_text_and_mistakes():
 
     text = run("--nsqd-tcp-address=127.0.0.1:1").stdout
     assert "nsqd 127.0.0.1:1\n  problem  cannot be used:" in text and text.endswith("\n\n1 problem\n")
-    assert "at least one" in run().stderr and run().returncode == 1
+    assert "at least one" in run().stderr and run().returncode == 2
     assert "did you mean" in run("--lookupd-http-adress=x").stderr

@@ -92,7 +92,7 @@ def test_words_become_a_question(asked: list[tuple[str, str, str]], words: str, 
     ],
 )
 def test_mistakes(asked: list[tuple[str, str, str]], capsys: pytest.CaptureFixture[str], words: str, text: str):
-    assert cli.main(["admin", *words.split()]) == 1
+    assert cli.main(["admin", *words.split()]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("flintmq admin: ") and text in captured.err
     assert captured.err.count("\n") == 1 and not captured.out

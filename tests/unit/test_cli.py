@@ -100,8 +100,8 @@ def test_show_config(capsys):
         (["nsqd", "--sync-every=x"], "nsqd: flag: --sync-every='x' is not allowed; it must be a whole number\n"),
     ],
 )
-def test_mistakes_are_one_line_on_stderr_and_exit_code_1(words, expected, capsys, called):
-    assert cli.main(words) == 1
+def test_mistakes_are_one_line_on_stderr_and_exit_code_2(words, expected, capsys, called):
+    assert cli.main(words) == 2
     captured = capsys.readouterr()
     assert captured.err == expected
     assert captured.out == ""

@@ -273,6 +273,18 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             self._lose(ConnectionFailed(self.address, "closed by this client"))
 
+    async def leave(self) -> FlintError:
+        """Send a NOP as the last command and wait until nsqd closes too; not over TLS, which has no half-close.
+
+        Returns:
+            Why the connection was lost: nsqd's own error when it refuses even a NOP.
+        """
+        if self._transport is not None and not self.is_lost:
+            self._out.append(self._wire.nop())
+            self.flush()
+            self._transport.write_eof()
+        return await self.lost
+
     def abort(self, reason: str) -> None:
         """Give the connection up at once."""
         self._lose(ConnectionFailed(self.address, reason))

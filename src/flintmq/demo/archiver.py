@@ -7,9 +7,10 @@ The rules of this file: one request per line on stdin, one answer per line on st
 between. Everything else that anybody writes to stdout or stderr (Java does) goes to stderr, which is a log file. The
 process ends when stdin does, so it cannot outlive the demo::
 
-    {"do": "archive", "topic": "flights", ...}      ->  {"result": null}  or  {"error": "..."}
-                                                        {"event": "archived", "rows": 50000}
-                                                        {"event": "delays", "rows": 50000, "worst": ["OO", 8, 64.0]}
+    {"do": "archive", "topic": "flights", ...}  ->  {"result": null}  or  {"error": "..."}
+                                                    {"event": "archived", "rows": 50000}
+                                                    {"event": "delays", "rows": 50000, "worst": ["OO", 8, 64.0, 120],
+                                                     "compared": 150, "too_small": 20}
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHANNEL = "archive"
 MESSAGES_PER_TRIGGER = 50_000
 _POLL_S = 0.25
 _DRAIN_POLLS_MAX = 240  # a minute; what is missing then is told by the comparison
-_FLIGHTS_MIN = 100  # a mean of fewer flights is no news
+FLIGHTS_MIN = 100  # a mean of fewer flights is no news
 
 
 class Voice:
@@ -131,8 +132,10 @@ class Stream:
             rows = self._rows()
             if rows >= told + self._delays_each:
                 found = delays(self._spark.read.parquet(str(self._path)))
-                many = [row for row in found if row[3] >= _FLIGHTS_MIN]
-                self._voice.say(event="delays", rows=rows, worst=max(many or found, key=lambda row: row[2]))
+                compared = [row for row in found if row[3] >= FLIGHTS_MIN] or found
+                worst = max(compared, key=lambda row: row[2])
+                too_small = len(found) - len(compared)
+                self._voice.say(event="delays", rows=rows, worst=worst, compared=len(compared), too_small=too_small)
                 told = rows
 
 

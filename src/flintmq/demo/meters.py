@@ -17,11 +17,15 @@ class Meter:
         name: as shown.
         total: messages expected.
         count: messages done.
+        until_first: what is going on as long as nothing is done, for people.
+        source: the stage before this one; how far this one is behind it is its lag.
     """
 
     name: str
     total: int
     count: int = 0
+    until_first: str = ""
+    source: Meter | None = None
     began_s: float | None = None
     ended_s: float | None = None
 
@@ -37,6 +41,18 @@ class Meter:
             self.count = count
             if count >= self.total and self.ended_s is None:
                 self.ended_s = now_s
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that the stage before has done and this one has not; None when there is no stage before."""
+        return None if self.source is None else max(0, self.source.count - self.count)
+
+    @property
+    def state(self) -> str:
+        """What a number does not say: why there is nothing yet, or the lag."""
+        if not self.count and self.until_first:
+            return self.until_first
+        return f"lag {self.lag:,}" if self.lag is not None else ""
 
     def rate(self, now_s: float) -> float:
         """Messages per second, until now or until it was complete; 0.0 when nothing can be said."""

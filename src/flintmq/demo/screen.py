@@ -123,11 +123,13 @@ class _Bars:
             BarColumn(bar_width=40, complete_style="cyan", finished_style="green"),
             TextColumn("{task.completed:>9,.0f} of {task.total:,.0f}"),
             TextColumn("{task.fields[rate]:>11,.0f} msg/s"),
+            TextColumn("{task.fields[state]}"),
             console=console,
             auto_refresh=False,
         )
         self._tasks: list[tuple[Meter, TaskID]] = [
-            (meter, self._progress.add_task(meter.name, total=meter.total, rate=0)) for meter in meters
+            (meter, self._progress.add_task(meter.name, total=meter.total, rate=0, state=meter.state))
+            for meter in meters
         ]
         self._progress.start()
 
@@ -135,7 +137,11 @@ class _Bars:
         now_s = time.monotonic()
         for meter, task in self._tasks:
             self._progress.update(
-                task, completed=meter.count, total=max(meter.total, meter.count), rate=meter.rate(now_s)
+                task,
+                completed=meter.count,
+                total=max(meter.total, meter.count),
+                rate=meter.rate(now_s),
+                state=meter.state,
             )
         self._progress.refresh()
 
@@ -154,10 +160,15 @@ class _Lines:
         self._said = ""
 
     def update(self) -> None:
-        text = "   ".join(f"{meter.name} {meter.count:,}" for meter in self._meters)
+        text = "   ".join(_described(meter) for meter in self._meters)
         if text != self._said:
             self._screen.say(text)
             self._said = text
 
     def close(self) -> None:
         pass
+
+
+def _described(meter: Meter) -> str:
+    state = f" ({meter.state})" if meter.state else ""
+    return f"{meter.name} {meter.count:,}{state}"

@@ -12,13 +12,14 @@ import calendar
 import os
 import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flintmq.demo.archive import Archive, Event
+from flintmq.demo.archiver import FLIGHTS_MIN
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import Flights, carrier_names, read_flights
 from flintmq.demo.meters import Meter
@@ -39,6 +40,7 @@ AUDIENCES = {"counts": 2, "audit": 1}
 _READY_S_MAX = 60.0
 _STALL_S_MAX = 30.0
 _POLL_S = 0.1
+_FIRST_BATCH = "Spark compiles the query for its first batch"
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Story:
 
     async def _start(self) -> Server:
         screen = self._screen
-        screen.say("starting nsqlookupd, nsqd and Spark, and reading the flights ...")
+        screen.say("starting nsqlookupd, nsqd and Spark, and reading the flights; Spark's Java takes 5 to 30 s ...")
         began = time.monotonic()
         data_path = self._directory / "nsqd"
         data_path.mkdir()
@@ -131,22 +133,24 @@ class Story:
                 f"--lookupd-tcp-address={self._lookupd.tcp}",
             )
             await nsqd.start()
+            screen.say(f"nsqlookupd listens on {self._lookupd.tcp}, nsqd on {nsqd.tcp} (--durability=fsync)")
             return nsqd
 
         async def read() -> None:
             self._flights = await asyncio.to_thread(read_flights, self._options.rows)
+            screen.say(f"{len(self._flights.bodies):,} flights are read")
 
         started: tuple[Server, str, None] = tuple(await together(start_servers(), self._archive.start(), read()))
         nsqd, version, _ = started
-        screen.say(f"nsqlookupd listens on {self._lookupd.tcp}, nsqd on {nsqd.tcp} (--durability=fsync)")
         screen.say(f"Spark {version} is there; all that took {time.monotonic() - began:.1f} s")
         return nsqd
 
     async def _run(self, nsqd: Server, topic: str, *, kills: int, delays_each: int) -> Outcome:
         total = len(self._flights.bodies)
-        self._archived = archived = Meter("archived", total)
         ledger = Ledger(total, Meter("published", total))
-        audiences = [Audience(channel, count, total) for channel, count in AUDIENCES.items()]
+        self._archived = archived = Meter("archived", total, until_first=_FIRST_BATCH, source=ledger.meter)
+        audiences = [Audience(channel, count, ledger.meter) for channel, count in AUDIENCES.items()]
+        self._screen.say("Spark opens the topic and checks where it begins ...")
         await self._open(nsqd, topic, delays_each)
         meters = [ledger.meter, *(audience.meter for audience in audiences), archived]
         async with AsyncExitStack() as stack:
@@ -207,12 +211,7 @@ class Story:
         if event["event"] == "archived":
             self._archived.reach(event["rows"], time.monotonic())
         elif event["event"] == "delays":
-            code, month, minutes, _ = event["worst"]
-            carrier = self._carriers.get(code, code)
-            self._screen.say(
-                f"delays, from {event['rows']:,} flights archived so far: worst is {carrier}, "
-                f"{minutes:.0f} minutes on average in {calendar.month_name[month]}"
-            )
+            self._screen.say(delays_so_far(event, self._carriers))
 
     def _draw(self, delays: list[tuple[str, int, float, int]]) -> Path:
         from flintmq.demo.chart import draw
@@ -292,6 +291,19 @@ class Story:
         written_bytes = sum(path.stat().st_size for path in self._directory.rglob("*") if path.is_file())
         screen.say(f"remove everything this demo wrote, {written_bytes / 1e6:,.0f} MB:\n")
         screen.code(f"rm -r {shlex.quote(str(self._directory))}\n")
+
+
+def delays_so_far(event: Event, carriers: Mapping[str, str]) -> str:
+    """What Spark has computed of what is archived so far; it says how much of it was compared."""
+    code, month, minutes, flights = event["worst"]
+    left_out = ""
+    if event["too_small"]:
+        left_out = f"; {event['too_small']} pairs with fewer than {FLIGHTS_MIN} flights are left out"
+    return (
+        f"delays, from {event['rows']:,} flights archived so far: of {event['compared']} pairs of carrier and month "
+        f"the worst is {carriers.get(code, code)} in {calendar.month_name[month]}, {minutes:.0f} minutes on average "
+        f"of {flights:,} flights{left_out}"
+    )
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], what: str, log_path: Path) -> None:

@@ -160,16 +160,19 @@ class _FlightId(msgspec.Struct):
 class Audience:
     """The consumers of one channel, counting together.
 
+    Args:
+        published: what they are to see.
+
     Attributes:
         delivered: by consumer, how many messages it finished.
         meter: how many different flights they have seen.
     """
 
-    def __init__(self, channel: str, consumer_count: int, total: int) -> None:
+    def __init__(self, channel: str, consumer_count: int, published: Meter) -> None:
         self.channel = channel
         self.delivered = [0] * consumer_count
-        self.meter = Meter(channel, total)
-        self._seen = bytearray(total)
+        self.meter = Meter(channel, published.total, source=published)
+        self._seen = bytearray(published.total)
         self._decoder = msgspec.json.Decoder(_FlightId)
 
     @property

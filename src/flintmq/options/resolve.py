@@ -188,12 +188,21 @@ def _load_toml(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             data = file.read(CONFIG_FILE_BYTES_MAX + 1)
         if len(data) > CONFIG_FILE_BYTES_MAX:
-            raise OptionError("--config", path, f"a configuration file has at most {CONFIG_FILE_BYTES_MAX} bytes")
+            raise OptionError(
+                "--config",
+                path,
+                f"a configuration file has at most {CONFIG_FILE_BYTES_MAX} bytes",
+                "configuration file",
+            )
         return tomllib.loads(data.decode())
     except OSError as error:
-        raise OptionError("--config", path, f"failed to load config file {path} - {error.strerror}") from None
+        raise OptionError(
+            "--config", path, f"failed to load config file {path} - {error.strerror}", "configuration file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError("--config", path, f"failed to load config file {path} - not TOML: {error}") from None
+        raise OptionError(
+            "--config", path, f"failed to load config file {path} - not TOML: {error}", "configuration file"
+        ) from None
 
 
 def _checked(row: Row, name: str, raw: object, source: str, *, from_file: bool) -> Any:

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from flintmq.errors import StorageError
+from flintmq.errors import PermissionMissing, StorageError
 from flintmq.settings import Settings, decode_settings, encode_settings
 from flintmq.storage import packs
 from flintmq.storage.aside_rows import pack_rows
@@ -121,6 +121,8 @@ class ChannelStore:
                 self._database.commit([(f"PRAGMA user_version = {SCHEMA_VERSION}", ((),))], True)
             if version <= SCHEMA_VERSION:
                 pack_rows(self._database)
+        except PermissionMissing:
+            raise
         except StorageError as error:
             raise StorageError(
                 f"cannot open {DATABASE_NAME}: {error}; restore it from a copy, or move it away: then messages stay, "

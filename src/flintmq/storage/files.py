@@ -19,7 +19,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from flintmq.errors import DataPathLocked, StorageError
+from flintmq.errors import DataPathLocked, PermissionMissing, StorageError
 
 
 class File(Protocol):
@@ -154,6 +154,15 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
     files.rename(new, path)
 
 
+def permission_missing(path: str) -> PermissionMissing:
+    """The error for a path that this user may not read and write."""
+    try:
+        owner = os.stat(path).st_uid
+    except OSError:
+        owner = None
+    return PermissionMissing(path, os.geteuid(), owner)
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -220,14 +229,21 @@ class SqliteDatabase:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
         except sqlite3.Error as error:
-            raise StorageError(f"{path}: {error}") from error
+            raise self._failure(error) from error
         self._sync = True
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
-            raise StorageError(f"{self._path}: {error}") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: sqlite3.Error) -> StorageError:
+        """SQLite does not say that it was permission that it lacked."""
+        for path in (os.path.dirname(self._path), self._path, f"{self._path}-wal", f"{self._path}-shm"):
+            if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
+                return permission_missing(path)
+        return StorageError(f"{self._path}: {error}")
 
     def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         connection = self._connection
@@ -245,7 +261,7 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise StorageError(f"{self._path}: {error}") from error
+            raise self._failure(error) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -265,6 +281,8 @@ class OsFiles:
         self.root = os.path.abspath(root)
         try:
             self._directory_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError as error:
+            raise permission_missing(self.root) from error
         except OSError as error:
             raise StorageError(f"data-path {self.root}: {error.strerror}; create the directory first") from error
         try:

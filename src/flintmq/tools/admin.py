@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 import msgspec
 
 from flintmq.client.start import BEGINNING, END, Start, StartAt
-from flintmq.errors import FlintError, OptionError
+from flintmq.errors import OptionError, UsageError
 from flintmq.options import nearest, parse_duration_ns
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 
@@ -28,10 +28,6 @@ TOKEN_VARIABLE = "FLINTMQ_ADMIN_TOKEN"
 _NS_PER_S = 1_000_000_000
 _NSQD, _LOOKUPD = "127.0.0.1:4151", "127.0.0.1:4161"
 _START = "beginning, end, offset:<bytes>, count:<messages>, 2026-01-31T12:00Z, or how long ago, such as 1h30m"
-
-
-class UsageError(FlintError):
-    """The command line cannot be understood."""
 
 
 class _Parser(argparse.ArgumentParser):

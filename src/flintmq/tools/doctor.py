@@ -58,6 +58,7 @@ SLOW_S = 0.5
 
 _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+_SECURED = "clients need the same; here: --tls, --tls-root-ca-file, --tls-cert, --tls-key, --auth-secret"
 _ACCELERATORS = (
     ("uvloop", "a faster event loop", "pip install 'flintmq[fast]'"),
     ("cramjam", "snappy", "pip install flintmq (it is a dependency)"),
@@ -256,10 +257,23 @@ class Doctor:
             return [Finding(PROBLEM, subject, f"cannot be used: {error}", _tcp_advice(error, node))]
         took_s = loop.time() - begun
         features = connection.features
-        connection.close()
+        if "tls" in connection.layers:
+            connection.close()
+        elif await self._is_refused_without_tls(connection):
+            return [Finding(PROBLEM, subject, "refuses every command without TLS (--tls-required)", _SECURED)]
         layers = [*connection.layers, *(["AUTH"] if features.auth_required else [])]
         text = f"speaks NSQ {features.version or 'of before 1.0'}, ready in {_ms(took_s)}"
         return [Finding(OK, subject, f"{text}{', with ' + ' and '.join(layers) if layers else ''}")]
+
+    async def _is_refused_without_tls(self, connection: Connection) -> bool:
+        """Close the connection; whether this nsqd, which lets everybody identify, wanted TLS for what comes after."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                error = await connection.leave()
+        except TimeoutError:
+            connection.close()
+            return False
+        return isinstance(error, NsqdError) and "TLS required" in str(error)
 
     async def _http(self, node: Node) -> list[Finding]:
         subject = _name(node)
@@ -481,7 +495,7 @@ def _channels(body: bytes) -> list[str]:
 def _tcp_advice(error: FlintError, node: Node) -> str:
     text = str(error)
     if isinstance(error, TlsRefused | NsqdError):
-        return "clients need the same; here: --tls, --tls-root-ca-file, --tls-cert, --tls-key, --auth-secret"
+        return _SECURED
     if "refused" in text.lower() or "no answer" in text:
         return f"is it running, does it listen on port {node.tcp_port}, does a firewall stand between?"
     return "is this nsqd's TCP port (4150), not its HTTP port (4151)?"

@@ -18,6 +18,7 @@ from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import SCHEMA, carrier_names, read_flights
 from flintmq.demo.meters import Meter
 from flintmq.demo.screen import PLAIN_WIDTH, Row, Screen
+from flintmq.demo.story import delays_so_far
 from flintmq.demo.together import together
 from flintmq.errors import FlintError, OptionError
 
@@ -86,6 +87,40 @@ async def test_on_a_terminal_progress_is_bars():
     async with shown.watching([meter]):
         meter.reach(10, 1.0)
     assert "10 of 10" in out.getvalue() and "━" in out.getvalue()
+
+
+def test_a_stage_says_its_lag_and_what_happens_before_its_first_message():
+    published = Meter("published", 10)
+    archived = Meter("archived", 10, until_first="Spark compiles", source=published)
+    assert (published.state, archived.state) == ("", "Spark compiles")
+    published.reach(9, 1.0)
+    archived.reach(3, 2.0)
+    assert (archived.lag, archived.state) == (6, "lag 6")
+    archived.reach(10, 3.0)
+    assert archived.state == "lag 0"
+
+
+async def test_progress_shows_the_lag():
+    shown, out = screen()
+    published = Meter("published", 10)
+    archived = Meter("archived", 10, until_first="Spark compiles", source=published)
+    async with shown.watching([published, archived]):
+        published.reach(7, 1.0)
+    assert out.getvalue() == "  published 7   archived 0 (Spark compiles)\n"
+    archived.reach(5, 2.0)
+    async with shown.watching([published, archived]):
+        pass
+    assert out.getvalue().endswith("  published 7   archived 5 (lag 2)\n")
+
+
+def test_the_worst_says_what_was_compared_and_what_was_left_out():
+    event = {"event": "delays", "rows": 50_000, "worst": ["OO", 8, 64.2, 150], "compared": 60, "too_small": 0}
+    text = delays_so_far(event, {"OO": "SkyWest"})
+    assert text == (
+        "delays, from 50,000 flights archived so far: of 60 pairs of carrier and month the worst is SkyWest in August, "
+        "64 minutes on average of 150 flights"
+    )
+    assert delays_so_far({**event, "too_small": 12}, {}).endswith("; 12 pairs with fewer than 100 flights are left out")
 
 
 def test_the_table_has_a_number_and_a_rate_per_run():

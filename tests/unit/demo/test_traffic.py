@@ -98,7 +98,7 @@ async def test_waiting_for_a_number_of_acknowledged_flights():
 
 
 def test_an_audience_counts_flights_and_repetitions():
-    audience = Audience("counts", 2, total=4)
+    audience = Audience("counts", 2, Meter("published", 4))
     first, second = audience.counter(0), audience.counter(1)
     for handler, flight_id in [(first, 0), (second, 1), (second, 0), (first, 3)]:
         message: Any = SimpleNamespace(body=json.dumps({"id": flight_id, "carrier": "UA"}).encode())
