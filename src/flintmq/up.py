@@ -303,8 +303,9 @@ async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
     stop = asyncio.Event()
 
     def asked_to_stop() -> None:
-        stop.set()
-        _say("stopping: draining connections and writing everything to disk")
+        if not stop.is_set():
+            stop.set()
+            _say("stopping: draining connections and writing everything to disk")
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from flintmq import App, BodyError, Consumer, LocalProtocolError, Message, OptionError, Producer, Requeue
+from flintmq.client.app import ONE_SIGNAL_S
 from flintmq.testing import MemoryNsqd
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -234,10 +236,27 @@ def test_a_second_signal_does_not_wait(nsqd: MemoryNsqd):
         process.send_signal(signal.SIGTERM)
         while "draining" not in process.stderr.readline():
             pass
+        time.sleep(ONE_SIGNAL_S)  # what comes sooner is the same signal
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM
     assert nsqd.counts("in", "c").unfinished == 1
+
+
+def test_ctrl_c_that_comes_twice_at_once_is_one(nsqd: MemoryNsqd):
+    """From the terminal, and from a wrapper that passes it on."""
+    nsqd.publish("in", b"2")
+    with service(nsqd, 30) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "done\n"), err
+    assert "again" not in err
+    assert "1 handlers still run: waiting for at most 30 s (drain_timeout)" in err
+    assert nsqd.is_drained("in", "c")
 
 
 # -- typed bodies and dead letters -------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def consume(up: Up) -> str:
         shell.communicate()
 
 
-def failure(directory: Path, *flags: str) -> str:
+def failure(directory: Path, *flags: str, code: int = 1) -> str:
     """What a start that must fail says; it is one line on stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "flintmq", "up", *flags],
@@ -134,7 +134,7 @@ def failure(directory: Path, *flags: str) -> str:
         cwd=directory,
         env=environment(),
     )
-    assert done.returncode == 1, done
+    assert done.returncode == code, done
     assert done.stderr.startswith("flintmq up: ") and done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
@@ -233,5 +233,5 @@ def test_a_data_path_that_cannot_be_one(tmp_path):
 
 
 def test_an_unknown_flag_has_a_neighbour(tmp_path):
-    assert "did you mean --free-ports?" in failure(tmp_path, "--fre-ports")
+    assert "did you mean --free-ports?" in failure(tmp_path, "--fre-ports", code=2)
     assert not (tmp_path / "flintmq-data").exists()

@@ -40,6 +40,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Hook = Callable[[], object]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ONE_SIGNAL_S = 0.5  # a terminal signals a whole group of processes, and a wrapper in it passes the signal on
 _KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -163,6 +164,9 @@ class App:
     def run(self) -> None:
         """Run until SIGTERM or SIGINT, then drain; a second signal cancels the handlers that still run.
 
+        Signals within half a second of each other are one: Ctrl-C reaches this process from the terminal and from a
+        wrapper (make, uv, a shell script) too.
+
         For the main thread; elsewhere: :meth:`serve`.
 
         Raises:
@@ -175,17 +179,22 @@ class App:
     async def _until_signal(self) -> None:
         loop = asyncio.get_running_loop()
         impatient = 0
+        signalled_at = float("-inf")
 
         def asked_to_stop(number: int) -> None:
-            nonlocal impatient
+            nonlocal impatient, signalled_at
             name = signal.Signals(number).name
-            if self._stopped.is_set():
+            is_the_same = loop.time() - signalled_at < ONE_SIGNAL_S
+            signalled_at = loop.time()
+            if is_the_same:
+                log.debug("%s: one with the signal just before", name)
+            elif self._stopped.is_set():
                 log.warning("%s again: cancelling the handlers that still run", name)
                 impatient = number
                 for consumer in self._consumers:
                     consumer.cancel_handlers()
             else:
-                log.info("%s: draining", name)
+                log.info("%s: draining; once more cancels the handlers that still run", name)
                 self.stop()
 
         for number in _SIGNALS:

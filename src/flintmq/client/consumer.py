@@ -48,6 +48,8 @@ from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscribing import Subscriptions
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
+    DRAIN_SAID_S,
+    DRAIN_WAITS,
     FAILURES,
     MAX_IN_FLIGHT_MAX,
     check_names,
@@ -362,7 +364,11 @@ class Consumer(Generic[Value]):
         """Wait for handlers and callbacks, at most for the drain timeout."""
         if not self._tasks:
             return
-        _, late = await asyncio.wait([*self._tasks], timeout=self._drain_timeout_s)
+        timeout_s = self._drain_timeout_s
+        _, late = await asyncio.wait([*self._tasks], timeout=min(DRAIN_SAID_S, timeout_s))
+        if late and timeout_s > DRAIN_SAID_S:
+            log.warning(DRAIN_WAITS, len(late), timeout_s)
+            _, late = await asyncio.wait(late, timeout=timeout_s - DRAIN_SAID_S)
         if not late:
             return
         log.warning("%d handlers did not end within %g s and are cancelled", len(late), self._drain_timeout_s)

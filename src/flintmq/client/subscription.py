@@ -15,6 +15,8 @@ from flintmq.names import is_valid_name
 
 MAX_IN_FLIGHT_MAX = 1_000_000
 CLOSE_WAIT_S = 2.0
+DRAIN_SAID_S = 0.5  # handlers that take longer to end are waited for aloud
+DRAIN_WAITS = "%d handlers still run: waiting for at most %g s (drain_timeout)"
 TAG_SIZE_MAX = 100
 PARTITIONED_POLL_S = 5.0
 SOON_S = 1.0

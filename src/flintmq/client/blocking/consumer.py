@@ -53,6 +53,8 @@ from flintmq.client.start import StartAt
 from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
+    DRAIN_SAID_S,
+    DRAIN_WAITS,
     FAILURES,
     MAX_IN_FLIGHT_MAX,
     check_names,
@@ -388,11 +390,15 @@ class Consumer(Generic[Value]):
                 self._tear_down()
 
     def _await_handlers(self) -> None:
-        deadline = self.time() + self._drain_timeout_s
+        began = self.time()
+        said_at, deadline = began + DRAIN_SAID_S, began + self._drain_timeout_s
         own = threading.get_ident()
         with self._run_ended:
-            while any(key != own for key in self._running) and (left_s := deadline - self.time()) > 0:
-                self._run_ended.wait(left_s)
+            while (busy := sum(key != own for key in self._running)) and (now := self.time()) < deadline:
+                if now >= said_at:
+                    log.warning(DRAIN_WAITS, busy, self._drain_timeout_s)
+                    said_at = deadline
+                self._run_ended.wait(min(said_at, deadline) - now)
             if any(key != own for key in self._running):
                 log.warning("handlers did not end within %g s", self._drain_timeout_s)
 
