@@ -26,11 +26,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock, SystemClock
 from flintmq.env import Env
 from flintmq.errors import LocalProtocolError
-from flintmq.message import MESSAGE_HEADER
+from flintmq.message import MESSAGE_HEADER, body_position
 from flintmq.names import is_valid_name
 from flintmq.net.address import format_address
 from flintmq.nsqd.options import NsqdOptions
@@ -53,8 +54,8 @@ class StoredMessage(NamedTuple):
 
     Attributes:
         timestamp_ns: wall time of its acceptance, nanoseconds since the Unix epoch.
-        id: 16 lower-case hex digits.
-        body: as published.
+        id: 16 lower-case hex digits; 32, the last 16 of which are the trace id, on topics with partitions or headers.
+        body: as published, without headers.
     """
 
     timestamp_ns: int
@@ -160,6 +161,7 @@ class MemoryNsqd:
     async def _start_nsqd(self) -> None:
         self._nsqd = Nsqd(self._env, self.disk.attach(), self._options)
         await self._nsqd.start()
+        await self._nsqd.introduced()  # a topic with partitions can be created, and found, from the first moment
 
     def close(self) -> None:
         """Stop; what it stored stays on :attr:`disk`."""
@@ -342,13 +344,48 @@ class MemoryNsqd:
         """
         await asyncio.wrap_future(self._begin(self._drained(topic, channel, timeout)))
 
-    async def _drained(self, topic: str, channel: str, timeout_s: float) -> None:
+    def _drained(self, topic: str, channel: str, timeout_s: float) -> Coroutine[Any, Any, None]:
+        return self._reached(topic, channel, "drained", lambda: self._is_drained(topic, channel), timeout_s)
+
+    def wait_delivered(self, topic: str, channel: str, count: int = 1, timeout: float = DEADLINE_S) -> None:
+        """Block until so many messages are in flight at once; on an event loop: :meth:`delivered`.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: they are not; says where the messages are.
+        """
+        self._begin(self._delivered(topic, channel, count, timeout)).result()
+
+    async def delivered(self, topic: str, channel: str, count: int = 1, timeout: float = DEADLINE_S) -> None:
+        """Wait until so many messages are in flight at once, on the caller's event loop.
+
+        What happens to a message that a handler holds, such as its timeout, can be tested from here on.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: they are not; says where the messages are.
+        """
+        await asyncio.wrap_future(self._begin(self._delivered(topic, channel, count, timeout)))
+
+    def _delivered(self, topic: str, channel: str, count: int, timeout_s: float) -> Coroutine[Any, Any, None]:
+        def is_delivered() -> bool:
+            return self._count(topic, channel).in_flight >= count
+
+        return self._reached(topic, channel, f"holding {count} in flight", is_delivered, timeout_s)
+
+    async def _reached(
+        self, topic: str, channel: str, state: str, condition: Callable[[], bool], timeout_s: float
+    ) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await _wait_until(lambda: self._is_drained(topic, channel))
+                await _wait_until(condition)
         except TimeoutError:
             counts = self._count(topic, channel)
-            raise TimeoutError(f"{topic}/{channel} not drained within {timeout_s:g} s: {counts}") from None
+            raise TimeoutError(f"{topic}/{channel} not {state} within {timeout_s:g} s: {counts}") from None
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -422,7 +459,10 @@ def _stored(topic: Topic) -> Iterable[StoredMessage]:
             for each in range(max(sequence, batch.first), batch.end):
                 frame = bytes(batch.frames(each, each + 1))
                 _, _, timestamp_ns, _, message_id = MESSAGE_HEADER.unpack_from(frame)
-                yield StoredMessage(timestamp_ns, message_id, frame[MESSAGE_HEADER.size :])
+                flags = batch.header.flags
+                body_at = body_position(frame) if flags & EXTENDED else MESSAGE_HEADER.size
+                shown_id = message_id.hex().encode() if flags & RAW_IDS else message_id
+                yield StoredMessage(timestamp_ns, shown_id, frame[body_at:])
             sequence = batch.end
 
 

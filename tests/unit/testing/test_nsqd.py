@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import flintmq.sync
 from flintmq import Consumer, Message, Producer
 from flintmq.errors import LocalProtocolError, OptionError, PublishUnknown, StorageError
 from flintmq.testing import ManualClock, MemoryDisk, MemoryNsqd
@@ -176,3 +177,28 @@ def test_nothing_is_left_behind():
         nsqd.publish("t", b"x")
     nsqd.close()  # again: nothing happens
     assert threading.active_count() == before
+
+
+def test_messages_with_headers_are_shown_without_them():
+    with MemoryNsqd() as nsqd:
+        path = "/topic/create?topic=orders&partition_num=2&extend=true"
+        urllib.request.urlopen(nsqd.nsqlookupd_http_address + path, data=b"").close()  # nsqd is known from the start
+        with flintmq.sync.Producer(nsqlookupd_http_addresses=nsqd.nsqlookupd_http_address) as producer:
+            producer.pub("orders", b"x", headers={"shop": "7"}, trace_id=4711, partition=0)
+            producer.pub("orders", b"plain", partition=1)
+        first, second = nsqd.messages("orders")
+        assert (first.body, second.body) == (b"x", b"plain")
+        assert int(first.id[16:], 16) == 4711 and len(first.id) == 32
+
+
+def test_waiting_until_a_handler_holds_a_message():
+    with MemoryNsqd("--msg-timeout=60s", clock=ManualClock()) as nsqd:
+        nsqd.publish("orders", b"1")
+        with flintmq.sync.Consumer("orders", "billing", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+            message = next(iter(consumer))
+            nsqd.wait_delivered("orders", "billing")
+            nsqd.advance(60)
+            assert nsqd.counts("orders", "billing").timed_out == 1
+            with pytest.raises(TimeoutError, match=r"not holding 2 in flight within 0\.01 s: ChannelCounts"):
+                nsqd.wait_delivered("orders", "billing", count=2, timeout=0.01)
+            assert message.body == b"1"
