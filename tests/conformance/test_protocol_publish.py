@@ -208,22 +208,82 @@ def test_publishes_before_a_fatal_one_stay(nsqd: Nsqd, topic: str):
     assert nsqd.stats(topic)["message_count"] == 2
 
 
+# -- the declared size of an MPUB --------------------------------------------------------------------------------------
+
+DECLARED = {
+    "exact": 0,
+    "4-too-large": 4,  # Youzan's Java SDK counts the size field
+    "as-large-as-may-be": MAX_BODY,
+    "1-too-small": -1,
+    "4-too-small": -4,  # as of nsq-ruby and segmentio/nsq-go, without the count
+    "behind-the-first": -5,
+    "one-byte": -MAX_BODY,
+}
+
+
+def declaring(topic: str, bodies: list[bytes], added: int) -> bytes:
+    """An MPUB whose size is so much more than its bytes, within what a size may be."""
+    body = mpub_body(bodies)
+    return b"MPUB %s\n" % topic.encode() + int32(min(max(1, len(body) + added), MAX_BODY)) + body
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_mpub_ends_behind_its_last_message_whatever_size_it_declares(
+    nsqd: Nsqd, connection: Connection, topic: str, case: str
+):
+    connection.ok(declaring(topic, [b"x", b"yy", b"zzz"], DECLARED[case]))  # nothing follows that it could wait for
+    connection.ok(declaring(topic, [b"uniform"] * 50, DECLARED[case]) + pub(topic, b"next"), count=2)
+    with consumer(nsqd, topic, rdy_count=60) as consuming:
+        bodies = sorted(message.body for message in consuming.messages(54))
+    assert bodies == sorted([b"x", b"yy", b"zzz", b"next", *[b"uniform"] * 50])
+
+
+@pytest.mark.parametrize("case", DECLARED)
+@pytest.mark.parametrize("piece", [1, 3, 7])
+def test_mpub_in_pieces_ends_behind_its_last_message(
+    nsqd: Nsqd, connection: Connection, topic: str, case: str, piece: int
+):
+    commands = declaring(topic, [b"x", b"yy", b"zzz"], DECLARED[case]) + pub(topic, b"next")
+    for start in range(0, len(commands), piece):
+        connection.send(commands[start : start + piece])
+    connection.ok(count=2)
+    assert nsqd.stats(topic)["message_count"] == 4
+
+
+def test_large_mpub_of_a_small_declared_size(nsqd: Nsqd, connection: Connection, topic: str):
+    bodies = [bytes(MAX_MSG), b"x", bytes(MAX_MSG), b"yy"]
+    connection.ok(declaring(topic, bodies, -MAX_BODY) + pub(topic, b"next"), count=2)
+    assert nsqd.stats(topic)["message_bytes"] == sum(map(len, bodies)) + 4
+
+
 @pytest.mark.improvement
-@pytest.mark.parametrize(
-    ("declared", "error"),
-    [
-        (9, "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
-        (12, "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
-        (13, "E_BAD_MESSAGE MPUB failed to read message body"),
-        (15, "E_BAD_BODY MPUB body has 1 bytes after its 2 messages"),
-    ],
-    ids=["behind-the-first", "in-a-size", "in-a-body", "one-more"],
-)
-def test_mpub_body_size_must_be_that_of_its_messages(nsqd: Nsqd, topic: str, declared: int, error: str):
-    """Upstream only checks the range of the body's size and reads messages until it has them all."""
-    body = mpub_body([b"x", b"y"])
-    assert len(body) == 14
-    assert fatal(nsqd, b"MPUB %s\n" % topic.encode() + int32(declared) + body + b"\n") == error
+def test_what_an_mpub_may_hold_is_bounded_whatever_size_it_declares(nsqd: Nsqd, topic: str):
+    """Upstream reads as many messages as the count says, of the largest size each."""
+    head = b"MPUB %s\n" % topic.encode() + int32(24) + int32(6)
+    messages = sized(bytes(MAX_MSG)) * 4
+    read = 4 + len(messages) + 4 + MAX_MSG
+    error = f"E_BAD_BODY MPUB body too big {read} > {MAX_BODY}"
+    assert fatal(nsqd, head + messages + int32(MAX_MSG)) == error  # before the bytes that are too many have come
+
+
+@pytest.mark.parametrize("declared", [-4, 4], ids=["4-too-small", "4-too-large"])
+def test_a_bad_message_in_an_mpub_of_a_wrong_size_leaves_none_of_it(
+    nsqd: Nsqd, connection: Connection, topic: str, declared: int
+):
+    connection.ok(pub(topic, b"before"))
+    error = fatal(nsqd, declaring(topic, [b"a", b"b", b""], declared))
+    assert error == "E_BAD_MESSAGE MPUB invalid message(2) body size 0"
+    assert nsqd.stats(topic)["message_count"] == 1
+
+
+def test_what_stands_behind_the_messages_of_an_mpub_is_the_next_command(nsqd: Nsqd, topic: str):
+    with nsqd.connect() as connection:
+        body = mpub_body([b"x", b"y", b"z"])
+        connection.send(b"MPUB %s\n" % topic.encode() + sized(int32(2) + body[4:]) + b"NOP\n")
+        connection.ok()
+        assert connection.error().startswith("E_INVALID invalid command ")
+        connection.wait_closed()
+    assert nsqd.stats(topic)["message_count"] == 2
 
 
 # -- the end of the stream ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ Rules of this file:
 - Ids are lines of text on a plain topic. On one with partitions (``raw_ids``) they are 16 bytes that may hold line
   ends, so these lines are parsed by length.
 - No body is gathered beyond the limit that its size field was checked against, and numbers are ASCII digits only.
+- An MPUB ends behind its last message, whatever its size says; its messages are held against the limits as they come.
 
 Source: reference/nsq.md 1.1, 1.3 and 1.4; reference/youzan.md 1.3.
 """
@@ -35,6 +36,7 @@ from flintmq.wire.refusals import Incomplete as _Incomplete
 from flintmq.wire.refusals import Refused as _Refused
 from flintmq.wire.server_extended import PublishExtended as PublishExtended
 from flintmq.wire.server_once import PublishOnce as PublishOnce
+from flintmq.wire.size_walk import SizeWalk, uniform_run
 
 INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 
@@ -44,6 +46,7 @@ NOT_A_NUMBER = -1
 _ID_LINE_BYTES = MESSAGE_ID_SIZE + 5  # "FIN " + id + "\n"
 _NUMBER_DIGITS_MAX = 19
 _FIN_COLUMNS = ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" "))  # a single line's first four are checked
+_COUNT_BYTES = 4
 _NO_LINE = b"\0"  # begins no command
 _read_size = INT32.unpack_from
 
@@ -279,42 +282,38 @@ def _uniform_struct(count: int, size: int) -> Struct:
 _UNIFORM_COUNT_MAX = 2048  # bounds the memory of cached formats
 
 
-def split_bodies(data: bytes, start: int, end: int, count: int, max_msg_size: int, added: int = 0) -> Sequence[bytes]:
-    """Split ``count`` size-prefixed bodies out of ``data[start:end]``.
+def split_bodies(
+    data: bytes, start: int, count: int, limits: ServerLimits, added: int = 0
+) -> tuple[Sequence[bytes], int] | None:
+    """Split ``count`` size-prefixed bodies out of ``data`` from ``start`` on; also where they end.
+
+    None when something is wrong with them or ``data`` ends before they do: a :class:`SizeWalk` says what.
 
     Args:
         added: what a body may have beside the message; checking the message is then the caller's.
-
-    Raises:
-        _Refused: a size is not positive, too big, or the bodies do not fit.
     """
-    if count > 1:
-        size_field = data[start : start + 4]
-        size = INT32.unpack(size_field)[0] if len(size_field) == 4 else 0
-        stride = size + 4
-        if 0 < size <= max_msg_size + added and stride * count == end - start:
-            # equal sizes are the common case: check all size fields by their columns, then cut in few calls
-            if all(data[start + i : end : stride] == size_field[i : i + 1] * count for i in range(4)):
-                return _split_uniform(data, start, count, size)
+    size_max = limits.max_msg_size + added
+    stop = min(len(data), start - _COUNT_BYTES + limits.max_body_size)
+    unpack = INT32.unpack_from
+    if count > 1 and uniform_run(data, start, count) == count:
+        # equal sizes are the common case: cut in few calls
+        size = unpack(data, start)[0]
+        end = start + (size + 4) * count
+        return (_split_uniform(data, start, count, size), end) if size <= size_max and end <= stop else None
     bodies: list[bytes] = []
     position = start
-    unpack = INT32.unpack_from
-    for index in range(count):
-        if end - position < 4:
-            raise _Refused("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
+    last = stop - 4
+    for _ in range(count):
+        if position > last:
+            return None
         size = unpack(data, position)[0]
         position += 4
-        if size <= 0:
-            raise _Refused("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
-        if size > max_msg_size + added:
-            raise _Refused("E_BAD_MESSAGE", f"MPUB message too big {size - added} > {max_msg_size}")
-        if end - position < size:
-            raise _Refused("E_BAD_MESSAGE", "MPUB failed to read message body")
-        bodies.append(data[position : position + size])
-        position += size
-    if position != end:
-        raise _Refused("E_BAD_BODY", f"MPUB body has {end - position} bytes after its {count} messages")
-    return bodies
+        end = position + size
+        if not 0 < size <= size_max or end > stop:
+            return None
+        bodies.append(data[position:end])
+        position = end
+    return bodies, position
 
 
 def _split_uniform(data: bytes, start: int, count: int, size: int) -> Sequence[bytes]:
@@ -328,32 +327,41 @@ def _split_uniform(data: bytes, start: int, count: int, size: int) -> Sequence[b
 
 
 def parse_mpub_body(data: bytes, limits: ServerLimits) -> Sequence[bytes]:
-    """Parse the body of an MPUB after its size: count, then messages (also the binary form of HTTP /mpub).
+    """Parse the binary form of HTTP /mpub: what stands behind the size of an MPUB, and nothing else.
 
     Raises:
         RefusedBody: with the code and text of the error frame.
     """
     try:
-        return _split_mpub(data, 0, len(data), limits)
+        count = _mpub_count(data, 0, limits)
+        split = split_bodies(data, _COUNT_BYTES, count, limits)
+        if split is None:
+            walk = _size_walk(count, limits)
+            walk.advance(data, _COUNT_BYTES)
+            raise _Refused(*walk.lack)
     except _Refused as refused:
         raise RefusedBody(*refused.args) from None
+    bodies, end = split
+    if end != len(data):  # which would be lost in silence here; on a connection it is the next command
+        raise RefusedBody("E_BAD_BODY", f"MPUB body has {len(data) - end} bytes after its {count} messages")
+    return bodies
 
 
 class RefusedBody(ValueError):
     """A body that MPUB refuses; args are code and detail."""
 
 
-def _split_mpub(data: bytes, start: int, end: int, limits: ServerLimits, added: int = 0) -> Sequence[bytes]:
-    if end - start < 4:
-        raise _Refused("E_BAD_BODY", "MPUB failed to read message count")
-    return split_bodies(data, start + 4, end, _mpub_count(data, start, limits), limits.max_msg_size, added)
-
-
 def _mpub_count(data: bytes, start: int, limits: ServerLimits) -> int:
+    if len(data) - start < _COUNT_BYTES:
+        raise _Refused("E_BAD_BODY", "MPUB failed to read message count")
     count: int = INT32.unpack_from(data, start)[0]
-    if count <= 0 or count > (limits.max_body_size - 4) // 5:
+    if count <= 0 or count > (limits.max_body_size - _COUNT_BYTES) // 5:
         raise _Refused("E_BAD_BODY", f"MPUB invalid message count {count}")
     return count
+
+
+def _size_walk(count: int, limits: ServerLimits, added: int = 0) -> SizeWalk:
+    return SizeWalk(count, limits.max_msg_size, added, limits.max_body_size)
 
 
 class ServerConnection:
@@ -379,6 +387,7 @@ class ServerConnection:
         "_paused",
         "_pub_line",
         "_topic",
+        "_walk",
         "heartbeats_disabled",
         "limits",
         "pub_partition",
@@ -403,6 +412,7 @@ class ServerConnection:
         self._paused = False
         self._topic: tuple[bytes | None, str] = (None, "")
         self._pub_line = _NO_LINE
+        self._walk: SizeWalk | None = None  # over the messages of an MPUB that is not all there
         self.pub_topic = ""
         self.pub_partition: int | None = None
         self.raw_ids = False
@@ -436,7 +446,17 @@ class ServerConnection:
         if self._held:
             self._held.append(data)
             self._held_bytes += len(data)
-            if self._paused or self._held_bytes < self._needed:
+            if self._walk is not None and self._held_bytes - len(data) < self._needed <= self._held_bytes:
+                self._walk = None  # as much as was declared: an honest client's is all of it
+            elif self._walk is not None:
+                try:
+                    if not self._walk.advance(data):
+                        return []
+                except _Refused as refused:
+                    self._held.clear()
+                    self._held_bytes = 0
+                    return [self._violation(refused)]
+            elif self._paused or self._held_bytes < self._needed:
                 return []
             data = b"".join(self._held)
             self._held.clear()
@@ -500,12 +520,15 @@ class ServerConnection:
                 events.append(Violation(*missing))
                 return events
         except _Refused as refused:
-            self.state = BROKEN
-            self._pub_line = _NO_LINE
-            events.append(Violation(*refused.args))
+            events.append(self._violation(refused))
             return events
         self._hold(data, position)
         return events
+
+    def _violation(self, refused: _Refused) -> Violation:
+        self.state = BROKEN
+        self._pub_line = _NO_LINE
+        return Violation(*refused.args)
 
     def _finish_run(self, data: bytes, position: int, events: list[Event]) -> int:
         """Parse as many whole FIN lines as stand at ``position``; return where they end, ``position`` if none."""
@@ -675,9 +698,12 @@ class ServerConnection:
         return end
 
     def several_bodies(
-        self, data: bytes, start: int, at: int, command: str, topic: str, added: int = 0
+        self, data: bytes, begin: int, at: int, command: str, topic: str, added: int = 0
     ) -> tuple[Sequence[bytes], int]:
         """The messages of an MPUB or its like, and where they end; permission is asked before they are gathered.
+
+        They end behind the last one that the count announces. The size is only bounded, as it is by NSQ: there are
+        clients that count themselves in, or forget the count, and nothing follows for which nsqd could wait.
 
         Args:
             added: as in :func:`split_bodies`.
@@ -685,24 +711,33 @@ class ServerConnection:
         if self.refusal_of is not None and (refusal := self.refusal_of(command, topic)) is not None:
             raise _Refused(*refusal)
         if len(data) - at < 4:
-            raise _Incomplete(at - start + 4, "E_BAD_BODY", "MPUB failed to read body size")
+            raise _Incomplete(at - begin + 4, "E_BAD_BODY", "MPUB failed to read body size")
         size: int = INT32.unpack_from(data, at)[0]
         if size <= 0:
             raise _Refused("E_BAD_BODY", f"MPUB invalid body size {size}")
         if size > self.limits.max_body_size:
             raise _Refused("E_BAD_BODY", f"MPUB body too big {size} > {self.limits.max_body_size}")
-        end = at + 4 + size
-        if len(data) < end:
-            self._check_part_of_mpub(data, at + 4, added)
-            raise _Incomplete(end - start, "E_BAD_MESSAGE", "MPUB failed to read message body")
-        return _split_mpub(data, at + 4, end, self.limits, added), end
-
-    def _check_part_of_mpub(self, data: bytes, start: int, added: int) -> None:
-        """Refuse what can be refused before the whole body is there; behind the end of the stream, say what lacks."""
-        if self._is_ended:
-            _split_mpub(data, start, len(data), self.limits, added)
-        elif len(data) - start >= 4:
-            _mpub_count(data, start, self.limits)
+        start = at + 4
+        if len(data) - start < _COUNT_BYTES:
+            raise _Incomplete(start - begin + _COUNT_BYTES, "E_BAD_BODY", "MPUB failed to read message count")
+        count = _mpub_count(data, start, self.limits)
+        start += _COUNT_BYTES
+        walk = self._walk
+        if walk is None:
+            # the size is where honest clients end; before that, trying would be in vain
+            if len(data) - start + _COUNT_BYTES >= size:
+                split = split_bodies(data, start, count, self.limits, added)
+                if split is not None:
+                    return split
+            walk = _size_walk(count, self.limits, added)
+            walk.advance(data, start)
+        if not walk.is_done:
+            self._walk = walk
+            raise _Incomplete(start - begin - _COUNT_BYTES + size, *walk.lack)
+        self._walk = None
+        split = split_bodies(data, start, count, self.limits, added)
+        assert split is not None  # the walk has been there
+        return split
 
     def _dpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
         if len(parameters) < 3:

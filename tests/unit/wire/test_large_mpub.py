@@ -27,3 +27,24 @@ def test_a_wrong_size_anywhere_is_refused(number):
     with pytest.raises(RefusedBody) as refused:
         parse_mpub_body(bytes(data), ServerLimits())
     assert refused.value.args == ("E_BAD_MESSAGE", f"MPUB invalid message({number}) body size 0")
+
+
+def test_what_stands_behind_the_messages_of_http_is_refused():
+    with pytest.raises(RefusedBody) as refused:
+        parse_mpub_body(body_of([b"x", b"y"]) + b"z", ServerLimits())
+    assert refused.value.args == ("E_BAD_BODY", "MPUB body has 1 bytes after its 2 messages")
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "detail"),
+    [
+        (3, "E_BAD_BODY", "MPUB failed to read message count"),
+        (6, "E_BAD_MESSAGE", "MPUB failed to read message(0) body size"),
+        (8, "E_BAD_MESSAGE", "MPUB failed to read message body"),
+        (9, "E_BAD_MESSAGE", "MPUB failed to read message(1) body size"),
+    ],
+)
+def test_what_lacks_over_http_is_refused(size, code, detail):
+    with pytest.raises(RefusedBody) as refused:
+        parse_mpub_body(body_of([b"x", b"y"])[:size], ServerLimits())
+    assert refused.value.args == (code, detail)
