@@ -126,9 +126,20 @@ def usage() -> str:
     )
 
 
-def version_line(program: str) -> str:
-    """Return what ``--version`` prints, in NSQ's form: ``nsqd v0.1.0 (built w/python3.11.7)``."""
-    return f"{program} v{__version__} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
+def version_line(program: str, version: str = __version__) -> str:
+    """Return what ``--version`` prints, in NSQ's form: ``flintmq v0.1.0 (built w/python3.11.7)``."""
+    return f"{program} v{version} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
+
+
+def daemon_version_line(program: str) -> str:
+    """Return what a daemon's ``--version`` prints: ``nsqd v1.3.0 (built w/python3.11.7) FlintMQ v0.1.0``.
+
+    First of all it says which NSQ it is like, as over the wire: scripts and the suites of clients read that, and take a
+    small number for an NSQ that lacks most of what they need.
+    """
+    from flintmq.wire.identify import NSQ_VERSION
+
+    return f"{version_line(program, NSQ_VERSION)} FlintMQ v{__version__}"
 
 
 def _daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequence[str]) -> int:
@@ -143,7 +154,7 @@ def _run_daemon(table: type[Table], serve: Callable[[Table], int], arguments: Se
     if resolved.action == "help":
         sys.stdout.write(help_text(table))
     elif resolved.action == "version":
-        print(version_line(table.program))
+        print(daemon_version_line(table.program))
     elif resolved.action == "show-config":
         sys.stdout.write(show_config(resolved))
     else:

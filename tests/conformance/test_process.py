@@ -123,7 +123,13 @@ def on_unix_socket(path: Path) -> bool:
 def test_version(program: str, flag: str):
     ended = run_to_end(program, flag)
     assert (ended.code, ended.err) == (0, "")
-    assert re.fullmatch(rf"{program} v\d+\.\d+\.\d+\S* \(built w/(go|python)\d+\.\d+\.\d+\)\n", ended.out)
+    assert re.fullmatch(rf"{program} v\d+\.\d+\.\d+\S* \(built w/(go|python)\d+\.\d+\.\d+\).*\n", ended.out)
+
+
+@both
+def test_version_begins_with_that_of_the_NSQ_it_is_like(program: str):
+    """What scripts and clients' suites read; FlintMQ's own stands behind it."""
+    assert run_to_end(program, "--version").out.startswith(f"{program} v1.3.0 (built w/")
 
 
 @both

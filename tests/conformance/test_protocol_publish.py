@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.conformance.protocol_helpers import after_eof, consumer, counts, fatal, producer, topics
 from tests.integration.daemons import ERROR, Connection, Frame, Nsqd, dpub, mpub, mpub_body, pub, sized
@@ -210,29 +212,30 @@ def test_publishes_before_a_fatal_one_stay(nsqd: Nsqd, topic: str):
 
 # -- the declared size of an MPUB --------------------------------------------------------------------------------------
 
-DECLARED = {
-    "exact": 0,
-    "4-too-large": 4,  # Youzan's Java SDK counts the size field
-    "as-large-as-may-be": MAX_BODY,
-    "1-too-small": -1,
-    "4-too-small": -4,  # as of nsq-ruby and segmentio/nsq-go, without the count
-    "behind-the-first": -5,
-    "one-byte": -MAX_BODY,
+DECLARED: dict[str, Callable[[int, list[bytes]], int]] = {
+    "exact": lambda size, bodies: size,
+    "4-too-large": lambda size, bodies: size + 4,  # Youzan's Java SDK, which counts the size itself
+    "as-large-as-may-be": lambda size, bodies: MAX_BODY,
+    "1-too-small": lambda size, bodies: size - 1,
+    "4-too-small": lambda size, bodies: size - 4,  # nsq-ruby, which forgets the count
+    "of-the-bodies-alone": lambda size, bodies: sum(map(len, bodies)),  # segmentio/nsq-go
+    "within-the-second": lambda size, bodies: 4 + 4 + len(bodies[0]) + 4 + 1,
+    "one-byte": lambda size, bodies: 1,
 }
 
 
-def declaring(topic: str, bodies: list[bytes], added: int) -> bytes:
-    """An MPUB whose size is so much more than its bytes, within what a size may be."""
+def declaring(topic: str, bodies: list[bytes], case: str) -> bytes:
+    """An MPUB of a size that some clients declare, or none does."""
     body = mpub_body(bodies)
-    return b"MPUB %s\n" % topic.encode() + int32(min(max(1, len(body) + added), MAX_BODY)) + body
+    return b"MPUB %s\n" % topic.encode() + int32(DECLARED[case](len(body), bodies)) + body
 
 
 @pytest.mark.parametrize("case", DECLARED)
 def test_mpub_ends_behind_its_last_message_whatever_size_it_declares(
     nsqd: Nsqd, connection: Connection, topic: str, case: str
 ):
-    connection.ok(declaring(topic, [b"x", b"yy", b"zzz"], DECLARED[case]))  # nothing follows that it could wait for
-    connection.ok(declaring(topic, [b"uniform"] * 50, DECLARED[case]) + pub(topic, b"next"), count=2)
+    connection.ok(declaring(topic, [b"x", b"yy", b"zzz"], case))  # nothing follows that it could wait for
+    connection.ok(declaring(topic, [b"uniform"] * 50, case) + pub(topic, b"next"), count=2)
     with consumer(nsqd, topic, rdy_count=60) as consuming:
         bodies = sorted(message.body for message in consuming.messages(54))
     assert bodies == sorted([b"x", b"yy", b"zzz", b"next", *[b"uniform"] * 50])
@@ -243,7 +246,7 @@ def test_mpub_ends_behind_its_last_message_whatever_size_it_declares(
 def test_mpub_in_pieces_ends_behind_its_last_message(
     nsqd: Nsqd, connection: Connection, topic: str, case: str, piece: int
 ):
-    commands = declaring(topic, [b"x", b"yy", b"zzz"], DECLARED[case]) + pub(topic, b"next")
+    commands = declaring(topic, [b"x", b"yy", b"zzz"], case) + pub(topic, b"next")
     for start in range(0, len(commands), piece):
         connection.send(commands[start : start + piece])
     connection.ok(count=2)
@@ -252,7 +255,7 @@ def test_mpub_in_pieces_ends_behind_its_last_message(
 
 def test_large_mpub_of_a_small_declared_size(nsqd: Nsqd, connection: Connection, topic: str):
     bodies = [bytes(MAX_MSG), b"x", bytes(MAX_MSG), b"yy"]
-    connection.ok(declaring(topic, bodies, -MAX_BODY) + pub(topic, b"next"), count=2)
+    connection.ok(declaring(topic, bodies, "one-byte") + pub(topic, b"next"), count=2)
     assert nsqd.stats(topic)["message_bytes"] == sum(map(len, bodies)) + 4
 
 
@@ -266,12 +269,12 @@ def test_what_an_mpub_may_hold_is_bounded_whatever_size_it_declares(nsqd: Nsqd, 
     assert fatal(nsqd, head + messages + int32(MAX_MSG)) == error  # before the bytes that are too many have come
 
 
-@pytest.mark.parametrize("declared", [-4, 4], ids=["4-too-small", "4-too-large"])
+@pytest.mark.parametrize("case", ["4-too-large", "4-too-small"])
 def test_a_bad_message_in_an_mpub_of_a_wrong_size_leaves_none_of_it(
-    nsqd: Nsqd, connection: Connection, topic: str, declared: int
+    nsqd: Nsqd, connection: Connection, topic: str, case: str
 ):
     connection.ok(pub(topic, b"before"))
-    error = fatal(nsqd, declaring(topic, [b"a", b"b", b""], declared))
+    error = fatal(nsqd, declaring(topic, [b"a", b"b", b""], case))
     assert error == "E_BAD_MESSAGE MPUB invalid message(2) body size 0"
     assert nsqd.stats(topic)["message_count"] == 1
 

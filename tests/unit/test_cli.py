@@ -64,8 +64,8 @@ def test_the_words_of_the_process_are_the_default(called, monkeypatch):
     ("words", "expected"),
     [
         (["--version"], f"flintmq v{__version__} (built w/python{PYTHON})\n"),
-        (["nsqd", "--version"], f"nsqd v{__version__} (built w/python{PYTHON})\n"),
-        (["nsqlookupd", "-version"], f"nsqlookupd v{__version__} (built w/python{PYTHON})\n"),
+        (["nsqd", "--version"], f"nsqd v1.3.0 (built w/python{PYTHON}) FlintMQ v{__version__}\n"),
+        (["nsqlookupd", "-version"], f"nsqlookupd v1.3.0 (built w/python{PYTHON}) FlintMQ v{__version__}\n"),
     ],
 )
 def test_version(words, expected, capsys):
