@@ -1,0 +1,114 @@
+"""What ansq's tests ask for and its release leaves out: daemons on the ports that its tests name, and patience."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import inspect
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PATIENCE_S = float(os.environ["SUITE_PATIENCE_S"])
+
+
+class Daemon:
+    """A daemon found by its name in PATH."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, program: str, port: int, http_port: int, flags: Sequence[str]) -> None:
+        self.port = port
+        self.http_port = http_port
+        self.tcp_address = f"{self.host}:{port}"
+        self.http_address = f"{self.host}:{http_port}"
+        self._command = [program, f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}", *flags]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._answers():
+            assert time.monotonic() < deadline, f"{self._command} does not answer"
+            await asyncio.sleep(0.05)
+
+    def _answers(self) -> bool:
+        with contextlib.closing(http.client.HTTPConnection(self.host, self.http_port, timeout=5)) as connection:
+            try:
+                connection.request("GET", "/ping")
+                return connection.getresponse().read() == b"OK"
+            except OSError:
+                return False
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextlib.asynccontextmanager
+async def _running(daemon: Daemon) -> AsyncIterator[Daemon]:
+    try:
+        await daemon.start()
+        yield daemon
+    finally:
+        await daemon.stop()
+
+
+Create = Callable[..., AbstractAsyncContextManager[Daemon]]
+
+
+@pytest.fixture
+def create_nsqd(tmp_path: Path) -> Create:
+    def create(
+        port: int = 4150, http_port: int = 4151, lookupd_tcp_addresses: Sequence[str] = (), **addresses: str
+    ) -> AbstractAsyncContextManager[Daemon]:
+        data_path = tmp_path / f"nsqd-{port}"
+        data_path.mkdir()
+        flags = [f"--data-path={data_path}", "--broadcast-address=127.0.0.1"]
+        flags += [f"--lookupd-tcp-address={address}" for address in lookupd_tcp_addresses]
+        return _running(Daemon("nsqd", port, http_port, flags))
+
+    return create
+
+
+@pytest.fixture
+def create_nsqlookupd() -> Create:
+    def create(port: int = 4160, http_port: int = 4161) -> AbstractAsyncContextManager[Daemon]:
+        return _running(Daemon("nsqlookupd", port, http_port, ()))
+
+    return create
+
+
+@pytest.fixture
+async def nsqd(create_nsqd: Create) -> AsyncIterator[Daemon]:
+    async with create_nsqd() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+async def event_loop() -> asyncio.AbstractEventLoop:
+    """What pytest-asyncio had before 1.0."""
+    return asyncio.get_running_loop()
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+    async def wait(condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            found = condition()
+            if await found if inspect.isawaitable(found) else found:
+                return
+            assert time.monotonic() < deadline, f"waited {_PATIENCE_S:g} s for {inspect.getsource(condition)}"
+            await asyncio.sleep(0.05)
+
+    return wait
