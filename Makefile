@@ -53,7 +53,7 @@ $(BIN)/python:
 .venv/.dev: pyproject.toml | .venv/.demo
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo,dev]' && touch $@
 .venv/.suites: tests/foreign/suites/requirements.txt | .venv/.dev
-	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites of clients: skipped"
+	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites: skipped"
 tests/foreign/node_modules/.ready: tests/foreign/package.json
 	@command -v npm >/dev/null || [ -n "$(SUDO)" ] || $(call apt,npm (for the tests with nsqjs),nodejs npm)
 	@command -v npm >/dev/null || echo "==> no npm and not root: the tests with nsqjs will be skipped"
