@@ -1,6 +1,6 @@
 """Malformed streams on every port at once: nothing breaks, and a consumer beside them gets every message.
 
-``FUZZ_SECONDS`` says for how long (default 8), ``FUZZ_SEED`` which streams; a failure prints the seed and the last
+``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints the seed and the last
 cases.
 """
 
@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, pub, wait_until
+from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, pub, wait_until
 from tests.integration.fuzzing import Targets, lookupd_answers, play
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "8"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "6"))
 SEED = os.environ.get("FUZZ_SEED") or secrets.token_hex(4)
 _PLAYERS = 3
 _TOPICS_MAX = 200
@@ -128,8 +128,13 @@ def clean(nsqd: Nsqd) -> None:
 
 
 @pytest.mark.slow
-def test_malformed_streams_on_every_port(daemons: Daemons, tmp_path: Path):
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_malformed_streams_on_every_port(daemons: Daemons, tmp_path: Path, loop: str):
     certificates = Certificates(tmp_path / "certificates")
+    limits = []
+    if loop == "asyncio":
+        (tmp_path / "uvloop.py").write_text("raise ImportError('as if it were not installed')")
+        limits = ["env", f"PYTHONPATH={tmp_path}{os.pathsep}{SOURCES}"]
     print(f"FUZZ_SEED={SEED} FUZZ_SECONDS={SECONDS:g}")
     with broken_nsqlookupd() as broken:
         nsqlookupd = daemons.nsqlookupd()
@@ -143,6 +148,7 @@ def test_malformed_streams_on_every_port(daemons: Daemons, tmp_path: Path):
             f"--tls-cert={certificates.server.cert}",
             f"--tls-key={certificates.server.key}",
             "--https-address=127.0.0.1:0",
+            limits=limits,
         )
         nsqd.post("/topic/create?topic=fuzz-parts&partition_num=2")
         nsqd.post("/topic/create?topic=fuzz-headers&extend=true")

@@ -21,15 +21,19 @@ def close_lingering(
         has_peer_ended: nothing will come in any more: the connection is closed as soon as our last bytes are sent.
 
     Returns:
-        The timer, to be cancelled in ``connection_lost``; None when the transport cannot half-close (TLS) and was
-        closed at once.
+        The timer, to be cancelled in ``connection_lost``; None when the transport was closed at once, because it
+        cannot half-close (TLS) or the peer has gone.
     """
     if transport.is_closing():
         return None
     if has_peer_ended:
         transport.close()
     elif transport.can_write_eof():
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # asyncio's own loop passes on that the peer has sent a reset
+            transport.abort()
+            return None
     else:
         transport.close()
         return None
