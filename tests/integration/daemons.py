@@ -584,9 +584,9 @@ class Daemons:
         self._started.append(nsqd)
         return nsqd
 
-    def nsqlookupd(self, *flags: str) -> Nsqlookupd:
-        """A running nsqlookupd."""
-        nsqlookupd = Nsqlookupd(self._directory / f"nsqlookupd-{len(self._started)}.log", flags)
+    def nsqlookupd(self, *flags: str, limits: Sequence[str] = ()) -> Nsqlookupd:
+        """A running nsqlookupd; ``limits`` as for :meth:`nsqd`."""
+        nsqlookupd = Nsqlookupd(self._directory / f"nsqlookupd-{len(self._started)}.log", flags, limits)
         self._started.append(nsqlookupd)
         nsqlookupd.start()
         return nsqlookupd

@@ -1,7 +1,7 @@
 """Malformed streams on every port at once: nothing breaks, and a consumer beside them gets every message.
 
-``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints the seed and the last
-cases.
+``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints the seed
+and the last cases.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_malformed_streams_on_every_port(daemons: Daemons, tmp_path: Path, loop:
         limits = ["env", f"PYTHONPATH={tmp_path}{os.pathsep}{SOURCES}"]
     print(f"FUZZ_SEED={SEED} FUZZ_SECONDS={SECONDS:g}")
     with broken_nsqlookupd() as broken:
-        nsqlookupd = daemons.nsqlookupd()
+        nsqlookupd = daemons.nsqlookupd(limits=limits)
         nsqd = daemons.nsqd(
             "--durability=os",
             "--max-msg-size=32768",
