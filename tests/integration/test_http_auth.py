@@ -224,7 +224,7 @@ def test_who_guesses_is_slowed_down(daemons: Daemons, tmp_path: Path):
 
 
 def https(daemon: Daemon, context: ssl.SSLContext, target: str, headers: dict[str, str] | None = None) -> Answer:
-    address = https_address(daemon)  # type: ignore[arg-type]
+    address = https_address(daemon)
     connection = http.client.HTTPSConnection(*address, timeout=PATIENCE_S, context=context)
     try:
         connection.request("GET", target, headers=headers or {})

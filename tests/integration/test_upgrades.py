@@ -21,6 +21,7 @@ from tests.integration.daemons import (
     PATIENCE_S,
     RESPONSE,
     Connection,
+    Daemon,
     Daemons,
     Nsqd,
     mpub,
@@ -83,7 +84,7 @@ def with_policy(shared: Daemons, certificates: Certificates) -> Callable[[str], 
     return get
 
 
-def https_address(nsqd: Nsqd) -> tuple[str, int]:
+def https_address(nsqd: Daemon) -> tuple[str, int]:
     found = wait_until(lambda: re.search(r"HTTPS: listening on (\S+):(\d+)\n", nsqd.log), "the line of HTTPS")
     assert found is not None
     return found[1], int(found[2])

@@ -175,11 +175,13 @@ class Request:
         remote_address: ``ip:port`` of the peer, ``@`` for a unix socket.
         common_name: of the peer's certificate, verified or not, for the ``before`` of a server; empty without one.
         parameters: the values of ``{name}`` segments of the route.
+        answer_headers: further lines of whatever is answered, each with its line break.
     """
 
     __slots__ = (
         "_path",
         "_query",
+        "answer_headers",
         "body",
         "common_name",
         "headers",
@@ -210,6 +212,7 @@ class Request:
         self.parameters = parameters
         self.body = b""
         self.common_name = ""
+        self.answer_headers = b""
         self.keep_alive = True
         self.received_at_ns = 0
 
@@ -221,6 +224,11 @@ class Request:
     def path(self) -> str:
         """As sent, without the query; %-escapes are not decoded."""
         return self._path.decode("latin-1")
+
+    @property
+    def path_bytes(self) -> bytes:
+        """The path as it arrived."""
+        return self._path
 
     @property
     def target(self) -> str:

@@ -46,6 +46,7 @@ from flintmq.net.http_router import NOT_FOUND_RESPONSE, Handler, Route, Router, 
 from flintmq.net.layers import SecureTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.listen import Listener, listen
+from flintmq.net.origin import Origins, is_loopback_address
 from flintmq.net.tls_engine import NewEngine
 
 __all__ = [
@@ -92,9 +93,15 @@ _TOO_MANY_HEADERS = plain_response(f"431 Request Header Fields Too Large: more t
 _HEAD_TOO_LONG = plain_response(f"431 Request Header Fields Too Large: more than {HEAD_SIZE_MAX} bytes", 431)
 _TIMED_OUT = plain_response("408 Request Timeout", 408)
 _BAD_EXPECTATION = plain_response("417 Expectation Failed", 417)
+_BAD_TRANSFER_ENCODING = error_response(501, "UNSUPPORTED_TRANSFER_ENCODING: only chunked is understood")
+_BAD_CONTENT_ENCODING = error_response(
+    415, "UNSUPPORTED_CONTENT_ENCODING: bodies are stored as they are sent; leave Content-Encoding out"
+)
 _KEPT_SHARE = 0.5  # whoever looks after a daemon that is full of clients gets in
 _TOO_MANY_CONNECTIONS = error_response(503, "TOO_MANY_CONNECTIONS")
+_PREFLIGHT = Response()
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CODINGS = (b"transfer-encoding", b"content-encoding")
 _HOP_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 _log = logging.getLogger(__name__)
@@ -113,6 +120,7 @@ class HttpServer:
         router: the complete routes.
         clock: for the ``Date`` header and the times in the log.
         before: sees every request before its body is read, known path or not; a response it returns is the answer.
+        origins: which pages of the web may ask; by default only those that this server itself answers with.
         connections_max: further connections are answered 503 and closed.
         request_deadline_s: from the first byte of a request to its last.
         idle_deadline_s: between two requests of a connection.
@@ -124,12 +132,14 @@ class HttpServer:
         *,
         clock: Clock | None = None,
         before: Before | None = None,
+        origins: Origins | None = None,
         connections_max: int = CONNECTIONS_MAX,
         request_deadline_s: float = REQUEST_DEADLINE_S,
         idle_deadline_s: float = IDLE_DEADLINE_S,
     ) -> None:
         self.router = router
         self.before = before
+        self.origins = Origins() if origins is None else origins
         self.connections_max = connections_max
         self.request_ticks = math.ceil(request_deadline_s / TICK_S)
         self.idle_ticks = math.ceil(idle_deadline_s / TICK_S)
@@ -251,6 +261,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._remote_address = "@"
         self._common_name = ""
+        self._is_at_loopback = False
+        self._known_host = b""  # of the last request that was not refused
         self._parser: Any = HttpRequestParser(self)
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -281,6 +293,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._remote_address = format_peer(transport.get_extra_info("peername"))
+        self._is_at_loopback = is_loopback_address(transport.get_extra_info("sockname"))
         if isinstance(transport, SecureTransport) and transport.tls is not None:
             self._common_name = transport.tls.session().common_name
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
@@ -351,7 +364,11 @@ class _Connection(asyncio.Protocol):
         if len(name) + len(value) > HEADER_SIZE_MAX:
             self._refuse(_HEADER_TOO_LONG)
         if self._request is None:  # else: the trailer of a chunked body, which nobody asked for
-            self._headers.setdefault(name.lower(), value)
+            name = name.lower()
+            if name not in self._headers:
+                self._headers[name] = value
+            elif name in _CODINGS:
+                self._headers[name] += b"," + value
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
@@ -368,17 +385,23 @@ class _Connection(asyncio.Protocol):
         self._request = request
         if (b"upgrade" in headers or method == b"CONNECT") and self._decline_upgrade(method):
             return
-        if self._server.before is not None:
+        tells_origin = b"origin" in headers or b"sec-fetch-site" in headers
+        tells_origin = tells_origin or (self._is_at_loopback and headers.get(b"host") != self._known_host)
+        if not (tells_origin and self._ask_origins(request)) and self._server.before is not None:
             self._ask_before(request, self._server.before)
         length = headers.get(b"content-length")
         if length is not None:
             if int(length) > request.route.body_limit_bytes:
                 self._refuse(request.route.too_big)
         elif b"transfer-encoding" in headers:
+            if headers[b"transfer-encoding"].lower() != b"chunked":
+                self._refuse(_BAD_TRANSFER_ENCODING)
             self._is_chunked = True
             self._chunked_bytes_left = CHUNK_OVERHEAD_FACTOR * request.route.body_limit_bytes + CHUNK_SLACK_BYTES
         if b"host" not in headers and self._parser.get_http_version() != "1.0":  # HTTP/0.9 is refused as well
             self._refuse(_NO_HOST)
+        if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+            self._refuse(_BAD_CONTENT_ENCODING)
         if b"expect" in headers:
             self._expect(headers[b"expect"])
 
@@ -423,6 +446,21 @@ class _Connection(asyncio.Protocol):
         self._body = b""
         self._is_chunked = False
         self._expects_continue = False
+
+    def _ask_origins(self, request: Request) -> bool:
+        """Whether a request of a browser is answered already, for where it comes from."""
+        headers = request.headers
+        verdict = self._server.origins.judge(request.method_bytes, request.path_bytes, headers, self._is_at_loopback)
+        if verdict.refusal:
+            _log.info("HTTP %s: %s %s: %s", self._remote_address, request.method, request.path, verdict.refusal)
+            refusal = error_response(403, verdict.refusal, request.route.plain)
+            request.route = always(refusal, too_big=refusal)
+            return True
+        self._known_host = headers.get(b"host", b"")
+        request.answer_headers = verdict.headers
+        if verdict.is_preflight:
+            request.route = always(_PREFLIGHT)
+        return verdict.is_preflight
 
     def _ask_before(self, request: Request, before: Before) -> None:
         request.common_name = self._common_name
@@ -580,6 +618,8 @@ class _Connection(asyncio.Protocol):
             tail = server.tail_keep_alive  # HTTP/1.0 clients must be told
         else:
             tail = server.tail
+        if request.answer_headers:
+            tail = request.answer_headers + tail
         answer = response.head + tail + response.body
         if request.method_bytes == b"HEAD":
             answer = response.head + tail

@@ -17,6 +17,7 @@ from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, SEQUENCE_MAX
 from flintmq.names import is_valid_name
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.log import LOG_FILE_HELP
+from flintmq.net.origin import check_origins
 from flintmq.options import (
     HOUR,
     MILLISECOND,
@@ -377,6 +378,15 @@ class NsqdOptions(Options):
         Duration(MILLISECOND), 5 * SECOND, "longest wait for its answer", group=_AUTH
     )
 
+    http_allow_origin: tuple[str, ...] = option(
+        Items(Text("ORIGIN")),
+        (),
+        "origin of a web page that may use the HTTP and HTTPS ports, such as https://wiki.example; its host is also a "
+        "name that this host is asked under; requests of other pages are refused",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+        default_text="none",
+    )
     http_auth_tokens_file: str = option(
         Text("FILE"),
         "",
@@ -490,6 +500,7 @@ class NsqdOptions(Options):
                 attribute, missing = ("tls_cert", "--tls-key") if self.tls_cert else ("tls_key", "--tls-cert")
                 raise OptionError(attribute, getattr(self, attribute), f"it needs {missing} as well", "argument")
         check_http_auth(self)
+        check_origins(self.http_allow_origin)
         refusal = check_node(self.settings)
         if refusal is not None:
             raise OptionError("dead_letter_topic", self.dead_letter_topic, refusal, "argument")

@@ -40,6 +40,7 @@ from flintmq.net.listen import Listener, listen
 from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
+from flintmq.net.origin import Origins
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
 from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd, takeover
 from flintmq.nsqd.auth import AuthClient
@@ -227,17 +228,18 @@ class Nsqd:
             self._http_auth = HttpAuth(file, router, HTTP_PERMISSIONS, self.env, trusts, "nsqd")
             self._http_auth.start()
             check = self._http_auth.check
+        origins = Origins(options.http_allow_origin, (self.env.hostname, options.broadcast_address))
         tcp = self._tcp = await listen(lambda: Session(self), options.tcp_address)
         http = https = None
         if options.http_address:
             refuse = self._require_tls if self.tls_required == "true" else check
-            self._http = HttpServer(router, clock=self.env.clock, before=refuse)
+            self._http = HttpServer(router, clock=self.env.clock, before=refuse, origins=origins)
             http = await self._http.start(options.http_address)
         if options.https_address and self._tls is not None:
             new_tls = self.new_tls
             if options.http_auth_client_cert and not self._tls.policy:
                 new_tls = replace(self._tls, policy=VERIFY_IF_GIVEN).engines()
-            self._https = HttpServer(router, clock=self.env.clock, before=check)
+            self._https = HttpServer(router, clock=self.env.clock, before=check, origins=origins)
             https = await self._https.start(options.https_address, new_tls)
         listeners = (("TCP", tcp), ("HTTP", http), ("HTTPS", https))
         self.addresses = Addresses(*(None if each is None else each.address for _, each in listeners))

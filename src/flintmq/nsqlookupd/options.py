@@ -8,7 +8,8 @@ from typing import ClassVar
 from flintmq.errors import OptionError
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.log import LOG_FILE_HELP
-from flintmq.options import MILLISECOND, MINUTE, SECOND, Address, Choice, Duration, Options, Switch, Text, option
+from flintmq.net.origin import check_origins
+from flintmq.options import MILLISECOND, MINUTE, SECOND, Address, Choice, Duration, Items, Options, Switch, Text, option
 
 _LOGGING = "Logging"
 _ADDRESSES = "Addresses"
@@ -96,6 +97,15 @@ class NsqlookupdOptions(Options):
         origin="flintmq",
     )
 
+    http_allow_origin: tuple[str, ...] = option(
+        Items(Text("ORIGIN")),
+        (),
+        "origin of a web page that may use the HTTP and HTTPS ports, such as https://wiki.example; its host is also a "
+        "name that this host is asked under; requests of other pages are refused",
+        group=_HTTP_AUTH,
+        origin="flintmq",
+        default_text="none",
+    )
     http_auth_tokens_file: str = option(
         Text("FILE"),
         "",
@@ -130,3 +140,4 @@ class NsqlookupdOptions(Options):
             allowed = "it is for HTTPS: give --https-address as well"
             raise OptionError(attribute, getattr(self, attribute), allowed, "argument")
         check_http_auth(self)
+        check_origins(self.http_allow_origin)

@@ -24,6 +24,7 @@ from flintmq.net.listen import PATH_PORT, Listener, listen
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import loop_factory
 from flintmq.net.networks import LOOPBACK, Networks
+from flintmq.net.origin import Origins
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
 from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import Member, build_router
@@ -62,8 +63,9 @@ class Nsqlookupd:
         self._auth = _auth(options, router, env)
         check = None if self._auth is None else self._auth.check
         self._tls = _tls(options)
-        self._http = HttpServer(router, clock=env.clock, before=check)
-        self._https = None if self._tls is None else HttpServer(router, clock=env.clock, before=check)
+        origins = Origins(options.http_allow_origin, (env.hostname, options.broadcast_address))
+        self._http = HttpServer(router, clock=env.clock, before=check, origins=origins)
+        self._https = None if self._tls is None else HttpServer(router, clock=env.clock, before=check, origins=origins)
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
         self._sessions = Sessions(self.database, env.clock, self._info, idle_deadline_s)
         self._sessions.on_change = admin.registered

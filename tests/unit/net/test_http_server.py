@@ -28,16 +28,18 @@ from flintmq.net.http_server import (
     plain_response,
     text_response,
 )
+from flintmq.net.origin import Origins
 from flintmq.testing import ManualClock
 
-HOST = b"Host: h\r\n"
+HOST = b"Host: localhost\r\n"
 
 
 class FakeTransport(asyncio.Transport):
     """Keeps what is written; ``window`` bytes fit before the writer is paused."""
 
-    def __init__(self, protocol: asyncio.Protocol, window: int = 1 << 30) -> None:
+    def __init__(self, protocol: asyncio.Protocol, window: int = 1 << 30, sockname: object = None) -> None:
         super().__init__()
+        self.sockname = sockname
         self.protocol = protocol
         self.window = window
         self.written = b""
@@ -47,7 +49,7 @@ class FakeTransport(asyncio.Transport):
         self.state = "open"
 
     def get_extra_info(self, name, default=None):
-        return ("10.0.0.9", 1234) if name == "peername" else default
+        return {"peername": ("10.0.0.9", 1234), "sockname": self.sockname}.get(name, default)
 
     def set_write_buffer_limits(self, high=None, low=None):
         self.high = high
@@ -125,10 +127,10 @@ def answers(data: bytes, *, head_only: bool = False) -> list[Answer]:
 class Peer:
     """One connection to a server."""
 
-    def __init__(self, server: HttpServer, window: int = 1 << 30) -> None:
+    def __init__(self, server: HttpServer, window: int = 1 << 30, sockname: object = None) -> None:
         self.server = server
         self.protocol = server.new_connection(asyncio.get_running_loop())
-        self.transport = FakeTransport(self.protocol, window)
+        self.transport = FakeTransport(self.protocol, window, sockname)
         self.protocol.connection_made(self.transport)
 
     def send(self, data: bytes) -> Peer:
@@ -157,14 +159,14 @@ class Peer:
 
 
 def request(target: str, *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: h", *headers]
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers]
     if body:
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def chunked(target: str, *chunks: bytes, trailer: bytes = b"") -> bytes:
-    head = f"POST {target} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     return head + b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks) + b"0\r\n" + trailer + b"\r\n"
 
 
@@ -446,7 +448,6 @@ class TestConnection:
             b"Content-Length: 1\r\nTransfer-Encoding: chunked",
             b"Content-Length: -1",
             b"Content-Length: 99999999999999999999999",
-            b"Transfer-Encoding: gzip",
             b"A: b\r\n folded",
             b" : b",
         ],
@@ -455,6 +456,37 @@ class TestConnection:
         peer.send(b"POST /echo HTTP/1.1\r\n" + HOST + lines + b"\r\n\r\nxx")
         assert peer.statuses == [400]
         assert peer.transport.has_sent_eof
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            b"Transfer-Encoding: gzip",
+            b"Transfer-Encoding: gzip, chunked",
+            b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+            b"Transfer-Encoding: identity, chunked",
+        ],
+    )
+    async def test_a_transfer_encoding_that_nobody_decodes_is_refused(self, app, peer, lines):
+        peer.send(b"POST /echo HTTP/1.1\r\n" + HOST + lines + b"\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+        assert peer.statuses == [501] and "only chunked" in peer.answer.message
+        assert peer.transport.has_sent_eof and app.seen == []
+
+    @pytest.mark.parametrize("other", [b", chunked", b"\r\nTransfer-Encoding: gzip", b"\r\nTransfer-Encoding: x"])
+    async def test_a_transfer_encoding_counts_as_a_whole(self, app, peer, other):
+        lines = b"Transfer-Encoding: chunked" + other
+        peer.send(b"POST /echo HTTP/1.1\r\n" + HOST + lines + b"\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+        assert peer.statuses in ([400], [501])  # the parser may be first to refuse it
+        assert app.seen == []
+
+    async def test_chunked_is_spelled_in_any_case(self, peer):
+        lines = b"Transfer-Encoding: Chunked\r\nContent-Encoding: identity"
+        peer.send(b"POST /echo HTTP/1.1\r\n" + HOST + lines + b"\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+        assert peer.answer.body == b"x"
+
+    async def test_a_content_encoding_is_refused(self, app, peer):
+        peer.send(request("/echo", "Content-Encoding: gzip", method="POST", body=b"\x1f\x8b"))
+        assert peer.statuses == [415] and "leave Content-Encoding out" in peer.answer.message
+        assert app.seen == []
 
     async def test_host_is_required(self, peer):
         peer.send(b"GET /ping HTTP/1.1\r\n\r\n")
@@ -523,7 +555,7 @@ class TestLimits:
 
     async def test_trailers_are_not_headers(self, peer, app):
         peer.send(chunked("/echo", b"x", trailer=b"Host: evil\r\nX-Admin: yes\r\n"))
-        assert app.seen[0].header("host") == "h"
+        assert app.seen[0].header("host") == "localhost"
         assert app.seen[0].header("x-admin") == ""
 
     async def test_url_limit(self, server):
@@ -810,6 +842,68 @@ class TestClose:
         text = server.describe()
         assert "connections=1" in text
         assert "/pending" in text
+
+
+class TestOrigins:
+    """What the rule in test_origin.py says comes before everything else, and changes nothing for others."""
+
+    ELSEWHERE = "Origin: https://evil.example"
+
+    async def test_a_page_from_elsewhere_reaches_no_handler(self, app, peer):
+        answer = peer.get("/echo", self.ELSEWHERE, method="POST", body=b"x").answer
+        assert answer.status == 403 and "--http-allow-origin=https://evil.example" in answer.message
+        assert answer.headers["Content-Type"].startswith("application/json")
+        assert peer.get("/ping", self.ELSEWHERE).answers[1].body.startswith(b"FORBIDDEN_ORIGIN: Origin ")
+        assert [each.status for each in peer.get("/nowhere", self.ELSEWHERE).answers] == [403] * 3
+        assert app.seen == [] and peer.transport.state == "open"
+
+    async def test_it_comes_before_the_other_checks(self, app):
+        asked: list[Request] = []
+
+        def asking(request: Request) -> None:
+            asked.append(request)
+
+        server = HttpServer(app.router, before=asking)
+        peer = Peer(server).get("/ping", self.ELSEWHERE)
+        assert peer.statuses == [403] and asked == []
+        assert peer.get("/ping").statuses == [403, 200] and len(asked) == 1
+
+    async def test_a_large_body_is_not_waited_for(self, app, peer):
+        peer.send(b"POST /echo HTTP/1.1\r\n" + HOST + b"Origin: null\r\nContent-Length: 900000\r\n\r\n")
+        assert peer.statuses == [403] and app.seen == []
+
+    async def test_host_counts_where_only_this_host_can_reach(self, app, server):
+        rebound = b"GET /ping HTTP/1.1\r\nHost: evil.example:4151\r\n\r\n"
+        near: tuple[object, ...] = (("127.0.0.1", 4151), ("::1", 4151, 0, 0))
+        far: tuple[object, ...] = (("10.0.0.1", 4151), "/run/nsqd.sock", None)
+        for sockname in near:
+            peer = Peer(server, sockname=sockname).get("/ping").send(rebound).get("/ping").send(rebound)
+            assert peer.statuses == [200, 403, 200, 403]
+        for sockname in far:
+            assert Peer(server, sockname=sockname).send(rebound).statuses == [200]
+
+    async def test_an_allowed_page_may_read_every_answer(self, app):
+        server = HttpServer(app.router, origins=Origins(["https://wiki.example"]))
+        peer = Peer(server).get("/ping", "Origin: https://wiki.example").get("/nowhere", "Origin: https://wiki.example")
+        peer.get("/ping")
+        first, second, other = peer.answers
+        assert (first.status, second.status, other.status) == (200, 404, 200)
+        for each in (first, second):
+            assert each.headers["Access-Control-Allow-Origin"] == "https://wiki.example"
+            assert each.headers["Vary"] == "Origin"
+        assert "Access-Control-Allow-Origin" not in other.headers and "Vary" not in other.headers
+
+    async def test_a_preflight_needs_no_token(self, app):
+        server = HttpServer(
+            app.router, before=lambda _: plain_response("who?", 401), origins=Origins(["https://wiki.example"])
+        )
+        lines = ["Origin: https://wiki.example", "Access-Control-Request-Method: PUT"]
+        lines.append("Access-Control-Request-Headers: authorization,content-type")
+        answer = Peer(server).get("/config/x", *lines, method="OPTIONS").answer
+        assert answer.status == 200 and "PUT" in answer.headers["Access-Control-Allow-Methods"]
+        assert answer.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        assert Peer(server).get("/config/x", lines[0], method="PUT").statuses == [401]
+        assert Peer(server).get("/config/x", self.ELSEWHERE, *lines[1:], method="OPTIONS").statuses == [403]
 
 
 async def test_over_tcp_with_keep_alive_and_port_zero(app):
