@@ -283,7 +283,7 @@ def _open_data_path(data_path: str) -> OsFiles:
     remedy = f"{_UP} --data-path=DIRECTORY takes another one"
     try:
         is_new = not path.exists()
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = OsFiles(data_path)
     except DataPathLocked as error:
         what = f"the data directory {shown} is in use by another nsqd or {_UP}"

@@ -14,10 +14,13 @@ traceback each carry the prefix. Source: reference/nsq.md 4.3.
 from __future__ import annotations
 
 import logging
+import math
+import os
 import re
 import sys
 import time
 from collections.abc import Callable
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TextIO
 
 from flintmq.errors import FlintError, OptionError
@@ -69,7 +72,7 @@ class NsqFormatter(logging.Formatter):
         self._prefix = escape(prefix)
 
     def format(self, record: logging.LogRecord) -> str:
-        whole_s = int(record.created)
+        whole_s = math.floor(record.created)  # also before 1970
         micros = int((record.created - whole_s) * 1_000_000)  # cut, not rounded: 0.9999996 s is not 1000000 us
         stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(whole_s))
         word = _WORDS.get(record.levelno, record.levelname)
@@ -140,6 +143,11 @@ class LogFile(logging.FileHandler):
             self.release()
         if before is not None:
             before.close()
+
+    def _open(self) -> TextIOWrapper:
+        """A new file is for its owner and their group; one that is there keeps its mode."""
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return TextIOWrapper(BufferedWriter(FileIO(descriptor, "a")), encoding=self.encoding, errors=self.errors)
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = self.stream

@@ -12,14 +12,18 @@ Rules of this file:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from flintmq.errors import DataPathLocked, PermissionMissing, StorageError
+
+log = logging.getLogger(__name__)
 
 
 class File(Protocol):
@@ -117,7 +121,7 @@ class Files(Protocol):
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory and everything in it; no error when it does not exist."""
+        """Remove a directory and everything in it; no error when it does not exist. No link is followed."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -267,6 +271,23 @@ class SqliteDatabase:
         self._connection.close()
 
 
+def _keep_private(path: str) -> None:
+    """Make the file of a database before SQLite does, which lets the umask decide who may read it; its journals follow.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # of another user: it is theirs to decide
+                mode = os.stat(each).st_mode & 0o7777
+                if mode & 0o077:
+                    os.chmod(each, mode & 0o700)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
 class OsFiles:
     """The data directory on the operating system, locked against a second nsqd while this object lives.
 
@@ -334,6 +355,10 @@ class OsFiles:
 
     def remove_directory(self, path: str) -> None:
         absolute = self._absolute(path)
+        if os.path.islink(absolute):
+            log.warning("%s leads to %s: the link is removed, what is there stays", absolute, os.readlink(absolute))
+            os.unlink(absolute)
+            return
         try:
             names = os.listdir(absolute)
         except FileNotFoundError:
@@ -358,7 +383,9 @@ class OsFiles:
         return info.f_bavail * info.f_frsize
 
     def open_database(self, path: str) -> SqliteDatabase:
-        return SqliteDatabase(self._absolute(path))
+        absolute = self._absolute(path)
+        _keep_private(absolute)
+        return SqliteDatabase(absolute)
 
     def close(self) -> None:
         if self._directory_fd >= 0:

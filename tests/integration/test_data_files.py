@@ -1,0 +1,64 @@
+"""Files that real daemons make: who may read them, and what a link in the data directory leads to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.integration.daemons import Daemons, Nsqd, dpub, pub, req, wait_until
+
+
+def modes(root: Path) -> dict[str, int]:
+    found = {}
+    for directory, names, file_names in os.walk(root):
+        for name in (*names, *file_names):
+            path = Path(directory, name)
+            found[str(path.relative_to(root))] = stat.S_IMODE(path.lstat().st_mode)
+    return found
+
+
+@pytest.mark.parametrize("umask", ["000", "022"])
+def test_nobody_else_may_read_what_nsqd_makes(daemons: Daemons, tmp_path: Path, umask: str):
+    """Database, journals, log, index, floors, nsqd.dat, what was damaged, snapshots: also after a kill and a start."""
+    shell = ["sh", "-c", f'umask {umask}; exec "$@"', "sh"]
+    log_file = tmp_path / "nsqd-own.log"
+    nsqd = daemons.new_nsqd(f"--log-file={log_file}", "--max-bytes-per-file=2000", limits=shell)
+    nsqd.start()
+    with nsqd.connect() as connection:
+        for _ in range(20):
+            connection.ok(pub("t", b"x" * 300))
+        connection.ok(dpub("t", 3_000_000, b"later"))
+        connection.subscribe("t", "c", 1)
+        connection.send(req(connection.message().id, 1_000_000))
+        for _ in range(10):
+            connection.finish(connection.message())
+        wait_until(lambda: nsqd.unfinished("t", "c") == 11, "ten messages are finished")
+    nsqd.kill()
+    with nsqd.segment_paths("t")[-1].open("r+b") as segment:
+        segment.seek(-10, os.SEEK_END)
+        segment.write(b"damaged")
+    nsqd.start()
+    wait_until((nsqd.data_path / "channels.db-wal").exists, "the database is in use")
+    found = modes(nsqd.data_path)
+    assert {"channels.db", "channels.db-wal", "channels.db-shm", "nsqd.dat", "nsqd.dat.flintmq"} <= set(found)
+    assert any(path.endswith(".bad") for path in found) and any(path.endswith(".index") for path in found), found
+    assert found == {path: 0o700 if (nsqd.data_path / path).is_dir() else 0o600 for path in found}
+    assert stat.S_IMODE(log_file.stat().st_mode) == 0o640
+
+
+def test_deleting_a_topic_leaves_alone_what_its_link_leads_to(nsqd: Nsqd, tmp_path: Path):
+    nsqd.publish("moved", b"body")
+    nsqd.stop()
+    (directory,) = [path for path in (nsqd.data_path / "topics").iterdir() if "moved" in path.name]
+    elsewhere = directory.rename(tmp_path / "elsewhere")
+    directory.symlink_to(elsewhere)
+    (elsewhere / "of-somebody").write_bytes(b"x")
+    nsqd.start()
+    assert nsqd.stats("moved")["message_count"] == 0 and nsqd.post("/topic/delete?topic=moved").status == 200
+    wait_until(lambda: list((nsqd.data_path / "topics").iterdir()) == [], "the link is removed")
+    assert (elsewhere / "of-somebody").read_bytes() == b"x" and list(elsewhere.glob("p-0000/*.log"))
+    assert f"leads to {elsewhere}: the link is removed" in nsqd.log
+    nsqd.restart()
+    assert nsqd.get("/stats?format=json")["topics"] == []

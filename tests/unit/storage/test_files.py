@@ -1,0 +1,76 @@
+"""The data directory on a real file system: who may read what is made there, and links that are not followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from flintmq.storage.files import OsFiles, replace_file
+
+
+@pytest.fixture
+def files(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    files = OsFiles(str(root))
+    yield files
+    files.close()
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def modes(root: str) -> dict[str, int]:
+    found = {}
+    for directory, names, file_names in os.walk(root):
+        for name in names + file_names:
+            path = os.path.join(directory, name)
+            found[os.path.relpath(path, root)] = stat.S_IMODE(os.lstat(path).st_mode)
+    return found
+
+
+def test_what_is_made_is_for_its_owner_alone(files, umask):
+    files.make_directory("topics/t-a/p-0000")
+    files.open("topics/t-a/p-0000/log.meta", create=True).close()
+    replace_file(files, "nsqd.dat", b"{}")
+    database = files.open_database("channels.db")
+    database.commit([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], True)
+    found = modes(files.root)
+    database.close()
+    assert {"channels.db", "channels.db-wal", "channels.db-shm"} <= set(found)
+    assert found == {path: 0o700 if Path(files.root, path).is_dir() else 0o600 for path in found}
+
+
+def test_a_database_of_an_older_release_is_closed_to_others(files):
+    path = Path(files.root, "channels.db")
+    old = files.open_database("channels.db")
+    old.commit([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], True)
+    for name in ("channels.db", "channels.db-wal", "channels.db-shm"):
+        Path(files.root, name).chmod(0o644)
+    database = files.open_database("channels.db")
+    assert database.query("SELECT x FROM t") == [(1,)]
+    assert set(modes(files.root).values()) == {0o600} and path.stat().st_size > 0
+    database.close()
+    old.close()
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(files, tmp_path, caplog):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "p-0000").mkdir(parents=True)
+    (elsewhere / "p-0000" / "kept").write_bytes(b"x")
+    files.make_directory("topics/t-b")
+    os.symlink(elsewhere, os.path.join(files.root, "topics/t-a"))
+    os.symlink(elsewhere, os.path.join(files.root, "topics/t-b/inside"))
+    os.symlink(tmp_path / "nowhere", os.path.join(files.root, "topics/t-c"))
+    for topic in ("t-a", "t-b", "t-c", "t-d"):
+        files.remove_directory(f"topics/{topic}")
+    assert files.list("topics") == []
+    assert (elsewhere / "p-0000" / "kept").read_bytes() == b"x"
+    assert f"leads to {elsewhere}: the link is removed" in caplog.text
