@@ -33,6 +33,9 @@ Source: design/codebase.md "Errors and options"; the split local/remote is h11's
 
 from __future__ import annotations
 
+UNREADABLE_JSON = (ValueError, RecursionError)
+"""What reading JSON of somebody else raises: not JSON, not of that form, not UTF-8, or nested too deeply."""
+
 
 class FlintError(Exception):
     """Parent of everything this package raises on purpose."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from flintmq.errors import FlintError
+from flintmq.errors import UNREADABLE_JSON, FlintError
 from flintmq.limits import ATTEMPTS_MAX, SEQUENCE_MAX
 from flintmq.names import EPHEMERAL_SUFFIX, is_ephemeral, is_valid_name
 
@@ -146,7 +146,7 @@ def merged(settings: Settings, change: bytes) -> Settings:
     """
     try:
         fields = _decode_any(change)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise BadSetting(f"INVALID_BODY: not JSON - {error}") from None
     if not isinstance(fields, dict):
         raise BadSetting('INVALID_BODY: it must be a JSON object such as {"max_attempts": 5}')
@@ -210,5 +210,7 @@ def _refused(name: str, value: object, allowed: str) -> BadSetting:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 100 else text[:100] + "..."

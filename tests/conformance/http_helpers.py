@@ -185,7 +185,7 @@ def exchange(nsqd: Nsqd, data: bytes) -> Answer:
 
 def chunked(path: str, *chunks: bytes) -> bytes:
     """A POST with a chunked body."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 

@@ -475,7 +475,7 @@ def test_nsqlookupd_on_unix_sockets(shared_daemons: Daemons, tmp_path: Path):
     def producers() -> str:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(http))
-            client.sendall(b"GET /lookup?topic=t HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            client.sendall(b"GET /lookup?topic=t HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             with client.makefile("rb") as received:
                 return received.read().decode()
 

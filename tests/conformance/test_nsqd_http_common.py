@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "/debug/freememory": ("POST",),
 }
 WITH_PARAMETERS = [("GET", "/stats"), *(("POST", path) for path in POST_ROUTES)]
-PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def allow(methods: tuple[str, ...]) -> str:
@@ -77,13 +77,13 @@ def test_options_of_an_unknown_path_is_404(nsqd: Nsqd):
 
 
 def test_options_of_the_server_is_200_empty(nsqd: Nsqd):
-    answer = exchange(nsqd, b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = exchange(nsqd, b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (answer.status, answer.body) == (200, b"")
 
 
 def test_a_wrong_method_leaves_the_body_unread_and_the_connection_usable(nsqd: Nsqd):
     with RawHttp(nsqd.http) as raw:
-        assert raw.send(b"PUT /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc").answer().status == 405
+        assert raw.send(b"PUT /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc").answer().status == 405
         assert raw.send(PING).answer().body == b"OK"
 
 
@@ -162,7 +162,7 @@ def test_wrong_case_redirects(nsqd: Nsqd, method: str, path: str):
     ],
 )
 def test_unclean_path_redirects(nsqd: Nsqd, method: str, path: str, status: int, location: str):
-    answer = exchange(nsqd, f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+    answer = exchange(nsqd, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
     assert (answer.status, answer.headers["Location"]) == (status, location)
 
 
@@ -186,7 +186,7 @@ def test_a_plain_escape_in_the_path_is_decoded(nsqd: Nsqd):
 
 
 def test_a_bad_escape_in_the_path_is_400(nsqd: Nsqd):
-    assert exchange(nsqd, b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n").status == 400
+    assert exchange(nsqd, b"GET /%zz HTTP/1.1\r\nHost: localhost\r\n\r\n").status == 400
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_a_connection_is_kept_for_further_requests(nsqd: Nsqd):
 
 def test_connection_close_closes_after_the_answer(nsqd: Nsqd):
     with RawHttp(nsqd.http) as raw:
-        answer = raw.send(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").answer()
+        answer = raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").answer()
         assert (answer.body, answer.headers["Connection"]) == (b"OK", "close")
         raw.wait_closed()
 
@@ -427,22 +427,22 @@ def test_http_1_1_without_host_is_400(nsqd: Nsqd):
 def test_an_error_keeps_the_connection(nsqd: Nsqd, status: int):
     path = {400: "/topic/create", 404: "/nothing", 405: "/ping"}[status]
     with RawHttp(nsqd.http) as raw:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
         assert raw.send(head).answer().status == status
         assert raw.send(PING).answer().body == b"OK"
 
 
 def test_pipelined_requests_are_answered_in_order(nsqd: Nsqd, topic: str):
-    pub = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n".encode()
+    pub = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n".encode()
     with RawHttp(nsqd.http) as raw:
-        raw.send(pub + b"1" + PING + pub + b"2" + b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n" + pub + b"3" + PING)
+        raw.send(pub + b"1" + PING + pub + b"2" + b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" + pub + b"3" + PING)
         statuses = [raw.answer().status for _ in range(6)]
     assert statuses == [200, 200, 200, 404, 200, 200]
     assert bodies_of(nsqd, topic, 3) == [b"1", b"2", b"3"]
 
 
 def test_a_hundred_pipelined_publishes(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n".encode()
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n".encode()
     expected = [b"%03d" % number for number in range(100)]
     with RawHttp(nsqd.http) as raw:
         raw.send(b"".join(head + body for body in expected))
@@ -451,7 +451,7 @@ def test_a_hundred_pipelined_publishes(nsqd: Nsqd, topic: str):
 
 
 def test_a_request_may_come_byte_by_byte(nsqd: Nsqd, topic: str):
-    request = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody".encode()
+    request = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody".encode()
     with RawHttp(nsqd.http) as raw:
         for number in range(len(request)):
             raw.send(request[number : number + 1])
@@ -466,11 +466,11 @@ def test_names_of_headers_have_no_case(nsqd: Nsqd, topic: str):
 
 @pytest.mark.parametrize("target", ["http://x/ping", "http://127.0.0.1:1/ping?a=b", "HTTP://x/ping"])
 def test_an_absolute_target_is_its_path(nsqd: Nsqd, target: str):
-    assert exchange(nsqd, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode()).body == b"OK"
+    assert exchange(nsqd, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).body == b"OK"
 
 
 def test_an_absolute_target_has_a_query(nsqd: Nsqd, topic: str):
-    head = f"POST http://x/topic/create?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+    head = f"POST http://x/topic/create?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
     assert_empty(exchange(nsqd, head.encode()))
     assert topic in topic_names(nsqd)
 
@@ -481,7 +481,7 @@ def test_a_chunked_body_is_put_together(nsqd: Nsqd, topic: str):
 
 
 def test_a_chunked_body_may_have_extensions_and_trailers(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     with RawHttp(nsqd.http) as raw:
         raw.send(head + b"3;name=value\r\nabc\r\n0\r\nX-Trailer: 1\r\n\r\n" + PING)
         assert [raw.answer().body, raw.answer().body] == [b"OK", b"OK"]
@@ -493,7 +493,7 @@ def test_an_empty_chunked_body_is_an_empty_body(nsqd: Nsqd, topic: str):
 
 
 def test_expect_100_continue_is_invited(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
     with RawHttp(nsqd.http) as raw:
         assert raw.send(head.encode()).answer().status == 100
         assert raw.send(b"later").answer().body == b"OK"
@@ -501,12 +501,12 @@ def test_expect_100_continue_is_invited(nsqd: Nsqd, topic: str):
 
 
 def test_expect_100_continue_of_what_is_too_big_is_refused_at_once(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\nExpect: 100-continue\r\n\r\n"
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\nExpect: 100-continue\r\n\r\n"
     assert_refused(exchange(nsqd, head.encode()), 413, "MSG_TOO_BIG")
 
 
 def test_expect_100_continue_is_not_awaited_by_all_clients(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nhi"
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nhi"
     with RawHttp(nsqd.http) as raw:
         answer = raw.send(head.encode()).answer()
         answer = raw.answer() if answer.status == 100 else answer
@@ -514,7 +514,7 @@ def test_expect_100_continue_is_not_awaited_by_all_clients(nsqd: Nsqd, topic: st
 
 
 def test_another_expectation_is_417(nsqd: Nsqd):
-    assert exchange(nsqd, b"GET /ping HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n").status == 417
+    assert exchange(nsqd, b"GET /ping HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n").status == 417
 
 
 @pytest.mark.parametrize(
@@ -522,13 +522,13 @@ def test_another_expectation_is_417(nsqd: Nsqd):
     [
         pytest.param(b"nonsense\r\n\r\n", id="no request line"),
         pytest.param(b"GET /ping\r\n\r\n", id="no version"),
-        pytest.param(b"G\x01T /ping HTTP/1.1\r\nHost: x\r\n\r\n", id="bad method"),
+        pytest.param(b"G\x01T /ping HTTP/1.1\r\nHost: localhost\r\n\r\n", id="bad method"),
         pytest.param(b"GET /ping HTTP/1.1\r\nHost x\r\n\r\n", id="header without colon"),
-        pytest.param(b"GET /ping HTTP/1.1\r\nHost: x\r\nBad Name: x\r\n\r\n", id="space in header name"),
-        pytest.param(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", id="negative length"),
-        pytest.param(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: ten\r\n\r\n", id="length not a number"),
+        pytest.param(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nBad Name: x\r\n\r\n", id="space in header name"),
+        pytest.param(b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", id="negative length"),
+        pytest.param(b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: ten\r\n\r\n", id="length not a number"),
         pytest.param(
-            b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", id="two lengths"
+            b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", id="two lengths"
         ),
     ],
 )
@@ -540,14 +540,14 @@ def test_what_is_not_http_is_400(nsqd: Nsqd, request_bytes: bytes):
 
 
 def test_a_bad_chunk_size_publishes_nothing(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     assert exchange(nsqd, head + b"zz\r\nabc\r\n0\r\n\r\n").status in (400, 500)
     assert topic not in topic_names(nsqd)
 
 
 def test_half_a_body_publishes_nothing(nsqd: Nsqd, topic: str):
     with RawHttp(nsqd.http) as raw:
-        raw.send(f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf".encode())
+        raw.send(f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf".encode())
         raw.end()
     nsqd.get("/info")
     assert topic not in topic_names(nsqd)
@@ -555,11 +555,11 @@ def test_half_a_body_publishes_nothing(nsqd: Nsqd, topic: str):
 
 def test_requests_before_the_end_of_input_are_answered(nsqd: Nsqd, topic: str):
     with RawHttp(nsqd.http) as raw:
-        raw.send(f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi".encode()).end()
+        raw.send(f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi".encode()).end()
         assert raw.answer().body == b"OK"
 
 
 def test_a_body_where_none_is_expected_is_ignored(nsqd: Nsqd):
     with RawHttp(nsqd.http) as raw:
-        assert raw.send(b"GET /ping HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody").answer().body == b"OK"
+        assert raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody").answer().body == b"OK"
         assert raw.send(PING).answer().body == b"OK"

@@ -148,7 +148,7 @@ def test_pub_refuses_a_chunked_body_of_one_byte_more(small: Nsqd, topic: str):
 
 
 def test_pub_refuses_what_is_too_big_before_its_body_came(small: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n"
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 40}\r\n\r\n"
     assert_refused(exchange(small, head.encode()), 413, "MSG_TOO_BIG")
 
 
@@ -479,7 +479,7 @@ def test_a_failed_put_is_503_exiting_and_ping_says_why(daemons: Daemons):
 
 
 def test_a_keep_alive_connection_goes_on_behind_a_refused_publish(nsqd: Nsqd, topic: str):
-    head = f"POST /mpub?topic={topic}&binary=true HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    head = f"POST /mpub?topic={topic}&binary=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     with RawHttp(nsqd.http) as raw:
         assert raw.send((head % 3).encode() + b"abc").answer().status == 413
         body = mpub_body([b"good"])

@@ -511,7 +511,7 @@ def test_an_error_unregisters_like_every_disconnect(peer: LookupConnection, nsql
         b"  V1REGISTER t c\n" * 50,
         b"  V2IDENTIFY\n",
         b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
-        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
     ids=["zeros", "bytes", "empty-lines", "empty-identify", "early-register", "wrong-magic", "tls", "http"],
 )

@@ -213,7 +213,7 @@ def test_what_publishing_refuses(shared_nsqd: Nsqd, target: str, body: bytes, st
 
 
 def test_a_chunked_body_is_bounded_too(shared_nsqd: Nsqd):
-    head = b"POST /%s?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /%s?topic=t HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     for path, size, expected in ((b"pub", 60, b"413"), (b"mpub", 600, b"413"), (b"pub", 0, b"400")):
         chunk = b"%x\r\n" % size + b"x" * size + b"\r\n" if size else b""
         with socket.create_connection(shared_nsqd.http, 5) as raw:

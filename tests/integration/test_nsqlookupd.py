@@ -433,7 +433,7 @@ class TestHttpApi:
     def test_pipelining_keeps_the_order(self, shared):
         with socket.create_connection(shared.http, PATIENCE_S) as peer:
             targets = [b"/info", b"/ping", b"/nope"] * 100
-            peer.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % target for target in targets))
+            peer.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target for target in targets))
             received = b""
             while received.count(b"HTTP/1.1 ") < 300 or not received.endswith(b'NOT_FOUND"}'):
                 received += peer.recv(65536)
@@ -441,7 +441,7 @@ class TestHttpApi:
 
     def test_chunked_body_over_the_limit(self, shared):
         with socket.create_connection(shared.http, PATIENCE_S) as peer:
-            peer.sendall(b"POST /topic/create?topic=chunky HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+            peer.sendall(b"POST /topic/create?topic=chunky HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             for _ in range(20):
                 peer.sendall(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
             received = b""
@@ -510,7 +510,7 @@ class Inside:
     async def request(self, method: str, target: str):
         assert self.daemon is not None
         reader, writer = await asyncio.open_connection(*self.daemon.http_address)
-        writer.write(f"{method} {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         assert head.startswith(b"HTTP/1.1 200 "), head

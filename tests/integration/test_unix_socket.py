@@ -59,7 +59,7 @@ def test_both_listeners_on_paths_and_again_after_a_kill(tmp_path):
                 assert (kind, message[26:]) == (2, b"hello %d" % round_number)
                 client.sendall(commands.fin(message[10:26]))
                 time.sleep(0.3)  # progress is written every tenth of a second
-            answer = ask(http, b"GET /info HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = ask(http, b"GET /info HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             info = json.loads(answer.partition(b"\r\n\r\n")[2])
             assert (info["tcp_port"], info["http_port"]) == (-1, -1)
         finally:

@@ -311,7 +311,7 @@ def test_https(secure: Nsqd, certificates: Certificates):
 
 def test_plain_http_on_the_https_port_ends_the_connection(secure: Nsqd):
     with socket.create_connection(https_address(secure), timeout=PATIENCE_S) as plain:
-        plain.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
         received = b""
         try:
             while piece := plain.recv(4096):

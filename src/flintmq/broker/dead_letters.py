@@ -30,7 +30,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.deferred import Aside
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.topic import Topic
-from flintmq.errors import StorageError
+from flintmq.errors import UNREADABLE_JSON, StorageError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.message import (
     ATTEMPTS,
@@ -125,10 +125,9 @@ def _headers(frame: bytes | memoryview) -> dict[str, Any]:
     if version == TAG:
         return {TAG_HEADER: headers.decode("utf-8", "replace")}
     try:
-        found = msgspec.json.decode(headers) if version == JSON else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}  # nobody could have read them
-    return found if isinstance(found, dict) else {}
+        return msgspec.json.decode(headers, type=dict[str, msgspec.Raw]) if version == JSON else {}
+    except UNREADABLE_JSON:
+        return {}  # nobody could have read them, or they are no object
 
 
 def _joined(kept: dict[str, Any], mine: dict[str, str], body_size: int) -> bytes:

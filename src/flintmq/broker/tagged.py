@@ -37,6 +37,7 @@ from flintmq.broker.channel import QUEUED, Channel
 from flintmq.broker.deferred import LOADED_BYTES_MAX
 from flintmq.broker.ready import Line, ReadyLines
 from flintmq.broker.subscription import Locality, Subscription
+from flintmq.errors import UNREADABLE_JSON
 from flintmq.limits import DELIVERY_BYTES_MAX, TAG_WAITING_MAX
 from flintmq.message import JSON, TAG, TAG_HEADER, headers_at
 
@@ -64,7 +65,7 @@ def tag_at(data: bytes | memoryview, position: int = 0) -> str:
 def _tag_in(headers: bytes) -> str:
     try:
         tag = _decode(headers).tag
-    except msgspec.MsgspecError:
+    except UNREADABLE_JSON:
         return ""
     return tag if isinstance(tag, str) else ""
 

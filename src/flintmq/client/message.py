@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 import msgspec
 
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
-from flintmq.errors import BodyError, LocalProtocolError, TouchFailed
+from flintmq.errors import UNREADABLE_JSON, BodyError, LocalProtocolError, TouchFailed
 from flintmq.message import JSON, TAG, TAG_HEADER
 from flintmq.wire.client import Record
 from flintmq.wire.extended import Extension, split_body, split_id
@@ -227,7 +227,7 @@ class Message(Generic[Value]):
             return {}
         try:
             return msgspec.json.decode(extension.headers, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except UNREADABLE_JSON as error:
             raise BodyError("headers in JSON", str(error)) from error
 
     @property

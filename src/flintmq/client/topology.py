@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from flintmq.client.options import join_address
-from flintmq.errors import DiscoveryError
+from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 
 NODE_COUNT_MAX = 10_000
 PARTITION_COUNT_MAX = 1024  # as many as an internal id can tell apart
@@ -161,7 +161,7 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
         raise DiscoveryError(f"status {status}: {reason or body[:100]!r}")
     try:
         answer = msgspec.json.decode(data, type=_Data | None) or _Data()
-    except msgspec.MsgspecError as error:
+    except UNREADABLE_JSON as error:
         raise DiscoveryError(f"the answer cannot be read: {error}") from error
     nodes = tuple(node for node in (answer.producers or [])[:NODE_COUNT_MAX] if _is_usable(node))
     partitions = sorted((answer.partitions or {}).items())[:PARTITION_COUNT_MAX]
@@ -189,7 +189,7 @@ def parse_members(body: bytes, scheme: str = "http") -> tuple[str, ...]:
     """Read an answer of /listlookup: ``http://host:port`` of every nsqlookupd; none when it is something else."""
     try:
         members = msgspec.json.decode(_opened(200, body)[2], type=_Members | None)
-    except (msgspec.MsgspecError, DiscoveryError):
+    except (*UNREADABLE_JSON, DiscoveryError):
         return ()
     found: dict[str, None] = {}
     for member in (members.lookupdnodes or [] if members else [])[:NODE_COUNT_MAX]:
@@ -211,7 +211,7 @@ def _opened(status: int, body: bytes) -> tuple[int, str, bytes]:
             return status, reason[:REASON_SIZE_MAX], bytes(fields.get("data", b"null"))
         reason = msgspec.json.decode(fields.get("message", b'""'), type=str)
         return status, reason[:REASON_SIZE_MAX], body
-    except msgspec.MsgspecError as error:
+    except UNREADABLE_JSON as error:
         if status != 200:
             return status, "", body
         raise DiscoveryError(f"the answer cannot be read: {error}") from error

@@ -40,7 +40,7 @@ from typing import Protocol
 import msgspec
 
 from flintmq.env import Env
-from flintmq.errors import FlintError, OptionError
+from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError
 from flintmq.names import is_valid_name
 from flintmq.net.address import split_address
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
@@ -282,7 +282,7 @@ def parse_clients(path: str, data: bytes) -> HttpClients:
         return HttpClients(content.client)
     except UnicodeDecodeError:
         raise HttpAuthFileError(path, "not UTF-8") from None
-    except (ValueError, msgspec.MsgspecError) as error:
+    except UNREADABLE_JSON as error:
         raise HttpAuthFileError(path, str(error)) from None
 
 

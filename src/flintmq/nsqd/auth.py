@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import msgspec
 
 from flintmq.env import Env
-from flintmq.errors import FlintError
+from flintmq.errors import UNREADABLE_JSON, FlintError
 from flintmq.net.address import format_address
 from flintmq.net.regex import BadPattern, compiled
 from flintmq.wire.server import go_quote
@@ -201,7 +201,7 @@ def parse_answer(body: bytes) -> Grants:
     """
     try:
         answer = msgspec.json.decode(body, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise AuthFailed(f"the answer cannot be read: {error}") from error
     authorizations = answer.authorizations or []
     if len(authorizations) > AUTHORIZATION_COUNT_MAX:
@@ -233,7 +233,7 @@ def https_endpoint(endpoint: str, body: bytes) -> str:
     """
     try:
         port = msgspec.json.decode(body, type=dict[str, Any]).get("https_port")
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE_JSON:
         port = None
     if not isinstance(port, int) or not 0 < port < 65536:
         raise AuthFailed("status 403")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from flintmq.errors import OptionError
+from flintmq.errors import UNREADABLE_JSON, OptionError
 from flintmq.net import log as logs
 from flintmq.net.http_messages import HttpError, Request, Response, json_response, text_response
 from flintmq.net.http_router import Router
@@ -102,7 +102,7 @@ class ConfigApi:
 def _addresses(body: bytes) -> tuple[str, ...]:
     try:
         addresses = msgspec.json.decode(body, type=list[str] | None)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE_JSON as error:
         raise ValueError("not a JSON array of addresses") from error
     return tuple(dict.fromkeys(addresses or ()))
 

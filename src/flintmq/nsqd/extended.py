@@ -21,7 +21,7 @@ import msgspec
 from flintmq.broker.partition import Partition
 from flintmq.broker.subscription import Layout
 from flintmq.broker.topic import Topic
-from flintmq.errors import RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, RemoteProtocolError
 from flintmq.message import (
     FRAME_OVERHEAD_BYTES,
     JSON,
@@ -147,7 +147,7 @@ def trace_of(command: str, headers: bytes) -> bytes | None:
     """
     try:
         found = _decode(headers)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+    except UNREADABLE_JSON as error:
         what = f"{command} headers are not a JSON object: {error}"
         raise RemoteProtocolError("E_INVALID_JSON_HEADER", what, fatal=False) from None
     return trace_id_bytes(command, found[TRACE_ID_HEADER]) if TRACE_ID_HEADER in found else None

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, FlintError, RemoteProtocolError
 from flintmq.message import HEADERS_SIZE_MAX
 from flintmq.net.http_messages import HttpError, PendingResponse, Request, json_response, text_response
 from flintmq.net.http_router import Router
@@ -142,6 +142,6 @@ def _headers(request: Request) -> bytes:
             for name, value in request.headers.items()
             if name.startswith(_HEADER_PREFIX)
         }
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+    except UNREADABLE_JSON:
         raise HttpError(400, "E_INVALID_JSON_HEADER") from None
     return msgspec.json.encode(more | given) if more else ext

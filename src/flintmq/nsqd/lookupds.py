@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from flintmq.env import Env
-from flintmq.errors import ConnectionFailed
+from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
 from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.address import split_address
 from flintmq.net.http_auth import TokenFile
@@ -159,7 +159,7 @@ class Lookupds:
                         token=token,
                     )
                 answer = msgspec.json.decode(body, type=_Answer)
-            except (ConnectionFailed, msgspec.MsgspecError) as error:
+            except (ConnectionFailed, *UNREADABLE_JSON) as error:
                 failures.append(str(error))
                 continue
             return answer.channels or (answer.data.channels if answer.data is not None else [])

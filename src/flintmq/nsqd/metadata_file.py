@@ -26,7 +26,7 @@ import msgspec
 
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
-from flintmq.errors import StorageError
+from flintmq.errors import UNREADABLE_JSON, StorageError
 from flintmq.names import is_ephemeral
 from flintmq.storage import Files, replace_file
 from flintmq.wire.identify import NSQ_VERSION
@@ -88,7 +88,7 @@ def parse(data: bytes) -> Metadata:
     """
     try:
         return _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise ValueError(str(error)) from error
 
 

@@ -25,7 +25,7 @@ import msgspec
 from flintmq.batch import EXTENDED, Batch, decode_header
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
-from flintmq.errors import FlintError, StorageError
+from flintmq.errors import UNREADABLE_JSON, FlintError, StorageError
 from flintmq.limits import READ_AHEAD_BYTES
 from flintmq.message import FRAME_OVERHEAD_BYTES, body_position
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
@@ -256,5 +256,5 @@ def _event(text: bytes) -> Event | None:
     """One event; None for what somebody else has published to the topic of the trace."""
     try:
         return _decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE_JSON:
         return None

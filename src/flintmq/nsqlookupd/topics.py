@@ -21,7 +21,7 @@ import msgspec
 from flintmq.clock import Clock
 from flintmq.cluster.placement import NoNodes, place
 from flintmq.cluster.registration import NsqdNode, RegistrationDatabase
-from flintmq.errors import ConnectionFailed
+from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
 from flintmq.net.address import split_address
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import ask
@@ -127,7 +127,7 @@ class TopicAdmin:
         try:
             status, body = await self._ask("GET", node, "/info")
             return status == 200 and bool(msgspec.json.decode(body, type=_Info).flintmq_version)
-        except (ConnectionFailed, msgspec.MsgspecError) as error:
+        except (ConnectionFailed, *UNREADABLE_JSON) as error:
             _log.warning("nsqd %s gets no partitions: %s", node.http_address, error)
             return False
 
@@ -198,7 +198,7 @@ class TopicAdmin:
             return ""
         try:
             reason = msgspec.json.decode(body, type=_Refusal).message
-        except msgspec.MsgspecError:
+        except UNREADABLE_JSON:
             reason = body.decode("utf-8", "replace")
         return f"nsqd {node.http_address}: {reason[:_MESSAGE_SIZE_MAX] or status}"
 

@@ -31,7 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from struct import Struct
 from typing import Any
 
-from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, ConnectionFailed, NsqdError, RemoteProtocolError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.message import FRAME_HEADER
 from flintmq.spark.options import split_address
@@ -281,7 +281,7 @@ class NsqdConnection:
         answer = self.receive()
         try:
             return json.loads(answer)
-        except ValueError as error:
+        except UNREADABLE_JSON as error:
             raise self._broken(f"{answer[:80]!r} where JSON was due") from error
 
     def _error(self, text: bytes) -> NsqdError:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from flintmq.errors import DiscoveryError
+from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 from flintmq.names import is_valid_name
 from flintmq.spark.options import split_address
 
@@ -58,7 +58,7 @@ def _ask_all(lookupds: Sequence[str], path: str, timeout_s: float) -> list[Mappi
     for address in lookupds:
         try:
             answers.append(_ask(address, path, timeout_s))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, *UNREADABLE_JSON) as error:
             log.warning("nsqlookupd %s does not answer %s: %s", address, path, error)
             failures.append(f"{address}: {error}")
     if not answers:

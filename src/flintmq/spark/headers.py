@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 import pyarrow as pa
 
+from flintmq.errors import UNREADABLE_JSON
 from flintmq.message import TAG, TAG_HEADER
 
 _KEPT_MAX = 1024
@@ -58,7 +59,7 @@ def pairs_of(version: int, headers: bytes) -> Pairs:
         return [(TAG_HEADER, headers.decode(errors="replace"))]
     try:
         return [(name, _text(bytes(value))) for name, value in _decode(headers).items()]
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+    except UNREADABLE_JSON:
         return [("", headers.decode(errors="replace"))]
 
 

@@ -33,7 +33,7 @@ from flintmq.client.discovery import ANSWER_SIZE_MAX, Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused
 from flintmq.env import Env
-from flintmq.errors import DiscoveryError, FlintError, NsqdError, OptionError
+from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError, OptionError
 from flintmq.net.loop import loop_factory
 from flintmq.options import (
     MILLISECOND,
@@ -450,7 +450,7 @@ def _answered(subject: str, info: Answer) -> Finding:
     try:
         fields = msgspec.json.decode(info.body, type=dict[str, Any])
         version = str((fields.get("data") or fields).get("version", ""))
-    except (msgspec.MsgspecError, AttributeError):
+    except (*UNREADABLE_JSON, AttributeError):
         pass  # /info is a courtesy; whether it can be used is seen from /nodes
     text = f"answers in {_ms(info.took_s)}{', version ' + version if version else ''}"
     if info.took_s > SLOW_S:
@@ -471,7 +471,7 @@ def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
             for channel in topic["channels"]
             if channel["paused"]
         ]
-    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError) as error:
+    except (*UNREADABLE_JSON, AttributeError, KeyError, TypeError) as error:
         return [Finding(WARNING, subject, f"its /stats cannot be read: {error!r}", "is this port nsqd's HTTP API?")]
     findings = [Finding(OK, subject, f"{_count(len(topics), 'topic', 'topics')}, {depth} messages wait in channels")]
     if waiting:
@@ -488,7 +488,7 @@ def _channels(body: bytes) -> list[str]:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         return [str(name) for name in (fields.get("data") or fields).get("channels") or []]
-    except (msgspec.MsgspecError, AttributeError):
+    except (*UNREADABLE_JSON, AttributeError):
         return []
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from flintmq.errors import LocalProtocolError, RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, LocalProtocolError, RemoteProtocolError
 from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.message import FRAME_HEADER, FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, SIZE_FIELD_BYTES
 from flintmq.wire import commands, extended, once
@@ -447,7 +447,7 @@ def parse_features(data: bytes) -> Features:
         return Features()
     try:
         return msgspec.json.decode(data, type=Features)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_INVALID", f"answer to IDENTIFY cannot be read: {error}") from error
 
 
@@ -459,5 +459,5 @@ def parse_authorised(data: bytes) -> Authorised:
     """
     try:
         return msgspec.json.decode(data, type=Authorised)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_INVALID", f"answer to AUTH cannot be read: {error}") from error

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from flintmq.errors import RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, RemoteProtocolError
 
 NSQ_VERSION = "1.3.0"
 """The NSQ release that peers see in IDENTIFY, /info and towards nsqlookupd, because tools compare it."""
@@ -152,7 +152,7 @@ def parse_request(body: bytes) -> ReceivedRequest:
             if name in _FIELDS and bytes(value) != b"null":
                 fields[name] = msgspec.json.decode(value)
         return msgspec.convert(fields, ReceivedRequest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
 
 

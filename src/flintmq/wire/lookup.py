@@ -26,7 +26,7 @@ from struct import Struct
 
 import msgspec
 
-from flintmq.errors import LocalProtocolError, RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, LocalProtocolError, RemoteProtocolError
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
 from flintmq.topic_meta import EXTENDED_PLAIN, TopicMeta, decode_meta, encode_meta
@@ -314,7 +314,7 @@ def _partition(name: str, text: str) -> int | None:
 def _decode_meta(body: bytes) -> TopicMeta:
     try:
         meta = decode_meta(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_BAD_BODY", "META failed to decode JSON body") from error
     if not 0 < meta.partition_num <= PARTITION_COUNT_MAX and meta != EXTENDED_PLAIN:
         limit = f"1 to {PARTITION_COUNT_MAX}"
@@ -325,7 +325,7 @@ def _decode_meta(body: bytes) -> TopicMeta:
 def _decode_peer(body: bytes) -> PeerInfo:
     try:
         peer = _IDENTIFY_DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     problem = peer.problem()
     if problem:
@@ -477,6 +477,6 @@ def decode_lookupd_info(response: bytes) -> LookupdInfo:
         raise error
     try:
         return _INFO_DECODER.decode(response)
-    except (msgspec.DecodeError, UnicodeDecodeError) as decode_error:
+    except UNREADABLE_JSON as decode_error:
         shown = response[:100]
         raise RemoteProtocolError("E_BAD_BODY", f"nsqlookupd answered IDENTIFY with {shown!r}") from decode_error

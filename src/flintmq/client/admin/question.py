@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from flintmq.client.options import SOURCE
-from flintmq.errors import FlintError, OptionError, RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, RemoteProtocolError
 
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -82,7 +82,7 @@ class Question(Generic[Value]):
             raise HttpRefused(address, request, status, _message(body))
         try:
             return self.read(body)
-        except ValueError as error:  # msgspec's errors and those of UTF-8 are ValueErrors
+        except UNREADABLE_JSON as error:
             raise RemoteProtocolError("E_BAD_BODY", f"the answer of {address} to {request}: {error}") from error
 
 
@@ -128,7 +128,7 @@ def _message(body: bytes) -> str:
     """What a refusal says: ``message`` of a JSON object, or text."""
     try:
         found = msgspec.json.decode(body)
-    except ValueError:
+    except UNREADABLE_JSON:
         found = None
     if isinstance(found, dict) and isinstance(found.get("message"), str):
         return str(found["message"])[:TEXT_SIZE_MAX]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from flintmq.client.topology import Node, TopicMeta
+from flintmq.errors import UNREADABLE_JSON
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
         """The headers it was published with; empty if there are none, or none that are a JSON object."""
         try:
             return msgspec.json.decode(self.ext, type=dict[str, Any])
-        except msgspec.MsgspecError:
+        except UNREADABLE_JSON:
             return {}
 
 
