@@ -83,7 +83,10 @@ def test_options_of_the_server_is_200_empty(nsqd: Nsqd):
 
 def test_a_wrong_method_leaves_the_body_unread_and_the_connection_usable(nsqd: Nsqd):
     with RawHttp(nsqd.http) as raw:
-        assert raw.send(b"PUT /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc").answer().status == 405
+        assert (
+            raw.send(b"PUT /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc").answer().status
+            == 405
+        )
         assert raw.send(PING).answer().body == b"OK"
 
 
@@ -435,7 +438,9 @@ def test_an_error_keeps_the_connection(nsqd: Nsqd, status: int):
 def test_pipelined_requests_are_answered_in_order(nsqd: Nsqd, topic: str):
     pub = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n".encode()
     with RawHttp(nsqd.http) as raw:
-        raw.send(pub + b"1" + PING + pub + b"2" + b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" + pub + b"3" + PING)
+        raw.send(
+            pub + b"1" + PING + pub + b"2" + b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" + pub + b"3" + PING
+        )
         statuses = [raw.answer().status for _ in range(6)]
     assert statuses == [200, 200, 200, 404, 200, 200]
     assert bodies_of(nsqd, topic, 3) == [b"1", b"2", b"3"]
@@ -528,7 +533,8 @@ def test_another_expectation_is_417(nsqd: Nsqd):
         pytest.param(b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", id="negative length"),
         pytest.param(b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: ten\r\n\r\n", id="length not a number"),
         pytest.param(
-            b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", id="two lengths"
+            b"POST /pub HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+            id="two lengths",
         ),
     ],
 )
@@ -561,5 +567,7 @@ def test_requests_before_the_end_of_input_are_answered(nsqd: Nsqd, topic: str):
 
 def test_a_body_where_none_is_expected_is_ignored(nsqd: Nsqd):
     with RawHttp(nsqd.http) as raw:
-        assert raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody").answer().body == b"OK"
+        assert (
+            raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody").answer().body == b"OK"
+        )
         assert raw.send(PING).answer().body == b"OK"

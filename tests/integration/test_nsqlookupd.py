@@ -441,7 +441,9 @@ class TestHttpApi:
 
     def test_chunked_body_over_the_limit(self, shared):
         with socket.create_connection(shared.http, PATIENCE_S) as peer:
-            peer.sendall(b"POST /topic/create?topic=chunky HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            peer.sendall(
+                b"POST /topic/create?topic=chunky HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
             for _ in range(20):
                 peer.sendall(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
             received = b""

@@ -21,6 +21,7 @@ from tests.nsq_files import Queued, bodies, meta, nsqd_dat, numbered, queue_file
 
 ARCHIVE = "nsq-data-before-flintmq"
 MIB = 1024 * 1024
+CHANGED = "WARNING: nsqd.dat is not as this nsqd wrote it, which changes: "
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -217,6 +218,38 @@ def test_what_cannot_be_read_stops_the_start(daemons: Daemons, spoil, complaint:
     write_path(nsqd.data_path, good)
     nsqd.start()
     assert taken(nsqd, "t", "c", 9) == bodies(numbered("m", 9))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: data.replace(b"orders", b"ordesr"), CHANGED + "topic ordesr is new; channel ordesr/c is new"),
+        (lambda data: data.replace(b'"paused":false,"ch', b'"paused":true,"ch'), CHANGED + "topic orders is paused"),
+        (lambda data: data.replace(b"topics", b"topicz"), CHANGED + "nothing by it"),
+        (lambda data: data[: len(data) // 2], "ERROR: taking over the data of NSQ's nsqd: nsqd.dat"),
+        (lambda data: b"", "not a list of topics"),
+        (lambda data: b"\xff" * 500, "not a list of topics"),
+        (lambda data: b'{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "not a list of topics"),
+    ],
+    ids=["name", "pause", "key", "half", "empty", "garbage", "deep"],
+)
+def test_a_damaged_list_of_ours_warns_and_nothing_depends_on_it(daemons: Daemons, spoil, says: str):
+    nsqd = daemons.nsqd("--durability=os")
+    with nsqd.connect() as connection:
+        connection.subscribe("orders", "c", 0)
+    nsqd.publish("orders", b"kept")
+    nsqd.stop()
+    path = nsqd.data_path / "nsqd.dat"
+    good = path.read_bytes()
+    path.write_bytes(spoil(good))
+    nsqd.start()
+    assert says in nsqd.log, nsqd.log
+    if "not a list" in says or "ERROR" in says:
+        assert path.read_bytes() == good and (nsqd.data_path / ARCHIVE / "nsqd.dat.bad").exists()
+    nsqd.post("/topic/unpause?topic=orders")
+    assert taken(nsqd, "orders", "c", 1) == [b"kept"]
+    nsqd.restart()
+    assert "nsqd.dat is not" not in nsqd.log and "taking over" not in nsqd.log
 
 
 def link(path: Path) -> None:

@@ -57,6 +57,7 @@ _PROGRESS_NS = 5_000_000_000
 _LEFTOVER = re.compile(r"nsqd\.dat\.\d+\.tmp\Z")
 _GROWTH = 8  # an eighth: how much more than in its queue files the messages may take up in the log, generously
 _FAULTS_SHOWN_MAX = 1000
+_CHANGES_SHOWN_MAX = 10
 
 
 class TakeoverFailed(StorageError):
@@ -143,12 +144,14 @@ class Survey:
         sources: topic -> its queues that hold something, those of channels first.
         looks: file -> what it looks like; all of these are moved in the end.
         unread_bytes: how much there is to read.
+        is_own_list_changed: nsqd.dat is one that this nsqd wrote, and somebody or a disk has written in it since.
     """
 
     topics: dict[str, WantedTopic] = field(default_factory=dict)
     sources: dict[str, list[Source]] = field(default_factory=dict)
     looks: dict[str, str] = field(default_factory=dict)
     unread_bytes: int = 0
+    is_own_list_changed: bool = False
 
 
 class Takeover:
@@ -190,7 +193,7 @@ class Takeover:
         """Whether there is anything of NSQ's, or of a takeover that was interrupted."""
         names = self._files.list("")
         has_own_list = metadata_file.FILE_NAME in names and metadata_file.DIGESTS_NAME in names
-        if has_own_list and not self._foreign_list():
+        if has_own_list and self._foreign_list() is None:
             names.remove(metadata_file.FILE_NAME)
         return metadata_file.FILE_NAME in names or bool(find_queues(names)) or self._store.journal() is not None
 
@@ -224,6 +227,8 @@ class Takeover:
     def _import_all(self, survey: Survey, journal: Journal) -> Journal:
         """Everything up to the commit; return what is left to do."""
         self._known = known_topics(self._store.load())
+        if survey.is_own_list_changed and metadata_file.FILE_NAME in survey.looks and not self._faults:
+            self._warn_of_changes(survey)
         self._total_bytes = survey.unread_bytes
         self._told_ns = self._clock.monotonic_ns()
         journal.firsts = {**self._firsts(survey), **journal.firsts}
@@ -250,6 +255,8 @@ class Takeover:
         survey = Survey()
         names = self._files.list("")
         data = self._foreign_list() if metadata_file.FILE_NAME in names else None
+        # without queues beside it nobody's nsqd was here since: somebody, or a disk, has changed what this one wrote
+        survey.is_own_list_changed = metadata_file.DIGESTS_NAME in names and not find_queues(names)
         if data is not None:
             self._survey_list(data, survey)
             survey.looks[metadata_file.FILE_NAME] = metadata_file.digest_of(data)
@@ -266,6 +273,11 @@ class Takeover:
             metadata = metadata_file.parse(data)
         except ValueError as error:
             path = metadata_file.FILE_NAME
+            if survey.is_own_list_changed:
+                self._fault(
+                    Fault(path, 0, f"not a list of topics: {error}; channels.db knows them, nothing is missing")
+                )
+                return
             remedy = "repair it, or move it away (then the queue files tell which topics and channels there are)"
             raise TakeoverFailed(path, f"not a list of topics: {error}", remedy) from error
         for topic in metadata.topics or ():
@@ -280,6 +292,25 @@ class Takeover:
                     log.warning("%s is not a valid name, left out", where)
                     continue
                 wanted.channels[channel.name] = channel.paused
+
+    def _warn_of_changes(self, survey: Survey) -> None:
+        """Say what an nsqd.dat does that is not as this nsqd wrote it: a script, an editor or a disk wrote in it."""
+        changes = []
+        for name, wanted in survey.topics.items():
+            known = self._known_topic(name)
+            if not known.exists:
+                changes.append(f"topic {name} is new")
+            if wanted.paused is not None and wanted.paused != known.paused:
+                changes.append(f"topic {name} is {'paused' if wanted.paused else 'unpaused'}")
+            for channel, paused in wanted.channels.items():
+                if channel not in known.channels:
+                    changes.append(f"channel {name}/{channel} is new")
+                elif paused is not None and paused != known.channels[channel]:
+                    changes.append(f"channel {name}/{channel} is {'paused' if paused else 'unpaused'}")
+        shown = "; ".join(changes[:_CHANGES_SHOWN_MAX]) or "nothing by it"
+        if len(changes) > _CHANGES_SHOWN_MAX:
+            shown += f"; and {len(changes) - _CHANGES_SHOWN_MAX} more"
+        log.warning("%s is not as this nsqd wrote it, which changes: %s", metadata_file.FILE_NAME, shown)
 
     def _survey_queue(self, queue: Queue, survey: Survey) -> None:
         sizes = {}
