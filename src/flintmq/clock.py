@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+WALL_NS_MAX = (1 << 63) - (1 << 58)
+"""In 2253: nanoseconds are signed 64 bits on the wire and in the database, and due times lie up to nine years ahead."""
+
 
 class Clock(Protocol):
     """Reads time."""
 
     def wall_ns(self) -> int:
-        """Nanoseconds since the Unix epoch; may jump."""
+        """Nanoseconds since the Unix epoch, 0 to ``WALL_NS_MAX``; may jump."""
         ...
 
     def monotonic_ns(self) -> int:
@@ -26,7 +29,8 @@ class SystemClock:
     """The operating system's clocks."""
 
     def wall_ns(self) -> int:
-        return time.time_ns()
+        # a machine without a battery may begin before 1970: then it is 1970 until its clock is set
+        return min(max(time.time_ns(), 0), WALL_NS_MAX)
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()

@@ -249,7 +249,10 @@ async def test_answers_that_cannot_be_used(change: dict[str, Any], reason: str):
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"null", b"[]", b'{"ttl":1,"identity":"\xff"}'])
+DEEP = b'{"ttl":1,"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"null", b"[]", b'{"ttl":1,"identity":"\xff"}', DEEP])
 def test_bodies_that_are_no_answer(body: bytes):
     with pytest.raises(AuthFailed):
         parse_answer(body)

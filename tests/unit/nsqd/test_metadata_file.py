@@ -44,7 +44,12 @@ def test_what_an_older_nsqd_or_a_script_wrote():
     assert [(topic.name, topic.paused) for topic in found.topics or ()] == [("t", False)]
 
 
-@pytest.mark.parametrize("text", [b"", b"nonsense", b'{"topics":[{"name":1}]}', b'{"topics":{}}', b'{"topics":[]} x'])
+DEEP = b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"nonsense", b'{"topics":[{"name":1}]}', b'{"topics":{}}', b'{"topics":[]} x', DEEP]
+)
 def test_what_is_not_a_list(text: bytes):
     with pytest.raises(ValueError, match=r"."):
         parse(text)
