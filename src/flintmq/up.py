@@ -212,6 +212,7 @@ def options_of_nsqlookupd(options: UpOptions) -> NsqlookupdOptions:
         tcp_address=format_address(host, tcp_port),
         http_address=format_address(_host(options.http_address), http_port),
         broadcast_address=host if _is_loopback(host) else "",
+        http_allow_origin=options.http_allow_origin,
     )
 
 

@@ -71,6 +71,7 @@ from flintmq.errors import (
     NoNsqd,
     OptionError,
 )
+from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Record
 from flintmq.wire.extended import TRACE_ID_MAX
 
@@ -244,7 +245,8 @@ class Producer:
             take = partial(sender.take, will_flush=True)
             self._gather = Gather(self._loop, take, sender.flush, policy.count_max, policy.bytes_max)
         if self._lookup is not None:
-            self._follower = self._loop.create_task(self._follow(sender))
+            work = kept_up(partial(self._follow, sender), "following the topics of a producer")
+            self._follower = self._loop.create_task(work)
         self._links.keep(self._nsqd)
         try:
             await self._links.all_tried()
@@ -527,6 +529,7 @@ class Producer:
             task = self._loop.create_task(self._find(topic))
             self._lookups[topic] = task
             task.add_done_callback(lambda _: self._lookups.pop(topic))
+            task.add_done_callback(tell(f"looking up topic {topic}"))
 
     async def _find(self, topic: str) -> None:
         assert self._lookup is not None

@@ -46,6 +46,7 @@ from flintmq.net.address import split_address
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_router import Router
 from flintmq.net.regex import BadPattern, Pattern, compiled
+from flintmq.net.tasks import kept_up
 from flintmq.net.tls import REQUIRE
 
 PUBLISH, READ, ADMIN = "publish", "read", "admin"
@@ -506,8 +507,8 @@ class HttpAuth:
     def start(self) -> None:
         """Begin to look after the file."""
         self._log_state()
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        self._watcher.add_done_callback(_watch_ended)
+        work = kept_up(self._watch, "watching the file of HTTP tokens", pause_s=WATCH_INTERVAL_S)
+        self._watcher = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
         """Leave the file alone; requests are decided as before."""
@@ -588,8 +589,3 @@ def _token_of(request: Request) -> bytes | None:
         return None
     scheme, _, token = value.strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
-
-
-def _watch_ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error("watching the file of HTTP tokens ended unexpectedly", exc_info=task.exception())

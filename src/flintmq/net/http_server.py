@@ -47,6 +47,7 @@ from flintmq.net.layers import SecureTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.listen import Listener, listen
 from flintmq.net.origin import Origins, is_loopback_address
+from flintmq.net.tasks import tell
 from flintmq.net.tls_engine import NewEngine
 
 __all__ = [
@@ -217,6 +218,7 @@ class HttpServer:
         task = loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._forget_task)
+        task.add_done_callback(tell("answering an HTTP request"))
 
     def forget(self, connection: _Connection) -> None:
         """A connection is gone."""

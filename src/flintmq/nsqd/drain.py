@@ -32,6 +32,7 @@ from flintmq.env import Env
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.http_messages import HttpError, Request, Response, json_response
 from flintmq.net.http_router import Router
+from flintmq.net.tasks import kept_up
 from flintmq.nsqd.engine import Engine
 from flintmq.options import parse_duration_ns
 
@@ -89,8 +90,7 @@ class Drain:
         limit = f"for at most {timeout_ns / 1e9:g} s" if timeout_ns else "for as long as it takes"
         log.info("draining %s: no more messages are taken, this nsqd ends when its channels are empty", limit)
         self._changed()
-        self._task = self._loop.create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task = self._loop.create_task(kept_up(self._run, "draining", pause_s=LOOK_INTERVAL_S))
 
     def end(self) -> None:
         """Take messages again."""
@@ -140,10 +140,6 @@ class Drain:
             return False  # most of the time nothing else has to be looked at
         self._blocker = next((name for name, topic in topics.items() if _is_busy(topic)), "")
         return not self._blocker
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.error("draining ended unexpectedly", exc_info=task.exception())
 
     async def state(self) -> dict[str, Any]:
         """What is left, as ``GET /drain`` has it; others get their turn meanwhile."""

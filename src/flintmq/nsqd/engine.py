@@ -26,6 +26,7 @@ from flintmq.broker.partition import PublishGroup
 from flintmq.env import Env
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
+from flintmq.net.tasks import kept_up
 from flintmq.storage import create_logs
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,8 @@ class Engine:
     def _sync_done(self, task: asyncio.Task[None]) -> None:
         self._sync_task = None
         if not task.cancelled() and task.exception() is not None:
-            log.error("sync ended unexpectedly: %r", task.exception(), exc_info=task.exception())
+            self.health = f"sync ended unexpectedly: {task.exception()!r}"
+            log.error("%s", self.health, exc_info=task.exception())
         if self._unsynced or self._logs_due:
             self._start_sync()
 
@@ -243,26 +245,39 @@ class Engine:
             else:
                 living = {group.partition.log: None for group in groups if not group.partition.is_deleted}
                 logs = list[Any]({**living, **due})
-            await self._sync_logs(logs)
-            stored = []
-            for group in groups:
-                failed = group.partition.log.failed
-                if group.partition.is_deleted:
-                    group.end(None)  # stored, and then deleted with its topic
-                elif failed:
-                    group.end(WriteFailed(group.partition.topic_name, failed))
-                else:
-                    stored.append(group)
-            self.broker.commit(stored)
+            try:
+                await self._sync_logs(logs)
+                self._synced(groups)
+            except Exception as error:
+                for group in groups:
+                    if not group.ended:  # whoever published is not to wait for ever
+                        group.end(WriteFailed(group.partition.topic_name, f"internal error {error!r}"))
+                raise
             self.schedule()
             if not self._unsynced and not self._logs_due:
                 return
+
+    def _synced(self, groups: list[PublishGroup]) -> None:
+        stored = []
+        for group in groups:
+            failed = group.partition.log.failed
+            if group.partition.is_deleted:
+                group.end(None)  # stored, and then deleted with its topic
+            elif failed:
+                group.end(WriteFailed(group.partition.topic_name, failed))
+            else:
+                stored.append(group)
+        self.broker.commit(stored)
 
     async def _sync_logs(self, logs: list[Any]) -> None:
         pairs = [(each, ticket) for each in logs if (ticket := each.begin_sync()) is not None]
         if not pairs:
             return
-        errors = await self.env.run_blocking(_run_tickets, [ticket for _, ticket in pairs])
+        try:
+            errors = await self.env.run_blocking(_run_tickets, [ticket for _, ticket in pairs])
+        except Exception as failure:  # there was no thread for it: nothing is known to be on the disk
+            log.error("syncing ended unexpectedly: %r", failure, exc_info=failure)
+            errors = [failure] * len(pairs)
         for (each, ticket), error in zip(pairs, errors, strict=True):
             each.finish_sync(ticket, error)
             if ticket.snapshot is not None:
@@ -305,7 +320,8 @@ class Engine:
 
     def start(self) -> None:
         """Begin writing progress now and then."""
-        self._flush_task = self.loop.create_task(self._flush_forever())
+        work = kept_up(self._flush_forever, "writing progress", self._flush_failed, _RETRY_S)
+        self._flush_task = self.loop.create_task(work)
 
     async def _flush_forever(self) -> None:
         retained_at = self.loop.time()
@@ -333,7 +349,7 @@ class Engine:
                 try:
                     await self.flush_progress(sync=self.durability == "fsync")
                 except (OSError, StorageError) as error:
-                    self.health = f"writing progress failed: {error}"
+                    self._flush_failed(error)
                     log.error("%s; trying again in %.0f s", self.health, _RETRY_S)
                     await asyncio.sleep(_RETRY_S)
                 else:
@@ -341,6 +357,10 @@ class Engine:
                         self._flush_wanted.set()
                     if self.health and self.health.startswith("writing progress"):
                         self.health = None
+
+    def _flush_failed(self, error: Exception) -> None:
+        """/ping says so until it succeeds."""
+        self.health = f"writing progress failed: {error if isinstance(error, OSError | StorageError) else repr(error)}"
 
     def _watch_wall_clock(self) -> None:
         shift_ns = self.env.clock.wall_ns() - self.due_clock_ns()
@@ -362,7 +382,7 @@ class Engine:
         answers: list[Any] = []
         try:
             answers = await self.env.run_blocking(broker.run_flush, flush, due_clock_ns, sync)
-        except (OSError, StorageError) as failure:
+        except Exception as failure:  # noqa: BLE001 - raised below; what was taken goes back first, whatever it was
             error = failure
         broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())
         if flush.metadata_count and error is None:
@@ -405,6 +425,9 @@ def _run_tickets(tickets: list[Any]) -> list[BaseException | None]:
         try:
             ticket.run()
         except OSError as error:
+            errors.append(error)
+        except Exception as error:
+            log.error("a sync ended unexpectedly: %r", error, exc_info=error)
             errors.append(error)
         else:
             errors.append(None)

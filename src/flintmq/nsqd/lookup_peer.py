@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 from flintmq.env import Env
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.address import split_address
+from flintmq.net.tasks import kept_up
 from flintmq.topic_meta import PLAIN, TopicMeta
 from flintmq.wire.lookup import (
     ALL_PARTITIONS,
@@ -157,7 +158,8 @@ class LookupPeer:
         self._changed = asyncio.Event()
         self._reset = False
         self._said_partitions = False  # on this connection
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        work = kept_up(self._run, f"registering with nsqlookupd {address}", self._failed)
+        self._task = asyncio.get_running_loop().create_task(work)
 
     def register(self, registration: Registration, exists: bool) -> None:
         """Tell it of a topic or channel that was created or deleted."""
@@ -195,6 +197,10 @@ class LookupPeer:
             self.info = None
             self.tried.set()
             await asyncio.sleep(self._env.random.uniform(_RETRY_MIN_S, _RETRY_MAX_S))
+
+    def _failed(self, error: Exception) -> None:
+        self.info = None
+        self.tried.set()
 
     async def _serve(self) -> None:
         """One connection, from its first byte until it breaks."""

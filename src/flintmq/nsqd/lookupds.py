@@ -21,6 +21,7 @@ from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.address import split_address
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import get
+from flintmq.net.tasks import tell
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
 from flintmq.wire.lookup import PORT_MAX, LookupdInfo, PeerInfo
 
@@ -81,6 +82,7 @@ class Lookupds:
             task = asyncio.get_running_loop().create_task(peer.close())
             self._leaving[task] = None
             task.add_done_callback(lambda done: self._leaving.pop(done, None))
+            task.add_done_callback(tell("leaving a nsqlookupd"))
 
     def __bool__(self) -> bool:
         return bool(self._peers)

@@ -28,6 +28,7 @@ from flintmq.broker.topic import Topic
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, StorageError
 from flintmq.names import is_ephemeral
+from flintmq.net.tasks import tell
 from flintmq.storage import Files, replace_file
 from flintmq.wire.identify import NSQ_VERSION
 
@@ -180,11 +181,10 @@ class MetadataFile:
         if self._task is None and not self._closing.is_set():
             self._task = asyncio.get_running_loop().create_task(self._write_while_due())
             self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(tell(f"writing {FILE_NAME}"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if not task.cancelled() and task.exception() is not None:
-            log.error("writing %s ended unexpectedly", FILE_NAME, exc_info=task.exception())
 
     async def _write_while_due(self) -> None:
         while self._is_due and not self._closing.is_set():
@@ -203,6 +203,10 @@ class MetadataFile:
         except OSError as error:
             self._is_due = True
             log.error("cannot write %s, which NSQ's tools read: %s; nothing else depends on it", FILE_NAME, error)
+            return False
+        except Exception as error:
+            self._is_due = True
+            log.error("writing %s ended unexpectedly, it is tried again: %r", FILE_NAME, error, exc_info=error)
             return False
         return True
 

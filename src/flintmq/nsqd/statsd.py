@@ -21,6 +21,7 @@ from typing import Any
 
 from flintmq.names import is_ephemeral
 from flintmq.net.address import format_address, split_address
+from flintmq.net.tasks import tell
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class Reporter:
         self._closing = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
-        self._task.add_done_callback(_ended)
+        self._task.add_done_callback(tell("statsd reports"))
 
     async def close(self) -> None:
         """Send what is left of a report that has begun, and stop."""
@@ -200,6 +201,10 @@ class Reporter:
                 await self._report()
             except (OSError, TimeoutError) as error:
                 self._note(error if str(error) else TimeoutError("no answer to the look-up of its name"))
+            except Exception as error:
+                if not self._is_failing:
+                    log.error("a statsd report ended unexpectedly: %r", error, exc_info=error)
+                self._is_failing = True
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but no longer once this is being closed."""
@@ -242,8 +247,3 @@ class Reporter:
         elif error is None and self._is_failing:
             log.info("statsd %s: reports get through again", self._address)
         self._is_failing = error is not None
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("statsd reports ended unexpectedly", exc_info=task.exception())
