@@ -33,8 +33,18 @@ Source: design/codebase.md "Errors and options"; the split local/remote is h11's
 
 from __future__ import annotations
 
+import re
+
 UNREADABLE_JSON = (ValueError, RecursionError)
 """What reading JSON of somebody else raises: not JSON, not of that form, not UTF-8, or nested too deeply."""
+
+_USER_OF_URL = re.compile(r"(://)[^\s,'\"]*@")
+_QUERY_OF_URL = re.compile(r"\?[^\s,'\"]+")
+
+
+def without_credentials(text: str) -> str:
+    """A text to show, in which URLs have neither user and password nor a query: either may hold a secret."""
+    return _QUERY_OF_URL.sub("?***", _USER_OF_URL.sub(r"\1***@", text)) if "@" in text or "?" in text else text
 
 
 class FlintError(Exception):
@@ -256,7 +266,8 @@ class OptionError(FlintError):
     def __str__(self) -> str:
         if self.value is None:
             return f"{self.source}: unknown option {self.option}; {self.allowed}"
-        return f"{self.source}: {self.option}={self.value!r} is not allowed; {self.allowed}"
+        given = without_credentials(f"{self.option}={self.value!r}")
+        return f"{self.source}: {given} is not allowed; {self.allowed}"
 
 
 class UsageError(FlintError):

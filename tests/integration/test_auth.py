@@ -348,7 +348,7 @@ def test_what_is_granted_may_change(guarded: Nsqd, topic: str, server: AuthServe
         server.grant(*EVERYTHING)
         with authorized(guarded) as producer:
             producer.ok(pub(topic, b"y"))
-        assert consumer.message().body == b"y"  # a subscription that stands is not asked about again
+        assert consumer.message().body == b"y"  # it may still subscribe
 
 
 @pytest.mark.parametrize("change", [{"status": 500}, {"answer": {"ttl": 0}}])
@@ -378,7 +378,112 @@ def test_commands_wait_in_order_while_it_is_asked_again(guarded: Nsqd, topic: st
         assert [message.body for message in connection.messages(50)] == [b"%d" % number for number in range(50)]
 
 
+def publish_later(nsqd: Nsqd, server: AuthServer, topic: str, body: bytes) -> None:
+    """Publish as somebody whose grant goes on."""
+    before, status = server.answer, server.status
+    server.status = 200
+    server.grant(*EVERYTHING, ttl=before["ttl"])  # the consumer may ask just now
+    with authorized(nsqd) as producer:
+        server.answer, server.status = before, status
+        producer.ok(pub(topic, body))
+
+
+@contextlib.contextmanager
+def consuming(nsqd: Nsqd, server: AuthServer, topic: str, ttl: int = 1) -> Iterator[Connection]:
+    """A consumer whose grant ends soon; it does nothing but receive."""
+    publish_later(nsqd, server, topic, b"first")
+    server.grant(*EVERYTHING, ttl=ttl)
+    with authorized(nsqd) as consumer:
+        consumer.subscribe(topic, "c", 100)
+        assert consumer.message().body == b"first"
+        yield consumer
+
+
+def test_deliveries_end_with_the_grant(guarded: Nsqd, topic: str, server: AuthServer):
+    with consuming(guarded, server, topic) as consumer:
+        server.grant({"permissions": ["subscribe"], "topic": "^another$", "channels": [".*"]}, ttl=1)
+        assert consumer.error() == f'E_UNAUTHORIZED AUTH failed for SUB on "{topic}" "c"'
+        publish_later(guarded, server, topic, b"second")
+        assert consumer.wait_closed() == []
+    assert guarded.unfinished(topic, "c") == 2
+    wait_until(lambda: "what it was granted has ended" in guarded.log, "the log says why")
+
+
+def test_deliveries_end_when_the_server_is_gone_for_longer_than_the_grant(
+    guarded: Nsqd, topic: str, server: AuthServer
+):
+    with consuming(guarded, server, topic) as consumer:
+        server.status = 500
+        assert consumer.error() == "E_AUTH_FAILED AUTH failed"
+        publish_later(guarded, server, topic, b"second")
+        assert consumer.wait_closed() == []
+    assert guarded.unfinished(topic, "c") == 2
+
+
+def test_deliveries_wait_for_a_server_that_is_slow_and_go_on(guarded: Nsqd, topic: str, server: AuthServer):
+    with consuming(guarded, server, topic) as consumer:
+        server.delay_s = 1.5
+        asked = len(server.questions)
+        wait_until(lambda: len(server.questions) > asked, "it is asked again")
+        consumer.finish()
+        server.delay_s = 0
+        publish_later(guarded, server, topic, b"second")
+        assert consumer.message().body == b"second"
+
+
+def test_a_grant_that_is_renewed_is_not_noticed(guarded: Nsqd, topic: str, server: AuthServer):
+    with consuming(guarded, server, topic) as consumer:
+        for number in range(3):
+            asked = len(server.questions)
+            wait_until(lambda: len(server.questions) > asked, "it is asked again")  # noqa: B023 - it ends here
+            publish_later(guarded, server, topic, b"%d" % number)
+            assert consumer.message().body == b"%d" % number
+    asked = len(server.questions)
+    wait_until(lambda: all(row["channels"][0]["client_count"] == 0 for row in [guarded.stats(topic)]), "it is gone")
+    assert len(server.questions) <= asked + 1  # nobody asks about one that is gone
+
+
+def test_a_failure_of_the_server_before_the_end_is_not_noticed(guarded: Nsqd, topic: str, server: AuthServer):
+    with consuming(guarded, server, topic, ttl=2) as consumer:
+        failures = guarded.log.count("AUTH cannot be renewed")
+        server.status = 500
+        wait_until(lambda: guarded.log.count("AUTH cannot be renewed") > failures, "the first try fails")
+        server.status = 200
+        asked = len(server.questions)
+        wait_until(lambda: len(server.questions) > asked, "it is asked again")
+        publish_later(guarded, server, topic, b"second")
+        assert consumer.message().body == b"second"
+
+
 # -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_auth_servers_url_has_in_it_is_nowhere_to_be_read(daemons: Daemons, server: AuthServer):
+    """User, password and query reach the server; options, errors, log and debug pages show the rest of the URL."""
+    url = f"http://somebody:pass-4712@{server.address}/auth?key=key-4713"
+    nsqd = daemons.nsqd(f"--auth-http-address={url}", f"--auth-http-address={url}&more=1", "--log-level=debug")
+    outputs: list[str] = []
+    with authorized(nsqd) as connection:
+        connection.ok(pub("t", b"x"))
+        target, headers, _ = server.requests[0]
+        assert "key=key-4713" in target and headers["Authorization"].startswith("Basic ")
+        paths = ["/config/auth_http_addresses", "/stats?format=json", "/info", "/metrics", "/debug/state"]
+        paths += ["/debug/pprof/cmdline", "/debug/tasks", "/debug/threads", "/debug/memory"]
+        outputs += [nsqd.request("GET", path).text for path in paths]
+    assert nsqd.get("/config/auth_http_addresses") == [f"http://***@{server.address}/auth?***"] * 2
+    for server.status in (500, 403, 302):
+        with nsqd.connect() as connection:
+            outputs.append(connection.error(auth()))
+    nsqd.stop()
+    assert f"failed to auth against http://***@{server.address}/auth?*** - status 500" in nsqd.whole_log
+    for wrong in ([url], [f"--auth-http-address={url}", f"--max-msg-size={url}"], [f"--statsd-address={url}"]):
+        refused = daemons.new_nsqd(*wrong)
+        refused.launch()
+        assert refused.wait() != 0
+        outputs.append(refused.whole_log)
+        assert "***@" in refused.whole_log
+    for output in (*outputs, nsqd.whole_log):
+        assert not any(secret in output for secret in ("somebody", "pass-4712", "key-4713")), output
 
 
 def test_the_secret_is_nowhere_to_be_read(daemons: Daemons, server: AuthServer):

@@ -616,6 +616,19 @@ class TestTime:
                 assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
             writer.close()
 
+    async def test_no_command_in_time(self, monkeypatch):
+        monkeypatch.setattr("flintmq.nsqlookupd.session.MAGIC_DEADLINE_S", 0.05)
+        monkeypatch.setattr("flintmq.nsqlookupd.session.FIRST_COMMAND_DEADLINE_S", 0.2)
+        async with running() as inside:
+            busy = await inside.nsqd()
+            for first in (b"  V1", b"  V1IDENTI", b"  V1IDENTIFY\n\0\0\0\x08{"):
+                reader, writer = await asyncio.open_connection(*inside.daemon.tcp_address)
+                writer.write(first)
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+                writer.close()
+            assert await inside.send(busy, b"PING\n", 0) == b"OK"  # its idle time is minutes
+
     async def test_silent_connection(self, monkeypatch):
         monkeypatch.setattr("flintmq.nsqlookupd.session.IDLE_DEADLINE_MIN_S", 0.1)
         monkeypatch.setattr("flintmq.nsqlookupd.session.MAGIC_DEADLINE_S", 0.05)

@@ -21,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from flintmq.env import Env
+from flintmq.errors import without_credentials
 from flintmq.net.http_messages import HttpError, Request, Response, plain_response
 from flintmq.net.http_router import Router
 from flintmq.net.networks import Networks
@@ -120,7 +121,7 @@ class DebugApi:
         return plain_response(await self._env.run_blocking(_memory_text))
 
     def _command_line(self, request: Request) -> Response:
-        return plain_response("\0".join(sys.argv))
+        return plain_response("\0".join(map(without_credentials, sys.argv)))
 
     def _block(self, request: Request) -> Response:
         return plain_response("Python has no profile of blocking; /debug/tasks shows what waits, and where\n")

@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import msgspec
 
 from flintmq.env import Env
-from flintmq.errors import UNREADABLE_JSON, FlintError
+from flintmq.errors import UNREADABLE_JSON, FlintError, without_credentials
 from flintmq.net.address import format_address
 from flintmq.net.regex import BadPattern, compiled
 from flintmq.wire.server import go_quote
@@ -171,6 +171,10 @@ class ClientAuth:
     def has_expired(self, now_s: float) -> bool:
         """Whether the auth server has to be asked again before the next decision."""
         return self.grants is not None and now_s >= self._expires_at_s
+
+    def left_s(self, now_s: float) -> float:
+        """How long the grants still hold; 0 when they do no longer."""
+        return max(0.0, self._expires_at_s - now_s)
 
     def refusal(self, command: str, topic: str, channel: str | None = "") -> tuple[str, str] | None:
         """Code and detail of the error that a command is answered with; None when it may go on.
@@ -320,7 +324,7 @@ class AuthClient:
                     return parse_answer(body)
                 return cast(Grants, await self._env.run_blocking(parse_answer, body))
             except AuthFailed as failure:
-                reasons.append(f"failed to auth against {endpoint} - {failure}")
+                reasons.append(f"failed to auth against {without_credentials(endpoint)} - {failure}")
         raise AuthFailed("; ".join(reasons))
 
     async def _request(self, endpoint: str, question: Question) -> bytes:

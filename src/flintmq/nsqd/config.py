@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from flintmq.errors import UNREADABLE_JSON, OptionError
+from flintmq.errors import UNREADABLE_JSON, OptionError, without_credentials
 from flintmq.net import log as logs
 from flintmq.net.http_messages import HttpError, Request, Response, json_response, text_response
 from flintmq.net.http_router import Router
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _LOOKUPDS = "nsqlookupd_tcp_addresses"
 _LOG_LEVEL = "log_level"
+_AUTH_SERVERS = "auth_http_addresses"
 _NUMBERS: dict[str, dict[str, int]] = {
     _LOG_LEVEL: {word: number for number, word in enumerate(logs.LEVELS, 1)},
     "tls_required": {"false": 0, "tcp-https": 1, "true": 2},
@@ -94,6 +95,8 @@ class ConfigApi:
             raise HttpError(400, "INVALID_OPTION")
         filled_in = self._nsqd.filled_in()
         value = filled_in[name] if name in filled_in else getattr(self._nsqd.options(), row.attribute)
+        if name == _AUTH_SERVERS:
+            value = [without_credentials(each) for each in value]
         if name in _NUMBERS:
             return json_response(_NUMBERS[name][value])
         return text_response(value) if isinstance(value, str) else json_response(value)

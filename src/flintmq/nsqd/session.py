@@ -34,6 +34,7 @@ from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.limits import (
     FETCH_BYTES_MAX,
     FIRST_COMMAND_DEADLINE_S,
+    FIRST_HEARTBEAT_S,
     MAGIC_DEADLINE_S,
     WRITE_BUFFER_HIGH_BYTES,
     WRITE_BUFFER_MAX_BYTES,
@@ -46,6 +47,7 @@ from flintmq.net.tls_engine import TlsFailed, TlsSession
 from flintmq.nsqd import once
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.reading import fetch, offsets
+from flintmq.nsqd.renewal import Consumer, Renewal
 from flintmq.nsqd.slots import Slot
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
@@ -92,11 +94,13 @@ class Session(asyncio.Protocol):
         self._layers: LayeredTransport | None = None
         self._is_upgrading = False  # from the answer to IDENTIFY until its layers stand
         self._asking: asyncio.Task[Grants] | None = None
+        self._renewal: Renewal | None = None
         self._slots: deque[Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
         self._waiting: deque[wire.Event] = deque()
         self._slot_bytes = 0
         self._new_topic_group: PublishGroup | None = None  # the last one that waits for files of its topic
         self._new_topic_bytes = 0  # that wait with it
+        self._has_commanded = False
         self._is_finished = False
         self._is_draining = False
         self._is_at_end = False  # the client has sent its last byte
@@ -133,6 +137,8 @@ class Session(asyncio.Protocol):
         self.nsqd.forget(self)
         if self._asking is not None:
             self._asking.cancel()
+        if self._renewal is not None:
+            self._renewal.close()
         self._transport = self._layers = None
         self._slots.clear()
         self._waiting.clear()
@@ -223,13 +229,23 @@ class Session(asyncio.Protocol):
             log.info("client %s sent no protocol magic in %.0f s: closing", self.peer, MAGIC_DEADLINE_S)
             self.abort()
         else:
-            rest = FIRST_COMMAND_DEADLINE_S - MAGIC_DEADLINE_S
+            rest = FIRST_HEARTBEAT_S - MAGIC_DEADLINE_S
+            self._start_timer = self.loop.call_later(rest, self._ask_for_first_command)
+
+    def _ask_for_first_command(self) -> None:
+        """A client that sends nothing but the magic can still show that it lives."""
+        self._start_timer = None
+        if not self._has_commanded:
+            self.out.append(HEARTBEAT_FRAME)
+            self.engine.wants_output(self)
+            rest = FIRST_COMMAND_DEADLINE_S - FIRST_HEARTBEAT_S
             self._start_timer = self.loop.call_later(rest, self._check_first_command)
 
     def _check_first_command(self) -> None:
         self._start_timer = None
-        if self.negotiated is None and self.subscription is None and not self.pub_counts and self.parser.held_bytes:
-            log.info("client %s has not finished its first command: closing", self.peer)
+        if not self._has_commanded:
+            what = "has not finished its first command" if self.parser.held_bytes else "has sent no command"
+            log.info("client %s %s in %.0f s: closing", self.peer, what, FIRST_COMMAND_DEADLINE_S)
             self.abort()
 
     def _arm_heartbeat(self) -> None:
@@ -356,6 +372,7 @@ class Session(asyncio.Protocol):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def _execute(self, events: list[wire.Event]) -> None:
+        self._has_commanded = True
         until_ns = 0
         for index, event in enumerate(events, 1):
             _HANDLERS[type(event)](self, event)
@@ -515,11 +532,15 @@ class Session(asyncio.Protocol):
 
     def _ask(self, auth: ClientAuth, done: Callable[[Grants | AuthFailed], None]) -> None:
         """Ask an auth server; no command is executed before it has answered."""
-        assert self.nsqd.auth is not None and self._transport is not None
+        assert self._transport is not None
+        self._transport.pause_reading()
+        self._asking = self._ask_server(auth, done)
+
+    def _ask_server(self, auth: ClientAuth, done: Callable[[Grants | AuthFailed], None]) -> asyncio.Task[Grants]:
+        assert self.nsqd.auth is not None
         host = self.peer.rpartition(":")[0].strip("[]")
         common_name = self.tls.common_name if self.tls is not None else ""
-        self._transport.pause_reading()
-        self._asking = self.nsqd.auth.ask(Question(host, self.tls is not None, common_name, auth.secret), done)
+        return self.nsqd.auth.ask(Question(host, self.tls is not None, common_name, auth.secret), done)
 
     def _has_answer(self, answer: Grants | AuthFailed) -> Grants | None:
         """Keep what an auth server answered; None when the connection is over, or is now because it did not."""
@@ -533,6 +554,8 @@ class Session(asyncio.Protocol):
             self.loop.call_soon(self._finish_when_answered)
             return None
         self.auth.set(answer, self.loop.time())
+        if self._renewal is not None:
+            self._renewal.renewed()
         return answer
 
     def _authorized(self, answer: Grants | AuthFailed) -> None:
@@ -599,6 +622,31 @@ class Session(asyncio.Protocol):
         if self.subscription is not None and self.channel is not None and self.parser.state == wire.SUBSCRIBED:
             self.subscription.is_open = True
             self._mark(self.channel)
+            if self.auth is not None and self._renewal is None:
+                self._renewal = self._new_renewal(self.auth, self.subscription, self.channel.name)
+
+    def _new_renewal(self, auth: ClientAuth, source: Subscription | SharedSubscription, channel: str) -> Renewal:
+        """Let deliveries end with the grant they were begun with, unless it is renewed."""
+        assert self.topic is not None
+        topic = self.topic.name
+
+        def hold() -> None:
+            source.is_open = False
+
+        def refuse(code: str, detail: str) -> None:
+            if self._transport is not None and not self._is_finished:
+                self._resume_reading(self._transport)  # to see the peer close
+                self._fail(code, detail)
+                self.loop.call_soon(self._finish_when_answered)
+
+        consumer = Consumer(
+            ask=lambda done: self._ask_server(auth, done),
+            refusal=lambda: auth.refusal("SUB", topic, channel),
+            hold=hold,
+            go_on=self._open_subscription,
+            refuse=refuse,
+        )
+        return Renewal(auth, consumer, self.loop, self.nsqd.env.random, self.peer)
 
     def _mark(self, channel: Channel | ChannelParts) -> None:
         """Look at what is consumed at the end of the turn."""

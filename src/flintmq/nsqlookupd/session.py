@@ -1,8 +1,8 @@
 """nsqlookupd's side of one nsqd connection: commands become calls of the registration database, answers go back.
 
 Rules of this file: a session owns its node; the node and its registrations go when the connection goes, for whatever
-reason. All answers to one ``data_received`` are one write. Bounds: 5 s for the magic, a silent connection is cut, a
-peer that does not read is not read from. Source: reference/nsq.md 2.2.
+reason. All answers to one ``data_received`` are one write. Bounds: 5 s for the magic, 30 s for the first command, a
+silent connection is cut, a peer that does not read is not read from. Source: reference/nsq.md 2.2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from flintmq.clock import Clock
 from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooManyRegistrations
 from flintmq.errors import RemoteProtocolError
-from flintmq.limits import MAGIC_DEADLINE_S
+from flintmq.limits import FIRST_COMMAND_DEADLINE_S, MAGIC_DEADLINE_S
 from flintmq.net.address import format_peer
 from flintmq.net.descriptors import is_scarce
 from flintmq.net.linger import close_lingering
@@ -129,6 +129,7 @@ class LookupSession(asyncio.Protocol):
         self._active_at = loop.time()
         self._deadline: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._has_commanded = False
         self._is_closing = False
 
     # --- asyncio
@@ -158,6 +159,7 @@ class LookupSession(asyncio.Protocol):
             return
         if out:
             self._active_at = self._loop.time()
+            self._has_commanded = True
             self._write(out)
 
     def eof_received(self) -> bool:
@@ -257,7 +259,10 @@ class LookupSession(asyncio.Protocol):
             self._transport.write(b"".join(answers))
 
     def _check_deadline(self) -> None:
-        limit_s = self._sessions.idle_deadline_s if self._wire.has_magic else MAGIC_DEADLINE_S
+        if self._has_commanded:
+            limit_s = self._sessions.idle_deadline_s
+        else:
+            limit_s = FIRST_COMMAND_DEADLINE_S if self._wire.has_magic else MAGIC_DEADLINE_S
         left_s = self._active_at + limit_s - self._loop.time()
         if left_s > 0:
             self._deadline = self._loop.call_later(left_s, self._check_deadline)
