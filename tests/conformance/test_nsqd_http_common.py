@@ -506,8 +506,8 @@ def test_expect_100_continue_is_invited(nsqd: Nsqd, topic: str):
 
 
 def test_expect_100_continue_of_what_is_too_big_is_refused_at_once(nsqd: Nsqd, topic: str):
-    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\nExpect: 100-continue\r\n\r\n"
-    assert_refused(exchange(nsqd, head.encode()), 413, "MSG_TOO_BIG")
+    head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 1048577"
+    assert_refused(exchange(nsqd, head.encode() + b"\r\n\r\n"), 413, "MSG_TOO_BIG")
 
 
 def test_expect_100_continue_is_not_awaited_by_all_clients(nsqd: Nsqd, topic: str):
