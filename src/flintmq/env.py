@@ -43,6 +43,7 @@ class Env:
         run_blocking: runs a blocking disk call; calls of one caller run one after the other when it awaits each.
         buggify: ``buggify("name")`` is True where a simulation wants rare behaviour (tiny segments, early flushes).
         hostname: this machine's name as shown to peers.
+        local_names: further names that mean this machine to itself alone, as its ``/etc/hosts`` has them.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -50,3 +51,4 @@ class Env:
     run_blocking: RunBlocking = run_in_thread
     buggify: Callable[[str], bool] = never
     hostname: str = "localhost"
+    local_names: tuple[str, ...] = ()

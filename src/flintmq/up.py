@@ -28,6 +28,7 @@ from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, Storag
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, format_address, split_address
 from flintmq.net.loop import loop_factory
+from flintmq.net.origin import local_names
 from flintmq.nsqd import server as nsqd_server
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -272,7 +273,7 @@ def python_command() -> str:
 def _serve(options: UpOptions) -> None:
     logs.configure(options.log_prefix, options.log_level, path=options.log_file)
     files = _open_data_path(options.data_path)
-    env = Env(hostname=socket.gethostname())
+    env = Env(hostname=socket.gethostname(), local_names=local_names())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_signal(env, files, options))
     _say(f"stopped; the messages stay in {options.data_path}")

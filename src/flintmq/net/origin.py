@@ -8,8 +8,9 @@ Three headers tell, and no page can choose them::
 
 Rules of this file:
 
-- It is pure: headers in, a verdict out. What has neither Origin nor Sec-Fetch-Site comes from no page, or asks for what
-  the page cannot read; curl, clients, services and proxies are that.
+- It is pure: headers in, a verdict out; only :func:`local_names` reads a file, before anything listens.
+- What has neither Origin nor Sec-Fetch-Site comes from no page, or asks for what the page cannot read; curl, clients,
+  services and proxies are that.
 - ``Sec-Fetch-Site`` is believed before Origin is compared with Host, because proxies replace Host.
 - Host is looked at only where a request arrived at a loopback address: there a page can reach what nobody else can, by
   letting its own name stand for 127.0.0.1 (DNS rebinding), and is then of the same origin. No page can have an address,
@@ -31,6 +32,8 @@ from typing import Any
 from flintmq.errors import OptionError
 
 FLAG = "--http-allow-origin"
+HOSTS_FILE = "/etc/hosts"
+HOSTS_FILE_SIZE_MAX = 256 * 1024
 SHOWN_SIZE_MAX = 100
 PREFLIGHT_AGE_S = 600
 HEADER_NAMES_SIZE_MAX = 1024
@@ -140,6 +143,24 @@ def check_origins(origins: Iterable[str]) -> None:
             raise OptionError("http_allow_origin", each, str(error), "argument") from None
 
 
+def local_names(path: str = HOSTS_FILE) -> tuple[str, ...]:
+    """Names that this machine's own list gives its loopback addresses; none when it cannot be read.
+
+    Debian writes a machine's full name there: whoever asks it by that name arrives at 127.0.1.1.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(HOSTS_FILE_SIZE_MAX).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    found: dict[str, None] = {}
+    for line in lines:
+        address, *names = line.partition("#")[0].split() or [""]
+        if is_loopback_address((address,)):
+            found |= dict.fromkeys(names)
+    return tuple(found)
+
+
 def is_loopback_address(sockname: Any) -> bool:
     """Whether ``getsockname`` of a connection says that it arrived at a loopback address; a unix socket has none."""
     if not isinstance(sockname, tuple):
@@ -231,5 +252,6 @@ __all__ = [
     "check_origins",
     "is_loopback_address",
     "is_loopback_name",
+    "local_names",
     "parse_origin",
 ]

@@ -40,7 +40,7 @@ from flintmq.net.listen import Listener, listen
 from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
-from flintmq.net.origin import Origins
+from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
 from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd, takeover
 from flintmq.nsqd.auth import AuthClient
@@ -228,7 +228,9 @@ class Nsqd:
             self._http_auth = HttpAuth(file, router, HTTP_PERMISSIONS, self.env, trusts, "nsqd")
             self._http_auth.start()
             check = self._http_auth.check
-        origins = Origins(options.http_allow_origin, (self.env.hostname, options.broadcast_address))
+        origins = Origins(
+            options.http_allow_origin, (self.env.hostname, *self.env.local_names, options.broadcast_address)
+        )
         tcp = self._tcp = await listen(lambda: Session(self), options.tcp_address)
         http = https = None
         if options.http_address:
@@ -850,7 +852,7 @@ def run(options: NsqdOptions) -> int:
     _raise_descriptor_limit()
     try:
         files = OsFiles(options.data_path or ".")
-        env = Env(hostname=platform.node() or "localhost")
+        env = Env(hostname=platform.node() or "localhost", local_names=local_names())
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_signal(env, files, options, reopen_log))
     except StopFailed as error:

@@ -24,7 +24,7 @@ from flintmq.net.listen import PATH_PORT, Listener, listen
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import loop_factory
 from flintmq.net.networks import LOOPBACK, Networks
-from flintmq.net.origin import Origins
+from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
 from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import Member, build_router
@@ -63,7 +63,7 @@ class Nsqlookupd:
         self._auth = _auth(options, router, env)
         check = None if self._auth is None else self._auth.check
         self._tls = _tls(options)
-        origins = Origins(options.http_allow_origin, (env.hostname, options.broadcast_address))
+        origins = Origins(options.http_allow_origin, (env.hostname, *env.local_names, options.broadcast_address))
         self._http = HttpServer(router, clock=env.clock, before=check, origins=origins)
         self._https = None if self._tls is None else HttpServer(router, clock=env.clock, before=check, origins=origins)
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
@@ -189,7 +189,7 @@ def run(options: NsqlookupdOptions) -> int:
         The exit code: 0 after a clean stop, 1 when it could not start, which the log explains.
     """
     reopen_log = configure(options.log_prefix, options.log_level, path=options.log_file)
-    env = Env(hostname=socket.gethostname())  # noqa: TID251 - the process fills its Env
+    env = Env(hostname=socket.gethostname(), local_names=local_names())  # noqa: TID251 - the process fills its Env
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_signal(env, options, reopen_log))

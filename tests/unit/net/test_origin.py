@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flintmq.errors import OptionError
-from flintmq.net.origin import Origins, check_origins, is_loopback_address, parse_origin
+from flintmq.net.origin import Origins, check_origins, is_loopback_address, local_names, parse_origin
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 
@@ -171,6 +171,21 @@ def test_what_is_said_of_a_stranger_is_short_and_printable():
 )
 def test_arrival_at_a_loopback_address(sockname, is_loopback):
     assert is_loopback_address(sockname) is is_loopback
+
+
+def test_names_of_the_list_of_hosts(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(
+        b"127.0.0.1 localhost\n127.0.1.1\tbox.corp.example box # 127.0.0.1 not-this\n::1 ip6-localhost\n\n"
+        b"# 127.0.0.1 nor-this\n"
+        b"10.0.0.5 other.example\n127.0.0.1\nnonsense here\n\xff\xfe x\n127.0.0.2 " + b"x" * 300_000
+    )
+    found = local_names(str(path))
+    assert found[:4] == ("localhost", "box.corp.example", "box", "ip6-localhost") and len(found) == 5
+    assert local_names(str(tmp_path / "nothing")) == ()
+    origins = Origins((), found)
+    assert not refusal(method="GET", host="Box.corp.example:4151", at_loopback=True, origins=origins)
+    assert refusal(method="GET", host="other.example", at_loopback=True, origins=origins)
 
 
 @pytest.mark.parametrize(
