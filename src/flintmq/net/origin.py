@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from typing import Any
 
 from flintmq.errors import OptionError
@@ -149,7 +150,7 @@ def local_names(path: str = HOSTS_FILE) -> tuple[str, ...]:
     Debian writes a machine's full name there: whoever asks it by that name arrives at 127.0.1.1.
     """
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             lines = file.read(HOSTS_FILE_SIZE_MAX).decode("utf-8", "replace").splitlines()
     except OSError:
         return ()
