@@ -15,7 +15,7 @@ pytestmark = pytest.mark.improvement
 GET = ("/message/get", "/channel/peek")
 POST = ("/channel/setoffset", "/channel/skip", "/channel/unskip", "/message/finish", "/message/cancel")
 OF_CHANNELS = ("/channel/peek", "/channel/setoffset", "/channel/skip", "/channel/unskip", "/message/finish")
-PLACES = {"timestamp:0": 8, "virtual_queue:0": 8, "msgcount:0": 8, "msgcount:5": 3, "special:-1": 0}
+PLACES = {"timestamp:0": 8, "virtual_queue:0": 8, "msgcount:0": 8, "msgcount:6": 3, "special:-1": 0}
 NO_PLACES = ("", "timestamp", "timestamp:x", "timestamp:-5", "special:0", "offset:1", "msgcount:1:1", "msgcount: 1")
 
 
@@ -121,11 +121,11 @@ def test_setoffset_by_an_offset_that_another_answer_told(nsqd: Nsqd, topic: str)
     assert bodies_left(nsqd, topic) == ["m4", "m5", "m6", "m7", "m8"]
 
 
-def test_setoffset_by_a_count_goes_on_behind_that_message(nsqd: Nsqd, topic: str):
+def test_setoffset_by_a_count_goes_on_with_that_message(nsqd: Nsqd, topic: str):
     eight(nsqd, topic)
     index = nsqd.get(f"/message/get?topic={topic}&search_mode=id&search_pos=4")["queue_cnt_index"]
     nsqd.post(f"/channel/setoffset?topic={topic}&channel=c", b"msgcount:%d" % index)
-    assert bodies_left(nsqd, topic) == ["m5", "m6", "m7", "m8"]
+    assert bodies_left(nsqd, topic) == ["m4", "m5", "m6", "m7", "m8"]
 
 
 def test_setoffset_by_a_time_in_the_future_is_the_end(nsqd: Nsqd, topic: str):
@@ -141,7 +141,7 @@ def test_setoffset_of_several_partitions(nsqd: Nsqd, topic: str):
             producer.ok(b"MPUB %s %d\n%s" % (topic.encode(), partition, sized(mpub_body([b"a", b"b"]))))
     target = f"/channel/setoffset?topic={topic}&channel=c"
     assert_refused(nsqd.request("POST", target, b"msgcount:1"), 400, "MISSING_ARG_PARTITION")
-    nsqd.post(f"{target}&partition=1", b"msgcount:1")
+    nsqd.post(f"{target}&partition=1", b"msgcount:2")
     assert nsqd.stats(topic, "c")["depth"] == 3
     nsqd.post(target, b"special:-1")
     assert nsqd.stats(topic, "c")["depth"] == 0
@@ -179,7 +179,7 @@ def test_setoffset_in_memory(nsqd: Nsqd, topic: str, connection: Connection):
         connection.settle()
         target = f"/channel/setoffset?topic={quote(name)}&channel=c%23ephemeral"
         offset = nsqd.get(f"/message/get?topic={quote(name)}&search_mode=count&search_pos=7")["offset"]
-        for place, first in ((b"msgcount:5", b"m6"), (b"virtual_queue:%d" % offset, b"m7"), (b"timestamp:0", b"m1")):
+        for place, first in ((b"msgcount:6", b"m6"), (b"virtual_queue:%d" % offset, b"m7"), (b"timestamp:0", b"m1")):
             nsqd.post(target, place)
             messages = connection.messages(9 - int(first[1:]))
             assert messages[0].body == first

@@ -130,7 +130,7 @@ def test_it_may_be_sampled(nsqd: Nsqd, parted: str):
         ("virtual_queue:1", BODIES),
         ("virtual_queue:40", BODIES[1:]),
         ("msgcount:0", BODIES),
-        ("msgcount:5", BODIES[5:]),
+        ("msgcount:6", BODIES[5:]),
         ("msgcount:500", []),
         ("special:-1", []),
     ],
@@ -159,17 +159,17 @@ def test_a_timestamp_is_in_seconds(nsqd: Nsqd, parted: str):
 
 
 def test_a_new_channel_begins_there(nsqd: Nsqd, parted: str):
-    with subscribed(nsqd, advanced(parted, "new", 1, "msgcount:6")) as connection:
+    with subscribed(nsqd, advanced(parted, "new", 1, "msgcount:7")) as connection:
         assert bodies(connection, 2) == BODIES[6:]
 
 
 def test_only_the_first_consumer_says_where(nsqd: Nsqd, parted: str):
     with (
-        subscribed(nsqd, advanced(parted, "c", 1, "msgcount:7"), 0),
+        subscribed(nsqd, advanced(parted, "c", 1, "msgcount:8"), 0),
         subscribed(nsqd, advanced(parted, "c", 1, "msgcount:0")) as second,
     ):
         assert bodies(second, 1) == BODIES[7:]
-    with subscribed(nsqd, advanced(parted, "c", 1, "msgcount:7")) as alone:
+    with subscribed(nsqd, advanced(parted, "c", 1, "msgcount:8")) as alone:
         assert bodies(alone, 1) == BODIES[7:], "with nobody there any more it is the first again"
 
 
@@ -177,13 +177,13 @@ def test_a_consumer_of_another_channel_or_partition_is_none_of_this_one(nsqd: Ns
     with (
         consumer(nsqd, parted, "other"),
         subscribed(nsqd, advanced(parted, "c", 0)),
-        subscribed(nsqd, advanced(parted, "c", 1, "msgcount:7")) as connection,
+        subscribed(nsqd, advanced(parted, "c", 1, "msgcount:8")) as connection,
     ):
         assert bodies(connection, 1) == BODIES[7:]
 
 
 def test_a_consumer_without_a_start_goes_on_where_the_channel_is(nsqd: Nsqd, parted: str):
-    with subscribed(nsqd, advanced(parted, "c", 1, "msgcount:5"), 1) as connection:
+    with subscribed(nsqd, advanced(parted, "c", 1, "msgcount:6"), 1) as connection:
         connection.finish(connection.message())
         connection.send(b"CLS\n")
         while connection.frame().data != b"CLOSE_WAIT":
@@ -198,7 +198,7 @@ def test_where_it_begins_survives_a_kill(shared_daemons: Daemons, topic: str):
     nsqd.post(f"/channel/create?topic={topic}&channel=c")
     with nsqd.connect() as connection:
         connection.ok(mpub_to(topic, 0, BODIES))
-    with subscribed(nsqd, advanced(topic, "c", 0, "msgcount:6"), 0):
+    with subscribed(nsqd, advanced(topic, "c", 0, "msgcount:7"), 0):
         nsqd.kill()
     nsqd.start()
     with subscribed(nsqd, advanced(topic, "c", 0)) as connection:

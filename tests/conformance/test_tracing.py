@@ -475,7 +475,7 @@ def test_a_flood_stays_bounded_and_says_what_it_left_out(daemons: Daemons):
 def rows(nsqd: Nsqd) -> list[dict[str, Any]]:
     """The newest hundred messages of the trace."""
     depth = nsqd.stats(TRACE)["message_count"]
-    nsqd.post(f"/channel/setoffset?topic={TRACE}&channel=c", f"msgcount:{max(0, depth - 100)}".encode())
+    nsqd.post(f"/channel/setoffset?topic={TRACE}&channel=c", f"msgcount:{max(0, depth - 99)}".encode())
     answer: list[dict[str, Any]] = nsqd.get(f"/channel/peek?topic={TRACE}&channel=c&count=100")["messages"]
     return answer
 

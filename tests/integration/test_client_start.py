@@ -51,7 +51,7 @@ def test_a_plain_topic(nsqd: Nsqd, flavour: Flavour):
         again = consumed(flavour, topic, 3 if not isinstance(start, Start) else 2, start, **here)
         assert bodies(again) == [b"a", b"b", b"c"][-len(again) :]
         assert {message.attempts for message in again} == {1}
-    assert bodies(consumed(flavour, topic, 1, Start.count(2), **here)) == [b"c"]
+    assert bodies(consumed(flavour, topic, 1, Start.count(3), **here)) == [b"c"]
     nsqd.publish(topic, b"unseen")
     seen: list[Message] = []
     with flavour.consumer(topic, "c", seen.append, start="end", **here):
@@ -111,7 +111,7 @@ def test_partitions(nsqd: Nsqd, nsqlookupd: Nsqlookupd, flavour: Flavour):
     assert sorted((message.partition, message.body) for message in found) == [
         (0, b"zero"), (0, b"zero"), (1, b"one"), (1, b"one"),
     ]  # fmt: skip
-    half = consumed(flavour, topic, 2, Start.count(1), **there)
+    half = consumed(flavour, topic, 2, Start.count(2), **there)
     second = {message.internal_id: (message.partition, message.offset) for message in found if message.offset}
     assert {message.internal_id: (message.partition, message.offset) for message in half} == second
 

@@ -62,7 +62,7 @@ def test_a_replay_is_durable_before_it_is_answered(daemons: Daemons, die: Callab
     with_channel(nsqd, "t", "c")
     nsqd.publish("t", *(b"%d" % number for number in range(100)))
     consumed(nsqd, "t", 100)
-    set_offset(nsqd, "t", "msgcount:90")
+    set_offset(nsqd, "t", "msgcount:91")
     die(nsqd)
     assert nsqd.stats("t", "c")["depth"] == 10
     assert [(m.body, m.attempts) for m in consumed(nsqd, "t", 10)] == [(b"%d" % n, 1) for n in range(90, 100)]
@@ -104,7 +104,7 @@ def test_a_replay_keeps_older_delayed_messages(daemons: Daemons, die: Callable[[
         consumer.finish(*consumer.messages(2))
         consumer.settle()
     wait_until(lambda: nsqd.stats("t", "c")["deferred_count"] == 2)
-    set_offset(nsqd, "t", "msgcount:1")
+    set_offset(nsqd, "t", "msgcount:2")
     die(nsqd)
     rows = nsqd.get("/channel/peek?topic=t&channel=c&what=deferred")["messages"]
     assert [row["body"] for row in rows] == ["older"]
@@ -120,7 +120,7 @@ def test_a_replay_in_order(daemons: Daemons, die: Callable[[Nsqd], None]):
     with_channel(nsqd, "t", "c")
     nsqd.publish("t", *(b"%d" % number for number in range(10)))
     assert len(consumed(nsqd, "t", 10, order=True)) == 10
-    set_offset(nsqd, "t", "msgcount:4")
+    set_offset(nsqd, "t", "msgcount:5")
     die(nsqd)
     assert [m.body[12:] for m in consumed(nsqd, "t", 6, order=True)] == [b"%d" % number for number in range(4, 10)]
     die(nsqd)
@@ -200,7 +200,7 @@ def test_a_cursor_command_and_a_replay_get_along(daemons: Daemons):
     with nsqd.connect() as client:
         client.send(b"CURSOR t c 0 8\n")
         assert client.response() == b'{"sequence":8}'
-        set_offset(nsqd, "t", "msgcount:2")
+        set_offset(nsqd, "t", "msgcount:3")
         client.send(b"CURSOR t c 0 5\n")
         assert client.response() == b'{"sequence":5}'
     assert nsqd.stats("t", "c")["depth"] == 6

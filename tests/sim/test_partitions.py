@@ -63,10 +63,10 @@ def hand_out_two_at_a_time(monkeypatch):
     """As if order began anew with every publish."""
     honest = Channel._deliver_new
 
-    def deliver_new(self, now_ns, wall_ns):
+    def deliver_new(self, now_ns, wall_ns, end):
         keep_floor, self.keep_floor = self.keep_floor, None
         try:
-            honest(self, now_ns, wall_ns)
+            honest(self, now_ns, wall_ns, end)
         finally:
             self.keep_floor = keep_floor
 

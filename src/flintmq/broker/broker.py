@@ -29,6 +29,7 @@ from typing import Any
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.creating import TopicConflict as TopicConflict
 from flintmq.broker.deferred import AsideStore, Shares
+from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.latency import Latency
 from flintmq.broker.limiting import TopicLimits
 from flintmq.broker.partition import Partition, PublishGroup
@@ -133,6 +134,7 @@ class Broker(TopicLimits):
         self._next_cursor = 1
         self._pack_numbers = count(1)
         self._shares = Shares()
+        self._delayed_notes = DelayedNotes()
         self._removal_count = 0
         self._clock_shift_ns = 0
         self.on_problem: Callable[[StorageError], None] = lambda _error: None
@@ -185,7 +187,7 @@ class Broker(TopicLimits):
             ends = [cursor.row.floor + len(cursor.window) for cursor in mine]
             backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
             log = self._open_log(name, number, wall_ns, max([*ends, backlog_start, paused_at or 1, 1]))
-            partition = Partition(name, number, log)
+            partition = Partition(name, number, log, self._delayed_notes)
             partition.backlog_start = max(backlog_start, log.start_sequence)
             partition.paused_at = paused_at
             partitions[number] = partition
@@ -254,7 +256,7 @@ class Broker(TopicLimits):
                 self.write_error = StorageError(f"cannot create topic {name}: {error}")
                 raise self.write_error from error
             self._metadata.append(channel_store.put_topic(name, False))
-        topic = self.topics[name] = Topic(name, {0: Partition(name, 0, log)})
+        topic = self.topics[name] = Topic(name, {0: Partition(name, 0, log, self._delayed_notes)})
         if isinstance(log, PartitionLog) and not log.is_created:
             self._creations[topic] = NewTopic(topic, [Creation(log)])
         if starting:
@@ -325,6 +327,7 @@ class Broker(TopicLimits):
         )
         channel.paused = paused
         channel.limit = partition.paused_at
+        channel.delayed = partition.delayed
         if self.options.latency_window_ns:
             channel.latency = Latency(self.options.latency_window_ns)
         if new:
@@ -674,6 +677,7 @@ class Broker(TopicLimits):
 
         When there are very many, the rest comes with the next turns.
         """
+        self._delayed_notes.wall_ns = wall_ns
         marked, self._pumping = self._pumping, {}
         if self._pumping_late or len(marked) > _PUMPED_MAX:
             marked = self._share_turn(marked)
@@ -741,6 +745,7 @@ class Broker(TopicLimits):
 
     def has_flush(self, wall_ns: int) -> bool:
         """Whether :meth:`take_flush` would have something to do; cheap enough for every tick."""
+        self._delayed_notes.wall_ns = wall_ns
         if self._metadata or self._removals or self._questions:
             return True
         return any(c.dirty or c.aside.has_changes or c.aside.wants_due(wall_ns) for c in self._flushing)

@@ -20,6 +20,11 @@ Invariants:
   that is not finished, and nothing is delivered before the floor has been kept.
 - I7: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
 
+Turns: what comes again (``_requeued``, ``aside.ready``) and what is new are handed out one for one while both wait, so
+that neither a message that always comes back nor a long backlog holds the other up. What came back first is first. Of
+what a lost connection held, the message it had held longest is last, because it may be what the consumer died of, and
+what had come again before keeps its place. In order nothing takes turns.
+
 Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
 the process runs, as the caller provides it); runs of messages are handled by slices; only messages that were
 redelivered, touched or deferred cost a dictionary entry; nothing that happens every turn looks at all consumers.
@@ -37,6 +42,7 @@ from collections.abc import Callable, Sequence
 
 from flintmq.batch import Batch
 from flintmq.broker.deferred import Aside, AsideStore
+from flintmq.broker.delayed import DelayedAhead
 from flintmq.broker.events import ChannelEvents
 from flintmq.broker.latency import Latency
 from flintmq.broker.ranges import add_range, forget_range, ranges_of
@@ -49,6 +55,7 @@ from flintmq.broker.state import NOT_DONE, SHARED, SLOT_MAX, Held, Log, Policy
 from flintmq.broker.state import QUEUED as QUEUED
 from flintmq.broker.state import ChannelState as ChannelState
 from flintmq.broker.subscription import Locality, Run, Subscription
+from flintmq.errors import StorageError
 from flintmq.limits import (
     CHANNEL_WINDOW_MAX,
     DEFER_IN_WINDOW_NS,
@@ -59,7 +66,10 @@ from flintmq.message import internal_id
 from flintmq.names import is_ephemeral
 
 _RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
+_STEP_SHARE = 8  # of what the next consumer can take, a turn of what comes again is this part, one message at least,
+_STEP_MAX = 32  # and this many at most; what is new has as many then
 
+_UNBOUNDED = 1 << 62
 _TO_DONE_BITS = bytes([1] + [0] * 255)
 
 
@@ -74,10 +84,12 @@ class Channel(SettingAside):
 
     Attributes:
         subscriptions: every consumer, in the order of their coming.
+        joined_count: consumers since the process started.
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
         skipped: whether messages are finished without being delivered.
         events: who wants to know what happens to messages, if anybody does.
         policy: what limits it has, if any.
+        delayed: where in the log messages are that are not due, as far as is known.
         keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
     """
 
@@ -100,6 +112,7 @@ class Channel(SettingAside):
         self.skipped = False
         self.limit: int | None = None  # a paused topic: nothing from here on is delivered
         self.subscriptions: dict[Subscription, None] = {}
+        self.joined_count = 0
         self.in_flight_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
@@ -109,6 +122,7 @@ class Channel(SettingAside):
         self.latency: Latency | None = None  # set when percentiles were asked for
         self.events: ChannelEvents | None = None
         self.policy: Policy | None = None
+        self.delayed: DelayedAhead | None = None
         self.counted_from = log.committed_sequence
         self.dirty = True
         self.keep_floor: Callable[[int], None] | None = None
@@ -125,6 +139,8 @@ class Channel(SettingAside):
         self._slots: list[Subscription | None] = [None] * (SLOT_MAX + 1)
         self._shared: dict[int, Subscription] = {}
         self._requeued: deque[int] = deque()
+        self._owed_count = 0  # of what is new, for what has come again since, before more of it does
+        self._is_turn_of_asides = False  # of what comes again
         self._attempts: dict[int, int] = dict(state.attempts)
         self._held: dict[int, Held] = {}
         self._held_heap: list[tuple[int, int]] = []
@@ -179,7 +195,17 @@ class Channel(SettingAside):
         waiting = max(0, self.end - self.next)
         for first, end in self._holes:
             waiting -= max(0, min(end, self.end) - max(first, self.next))
-        return max(0, waiting) + len(self._requeued) + len(self.aside.ready)
+        return max(0, waiting - self._delayed_count) + len(self._requeued) + len(self.aside.ready)
+
+    @property
+    def _delayed_count(self) -> int:
+        """Messages that the cursor has not reached and that are not due."""
+        if not self.delayed:
+            return 0
+        count = self.delayed.count(self.next, self.end)
+        for first, end in self._holes:
+            count -= self.delayed.count(max(first, self.next), min(end, self.end))
+        return count
 
     @property
     def message_count(self) -> int:
@@ -189,7 +215,7 @@ class Channel(SettingAside):
     @property
     def deferred_count(self) -> int:
         """Messages waiting for their due time."""
-        return len(self._deferred) + self.aside.count - len(self.aside.loaded)
+        return len(self._deferred) + self.aside.count - len(self.aside.loaded) + self._delayed_count
 
     @property
     def is_idle(self) -> bool:
@@ -203,6 +229,7 @@ class Channel(SettingAside):
     def add(self, subscription: Subscription) -> None:
         """Attach a consumer."""
         self.subscriptions[subscription] = None
+        self.joined_count += 1
         try:
             slot = self._slots.index(None, 1)
         except ValueError:
@@ -218,29 +245,69 @@ class Channel(SettingAside):
         del self.subscriptions[subscription]
         self._ready.remove(subscription)
         if subscription.in_flight_count:
+            held = self._held_by(subscription)
             if self.events is not None:
-                self.events.let_go(subscription, self._held_by(subscription))
-            for sequence in self._in_flight_of(subscription):
-                self._queue_again(subscription, sequence)
-            for aside in self.aside.loaded.values():
-                if aside.owner is subscription:
-                    self._leave_flight(subscription)
-                    self._ready_again(aside)
+                self.events.let_go(subscription, held)
+            self._take_back(subscription, held)
         subscription.runs.clear()
         if subscription.slot != SHARED:
             self._slots[subscription.slot] = None
         subscription.slot = 0
         self._deadlines.forget_detached(len(self.subscriptions))
 
-    def _in_flight_of(self, subscription: Subscription) -> list[int]:
-        floor = self.floor
-        if subscription.slot == SHARED:
-            return sorted(s for s, owner in self._shared.items() if owner is subscription)
-        return [floor + match.start() for match in re.finditer(re.escape(subscription.mark), self._window)]
+    def _take_back(self, subscription: Subscription, held: list[int]) -> None:
+        """Queue again what a lost connection held, given in the order of delivery.
+
+        It may have died of the first: that one goes to the end, and what it was not taken from has the next turn. Of
+        the others those that had come again keep their place in front, so that whatever consumers die of, the next
+        ones begin with something else.
+        """
+        suspect, *others = held
+        again = [sequence for sequence in others if self._has_come_again(sequence)]
+        new = [sequence for sequence in others if not self._has_come_again(sequence)]
+        if self._has_come_again(suspect):
+            self._owed_count = max(1, self._owed_count)
+        self._is_turn_of_asides = suspect not in self.aside.loaded
+        for sequence in (*new, suspect):
+            self._give_back(subscription, sequence)
+        for sequence in reversed(again):
+            self._give_back(subscription, sequence)
+            for queue in (self._requeued, self.aside.ready):
+                if queue and queue[-1] == sequence:  # it may have been given up instead
+                    queue.rotate(1)
+
+    def _has_come_again(self, sequence: int) -> bool:
+        """Whether a message in flight was queued again, or came due, before its delivery."""
+        return sequence in self._attempts or sequence in self.aside.loaded
+
+    def _give_back(self, subscription: Subscription, sequence: int) -> None:
+        aside = self.aside.loaded.get(sequence)
+        if aside is None:
+            self._queue_again(subscription, sequence)
+        else:
+            self._leave_flight(subscription)
+            self._ready_again(aside)
 
     def _held_by(self, subscription: Subscription) -> list[int]:
-        aside = [sequence for sequence, each in self.aside.loaded.items() if each.owner is subscription]
-        return [*aside, *self._in_flight_of(subscription)]
+        """What a consumer holds, in the order of delivery."""
+        numbers = {each.sequence: each.number for each in self.aside.loaded.values() if each.owner is subscription}
+        if subscription.slot == SHARED:
+            mine = [sequence for sequence, owner in self._shared.items() if owner is subscription]
+        else:
+            floor = self.floor
+            mine = [floor + match.start() for match in re.finditer(re.escape(subscription.mark), self._window)]
+        by_place = sorted((run.first, run.end, run.number) for run in subscription.runs)
+        at = 0
+        for sequence in sorted(mine):
+            held = self._held.get(sequence)
+            if held is not None:
+                numbers[sequence] = held.number
+                continue
+            while at < len(by_place) and by_place[at][1] <= sequence:
+                at += 1
+            assert at < len(by_place) and by_place[at][0] <= sequence, "what has no deadline of its own is in a run"
+            numbers[sequence] = by_place[at][2] + sequence - by_place[at][0]
+        return sorted(numbers, key=numbers.__getitem__)
 
     def _leave_flight(self, subscription: Subscription) -> None:
         subscription.in_flight_count -= 1
@@ -401,10 +468,9 @@ class Channel(SettingAside):
         wanted = now_ns + subscription.msg_timeout_ns
         aside = self.aside.loaded.get(sequence)
         if self._owner(sequence) is subscription:
-            held = self._held.get(sequence)
-            delivered_ns = held.delivered_ns if held else self._delivered_at(subscription, sequence, now_ns)
-            deadline = min(wanted, delivered_ns + subscription.max_msg_timeout_ns)
-            self._held[sequence] = Held(deadline, delivered_ns)
+            held = self._held_at(subscription, sequence)
+            deadline = min(wanted, held.delivered_ns + subscription.max_msg_timeout_ns)
+            self._held[sequence] = Held(deadline, held.delivered_ns, held.number)
         elif aside is not None and aside.owner is subscription:
             deadline = min(wanted, aside.delivered_ns + subscription.max_msg_timeout_ns)
             aside.deadline_ns = deadline
@@ -424,12 +490,14 @@ class Channel(SettingAside):
             heap += [(a.deadline_ns, s) for s, a in self.aside.loaded.items() if a.owner is not None]
             heapq.heapify(heap)
 
-    @staticmethod
-    def _delivered_at(subscription: Subscription, sequence: int, now_ns: int) -> int:
-        for run in subscription.runs:
-            if run.first <= sequence < run.end:
-                return run.deadline_ns - subscription.msg_timeout_ns
-        return now_ns
+    def _held_at(self, subscription: Subscription, sequence: int) -> Held:
+        """When a message of the window that a consumer holds was delivered to it, and when it times out."""
+        held = self._held.get(sequence)
+        if held is None:
+            run = next(run for run in subscription.runs if run.first <= sequence < run.end)
+            delivered_ns = run.deadline_ns - subscription.msg_timeout_ns
+            held = Held(run.deadline_ns, delivered_ns, run.number + sequence - run.first)
+        return held
 
     # -- deferral ------------------------------------------------------------------------------------------------
 
@@ -547,9 +615,57 @@ class Channel(SettingAside):
 
     def _hand_out(self, now_ns: int, wall_ns: int) -> None:
         if self._requeued or self.aside.ready:
+            if self.keep_floor is None:
+                self._take_turns(now_ns, wall_ns)
+                return
             self._redeliver(now_ns)
         if self.next < self.end:
-            self._deliver_new(now_ns, wall_ns)
+            self._owed_count = 0
+            self._deliver_new(now_ns, wall_ns, self.end)
+
+    def _take_turns(self, now_ns: int, wall_ns: int) -> None:
+        """Hand out what comes again and what is new one for one while there is both, and then what is left.
+
+        What cannot be read now holds up its own kind alone.
+        """
+        is_new_left = True
+        failure: StorageError | None = None
+        while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
+            is_new_left = is_new_left and self.next < self.end
+            if is_new_left and self._owed_count:
+                try:
+                    is_new_left = self._deliver_owed(now_ns, wall_ns)
+                except StorageError as error:
+                    is_new_left, failure = False, error
+                continue
+            step = min(_STEP_MAX, max(1, next(iter(line)).capacity // _STEP_SHARE)) if is_new_left else _UNBOUNDED
+            before = self.in_flight_count
+            try:
+                self._redeliver(now_ns, step)
+            except StorageError:
+                if is_new_left:
+                    self._deliver_new(now_ns, wall_ns, self.end)
+                raise
+            count = self.in_flight_count - before
+            if is_new_left:
+                self._owed_count += count
+            elif count:
+                self._owed_count = max(1, self._owed_count)  # what is published next goes before it comes once more
+        if is_new_left and self.next < self.end and self._ready.nearest():
+            self._owed_count = 0
+            self._deliver_new(now_ns, wall_ns, self.end)
+        if failure is not None:
+            raise failure
+
+    def _deliver_owed(self, now_ns: int, wall_ns: int) -> bool:
+        """Let what is new have its turn; False when nothing of it can be delivered now."""
+        while self._owed_count and self.next < self.end and self._ready.nearest():
+            first, before = self.next, self.in_flight_count
+            self._deliver_new(now_ns, wall_ns, min(self.end, first + self._owed_count))
+            if self.next == first:
+                return False
+            self._owed_count = max(0, self._owed_count - max(0, self.in_flight_count - before))
+        return True
 
     def gather_waiting(self) -> None:
         """Let everything that waits to be delivered again stand in the one queue for all consumers."""
@@ -565,8 +681,8 @@ class Channel(SettingAside):
         sent_to, self._sent_to = self._sent_to, {}
         return sent_to
 
-    def _deliver_new(self, now_ns: int, wall_ns: int) -> None:
-        end = self.end
+    def _deliver_new(self, now_ns: int, wall_ns: int, end: int) -> None:
+        """Hand out what lies between the cursor and ``end``."""
         line = self._ready.nearest()
         is_ordered = self.keep_floor is not None
         while self.next < end and line:
@@ -581,7 +697,7 @@ class Channel(SettingAside):
             if batch is None:
                 return
             if batch.first > self.next:
-                self._skip_to(min(batch.first, end))
+                self._skip_to(min(batch.first, self.end))
                 continue
             if batch.due_ns > wall_ns:
                 if not self._defer_batch(batch, wall_ns):
@@ -634,10 +750,14 @@ class Channel(SettingAside):
     def _start_run(self, subscription: Subscription, first: int, end: int, now_ns: int) -> None:
         deadline = now_ns + subscription.msg_timeout_ns
         runs = subscription.runs
-        if runs and runs[-1].end == first and deadline - runs[-1].deadline_ns < _RUN_JOIN_NS:
-            runs[-1].end = end
-            return
-        runs.append(Run(deadline, first, end))
+        number = subscription.message_count - (end - first)
+        if runs:
+            last = runs[-1]
+            is_next = last.end == first and number - last.number == first - last.first
+            if is_next and deadline - last.deadline_ns < _RUN_JOIN_NS:
+                last.end = end
+                return
+        runs.append(Run(deadline, first, end, number))
         if not subscription.is_watched:
             self._deadlines.watch(subscription, deadline)
         if len(runs) > 2 * subscription.in_flight_count + 64:
@@ -671,17 +791,31 @@ class Channel(SettingAside):
     def _is_sampled_out(self, subscription: Subscription) -> bool:
         return bool(subscription.sample_rate) and self._random.randrange(100) >= subscription.sample_rate
 
-    def _redeliver(self, now_ns: int) -> None:
+    def _redeliver(self, now_ns: int, count_max: int = _UNBOUNDED) -> None:
+        """Hand out what comes again, at most so many: what is in the window and what was set aside in turns."""
+        end_count = self.in_flight_count + count_max
         while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
+            left = end_count - self.in_flight_count
+            if left <= 0:
+                return
             if self.keep_floor is not None and (self.in_flight_count or not self._is_next_in_line()):
                 return
             subscription = next(iter(line))
-            if self._requeued:
-                self._redeliver_window(subscription, self._requeued[0], now_ns)
-                self._requeued.popleft()  # only now: when the log cannot be read, it is tried again
-            else:
-                share = 1 if self.keep_floor is not None else max(1, len(self.aside.ready) // len(line))
-                self._redeliver_asides(subscription, min(share, subscription.capacity), now_ns)
+            queue = self.aside.ready if not self._requeued or self._is_turn_of_asides else self._requeued
+            queue = queue or self._requeued
+            self._is_turn_of_asides = queue is self._requeued and self.keep_floor is None
+            try:
+                if queue is self._requeued:
+                    self._redeliver_window(subscription, queue[0], now_ns)
+                    queue.popleft()  # only now: when the log cannot be read, it is tried again
+                else:
+                    is_alone = self.keep_floor is None and not self._requeued
+                    share = max(1, len(queue) // len(line)) if is_alone else 1
+                    self._redeliver_asides(subscription, min(share, subscription.capacity, left), now_ns)
+            except StorageError:
+                if self.keep_floor is None:
+                    queue.rotate(-1)  # behind those that may be readable
+                raise
 
     def _is_next_in_line(self) -> bool:
         """In order: have the first message of the window at the front; False while its delay is not over."""
@@ -710,7 +844,7 @@ class Channel(SettingAside):
         if subscription.slot == SHARED:
             self._shared[sequence] = subscription
         deadline = now_ns + subscription.msg_timeout_ns
-        self._held[sequence] = Held(deadline, now_ns)
+        self._held[sequence] = Held(deadline, now_ns, subscription.message_count)
         self._push_deadline(deadline, sequence)
         self._put(subscription, subscription.one(batch.redelivery(sequence, attempts), batch, sequence), 1)
         if self.events is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from flintmq.broker.channel import Channel
+from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.partition import Partition
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
@@ -38,6 +39,7 @@ class TopicCreation(ABC):
     on_topic_change: Callable[[str, str | None, bool], None]
     _creations: dict[Topic, NewTopic]
     _deleted_early: list[NewTopic]
+    _delayed_notes: DelayedNotes
     _publishing: dict[Partition, None]
     _metadata: list[channel_store.Statement]
     _metadata_waiters: list[Callable[[BaseException | None], None]]
@@ -104,7 +106,7 @@ class TopicCreation(ABC):
         partitions = {}
         for number in sorted(numbers):
             log = self._new_log(name, number, wall_ns)
-            partitions[number] = Partition(name, number, log)
+            partitions[number] = Partition(name, number, log, self._delayed_notes)
         topic = self.topics[name] = Topic(name, partitions, meta=meta)
         new = NewTopic(topic, [Creation(p.log) for p in partitions.values()], is_recorded=False)  # type: ignore[arg-type]
         self._creations[topic] = new
@@ -148,7 +150,7 @@ class TopicCreation(ABC):
             log = self._open_log(topic.name, number, wall_ns, 1)
         except OSError as error:
             raise StorageError(f"cannot add partition {number} of topic {topic.name}: {error}") from error
-        partition = Partition(topic.name, number, log)
+        partition = Partition(topic.name, number, log, self._delayed_notes)
         partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
         topic.add(partition)
         for channel_name, paused in topic.channel_names.items():

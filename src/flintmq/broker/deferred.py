@@ -64,9 +64,13 @@ class Pack:
 
 
 class Aside:
-    """One message outside the window that is in memory: due, or in flight."""
+    """One message outside the window that is in memory: due, or in flight.
 
-    __slots__ = ("attempts", "deadline_ns", "delivered_ns", "frame", "owner", "pack", "sequence")
+    Attributes:
+        number: of the delivery, counted by the consumer that holds it.
+    """
+
+    __slots__ = ("attempts", "deadline_ns", "delivered_ns", "frame", "number", "owner", "pack", "sequence")
 
     pack: Pack
 
@@ -77,6 +81,7 @@ class Aside:
         self.owner: Subscription | None = None
         self.deadline_ns = 0
         self.delivered_ns = 0
+        self.number = 0
 
 
 @dataclass(slots=True)

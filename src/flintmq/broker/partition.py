@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 
 from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channel import Channel
+from flintmq.broker.delayed import DelayedAhead, DelayedNotes
 from flintmq.broker.events import PartitionEvents
 from flintmq.broker.producers import OncePublish, Producers
 from flintmq.errors import StorageError, WriteFailed
@@ -123,16 +124,20 @@ class Partition:
         write_error: why the last turn with publishes was not stored; None when it was.
         events: who wants to know what is published, if anybody does.
         bounds: of its topic, if it has any.
+        delayed: what was published with a delay since the process started, as far as some channel is behind it.
         is_unwaited: what is published and nobody waits for needs no sync, whatever the node's policy.
         producers: who publishes with sequences; None before the first.
         written_weight: what the last :meth:`write_pending` cost.
     """
 
     __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds", "bytes_count",
-                 "channels", "counted_from", "durable_floor", "events", "is_deleted", "is_unwaited", "log", "number",
-                 "paused_at", "prefix", "producers", "topic_name", "write_error", "written_weight")  # fmt: skip
+                 "channels", "counted_from", "delayed", "durable_floor", "events", "is_deleted", "is_unwaited", "log",
+                 "number", "paused_at", "prefix", "producers", "topic_name", "write_error",
+                 "written_weight")  # fmt: skip
 
-    def __init__(self, topic_name: str, number: int, log: PartitionLog | MemoryLog) -> None:
+    def __init__(
+        self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
+    ) -> None:
         self.topic_name = topic_name
         self.number = number
         self.log = log
@@ -152,6 +157,7 @@ class Partition:
         self.write_error: StorageError | None = None
         self.events: PartitionEvents | None = None
         self.bounds: Bounds | None = None
+        self.delayed = DelayedAhead(notes)
         self.is_unwaited = False
         self.producers: Producers[PublishGroup] | None = None
         self.written_weight = 0
@@ -291,6 +297,7 @@ class Partition:
         """Close the log for good; publishes of this turn count as made before the deletion."""
         self.is_deleted = True
         self._end_pending(None)
+        self.delayed.clear()
         self.log.close()
 
     def write_pending(self, wall_ns: int, weight_max: int = 1 << 62) -> PublishGroup | None:
@@ -342,10 +349,19 @@ class Partition:
         for part in (bodies,) if fits else _parts(bodies):  # many small publishes may have grown into too much
             if once is None:
                 self.log.append(part, wall_ns, due_ns)
+                if due_ns:
+                    self._note_delayed(len(part), due_ns)
             else:
                 once.append(self.log, part, wall_ns)
         self.bytes_count += size - (len(self.prefix) * len(bodies) if self.prefix is not None else 0)
         self.written_weight += size + _APPEND_WEIGHT
+
+    def _note_delayed(self, count: int, due_ns: int) -> None:
+        delayed = self.delayed
+        if delayed.wants_cleaning:
+            delayed.forget_below(min((channel.next for channel in self.channels.values()), default=self.backlog_start))
+        end = self.log.next_sequence
+        delayed.add(end - count, end, due_ns)
 
     @property
     def message_count(self) -> int:

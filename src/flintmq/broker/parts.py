@@ -137,6 +137,8 @@ class ChannelParts:
         self._subscriptions = subscriptions
         self._turns = deque(channels.values())
         first = self._turns[0]
+        # each begins with another one, so that a message of which consumers die is not the first for all of them
+        self._turns.rotate(-first.joined_count)
         self.name = first.name
         self.ephemeral = first.ephemeral
         self.latency = first.latency  # only whether it is kept

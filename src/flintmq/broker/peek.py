@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, zip_longest
 
 from flintmq.batch import Batch
 from flintmq.broker.channel import DEFERRED, QUEUED, Channel
@@ -23,6 +23,7 @@ from flintmq.broker.subscription import Run, Subscription
 from flintmq.message import ATTEMPTS, ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES
 
 _IN_FLIGHT = re.compile(rb"[\x01-\xfb]")
+_Again = tuple[int, int, bytes | None]  # sequence, deliveries so far, the frame if it was set aside
 _READS_MAX = 256  # of batches that are passed over because they are not due
 
 
@@ -85,21 +86,48 @@ def _seen_frame(log: Log, sequence: int, frame: bytes, bytes_max: int, delivery_
 
 
 def next_messages(channel: Channel, count: int, bytes_max: int, wall_ns: int) -> Iterator[Seen]:
-    """What consumers get next, in this order: what comes again, what has come due, what is new."""
+    """What consumers get next: what comes again and what has come due in turns, and in turns with both what is new."""
     channel.gather_waiting()  # which of several queues they wait in, nobody sees
-    log, end, sequence = channel.log, channel.end, channel.next
-    attempts, aside = channel._attempts, channel.aside
+    log, attempts, aside = channel.log, channel._attempts, channel.aside
     queued = (sequence for sequence in channel._requeued if _is(channel, sequence, QUEUED))
-    again = [(number, attempts.get(number, 1)) for number in islice(queued, count)]
-    ready = (number for number in aside.ready if number in aside.loaded)
-    loaded = [(number, aside.loaded[number]) for number in islice(ready, count)]
-    holes = list(channel._holes)
-    for number, delivery_count in again:
-        batch = find(log, number)
+    window: list[_Again] = [(number, attempts.get(number, 1), None) for number in islice(queued, count)]
+    ready = (aside.loaded[number] for number in aside.ready if number in aside.loaded)
+    due: list[_Again] = [(each.sequence, each.attempts, each.frame) for each in islice(ready, count)]
+    noted: list[_Again] = [*window, *due]
+    if channel.keep_floor is None:
+        first, second = (due, window) if channel._is_turn_of_asides else (window, due)
+        noted = [each for pair in zip_longest(first, second) for each in pair if each is not None]
+    again = _seen_again(log, noted, bytes_max)
+    new = _seen_new(log, channel.next, channel.end, list(channel._holes), bytes_max, wall_ns)
+    if channel.keep_floor is not None:
+        return chain(again, new)
+    return _in_turns(again, new, channel._owed_count)
+
+
+def _in_turns(again: Iterator[Seen], new: Iterator[Seen], owed_count: int) -> Iterator[Seen]:
+    while True:
+        own, other = (new, again) if owed_count else (again, new)
+        found = next(own, None)
+        if found is None:
+            yield from other
+            return
+        yield found
+        owed_count += -1 if own is new else 1
+
+
+def _seen_again(log: Log, noted: list[_Again], bytes_max: int) -> Iterator[Seen]:
+    for sequence, delivery_count, frame in noted:
+        if frame is not None:
+            yield _seen_frame(log, sequence, frame, bytes_max, delivery_count)
+            continue
+        batch = find(log, sequence)
         if batch is not None:
-            yield seen(batch, number, bytes_max, delivery_count)
-    for number, each in loaded:
-        yield _seen_frame(log, number, each.frame, bytes_max, each.attempts)
+            yield seen(batch, sequence, bytes_max, delivery_count)
+
+
+def _seen_new(
+    log: Log, sequence: int, end: int, holes: list[tuple[int, int]], bytes_max: int, wall_ns: int
+) -> Iterator[Seen]:
     read_count = 0
     while sequence < end and read_count < _READS_MAX:
         while holes and holes[0][0] <= sequence:

@@ -6,7 +6,7 @@ Texts::
 
     timestamp:<seconds since 1970>   the first message with this timestamp or a later one
     virtual_queue:<bytes>            the message whose frame contains this virtual offset, or the first one behind it
-    msgcount:<count>                 behind the first so many messages of the partition
+    msgcount:<number>                the message with this number in the partition, counted from 1; 0 is the first, too
     special:-1                       the end
 
 Rules of this file: it is the part of :class:`Channel` that is seldom used, and keeps its invariants; no IO but the
@@ -84,7 +84,7 @@ def sequence_at(place: Place, partition: Partition) -> int:
     if place.kind == OFFSET:
         return log.sequence_at_offset(place.value)
     if place.kind == COUNT:
-        return place.value + 1
+        return max(1, place.value)
     return log.next_sequence
 
 

@@ -53,9 +53,8 @@ class SettingAside(ABC):
     @abstractmethod
     def _defer_batch(self, batch: Batch, wall_ns: int) -> bool: ...
 
-    @staticmethod
     @abstractmethod
-    def _delivered_at(subscription: Subscription, sequence: int, now_ns: int) -> int: ...
+    def _held_at(self, subscription: Subscription, sequence: int) -> Held: ...
 
     @abstractmethod
     def _is_queued(self, sequence: int) -> bool: ...
@@ -112,10 +111,9 @@ class SettingAside(ABC):
             else:
                 owner = self._owner(sequence)
                 assert owner is not None, "I3: a message in flight has an owner"
-                held = self._held.get(sequence)
-                delivered_ns = held.delivered_ns if held else self._delivered_at(owner, sequence, now_ns)
-                aside.owner, aside.delivered_ns = owner, delivered_ns
-                aside.deadline_ns = held.deadline_ns if held else delivered_ns + owner.msg_timeout_ns
+                held = self._held_at(owner, sequence)
+                aside.owner, aside.number = owner, held.number
+                aside.delivered_ns, aside.deadline_ns = held.delivered_ns, held.deadline_ns
                 self.aside.put_loaded(aside)
                 self._push_deadline(aside.deadline_ns, sequence)
             self._mark_done(sequence)
@@ -146,23 +144,29 @@ class SettingAside(ABC):
         """Hand out a run of those in line that were set aside, with one put for all."""
         ready, loaded, policy = self.aside.ready, self.aside.loaded, self.policy
         if subscription.sample_rate or subscription.layout is not None or self.events is not None or count_max == 1:
-            self._redeliver_aside(subscription, ready.popleft(), now_ns)
+            self._redeliver_aside(subscription, ready[0], now_ns)
+            ready.popleft()  # only now: when the log cannot be read, it is tried again
             return
         deadline_ns = now_ns + subscription.msg_timeout_ns
         frames: list[bytes] = []
         size = 0
-        while ready and len(frames) < count_max and size < DELIVERY_BYTES_MAX:
-            aside = loaded.get(ready.popleft())
-            if aside is None or aside.owner is not None or (policy is not None and policy.takes_aside(aside)):
-                continue
-            aside.attempts += 1
-            aside.owner, aside.delivered_ns, aside.deadline_ns = subscription, now_ns, deadline_ns
-            self._push_deadline(deadline_ns, aside.sequence)
-            frames.append(aside.frame if aside.attempts == 1 else with_attempts(aside.frame, aside.attempts))
-            size += len(frames[-1])
-        if frames:
-            self._put(subscription, b"".join(frames), len(frames))
-            subscription.served()
+        try:
+            while ready and len(frames) < count_max and size < DELIVERY_BYTES_MAX:
+                aside = loaded.get(ready[0])
+                if aside is None or aside.owner is not None or (policy is not None and policy.takes_aside(aside)):
+                    ready.popleft()  # only now: when the log cannot be read, it is tried again
+                    continue
+                ready.popleft()
+                aside.attempts += 1
+                aside.owner, aside.delivered_ns, aside.deadline_ns = subscription, now_ns, deadline_ns
+                aside.number = subscription.message_count + len(frames)
+                self._push_deadline(deadline_ns, aside.sequence)
+                frames.append(aside.frame if aside.attempts == 1 else with_attempts(aside.frame, aside.attempts))
+                size += len(frames[-1])
+        finally:
+            if frames:
+                self._put(subscription, b"".join(frames), len(frames))
+                subscription.served()
 
     def _redeliver_aside(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
         aside = self.aside.loaded.get(sequence)
@@ -172,12 +176,12 @@ class SettingAside(ABC):
             self.aside.finish(sequence)
             self.dirty = True
             return
+        batch = None if subscription.layout is None else self.log.read(sequence)  # first: it may fail
         aside.attempts += 1
-        aside.owner = subscription
+        aside.owner, aside.number = subscription, subscription.message_count
         aside.delivered_ns = now_ns
         aside.deadline_ns = now_ns + subscription.msg_timeout_ns
         self._push_deadline(aside.deadline_ns, sequence)
-        batch = None if subscription.layout is None else self.log.read(sequence)
         self._put(subscription, subscription.one(with_attempts(aside.frame, aside.attempts), batch, sequence), 1)
         if self.events is not None:
             self.events.delivered_aside(subscription, sequence, aside.frame, aside.attempts)

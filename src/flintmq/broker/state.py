@@ -81,10 +81,15 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Held:
-    """A message in flight with a deadline of its own."""
+    """A message in flight with a deadline of its own.
+
+    Attributes:
+        number: of the delivery, counted by the consumer.
+    """
 
     deadline_ns: int
     delivered_ns: int
+    number: int
 
 
 @dataclass(slots=True)

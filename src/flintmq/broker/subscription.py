@@ -36,14 +36,16 @@ class Run:
     Attributes:
         deadline_ns: monotonic time when those still in flight time out.
         first, end: sequences, end exclusive.
+        number: how many messages the subscription had been delivered before.
     """
 
-    __slots__ = ("deadline_ns", "end", "first")
+    __slots__ = ("deadline_ns", "end", "first", "number")
 
-    def __init__(self, deadline_ns: int, first: int, end: int) -> None:
+    def __init__(self, deadline_ns: int, first: int, end: int, number: int) -> None:
         self.deadline_ns = deadline_ns
         self.first = first
         self.end = end
+        self.number = number
 
 
 class Subscription:

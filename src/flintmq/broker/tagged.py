@@ -10,6 +10,9 @@ in which nobody can take anything waits for that group, queued again in the chan
 flows on to the others. At most :data:`TAG_WAITING_MAX` messages wait for one group, and :data:`LOADED_BYTES_MAX` bytes
 of messages that were set aside; then the cursor stops for all.
 
+Within a group, what comes again and what is new take turns, as in any channel: what is new comes from those that wait
+for the group, and from the cursor.
+
 Rules of this file:
 
 - While no consumer desires a tag, nothing waits for a group and all is as in :class:`Channel`.
@@ -77,17 +80,26 @@ class Group:
     """The consumers that desire one tag, or those that desire none, and what waits for them.
 
     Attributes:
-        waiting: sequences, of the window or set aside, that are theirs.
+        waiting: sequences of the window that are theirs and new.
+        again: sequences, of the window or set aside, that are theirs and come again or have come due.
+        is_owed: whether something new is next, when there is both.
         aside_bytes: of the frames of those that were set aside, which are in memory.
     """
 
-    __slots__ = ("aside_bytes", "lines", "member_count", "waiting")
+    __slots__ = ("again", "aside_bytes", "is_owed", "lines", "member_count", "waiting")
 
     def __init__(self, lines: ReadyLines) -> None:
         self.lines = lines
         self.member_count = 0
         self.waiting: deque[int] = deque()
+        self.again: deque[int] = deque()
+        self.is_owed = False
         self.aside_bytes = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for them in all."""
+        return len(self.waiting) + len(self.again)
 
 
 class _TagLine(OrderedDict[Subscription, None]):
@@ -139,7 +151,7 @@ class TaggedLines(ReadyLines):
     def _new_group(self, tag: str) -> Group:
         def joined() -> None:
             self._ready[group] = None
-            if group.waiting:
+            if group.waiting or group.again:
                 self.to_serve[group] = None
 
         group = self.groups[tag] = Group(_TagLines(joined))
@@ -180,17 +192,15 @@ class TaggedChannel(Channel):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._groups = TaggedLines()
         self.waiting_max = TAG_WAITING_MAX
+        self._is_new_owed = False  # what the last lost connection may have died of came again
         super().__init__(*args, **options)
         self._ready = self._groups
 
     @property
     def depth(self) -> int:
         """Messages waiting for a consumer; without those in flight and deferred."""
-        return super().depth + len(self._groups.untagged.waiting) + self._tagged_waiting_count
-
-    @property
-    def _tagged_waiting_count(self) -> int:
-        return sum(len(group.waiting) for group in self._groups.groups.values())
+        waiting_count = sum(group.waiting_count for group in self._groups.groups.values())
+        return super().depth + self._groups.untagged.waiting_count + waiting_count
 
     # -- who there is ----------------------------------------------------------------------------------------------
 
@@ -198,16 +208,26 @@ class TaggedChannel(Channel):
         """Attach a consumer; the first that desires a tag gets what waits for the untagged and has it."""
         if subscription.tag and subscription.tag not in self._groups.groups:
             self._gather(self._groups.untagged)
+            super().add(subscription)
+            self._groups.groups[subscription.tag].is_owed = self._is_new_owed  # those before it may have died
+            return
         super().add(subscription)
 
     def remove(self, subscription: Subscription) -> None:
         """Detach a consumer; what waits for the last that desires a tag falls to the untagged."""
         group = self._groups.group_of(subscription.tag)
-        if group.member_count == 1 and subscription.tag:
-            self._gather(group)
+        held_count = subscription.in_flight_count
+        if held_count or (group.member_count == 1 and subscription.tag):
+            self._gather(group)  # also so that what it held gets its place among them
         super().remove(subscription)
+        if held_count:
+            group.is_owed = self._is_new_owed
         if not self._groups.groups:
             self._gather(self._groups.untagged)
+
+    def _take_back(self, subscription: Subscription, held: list[int]) -> None:
+        self._is_new_owed = self._has_come_again(held[0])
+        super()._take_back(subscription, held)
 
     def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
@@ -222,12 +242,15 @@ class TaggedChannel(Channel):
 
     def _gather(self, *groups: Group) -> None:
         """Put what waits for groups back in front of what is to be sorted into groups."""
-        waiting = sorted((sequence for group in groups for sequence in group.waiting), reverse=True)
+        again = [sequence for group in groups for sequence in group.again]
+        again += sorted(sequence for group in groups for sequence in group.waiting)
+        again.reverse()
         for group in groups:
             group.waiting.clear()
+            group.again.clear()
             group.aside_bytes = 0
-        self._requeued.extendleft(s for s in waiting if self._is_queued(s))
-        self.aside.ready.extendleft(s for s in waiting if self._is_ready_aside(s))
+        self._requeued.extendleft(s for s in again if self._is_queued(s))
+        self.aside.ready.extendleft(s for s in again if self._is_ready_aside(s))
 
     def _is_ready_aside(self, sequence: int) -> bool:
         aside = self.aside.loaded.get(sequence)
@@ -257,54 +280,71 @@ class TaggedChannel(Channel):
         if not self._groups.groups:
             super()._hand_out(now_ns, wall_ns)
             return
-        self._serve_waiting(now_ns)
-        while True:
-            if self._has_unsorted:
-                self._redeliver(now_ns)
-            if self._has_unsorted or self.next >= self.end:
-                return
-            self._deliver_new(now_ns, wall_ns)
-            if not self._has_unsorted:
-                return
-            # a full window was spilled: the cursor goes on when what came out of it has been sorted
+        is_moving = True
+        while is_moving:
+            self._serve_waiting(now_ns, is_cursor_done=False)
+            self._sort(now_ns)
+            if not self._has_unsorted() and self.next < self.end:
+                self._deliver_new(now_ns, wall_ns, self.end)
+                if self._has_unsorted():
+                    continue  # a full window was spilled: the cursor goes on when what came out of it has been sorted
+            is_moving = self._serve_waiting(now_ns, is_cursor_done=True)
 
-    @property
     def _has_unsorted(self) -> bool:
         return bool(self._requeued or self.aside.ready)
 
-    def _serve_waiting(self, now_ns: int) -> None:
-        self._serve(self._groups.untagged, now_ns)
+    def _serve_waiting(self, now_ns: int, is_cursor_done: bool) -> bool:
+        """Hand out what waits for groups; whether there was something."""
+        has_served = self._serve(self._groups.untagged, now_ns, is_cursor_done)
         to_serve = self._groups.to_serve
-        while to_serve:
-            group = next(iter(to_serve))
-            self._serve(group, now_ns)
-            del to_serve[group]  # only now: when the log cannot be read, it is tried again
+        for group in list(to_serve):
+            has_served = self._serve(group, now_ns, is_cursor_done) or has_served
+            if is_cursor_done:
+                del to_serve[group]  # only now: when the log cannot be read, it is tried again
+        return has_served
 
-    def _serve(self, group: Group, now_ns: int) -> None:
-        waiting = group.waiting
-        while waiting and (line := group.lines.nearest()):
-            sequence = waiting[0]
-            if self._is_queued(sequence):
-                self._redeliver_window(next(iter(line)), sequence, now_ns)
-            elif self._is_ready_aside(sequence):
-                size = len(self.aside.loaded[sequence].frame)
-                self._redeliver_aside(next(iter(line)), sequence, now_ns)
-                group.aside_bytes -= size
-            waiting.popleft()
-        if not waiting:
+    def _serve(self, group: Group, now_ns: int, is_cursor_done: bool) -> bool:
+        """Hand out what waits for a group, in turns; whether there was something.
+
+        Args:
+            is_cursor_done: whether nothing new comes from the cursor now; else what comes again waits for its turn.
+        """
+        has_served = False
+        while line := group.lines.nearest():
+            if group.waiting and (group.is_owed or not group.again):
+                queue = group.waiting
+            elif group.again and (is_cursor_done or not group.is_owed):
+                queue = group.again
+            else:
+                break
+            has_served, before = True, self.in_flight_count
+            self._hand_out_waiting(group, next(iter(line)), queue[0], now_ns)
+            queue.popleft()
+            if self.in_flight_count > before:
+                group.is_owed = queue is group.again
+        if not group.again:
             group.aside_bytes = 0  # some may have been finished while they waited
+        return has_served
 
-    def _redeliver(self, now_ns: int) -> None:
-        """Sort what comes again: to a consumer that may have it and is ready, or to what waits for its group."""
-        if not self._groups.groups:
-            super()._redeliver(now_ns)
-            return
+    def _hand_out_waiting(self, group: Group, subscription: Subscription, sequence: int, now_ns: int) -> None:
+        if self._is_queued(sequence):
+            self._redeliver_window(subscription, sequence, now_ns)
+        elif self._is_ready_aside(sequence):
+            size = len(self.aside.loaded[sequence].frame)
+            self._redeliver_aside(subscription, sequence, now_ns)
+            group.aside_bytes -= size
+
+    def _sort(self, now_ns: int) -> None:
+        """Let what comes again wait for its group, or, in order, go to a consumer that may have it and is ready."""
+        if self._is_turn_of_asides:
+            self._is_turn_of_asides = False
+            self._sort_asides(now_ns)
         while self._requeued and (self.keep_floor is None or self._is_next_in_line()):
             if not self._sort_window(self._requeued[0], now_ns):
                 break
             self._requeued.popleft()
-        while self.aside.ready and not self._requeued and self._sort_aside(self.aside.ready[0], now_ns):
-            self.aside.ready.popleft()
+        if not self._requeued:
+            self._sort_asides(now_ns)
 
     def _sort_window(self, sequence: int, now_ns: int) -> bool:
         """Find out where a message of the window goes; False when it has to stay."""
@@ -315,11 +355,17 @@ class TaggedChannel(Channel):
             self._mark_done(sequence)  # damaged on disk; the log has reported and set it aside
             return True
         group = self._group_at(batch, sequence)
-        line = self._line_now(group)
-        if line is None:
-            return self._wait_for(group, sequence)
-        self._redeliver_window(next(iter(line)), sequence, now_ns)
-        return True
+        if self.keep_floor is None:
+            is_new = self._attempts.get(sequence, 1) == 0
+            return self._wait_for(group, sequence, group.waiting if is_new else group.again)
+        line = self._line_in_order(group)
+        if line is not None:
+            self._redeliver_window(next(iter(line)), sequence, now_ns)
+        return line is not None
+
+    def _sort_asides(self, now_ns: int) -> None:
+        while self.aside.ready and self._sort_aside(self.aside.ready[0], now_ns):
+            self.aside.ready.popleft()
 
     def _sort_aside(self, sequence: int, now_ns: int) -> bool:
         """As :meth:`_sort_window`, for a message that was set aside."""
@@ -327,22 +373,25 @@ class TaggedChannel(Channel):
         if aside is None or aside.owner is not None:
             return True
         group = self._groups.group_of(tag_at(aside.frame))
-        line = self._line_now(group)
-        if line is None:
-            if group.aside_bytes > LOADED_BYTES_MAX or not self._wait_for(group, sequence):
+        if self.keep_floor is None:
+            if group.aside_bytes > LOADED_BYTES_MAX or not self._wait_for(group, sequence, group.again):
                 return False
             group.aside_bytes += len(aside.frame)
             return True
-        self._redeliver_aside(next(iter(line)), sequence, now_ns)
-        return True
+        line = self._line_in_order(group)
+        if line is not None:
+            self._redeliver_aside(next(iter(line)), sequence, now_ns)
+        return line is not None
 
-    def _line_now(self, group: Group) -> Line | None:
-        return None if self.keep_floor is not None and self.in_flight_count else group.lines.nearest()
+    def _line_in_order(self, group: Group) -> Line | None:
+        return None if self.in_flight_count else group.lines.nearest()
 
-    def _wait_for(self, group: Group, sequence: int) -> bool:
-        if self.keep_floor is not None or len(group.waiting) >= self.waiting_max:
+    def _wait_for(self, group: Group, sequence: int, queue: deque[int]) -> bool:
+        if group.waiting_count >= self.waiting_max:
             return False
-        group.waiting.append(sequence)
+        queue.append(sequence)
+        if group is not self._groups.untagged:
+            self._groups.to_serve[group] = None
         return True
 
     def _group_at(self, batch: Batch, sequence: int) -> Group:
@@ -354,20 +403,27 @@ class TaggedChannel(Channel):
     def _hand_over(self, line: Line, batch: Batch, stop: int, end: int, now_ns: int) -> bool:
         if not self._groups.groups:
             return super()._hand_over(line, batch, stop, end, now_ns)
-        if self._has_unsorted:
+        if self._has_unsorted():
             return False
         first = self.next
         group = self._group_at(batch, first)
         own_line = group.lines.nearest()
         if own_line is None:
             return self._let_wait(group, batch, stop)
+        if group.again:
+            stop = first + 1  # and then those have their turn
         subscription = next(iter(own_line))
         share = 1 if self.keep_floor is not None else max(1, (end - first) // len(own_line))
         most = min(stop - first, subscription.capacity, share)
         if batch.size > DELIVERY_BYTES_MAX:
             most = min(most, batch.count_within(first, DELIVERY_BYTES_MAX))
+        before = self.in_flight_count
         self._send_run(subscription, batch, self._run_length(group, batch, most), now_ns)
         subscription.served()
+        if self.in_flight_count > before:
+            group.is_owed = False
+            if group.again:
+                self._serve(group, now_ns, is_cursor_done=False)
         return True
 
     def _run_length(self, group: Group, batch: Batch, most: int) -> int:
@@ -380,7 +436,7 @@ class TaggedChannel(Channel):
     def _let_wait(self, group: Group, batch: Batch, stop: int) -> bool:
         """Pass over messages for a group in which nobody can take anything; False when too many wait already."""
         first = self.next
-        most = min(stop - first, self.waiting_max - len(group.waiting))
+        most = min(stop - first, self.waiting_max - group.waiting_count)
         if most <= 0 or self.keep_floor is not None:
             return False
         end = first + self._run_length(group, batch, most)
@@ -396,5 +452,5 @@ class TaggedChannel(Channel):
     def describe(self) -> str:
         """A picture of the state for humans and failing tests."""
         groups = {"": self._groups.untagged, **self._groups.groups}
-        waiting = " ".join(f"{tag!r}:{len(group.waiting)}" for tag, group in groups.items() if group.waiting)
+        waiting = " ".join(f"{tag!r}:{group.waiting_count}" for tag, group in groups.items() if group.waiting_count)
         return f"{super().describe()} tags={list(self._groups.groups)} waiting={{{waiting}}}"

@@ -4,7 +4,7 @@ Texts, as nsqd reads them::
 
     timestamp:<seconds since 1970>   the first message that was published then or later
     virtual_queue:<bytes>            the message at this virtual offset of its partition, or the first one behind it
-    msgcount:<count>                 behind the first so many messages of the partition
+    msgcount:<number>                the message with this number in its partition, counted from 1; 0 is the first, too
     special:-1                       the end
 
 Rules of this file: no clock is read, now comes in; a time is rounded down to the second, as nsqd knows no finer ones,
@@ -52,7 +52,7 @@ class Start:
 
     @classmethod
     def count(cls, count: int) -> Start:
-        """Behind the first so many messages that one partition ever had; of one partition.
+        """The message with this number in its partition, which counts from 1; 0 is the first, too; of one partition.
 
         Raises:
             OptionError: it is negative.

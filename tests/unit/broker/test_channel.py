@@ -187,7 +187,7 @@ def test_disconnect_requeues_at_once_and_the_slot_is_used_again():
     assert channel.in_flight_count == 0
     second = subscribe(channel)
     channel.pump(0, 0)
-    assert [message[:2] for message in received(second)] == [(1, 2), (3, 2), (4, 2), (5, 1), (6, 1)]
+    assert [message[:2] for message in received(second)] == [(3, 2), (4, 2), (1, 2), (5, 1), (6, 1)]
 
 
 def test_deferred_publish_is_overtaken_and_comes_when_due_with_attempts_1():
@@ -403,6 +403,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.finished = set()
         self.published = 0
         self.due = {}
+        self.owed = {}
         self.disk = AsideDisk()
         self.channel = make_channel(self.log, window_max=window_max)
 
@@ -420,7 +421,26 @@ class ChannelMachine(RuleBasedStateMachine):
                 self.held[sequence] = consumer
             assert consumer.in_flight_count <= max(consumer.rdy_count, 0) + consumer.over
             assert consumer.in_flight_count == sum(owner is consumer for owner in self.held.values())
+        self.check_turns()
         assert not self.channel.depth or not any(c.capacity > 0 for c in self.consumers), "nothing waits for nobody"
+
+    def check_turns(self):
+        """Between two deliveries of a message that comes again, something new is delivered if it can be.
+
+        ``owed`` has, of each such message, the first sequence that was new when it was delivered last.
+        """
+        again = [sequence for sequence, attempts in self.attempts.items() if attempts > 1]
+        new = next((s for s in range(self.channel.next, self.log.next_sequence) if self.is_new(s)), None)
+        for sequence in again:
+            delivered, waited = self.owed.get(sequence, (1, None))
+            if self.attempts[sequence] > max(delivered, 2) and waited is not None:
+                assert new is None or new > waited, f"{sequence} came again, {waited} waited: {self.channel.describe()}"
+            if self.attempts[sequence] != delivered:
+                self.owed[sequence] = self.attempts[sequence], new
+
+    def is_new(self, sequence):
+        """Whether a message beyond the cursor could be delivered now."""
+        return sequence not in self.finished and self.due.get(sequence, 0) <= self.now
 
     def flush(self):
         """What the database does: apply changes, then hand over what is due."""
@@ -516,6 +536,7 @@ class ChannelMachine(RuleBasedStateMachine):
             self.attempts[sequence] = attempts
         self.held.clear()
         self.consumers.clear()
+        self.owed = {sequence: (attempts, None) for sequence, attempts in self.attempts.items()}  # turns begin anew
 
     @invariant()
     def counts_hold(self):

@@ -200,7 +200,7 @@ def test_messages_moved_to_the_database_count_with_the_timestamp_of_their_frame(
     holder, consumer = subscribe(channel, rdy=1), subscribe(channel, rdy=10)
     for _ in range(30):
         channel.pump(0, 0)
-        mine = channel._in_flight_of(consumer)
+        mine = channel._held_by(consumer)
         if mine:
             channel.finish(consumer, tuple(mine), SECOND)
     (held,) = channel.aside.loaded

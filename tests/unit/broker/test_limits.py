@@ -383,7 +383,7 @@ def test_a_limit_that_is_lowered_holds_for_what_waits_and_one_that_is_raised_giv
     assert (world.channel().policy.giving_up_count, world.channel().depth, world.dead()) == (0, 2, [])
     world.broker.change_settings(topic, "c", Settings(max_attempts=3))
     world.turn()
-    assert world.dead_bodies() == [b"a", b"b"]
+    assert world.dead_bodies() == [b"b", b"a"]
 
 
 def test_what_an_operator_drops_on_its_way_is_not_missed(world):

@@ -230,10 +230,10 @@ def test_what_a_consumer_of_a_tag_held_goes_to_another_one_or_to_the_untagged():
     assert pumped(channel, two, blank) == [[], []]
     two.rdy_count = 1
     channel.pump(0, 0)
-    assert [(sequence, attempts) for sequence, attempts, _ in received(two)] == [(1, 2)]
+    assert [(sequence, attempts) for sequence, attempts, _ in received(two)] == [(2, 2)], "1 may be what it died of"
     channel.remove(two)
     channel.pump(0, 0)
-    assert [(sequence, attempts) for sequence, attempts, _ in received(blank)] == [(2, 2), (1, 3)]
+    assert [(sequence, attempts) for sequence, attempts, _ in received(blank)] == [(1, 2), (2, 3)]
 
 
 def test_what_the_untagged_held_goes_to_a_tag_that_came_meanwhile():
@@ -338,7 +338,7 @@ def test_what_comes_again_waits_within_the_same_bound():
     assert pumped(channel, two, blank) == [[], []], "beyond the bound what is new waits, too"
     assert (len(channel._requeued), channel.depth) == (2, 7)
     two.rdy_count = 2
-    assert pumped(channel, two, blank) == [[1, 2], [7]]
+    assert pumped(channel, two, blank) == [[2, 3], [7]]
 
 
 # -- what operators do -------------------------------------------------------------------------------------------------
@@ -596,10 +596,10 @@ class TaggedMachine(ChannelMachine):
         stuck = [sequence for sequence in waiting if self.allowed_tag(sequence) in ready]
         groups = self.channel._groups
         everyone = {"": groups.untagged, **groups.groups}
-        if max(len(group.waiting) for group in everyone.values()) < self.waiting_max:
+        if max(group.waiting_count for group in everyone.values()) < self.waiting_max:
             assert not stuck, self.channel.describe()
         else:
-            assert not any(everyone[tag].waiting for tag in ready), self.channel.describe()
+            assert not any(everyone[tag].waiting_count for tag in ready), self.channel.describe()
         assert set(everyone) - {""} == {consumer.tag for consumer in self.consumers} - {""}
 
     @rule(published=st.lists(tags, min_size=1, max_size=20))
