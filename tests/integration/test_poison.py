@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, pub, req
@@ -69,7 +70,7 @@ def test_a_message_that_is_always_given_back_takes_turns_with_the_others(daemons
     nsqd = published(daemons, POISON, *good(30))
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "c", 1)
-        bodies = []
+        bodies: list[bytes] = []
         for _ in range(60):
             message = consumer.message()
             bodies.append(message.body)
@@ -78,14 +79,14 @@ def test_a_message_that_is_always_given_back_takes_turns_with_the_others(daemons
             else:
                 consumer.finish(message)
     assert [body for body in bodies if body != POISON] == good(29)
-    assert all(POISON in pair for pair in zip(bodies[1:], bodies[2:], strict=False)), "they take turns"
+    assert all(POISON in pair for pair in pairwise(bodies[1:])), "they take turns"
 
 
 def test_three_such_messages_among_three_hundred(daemons: Daemons):
     nsqd = published(daemons, POISON, POISON, POISON, *good(300))
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "c", 3)
-        bodies = []
+        bodies: list[bytes] = []
         while len(set(bodies)) <= 300:
             message = consumer.message()
             bodies.append(message.body)
@@ -102,7 +103,7 @@ def test_a_message_that_always_times_out_takes_turns_with_the_others(daemons: Da
     with nsqd.connect() as consumer:
         consumer.identify(msg_timeout=1000)
         consumer.subscribe("t", "c", 1)
-        bodies = []
+        bodies: list[bytes] = []
         while len(set(bodies)) <= 3:
             message = consumer.message()
             bodies.append(message.body)

@@ -690,6 +690,8 @@ class Broker(TopicLimits):
                 # a file that cannot be opened now says nothing about its content; the other channels go on
                 self.on_problem(error)
                 self._arm(channel, now_ns + _RETRY_NS)
+            if channel.wants_turn:
+                self._pumping[channel] = None
             deadline = channel.next_deadline_ns(now_ns, wall_ns)
             if deadline is not None:
                 self._arm(channel, deadline)

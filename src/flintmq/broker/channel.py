@@ -70,6 +70,7 @@ _STEP_SHARE = 8  # of what the next consumer can take, a turn of what comes agai
 _STEP_MAX = 32  # and this many at most; what is new has as many then
 
 _UNBOUNDED = 1 << 62
+_LOOKED_COST_MAX = 4096  # of messages that filters are asked about in one turn, see ext_filter.py
 _TO_DONE_BITS = bytes([1] + [0] * 255)
 
 
@@ -85,6 +86,8 @@ class Channel(SettingAside):
     Attributes:
         subscriptions: every consumer, in the order of their coming.
         joined_count: consumers since the process started.
+        filtered_count: messages finished because the consumer that was to get them does not take them.
+        wants_turn: whether :meth:`pump` has stopped before the end, so that others have their turn.
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
         skipped: whether messages are finished without being delivered.
         events: who wants to know what happens to messages, if anybody does.
@@ -118,6 +121,9 @@ class Channel(SettingAside):
         self.timeout_count = 0
         self.dropped_count = 0
         self.finish_count = 0
+        self.filtered_count = 0
+        self.wants_turn = False
+        self._looked_cost = 0
         self.locality_counts = [0 for _ in Locality]
         self.latency: Latency | None = None  # set when percentiles were asked for
         self.events: ChannelEvents | None = None
@@ -595,6 +601,8 @@ class Channel(SettingAside):
 
     def pump(self, now_ns: int, wall_ns: int) -> None:
         """Hand out as many messages as the consumers can take, into their ``out``."""
+        self.wants_turn = False
+        self._looked_cost = 0
         if self._depth_max is not None:
             self._bound_depth()
         if self.policy is not None:
@@ -630,7 +638,7 @@ class Channel(SettingAside):
         """
         is_new_left = True
         failure: StorageError | None = None
-        while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
+        while (self._requeued or self.aside.ready) and not self.wants_turn and (line := self._ready.nearest()):
             is_new_left = is_new_left and self.next < self.end
             if is_new_left and self._owed_count:
                 try:
@@ -651,7 +659,7 @@ class Channel(SettingAside):
                 self._owed_count += count
             elif count:
                 self._owed_count = max(1, self._owed_count)  # what is published next goes before it comes once more
-        if is_new_left and self.next < self.end and self._ready.nearest():
+        if is_new_left and self.next < self.end and not self.wants_turn and self._ready.nearest():
             self._owed_count = 0
             self._deliver_new(now_ns, wall_ns, self.end)
         if failure is not None:
@@ -659,7 +667,7 @@ class Channel(SettingAside):
 
     def _deliver_owed(self, now_ns: int, wall_ns: int) -> bool:
         """Let what is new have its turn; False when nothing of it can be delivered now."""
-        while self._owed_count and self.next < self.end and self._ready.nearest():
+        while self._owed_count and self.next < self.end and not self.wants_turn and self._ready.nearest():
             first, before = self.next, self.in_flight_count
             self._deliver_new(now_ns, wall_ns, min(self.end, first + self._owed_count))
             if self.next == first:
@@ -720,16 +728,16 @@ class Channel(SettingAside):
             count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
         self._send_run(subscription, batch, count, now_ns)
         subscription.served()
-        return True
+        return not self.wants_turn
 
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
         first = self.next
         end = first + count
+        if subscription.sample_rate or subscription.ext_filter is not None:
+            self._send_chosen(subscription, batch, first, end, now_ns)
+            return
         if self.latency is not None:
             self.latency.delivered(first, end, batch.timestamp_ns, self.floor)
-        if subscription.sample_rate:
-            self._send_sampled(subscription, batch, first, end, now_ns)
-            return
         self._window += subscription.mark * count
         self.next = end
         if subscription.slot == SHARED:
@@ -771,13 +779,21 @@ class Channel(SettingAside):
             if mark in self._window[max(0, run.first - floor) : max(0, run.end - floor)]
         )
 
-    def _send_sampled(self, subscription: Subscription, batch: Batch, first: int, end: int, now_ns: int) -> None:
+    def _send_chosen(self, subscription: Subscription, batch: Batch, first: int, end: int, now_ns: int) -> None:
         for sequence in range(first, end):
+            if self.wants_turn:
+                return
             self.next = sequence + 1
-            if self._is_sampled_out(subscription):
+            if self.latency is not None:
+                self.latency.delivered(sequence, sequence + 1, batch.timestamp_ns, self.floor)
+            if self._is_sampled_out(subscription) or not self._is_taken(
+                subscription, batch.frames(sequence, sequence + 1)
+            ):
                 self._window.append(DONE)
                 self._strip()
                 self.dirty = True
+                if self.keep_floor is not None:
+                    self.wants_turn = True  # the floor is kept before the next is sent
                 continue
             self._window += subscription.mark
             if subscription.slot == SHARED:
@@ -788,13 +804,27 @@ class Channel(SettingAside):
                 self.events.delivered(subscription, batch, sequence, sequence + 1, 1)
             self._start_run(subscription, sequence, sequence + 1, now_ns)
 
+    def _is_taken(self, subscription: Subscription, frame: bytes | memoryview) -> bool:
+        """Whether a consumer takes a message that it is to get; when not, it is to be finished."""
+        ext_filter = subscription.ext_filter
+        if ext_filter is None:
+            return True
+        self._looked_cost += ext_filter.cost(frame)
+        if self._looked_cost >= _LOOKED_COST_MAX:
+            self.wants_turn = True
+        if ext_filter.takes(frame):
+            return True
+        self.filtered_count += 1
+        subscription.filtered_count += 1
+        return False
+
     def _is_sampled_out(self, subscription: Subscription) -> bool:
         return bool(subscription.sample_rate) and self._random.randrange(100) >= subscription.sample_rate
 
     def _redeliver(self, now_ns: int, count_max: int = _UNBOUNDED) -> None:
         """Hand out what comes again, at most so many: what is in the window and what was set aside in turns."""
         end_count = self.in_flight_count + count_max
-        while (self._requeued or self.aside.ready) and (line := self._ready.nearest()):
+        while (self._requeued or self.aside.ready) and not self.wants_turn and (line := self._ready.nearest()):
             left = end_count - self.in_flight_count
             if left <= 0:
                 return
@@ -836,8 +866,11 @@ class Channel(SettingAside):
         if self.policy is not None and self.policy.takes(sequence, batch):
             return
         attempts = self._attempts.get(sequence, 1) + 1
-        if attempts == 1 and self._is_sampled_out(subscription):
+        is_sampled_out = attempts == 1 and self._is_sampled_out(subscription)
+        if is_sampled_out or not self._is_taken(subscription, batch.frames(sequence, sequence + 1)):
             self._mark_done(sequence)
+            if self.keep_floor is not None:
+                self.wants_turn = True
             return
         self._attempts[sequence] = attempts
         self._window[sequence - self.floor] = subscription.slot

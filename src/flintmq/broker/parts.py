@@ -113,6 +113,10 @@ class SharedSubscription:
         return sum(part.message_count for part in self.parts)
 
     @property
+    def filtered_count(self) -> int:
+        return sum(part.filtered_count for part in self.parts)
+
+    @property
     def finish_count(self) -> int:
         return sum(part.finish_count for part in self.parts)
 

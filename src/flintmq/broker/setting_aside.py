@@ -63,6 +63,9 @@ class SettingAside(ABC):
     def _is_sampled_out(self, subscription: Subscription) -> bool: ...
 
     @abstractmethod
+    def _is_taken(self, subscription: Subscription, frame: bytes | memoryview) -> bool: ...
+
+    @abstractmethod
     def _leave_flight(self, subscription: Subscription) -> None: ...
 
     @abstractmethod
@@ -143,7 +146,8 @@ class SettingAside(ABC):
     def _redeliver_asides(self, subscription: Subscription, count_max: int, now_ns: int) -> None:
         """Hand out a run of those in line that were set aside, with one put for all."""
         ready, loaded, policy = self.aside.ready, self.aside.loaded, self.policy
-        if subscription.sample_rate or subscription.layout is not None or self.events is not None or count_max == 1:
+        is_choosy = subscription.sample_rate or subscription.ext_filter is not None
+        if is_choosy or subscription.layout is not None or self.events is not None or count_max == 1:
             self._redeliver_aside(subscription, ready[0], now_ns)
             ready.popleft()  # only now: when the log cannot be read, it is tried again
             return
@@ -172,7 +176,8 @@ class SettingAside(ABC):
         aside = self.aside.loaded.get(sequence)
         if aside is None or aside.owner is not None or (self.policy is not None and self.policy.takes_aside(aside)):
             return
-        if aside.attempts == 0 and self._is_sampled_out(subscription):
+        is_sampled_out = aside.attempts == 0 and self._is_sampled_out(subscription)
+        if is_sampled_out or not self._is_taken(subscription, aside.frame):
             self.aside.finish(sequence)
             self.dirty = True
             return

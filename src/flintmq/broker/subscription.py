@@ -17,6 +17,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from flintmq.batch import Batch
+from flintmq.broker.ext_filter import ExtFilter
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 
 Layout = Callable[[bytes | memoryview, int], bytes]
@@ -61,6 +62,8 @@ class Subscription:
         line: of the channel's consumers with this locality, those that can take a message; None without a channel.
         is_watched: whether the channel has noted when its oldest run times out.
         tag: of an extended topic: it gets the messages with this dispatch tag, and no others; empty: see tagged.py.
+        ext_filter: of an extended topic: which messages it takes; what it is to get and does not take is finished.
+        filtered_count: how many those were.
         layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
             are stored, whole runs at once.
     """
@@ -69,6 +72,8 @@ class Subscription:
         "_is_open",
         "_rdy_count",
         "_room_bytes",
+        "ext_filter",
+        "filtered_count",
         "finish_count",
         "in_flight_count",
         "is_watched",
@@ -112,6 +117,8 @@ class Subscription:
         self.line: OrderedDict[Subscription, None] | None = None
         self.is_watched = False
         self.tag = ""
+        self.ext_filter: ExtFilter | None = None
+        self.filtered_count = 0
         self.layout: Layout | None = None
         self.runs: deque[Run] = deque()
         self._rdy_count = 0

@@ -1,12 +1,13 @@
-"""Regular expressions for topic and channel names: Go's syntax, matched in linear time.
+"""Regular expressions for topic and channel names, and for headers: Go's syntax, matched in linear time.
 
 Why not :mod:`re`: it backtracks, so one pattern such as ``^(a+)+$`` stops the event loop for ever, and its syntax is
 not Go's, so a pattern that nsqd takes may be refused or mean something else. Here all alternatives are followed at
 once: matching costs at most the length of the name times the size of the program, and both have a bound.
 
-Names are ASCII without line breaks, which makes a set of characters one integer of 128 bits, ``^`` and ``$`` the same
-with and without the flag m, and the flags s and U without meaning. Searches are unanchored, as nsqd's are: ``orders``
-matches ``private_orders_x``.
+A set of characters is one integer: a bit for each of ASCII, one for each character beyond it that stands in the
+pattern, and one for all others. That is exact as long as a pattern names no larger sets beyond ASCII, see
+:attr:`Pattern.is_exact`; names have none. Searches are unanchored, as nsqd's are: ``orders`` matches
+``private_orders_x``. The flag U means nothing here.
 
 Source: reference/nsq.md 1.7; Go's regexp/syntax; design/reliability.md section 6 (AUTH).
 """
@@ -25,8 +26,11 @@ PROGRAM_SIZE_MAX = 2000
 DEPTH_MAX = 100
 REPEAT_MAX = 1000  # Go's
 
-_ALL = (1 << 128) - 1
-_BEGIN, _END, _WORD_BOUNDARY, _NO_WORD_BOUNDARY = range(4)
+_OTHER = 128  # the bit of every character that is neither ASCII nor in the pattern
+_LETTERS_MAX = 63  # beyond ASCII that a pattern may have
+_ALL = (1 << _OTHER + 1 + _LETTERS_MAX) - 1
+_LINE_BREAK = 1 << 10
+_BEGIN, _END, _WORD_BOUNDARY, _NO_WORD_BOUNDARY, _BEGIN_OF_LINE, _END_OF_LINE = range(6)
 
 
 class BadPattern(FlintError):
@@ -117,7 +121,13 @@ class _Parser:
         self._pattern = pattern
         self._at = 0
         self._depth = 0
-        self._is_folding = False
+        self._flags_on: frozenset[str] = frozenset()
+        self.letters: dict[str, int] = {}
+        self.is_exact = True
+
+    @property
+    def _is_folding(self) -> bool:
+        return "i" in self._flags_on
 
     def parse(self) -> _Node:
         node = self._alternatives()
@@ -198,15 +208,16 @@ class _Parser:
         if character == "[":
             return [_Characters(self._class())]
         if character == ".":
-            return [_Characters(_ALL)]
+            return [_Characters(_ALL if "s" in self._flags_on else _ALL & ~_LINE_BREAK)]
         if character in "^$":
-            return [_Assertion(_BEGIN if character == "^" else _END)]
+            kinds = (_BEGIN_OF_LINE, _END_OF_LINE) if "m" in self._flags_on else (_BEGIN, _END)
+            return [_Assertion(kinds["^$".index(character)])]
         if character == "\\":
             return self._escape()
         return [self._literal(character)]
 
     def _group(self) -> list[_Node]:
-        outside = self._is_folding
+        outside = self._flags_on
         if self._take("?"):
             is_named = self._take("P<") or self._take("<")
             if is_named:
@@ -219,7 +230,7 @@ class _Parser:
         node = self._alternatives()
         if not self._take(")"):
             raise self._bad("missing )")
-        self._is_folding = outside
+        self._flags_on = outside
         return [node]
 
     def _flags(self) -> str:
@@ -230,8 +241,7 @@ class _Parser:
             character = self._next("missing )")
             if character in "imsU":
                 has_flag = True
-                if character == "i":
-                    self._is_folding = is_on
+                self._flags_on = self._flags_on | {character} if is_on else self._flags_on - {character}
             elif character == "-" and is_on:
                 is_on = False
                 has_flag = False
@@ -251,7 +261,17 @@ class _Parser:
     def _literal(self, character: str) -> _Characters:
         # the two letters beyond ASCII that fold into it
         plain = {"ſ": "s", "\u212a": "k"}.get(character, character) if self._is_folding else character
-        return _Characters(self._folded(_set_of(plain)))
+        if plain.isascii():
+            return _Characters(self._folded(_set_of(plain)))
+        forms = {plain, plain.lower(), plain.upper()} if self._is_folding else {plain}
+        return _Characters(sum(1 << self._code(each) for each in sorted(forms) if len(each) == 1))
+
+    def _code(self, letter: str) -> int:
+        """The bit of a character beyond ASCII."""
+        if letter not in self.letters and len(self.letters) >= _LETTERS_MAX:
+            self.is_exact = False
+            return _OTHER
+        return self.letters.setdefault(letter, _OTHER + 1 + len(self.letters))
 
     def _escape(self) -> list[_Node]:
         if self._take("Q"):
@@ -278,6 +298,7 @@ class _Parser:
             return None
         self._at += 1
         is_negated = letter == "P"
+        self.is_exact = False  # beyond ASCII
         name = self._next("invalid character class")
         if name == "{":
             end = self._pattern.find("}", self._at)
@@ -373,11 +394,16 @@ class _Parser:
         return ord(self._escaped_character() if character == "\\" else character)
 
     def _range(self, low: int, high: int) -> int:
-        if self._is_folding and high >= 128:
-            return sum((self._literal(letter).mask for letter in "ſ\u212a" if low <= ord(letter) <= high), 0) | (
-                self._folded(sum(1 << code for code in range(low, 128)))
-            )
-        return self._folded(sum(1 << code for code in range(low, min(high, 127) + 1)))
+        mask = self._folded(sum(1 << code for code in range(low, min(high, 127) + 1)))
+        if high >= 128:
+            first = max(low, 128)
+            self.is_exact = self.is_exact and high - first < _LETTERS_MAX
+            if self._is_folding:
+                mask |= sum((self._literal(each).mask for each in "ſ\u212a" if low <= ord(each) <= high), 0)
+            if self.is_exact:
+                for code in range(first, high + 1):
+                    mask |= self._literal(chr(code)).mask
+        return mask
 
 
 def _is_number(text: str) -> bool:
@@ -441,23 +467,39 @@ class _Compiler:
 class Pattern:
     """A compiled expression.
 
+    Attributes:
+        is_exact: whether it finds in any text what Go finds; else in ASCII alone.
+
     Raises:
         BadPattern: its syntax is wrong or it is too big.
     """
 
-    __slots__ = ("_start", "_steps")
+    __slots__ = ("_letters", "_start", "_steps", "is_exact")
 
     def __init__(self, text: str) -> None:
         if len(text) > PATTERN_SIZE_MAX:
             raise BadPattern(text, f"more than {PATTERN_SIZE_MAX} characters")
         compiler = _Compiler(text)
         end = compiler.emit(_MATCH, 0)
-        self._start = compiler.compile(_Parser(text).parse(), end)
+        parser = _Parser(text)
+        self._start = compiler.compile(parser.parse(), end)
         self._steps = compiler.steps
+        self._letters = parser.letters
+        self.is_exact = parser.is_exact
+
+    @property
+    def step_count(self) -> int:
+        """What a character costs at most."""
+        return len(self._steps)
 
     def search(self, name: str) -> bool:
-        """Whether the expression matches anywhere in an ASCII name."""
-        codes = name.encode("ascii")
+        """Whether the expression matches anywhere in an ASCII name, or in any text if it is exact."""
+        if name.isascii():
+            return self._search(name.encode("ascii"))
+        letters = self._letters
+        return self._search(bytes([ord(each) if each < "\x80" else letters.get(each, _OTHER) for each in name]))
+
+    def _search(self, codes: bytes) -> bool:
         waiting: list[int] = []
         for at in range(len(codes) + 1):
             waiting.append(self._start)  # a match may begin anywhere
@@ -495,6 +537,10 @@ def _holds(assertion: int, codes: bytes, at: int) -> bool:
         return at == 0
     if assertion == _END:
         return at == len(codes)
+    if assertion == _BEGIN_OF_LINE:
+        return at == 0 or codes[at - 1] == 10
+    if assertion == _END_OF_LINE:
+        return at == len(codes) or codes[at] == 10
     is_word_before = at > 0 and bool(_WORD >> codes[at - 1] & 1)
     is_word_after = at < len(codes) and bool(_WORD >> codes[at] & 1)
     return (is_word_before != is_word_after) == (assertion == _WORD_BOUNDARY)

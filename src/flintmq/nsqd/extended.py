@@ -11,13 +11,14 @@ Source: reference/youzan.md 1.3, docs/headers.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import NamedTuple
 
 import msgspec
 
+from flintmq.broker.ext_filter import BadGlob, ExtFilter
 from flintmq.broker.partition import Partition
 from flintmq.broker.subscription import Layout
 from flintmq.broker.topic import Topic
@@ -35,15 +36,18 @@ from flintmq.message import (
     with_location_behind_headers,
     without_headers,
 )
+from flintmq.net.regex import BadPattern, Pattern
 from flintmq.nsqd import partitions
 from flintmq.nsqd.slots import NO_TRACE
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire.extended import HEADERS_SIZE, TRACE_ID_MAX
 from flintmq.wire.frames import UINT32
+from flintmq.wire.identify import ExtFilterRule, bad_filter
 from flintmq.wire.server import PublishExtended, Subscribe
 from flintmq.wire.server_extended import headers_end
 
 _TRACE_ID_DIGITS_MAX = 20
+_FILTER_STEPS_MAX = 256  # of a pattern that headers are matched against
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -187,6 +191,39 @@ def check_support(topics: Mapping[str, Topic], event: Subscribe, knows_headers: 
     if knows_headers and topic is not None and not has_headers:
         what = "messages have no headers, identify without extend_support"
         raise RemoteProtocolError("E_SUB_EXTEND_FORBIDDON", f"{event.command} topic {event.topic}: {what}")
+
+
+def check_filtered(topics: Mapping[str, Topic], event: Subscribe, knows_headers: bool) -> None:
+    """Refuse a subscription with ``ext_filter`` to a topic without headers, where it could not be obeyed.
+
+    Raises:
+        RemoteProtocolError: as said; fatal.
+    """
+    topic = topics.get(event.topic)
+    if not (knows_headers if topic is None else topic.meta.extend_support):
+        what = "messages have no headers, identify without ext_filter"
+        raise RemoteProtocolError("E_SUB_EXTEND_FORBIDDON", f"{event.command} topic {event.topic}: {what}")
+
+
+def filter_of(rule: ExtFilterRule) -> ExtFilter:
+    """The filter that a consumer identified with.
+
+    Raises:
+        RemoteProtocolError: its pattern is none, or costs too much.
+    """
+    try:
+        return ExtFilter(rule, _searching)
+    except (BadGlob, BadPattern) as error:
+        raise bad_filter(str(error)) from None
+
+
+def _searching(text: str) -> tuple[Callable[[str], bool], int]:
+    pattern = Pattern(text)
+    if not pattern.is_exact:
+        raise BadPattern(text, "sets of characters beyond ASCII")
+    if pattern.step_count > _FILTER_STEPS_MAX:
+        raise BadPattern(text, f"more than {_FILTER_STEPS_MAX} steps")
+    return pattern.search, pattern.step_count
 
 
 def layout_of(meta: TopicMeta, is_located: bool, knows_headers: bool) -> Layout | None:

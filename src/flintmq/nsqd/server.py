@@ -470,6 +470,8 @@ class Nsqd:
         start = places.start_of(event)
         knows_headers = session.negotiated is not None and session.negotiated.request.extend_support
         extended.check_support(broker.topics, event, knows_headers)
+        if session.ext_filter is not None:
+            extended.check_filtered(broker.topics, event, knows_headers)
         if event.is_ordered and session.negotiated is not None and session.negotiated.sample_rate:
             raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
         is_extended = knows_headers and event.topic not in broker.topics
@@ -514,6 +516,7 @@ class Nsqd:
         subscription.layout = layout
         if negotiated is not None and meta.extend_support:
             subscription.tag = negotiated.request.desired_tag
+            subscription.ext_filter = session.ext_filter
         return subscription
 
     def unsubscribe(self, session: Session) -> None:

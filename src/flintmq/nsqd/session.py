@@ -26,6 +26,7 @@ import msgspec
 from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
+from flintmq.broker.ext_filter import ExtFilter
 from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.parts import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Subscription
@@ -46,6 +47,7 @@ from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
 from flintmq.nsqd import once
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
+from flintmq.nsqd.extended import filter_of
 from flintmq.nsqd.reading import fetch, offsets
 from flintmq.nsqd.renewal import Consumer, Renewal
 from flintmq.nsqd.slots import Slot
@@ -84,6 +86,7 @@ class Session(asyncio.Protocol):
         self.channel: Channel | ChannelParts | None = None
         self.topic: Topic | None = None
         self.negotiated: Negotiated | None = None
+        self.ext_filter: ExtFilter | None = None
         self.auth: ClientAuth | None = None if nsqd.auth is None else ClientAuth()
         self.tls: TlsSession | None = None
         self.connected_ns = nsqd.env.clock.wall_ns()
@@ -430,6 +433,8 @@ class Session(asyncio.Protocol):
     def _identify(self, event: wire.Identify) -> None:
         try:
             negotiated = negotiate(parse_request(event.body), self._features())
+            rule = negotiated.ext_filter
+            self.ext_filter = None if rule is None else filter_of(rule)
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
             return

@@ -145,6 +145,7 @@ def client_row(session: Session) -> dict[str, Any]:
         **(client_counts(subscription) if subscription else {}),
         "finish_count": subscription.finish_count if subscription else 0,
         "requeue_count": subscription.requeue_count if subscription else 0,
+        **_filtered(subscription.filtered_count if subscription else 0),
         "connect_ts": session.connected_ns // 1_000_000_000,
         "sample_rate": 0 if negotiated is None else negotiated.sample_rate,
         "deflate": session.codec_name == Deflate.name,
@@ -173,6 +174,11 @@ def client_row(session: Session) -> dict[str, Any]:
     return row
 
 
+def _filtered(count: int) -> dict[str, int]:
+    """Messages that a filter of a consumer finished; left out where there are none."""
+    return {"filtered_count": count} if count else {}
+
+
 def channel_row(
     name: str, parts: list[Channel], include_clients: bool, paused: bool, latencies: Latencies
 ) -> dict[str, Any]:
@@ -194,6 +200,7 @@ def channel_row(
         "clients": [client_row(client) for client in clients] if include_clients else None,
         "paused": paused,
         **({"skipped": True} if parts[0].skipped else {}),
+        **_filtered(sum(part.filtered_count for part in parts)),
         **limit_counts.of_channel(parts),
         "e2e_processing_latency": latencies.of_channel(parts),
     }

@@ -25,6 +25,35 @@ _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]  # as wide as n
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
+FILTER_KEY_SIZE_MAX = 128
+FILTER_DATA_SIZE_MAX = 1024
+FILTER_LIST_MAX = 64
+"""Of ``ext_filter``: characters of a header's name and of a text or pattern, and how many of them."""
+
+_NOT_IN_KEYS = frozenset(".*?|\\")  # paths in the redesigned NSQ, where they go into headers in headers
+EXACT, REGEXP, GLOB, SEVERAL = 1, 2, 3, 4
+
+
+class ExtFilterItem(msgspec.Struct):
+    """One of several headers."""
+
+    filter_ext_key: str = ""
+    filter_data: str = ""
+
+
+class ExtFilterRule(msgspec.Struct):
+    """Which messages a consumer of an extended topic takes; see :mod:`flintmq.broker.ext_filter`."""
+
+    type: _Int64 = 0
+    inverse: bool = False
+    filter_ext_key: str = ""
+    filter_data: str = ""
+    filter_data_list: list[ExtFilterItem] = []
+
+
+_NO_FILTER = ExtFilterRule()
+
+
 class IdentifyRequest(msgspec.Struct, kw_only=True):
     """What a client says about itself; every field may be absent."""
 
@@ -63,6 +92,7 @@ class ReceivedRequest(IdentifyRequest, kw_only=True):
 
     extend_support: bool = False
     desired_tag: str = ""
+    ext_filter: ExtFilterRule | None = None
     producer_sequences: bool = False
 
 
@@ -128,6 +158,11 @@ class Negotiated:
     snappy: bool
 
     @property
+    def ext_filter(self) -> ExtFilterRule | None:
+        """What the consumer takes; None for everything."""
+        return None if self.request.ext_filter == _NO_FILTER else self.request.ext_filter
+
+    @property
     def upgrades(self) -> bool:
         """Whether the bytes after the answer belong to another layer."""
         return self.tls or self.snappy or self.deflate_level > 0
@@ -154,6 +189,36 @@ def parse_request(body: bytes) -> ReceivedRequest:
         return msgspec.convert(fields, ReceivedRequest)
     except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+
+
+def bad_filter(what: str) -> RemoteProtocolError:
+    """How an ``ext_filter`` is refused."""
+    return RemoteProtocolError("E_BAD_BODY", f"IDENTIFY ext_filter is invalid: {what}")
+
+
+def _check_filter(rule: ExtFilterRule) -> None:
+    """Refuse a filter that could not be obeyed; whether a pattern is one, who compiles it finds out."""
+    if rule.type == SEVERAL:
+        if rule.filter_ext_key not in ("any", "all"):
+            raise bad_filter(f"filter_ext_key {rule.filter_ext_key[:100]!r} of type 4 is not any or all")
+        if rule.filter_data:
+            raise bad_filter("type 4 has no filter_data, only filter_data_list")
+        if not 1 <= len(rule.filter_data_list) <= FILTER_LIST_MAX:
+            raise bad_filter(f"filter_data_list has {len(rule.filter_data_list)} of 1 to {FILTER_LIST_MAX} items")
+        items = rule.filter_data_list
+    elif rule.type in (EXACT, REGEXP, GLOB):
+        if rule.filter_data_list:
+            raise bad_filter("only type 4 has filter_data_list")
+        items = [ExtFilterItem(rule.filter_ext_key, rule.filter_data)]
+    else:
+        raise bad_filter(f"type {rule.type} is not 1 (exact), 2 (regular expression), 3 (glob) or 4 (several)")
+    for item in items:
+        key, data = item.filter_ext_key, item.filter_data
+        if not 1 <= len(key) <= FILTER_KEY_SIZE_MAX or key[0] in "@!" or not _NOT_IN_KEYS.isdisjoint(key):
+            what = f"is not the name of a header: 1 to {FILTER_KEY_SIZE_MAX} characters without . * ? | \\"
+            raise bad_filter(f"filter_ext_key {key[:100]!r} {what} and not beginning with @ or !")
+        if not 1 <= len(data) <= FILTER_DATA_SIZE_MAX:
+            raise bad_filter(f"filter_data of {key!r} has {len(data)} of 1 to {FILTER_DATA_SIZE_MAX} characters")
 
 
 def _bad(what: str, value: int) -> RemoteProtocolError:
@@ -202,6 +267,9 @@ def negotiate(request: ReceivedRequest, server: ServerFeatures) -> Negotiated:
         raise RemoteProtocolError(
             "E_BAD_BODY", f"IDENTIFY desired tag ({request.desired_tag[:120]}) is invalid: {what}"
         )
+
+    if request.ext_filter is not None and request.ext_filter != _NO_FILTER:
+        _check_filter(request.ext_filter)
 
     negotiates = request.feature_negotiation
     tls = negotiates and server.tls and request.tls_v1

@@ -17,6 +17,38 @@ NAME = "private_orders-2.x"
 @pytest.mark.parametrize(
     ("pattern", "matches", "differs"),
     [
+        ("^.$", ["é", "日", "a"], ["\n", "éé", ""]),
+        ("(?s)^.$", ["\n", "é"], []),
+        ("(?m)^b$", ["a\nb\nc", "b"], ["ab"]),
+        ("^b$", ["b"], ["a\nb", "b\n"]),
+        ("^(?m:^b$)", ["b\nc"], ["a\nb"]),
+        ("^日本$", ["日本"], ["日", "本日", "日中"]),
+        ("^[éà]+$", ["éà"], ["è", "e"]),
+        ("^[à-é]+$", ["àéç"], ["ê", "e"]),
+        ("^[^é]$", ["è", "e", "\n"], ["é"]),
+        ("(?i)^É$", ["é", "É"], ["è"]),
+        ("(?i)^[à-é]$", ["Ç", "ç"], ["Ê"]),
+        (r"^\x{e9}$", ["é"], ["è"]),
+        (r"^\w$", ["a"], ["é"]),
+        (r"^\W$", ["é"], ["a"]),
+        (r"\bé", ["aé"], ["é", "-é"]),
+    ],
+)
+def test_texts_beyond_names(pattern, matches, differs):
+    compiled = Pattern(pattern)
+    assert compiled.is_exact
+    assert [text for text in matches if not compiled.search(text)] == []
+    assert [text for text in differs if compiled.search(text)] == []
+
+
+@pytest.mark.parametrize("pattern", [r"\pL", r"^\p{Han}+$", "[\u0400-\u04ff]", "".join(map(chr, range(300, 400)))])
+def test_larger_sets_beyond_ascii_are_not_exact(pattern):
+    assert not Pattern(pattern).is_exact
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "differs"),
+    [
         ("", ["", "a"], []),
         (".*", ["", "a"], []),
         ("orders", ["orders", "private_orders_x"], ["order", "Orders"]),
