@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.conformance.redesigned_helpers import create, extended, headed, several
@@ -22,7 +23,7 @@ def publish(nsqd: Nsqd, topic: str, *values: str) -> None:
 
 
 @contextlib.contextmanager
-def filtering(nsqd: Nsqd, topic: str, rdy_count: int = 100, **rule: object) -> Iterator[Connection]:
+def filtering(nsqd: Nsqd, topic: str, rdy_count: int = 100, **rule: Any) -> Iterator[Connection]:
     with nsqd.connect() as connection:
         connection.identify(extend_support=True, ext_filter=rule)
         connection.ok(f"SUB {topic} c\n".encode())
@@ -62,7 +63,7 @@ ROME = {"filter_ext_key": "city", "filter_data": "rome"}
         ({}, [b"1", b"2", b"3", b"4", b"5"]),
     ],
 )
-def test_what_does_not_match_is_finished(nsqd: Nsqd, cities: str, rule: dict[str, object], bodies: list[bytes]):
+def test_what_does_not_match_is_finished(nsqd: Nsqd, cities: str, rule: dict[str, Any], bodies: list[bytes]):
     with filtering(nsqd, cities, **rule) as connection:
         messages = connection.messages(len(bodies))
         assert [extended(message.body).body for message in messages] == bodies

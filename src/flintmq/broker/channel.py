@@ -831,17 +831,19 @@ class Channel(SettingAside):
             if self.keep_floor is not None and (self.in_flight_count or not self._is_next_in_line()):
                 return
             subscription = next(iter(line))
-            queue = self.aside.ready if not self._requeued or self._is_turn_of_asides else self._requeued
-            queue = queue or self._requeued
-            self._is_turn_of_asides = queue is self._requeued and self.keep_floor is None
+            queue = self._requeued
+            if not queue or (self._is_turn_of_asides and self.aside.ready):
+                queue = self.aside.ready
             try:
                 if queue is self._requeued:
+                    self._is_turn_of_asides = self.keep_floor is None
                     self._redeliver_window(subscription, queue[0], now_ns)
                     queue.popleft()  # only now: when the log cannot be read, it is tried again
-                else:
-                    is_alone = self.keep_floor is None and not self._requeued
-                    share = max(1, len(queue) // len(line)) if is_alone else 1
-                    self._redeliver_asides(subscription, min(share, subscription.capacity, left), now_ns)
+                    continue
+                self._is_turn_of_asides = False
+                is_alone = self.keep_floor is None and not self._requeued
+                share = max(1, len(queue) // len(line)) if is_alone else 1
+                self._redeliver_asides(subscription, min(share, subscription.capacity, left), now_ns)
             except StorageError:
                 if self.keep_floor is None:
                     queue.rotate(-1)  # behind those that may be readable
@@ -867,7 +869,8 @@ class Channel(SettingAside):
             return
         attempts = self._attempts.get(sequence, 1) + 1
         is_sampled_out = attempts == 1 and self._is_sampled_out(subscription)
-        if is_sampled_out or not self._is_taken(subscription, batch.frames(sequence, sequence + 1)):
+        is_filtered = subscription.ext_filter is not None
+        if is_sampled_out or (is_filtered and not self._is_taken(subscription, batch.frames(sequence, sequence + 1))):
             self._mark_done(sequence)
             if self.keep_floor is not None:
                 self.wants_turn = True

@@ -217,7 +217,7 @@ def test_with_tags_a_consumer_is_asked_about_its_own_messages():
 
 def test_in_order_the_floor_is_kept_before_the_next_is_delivered():
     channel = make_channel(log_of(*"wwvwv"))
-    kept = []
+    kept: list[int] = []
     channel.deliver_in_order(kept.append)
     consumer = filtering(channel, rdy=1)
     channel.pump(0, 0)
