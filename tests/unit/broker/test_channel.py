@@ -404,6 +404,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.published = 0
         self.due = {}
         self.owed = {}
+        self.reached = 0
         self.disk = AsideDisk()
         self.channel = make_channel(self.log, window_max=window_max)
 
@@ -427,16 +428,19 @@ class ChannelMachine(RuleBasedStateMachine):
     def check_turns(self):
         """Between two deliveries of a message that comes again, something new is delivered if it can be.
 
-        ``owed`` has, of each such message, the first sequence that was new when it was delivered last.
+        ``owed`` has, of each such message, its deliveries, the first sequence that was new after the last of them, and
+        up to where new ones had been delivered before the turn it was in.
         """
         again = [sequence for sequence, attempts in self.attempts.items() if attempts > 1]
         new = next((s for s in range(self.channel.next, self.log.next_sequence) if self.is_new(s)), None)
         for sequence in again:
-            delivered, waited = self.owed.get(sequence, (1, None))
+            delivered, waited, reached = self.owed.get(sequence, (1, None, 0))
             if self.attempts[sequence] > max(delivered, 2) and waited is not None:
-                assert new is None or new > waited, f"{sequence} came again, {waited} waited: {self.channel.describe()}"
+                is_late = new == waited and self.channel.next <= reached
+                assert not is_late, f"{sequence} came again, {waited} waited: {self.channel.describe()}"
             if self.attempts[sequence] != delivered:
-                self.owed[sequence] = self.attempts[sequence], new
+                self.owed[sequence] = self.attempts[sequence], new, self.reached
+        self.reached = self.channel.next
 
     def is_new(self, sequence):
         """Whether a message beyond the cursor could be delivered now."""
@@ -536,7 +540,7 @@ class ChannelMachine(RuleBasedStateMachine):
             self.attempts[sequence] = attempts
         self.held.clear()
         self.consumers.clear()
-        self.owed = {sequence: (attempts, None) for sequence, attempts in self.attempts.items()}  # turns begin anew
+        self.owed = {sequence: (attempts, None, 0) for sequence, attempts in self.attempts.items()}  # turns begin anew
 
     @invariant()
     def counts_hold(self):

@@ -177,8 +177,8 @@ def test_topics_channels_pauses_and_queues():
 
     found = consume(broker, "t", "a", finish=False)
     assert found == [(m.body, 4, m.timestamp_ns) for m in a[20:]] + [(m.body, 1, m.timestamp_ns) for m in topic]
-    again = consume(broker, "t", "a")  # requeued
-    assert found == [(body, attempts - 1, timestamp_ns) for body, attempts, timestamp_ns in again]
+    again = consume(broker, "t", "a")  # requeued, the first last
+    assert found[1:] + found[:1] == [(body, attempts - 1, timestamp_ns) for body, attempts, timestamp_ns in again]
     assert channel_of(broker, "t", "b").depth == 12
     assert consume(broker, "t", "b") == []  # paused
     broker.pause_channel(broker.topics["t"], "b", False)
