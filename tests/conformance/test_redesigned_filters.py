@@ -39,8 +39,8 @@ def cities(nsqd: Nsqd, topic: str) -> str:
     return topic
 
 
-BERLIN = {"filter_ext_key": "city", "filter_data": "berlin"}
-ROME = {"filter_ext_key": "city", "filter_data": "rome"}
+BERLIN: dict[str, Any] = {"filter_ext_key": "city", "filter_data": "berlin"}
+ROME: dict[str, Any] = {"filter_ext_key": "city", "filter_data": "rome"}
 
 
 @pytest.mark.parametrize(
