@@ -305,7 +305,7 @@ def test_a_leader_moves_while_messages_flow():
 
 
 def test_what_youzans_daemons_see():
-    """The command is SUB_ORDERED for them, and they are told of nothing that they refuse."""
+    """The command is SUB_ORDERED for them, at once, and they are told of nothing that they refuse."""
 
     async def main() -> None:
         async with youzan() as peer:
@@ -316,7 +316,7 @@ def test_what_youzans_daemons_see():
                     message.finish()
                     break
             lines = sorted(line for node in peer.nodes for line in node.subscribed)
-            assert lines == ["SUB_ORDER t ch 0", "SUB_ORDER t ch 1", "SUB_ORDERED t ch 0", "SUB_ORDERED t ch 1"]
+            assert lines == ["SUB_ORDERED t ch 0", "SUB_ORDERED t ch 1"]
             assert [violation for node in peer.nodes for violation in node.violations] == []
             assert all("extend_support" not in request for node in peer.nodes for request in node.identified)
 

@@ -105,15 +105,16 @@ class App:
         """Make a function the handler of a channel.
 
         Its parameters say what it wants: one annotated :class:`Message` is the message, another one is the body as its
-        annotation says (``bytes``, ``str``, or a type that msgspec reads from JSON). Without annotation it is the
-        message. What the function returns, raises, and in which thread it runs: as for ``handler`` of
-        :class:`Consumer`.
+        annotation says (``bytes``, ``str``, a type that msgspec reads from JSON, a pydantic model; with ``decode=``
+        what that returns). Without annotation it is the message. What the function returns, raises, and in which thread
+        it runs: as for ``handler`` of :class:`Consumer`.
 
         Args:
             options: arguments of :class:`Consumer`, such as ``max_in_flight`` and ``concurrency``.
 
         Raises:
-            OptionError: the function has other parameters, or an option is out of range.
+            OptionError: the function has other parameters, nothing can build the type of the body, or an option is out
+                of range.
             LocalProtocolError: a topic or channel cannot have this name.
         """
         for name in (*self._shared, "handler"):
@@ -122,7 +123,8 @@ class App:
 
         def declare(function: Function) -> Function:
             kind, handler = adapt(function)
-            arguments = {**self._shared, "type": kind, **options, "handler": handler}
+            said = {} if options.get("decode") is not None else {"type": kind}  # what decode returns is the value
+            arguments = {**self._shared, **said, **options, "handler": handler}
 
             def make() -> Consumer[Any]:
                 return Consumer(topic, channel, **arguments)
@@ -301,7 +303,7 @@ def _wants(function: Callable[..., Any]) -> tuple[list[bool], type[Any] | None]:
     name = getattr(function, "__qualname__", repr(function))
     allowed = "a function of a message (annotated Message), of a body (annotated with its type), or of both"
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters.values()
     except (NameError, TypeError, ValueError) as error:
         raise OptionError("handler", name, f"{allowed}; its annotations cannot be read: {error}", SOURCE) from error

@@ -21,12 +21,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from flintmq.client import handlers
 from flintmq.client import trace as trace_log
 from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
-from flintmq.client.bodies import decoder
+from flintmq.client.bodies import reader
 from flintmq.client.connection import Connection
 from flintmq.client.dead_letters import DeadLetters
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
@@ -62,6 +62,7 @@ from flintmq.client.subscription import (
     new_policy,
     new_times,
 )
+from flintmq.client.unreadable import BLOCKING, REQUEUED, Unreadable, letter_headers, read_error
 from flintmq.env import Env
 from flintmq.errors import BodyError, FlintError, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX
@@ -98,13 +99,17 @@ class Consumer(Generic[Value]):
         concurrency: how many handlers run at once: tasks for an ``async def``, threads for a plain function.
         inline: call a plain function on the event loop itself; fastest, and it must not block.
         max_in_flight: messages delivered and not answered, over all nsqd. Can be changed while running.
-        type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...) or ``str``;
-            :attr:`Message.value` has them. A body that is something else is given up at once.
+        type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...), a pydantic model,
+            or ``str``; :attr:`Message.value` has them. A message whose body cannot be read goes to ``dead_letter`` at
+            once; without that it is requeued like every other that failed, to ``on_giving_up`` in the end, and without
+            that again and again: it is never finished unhandled.
+        decode: instead of ``type``, a plain function that makes the value from the bytes of a body; called where
+            :attr:`Message.value` is first read. Whatever it raises makes the body one that cannot be read.
         max_attempts: a message with more goes to ``on_giving_up`` and ``dead_letter`` and is finished. 0: no limit.
         on_giving_up: called on the event loop (awaited, if it is ``async def``) instead of the handler; if it raises,
             the message is requeued.
         dead_letter: a topic that the bodies of such messages are published to, on the nsqd of this consumer, before
-            they are finished.
+            they are finished; with headers that say why, if that topic has any.
         on_error: told of answers that came too late and of nsqd that cannot be used; called on the event loop.
         requeue_delay: until a failed message comes again, times its attempts.
         max_requeue_delay: the most that becomes.
@@ -135,7 +140,7 @@ class Consumer(Generic[Value]):
         fetch: how nsqlookupd are asked; over HTTP if None.
 
     Raises:
-        OptionError: an argument is out of range.
+        OptionError: an argument is out of range, or ``type`` is one that nothing can build.
         LocalProtocolError: a topic or channel cannot have this name.
     """
 
@@ -150,6 +155,7 @@ class Consumer(Generic[Value]):
         concurrency: int = 1,
         inline: bool = False,
         type: type[Value] | None = None,  # noqa: A002 - the word that says it
+        decode: Callable[[bytes], Value] | None = None,
         max_in_flight: int = 200,
         max_attempts: int = 5,
         on_giving_up: Callable[[Message[Value]], object] | None = None,
@@ -183,7 +189,8 @@ class Consumer(Generic[Value]):
     ) -> None:
         check_names(topic, channel, dead_letter)
         self.topic, self.channel = topic, channel
-        self._decode = decoder(type or bytes)
+        self._decode = reader(type, decode)
+        self._unreadable = Unreadable(topic, channel)
         self._env = env or system_env()
         self._options = (options or ConnectionOptions()).with_overrides(
             client_id=client_id,
@@ -356,6 +363,7 @@ class Consumer(Generic[Value]):
             if self._following is not None:
                 await self._following.close()
         finally:
+            self._unreadable.tell_rest()
             for connection in self._flow.connections:
                 connection.abort("closing was cut short")
             self._flow.close()
@@ -528,39 +536,61 @@ class Consumer(Generic[Value]):
             self._flow.hold(connection, jittered_s(wait_s, BACKOFF_JITTER, self._env.random.random()))
 
     def decode(self, body: bytes) -> Value:
-        """A body as this consumer's ``type``."""
-        return cast(Value, self._decode(body))
+        """A body as this consumer's ``type`` or ``decode``."""
+        return self._decode(body)
+
+    def unreadable(self, message: Message[Any], error: BodyError) -> None:
+        """Answer a message whose body cannot be read: to the dead letters with it, or back to nsqd."""
+        if self._dead_letters is not None:
+            self.give_up(message, error)
+            return
+        self._unreadable.tell(message, error, self.time(), BLOCKING if self._is_ordered else REQUEUED)
+        message.requeue_failed()
 
     def give_up(self, message: Message[Any], error: BodyError | None = None) -> None:
         """Let ``on_giving_up`` and the dead-letter topic have a message that will never be processed; then finish it.
 
+        If there is neither, a message whose body cannot be read is requeued: nobody has ever handled it.
+
         Args:
             error: what is wrong with its body; None: it had too many attempts.
         """
-        if self._is_ordered:
-            log.error("message %r of %s blocks its partition: %s", message.id, message.nsqd, error)
-            message.requeue(backoff=True)
+        has_heir = self._on_giving_up is not None or self._dead_letters is not None
+        if not has_heir and error is None and (found := read_error(message)) is not None:
+            self.unreadable(message, found)
             return
         self._stats.given_up += 1
-        why = f"after {message.attempts - 1} attempts" if error is None else f"because {error}"
         where = "" if self._dead_letters is None else f", it goes to topic {self._dead_letters.topic}"
-        log.error("giving up on message %r of %s %s%s", message.id, message.nsqd, why, where)
+        if error is None:
+            attempts = message.attempts - 1
+            log.error("giving up on message %r of %s after %d attempts%s", message.id, message.nsqd, attempts, where)
+        else:
+            self._unreadable.tell(message, error, self.time(), f"giving up on it{where}")
         try:
             result = None if self._on_giving_up is None else self._on_giving_up(message)
         except Exception as raised:  # noqa: BLE001 - the application's error is answered with a requeue
-            message.settle(raised)
+            message.settle(raised, is_given_up=True)
             return
         if asyncio.iscoroutine(result) or self._dead_letters is not None:
-            self._run_task(self._bury(message, result if asyncio.iscoroutine(result) else None))
+            self._run_task(self._bury(message, error, result if asyncio.iscoroutine(result) else None))
         else:
             message.settle(None)
 
-    async def _bury(self, message: Message[Any], callback: Coroutine[Any, Any, object] | None) -> None:
-        async with message:
+    async def _bury(
+        self, message: Message[Any], error: BodyError | None, callback: Coroutine[Any, Any, object] | None
+    ) -> None:
+        try:
             if callback is not None:
                 await callback
             if self._dead_letters is not None and not message.is_answered:
-                await self._dead_letters.bury(message.body)
+                headers = letter_headers(message, self.topic, self.channel, error)
+                await self._dead_letters.bury(message.body, headers)
+        except BaseException as raised:
+            message.settle(raised, is_given_up=True)
+            if not isinstance(raised, Exception):
+                raise
+        else:
+            message.settle(None)
 
     def call_in_loop(self, function: Callable[[], object]) -> None:
         """Call ``function`` in the loop's thread: now, if this is it."""

@@ -91,7 +91,7 @@ class Owner(Protocol):
     def requeue_delay_s(self, attempts: int) -> float: ...
     def message_failed(self) -> None: ...
     def decode(self, body: bytes) -> Any: ...
-    def give_up(self, message: Message[Any], error: BodyError) -> None: ...
+    def unreadable(self, message: Message[Any], error: BodyError) -> None: ...
     def call_in_loop(self, function: Callable[[], object]) -> None: ...
 
 
@@ -152,9 +152,9 @@ class Message(Generic[Value]):
     ``async with message:`` (``with message:`` in :mod:`flintmq.sync`) finishes it at the end of the block. An exception
     in the block is logged, requeues the message and makes the consumer back off; it does not leave the block, so that
     one bad message does not end the loop over all of them. :class:`Requeue` and :class:`Discard` do what they say. What
-    is not an Exception (a cancelled task, Ctrl-C) requeues the message at once and goes on its way. A body that is not
-    of the consumer's ``type`` (:class:`BodyError`) will not be next time either: the message goes where those with too
-    many attempts go.
+    is not an Exception (a cancelled task, Ctrl-C) requeues the message at once and goes on its way. A message whose
+    body cannot be read (:class:`BodyError`) goes to the consumer's ``dead_letter`` topic at once; without one it is
+    requeued like every other that failed.
 
     Attributes:
         id: 16 bytes.
@@ -177,10 +177,10 @@ class Message(Generic[Value]):
 
     @property
     def value(self) -> Value:
-        """The body as the consumer's ``type`` says; the bytes if it says nothing.
+        """The body as the consumer's ``type`` or ``decode`` says; the bytes if it says nothing.
 
         Raises:
-            BodyError: it is not of that type.
+            BodyError: it cannot be read as that.
         """
         try:
             return self._value
@@ -323,15 +323,18 @@ class Message(Generic[Value]):
         self._touched_at = self._delivery.owner.time()
         self._delivery.link.touch(self.id, self._touch_failed)
 
-    def settle(self, error: BaseException | None) -> None:
+    def settle(self, error: BaseException | None, *, is_given_up: bool = False) -> None:
         """Answer the message by how its handler ended, unless the handler answered it itself.
 
         To be called in the loop's thread, also for a :class:`ThreadMessage`.
+
+        Args:
+            is_given_up: what ended is what is done with a message that is given up: there is no other way left.
         """
         if isinstance(error, Discard):
             log.info("message %r of %s discarded: %s", self.id, self.nsqd, error.reason)
-        elif isinstance(error, BodyError) and not self._answer:
-            self._delivery.owner.give_up(self, error)
+        elif isinstance(error, BodyError) and not self._answer and not is_given_up:
+            self._delivery.owner.unreadable(self, error)
             return
         elif isinstance(error, Exception) and not isinstance(error, Requeue):
             self._settle_failed(error)
@@ -344,12 +347,16 @@ class Message(Generic[Value]):
         else:
             Message.requeue(self, 0)
 
+    def requeue_failed(self) -> None:
+        """Requeue it as one whose handler failed; likewise in the loop's thread."""
+        Message.requeue(self, backoff=True)
+
     def _settle_failed(self, error: Exception) -> None:
         log.warning("message %r of %s failed, attempts %d", self.id, self.nsqd, self.attempts, exc_info=error)
         if self._answer:
             self._note_failure()
         else:
-            Message.requeue(self, backoff=True)
+            self.requeue_failed()
 
     def _note_failure(self) -> None:
         if self._delivery.failed is None:

@@ -531,6 +531,19 @@ class Producer:
             task.add_done_callback(lambda _: self._lookups.pop(topic))
             task.add_done_callback(tell(f"looking up topic {topic}"))
 
+    async def takes_headers(self, topic: str) -> bool:
+        """Whether messages of a topic may carry headers; True as well where only nsqd can tell.
+
+        Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
+        """
+        if self._lookup is None:
+            return True
+        if not self._routes.knows(topic):
+            self._look_up(topic)
+            if (task := self._lookups.get(topic)) is not None:
+                await asyncio.wait([task])
+        return self._routes.is_extended(topic)
+
     async def _find(self, topic: str) -> None:
         assert self._lookup is not None
         assert self._loop is not None

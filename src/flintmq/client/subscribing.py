@@ -4,8 +4,8 @@ Rules of this file:
 
 - A partition has one connection: that to the nsqd which leads it as far as is known. When another one leads it, the
   former connection is given up.
-- In order means ``SUB_ORDER``; an nsqd that answers E_INVALID to it is asked again as ``SUB_ORDERED``, on a new
-  connection, and remembered (Youzan's daemons know it under that name).
+- In order means ``SUB_ORDER``, or ``SUB_ORDERED`` where nsqd is Youzan's (:class:`OrderCommands`); an nsqd that answers
+  E_INVALID to the one is asked again as the other, on a new connection, and that is remembered.
 - nsqd is told that headers are understood where the nsqlookupd say that the topic has them: it refuses anything else.
 - Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once.
 - What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
@@ -29,11 +29,10 @@ from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import Target
 from flintmq.client.security import Refusals
 from flintmq.client.start import NS_PER_S, Beginning
-from flintmq.client.subscription import DOUBT_S, EXTEND_CODES, OTHER_NAME_COUNT_MAX, TOPIC_CODES
+from flintmq.client.subscription import DOUBT_S, EXTEND_CODES, TOPIC_CODES, OrderCommands
 from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NsqdError
-from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 
 log = logging.getLogger("flintmq.client")
 
@@ -83,7 +82,7 @@ class Subscriptions:
         self._links: Links[Target] = Links(self._connect, self._note_attempt, fail, env)
         self._following: Following | None = None
         self._refusals = Refusals()
-        self._knows_sub_ordered: dict[str, None] = {}
+        self._order_commands = OrderCommands()
         self._doubted_since: float | None = None
 
     # --- life ---
@@ -129,7 +128,8 @@ class Subscriptions:
             await self._subscribe(connection, target)
         except BaseException as error:
             connection.abort("not subscribed")
-            if self._may_know_other_name(error, target.address) or self._has_no_topic(error, target):
+            is_other = self._is_ordered and self._order_commands.may_know_other(target.address, error)
+            if is_other or self._has_no_topic(error, target):
                 return await self._connect(target)
             raise
         if self._following is not None and not self._following.leads(target):
@@ -149,20 +149,8 @@ class Subscriptions:
             await connection.subscribe(self._topic, self._channel, target.partition)
             return
         assert target.partition is not None
-        command = SUB_ORDERED if target.address in self._knows_sub_ordered else SUB_ORDER
+        command = self._order_commands.name(target.address, connection.features.version)
         await connection.subscribe_in_order(self._topic, self._channel, target.partition, command)
-
-    def _may_know_other_name(self, error: BaseException, address: str) -> bool:
-        """Whether an nsqd that does not know SUB_ORDER is to be asked under Youzan's name for it."""
-        if not self._is_ordered or not isinstance(error, NsqdError) or error.code != "E_INVALID":
-            return False
-        if address in self._knows_sub_ordered:  # it knows neither; it may be another nsqd next time
-            del self._knows_sub_ordered[address]
-            return False
-        while len(self._knows_sub_ordered) >= OTHER_NAME_COUNT_MAX:
-            del self._knows_sub_ordered[next(iter(self._knows_sub_ordered))]
-        self._knows_sub_ordered[address] = None
-        return True
 
     def _has_no_topic(self, error: BaseException, target: Target) -> bool:
         """Whether an nsqd that does not have the topic yet is to make it: then there is one place to begin only."""

@@ -9,9 +9,18 @@ from flintmq.client.order import Order
 from flintmq.client.rdy import RdyPolicy
 from flintmq.client.start import NS_PER_S, Beginning, StartAt
 from flintmq.env import Env
-from flintmq.errors import DiscoveryError, FinFailed, LocalProtocolError, OptionError, ReqFailed, TouchFailed
+from flintmq.errors import (
+    DiscoveryError,
+    FinFailed,
+    LocalProtocolError,
+    NsqdError,
+    OptionError,
+    ReqFailed,
+    TouchFailed,
+)
 from flintmq.limits import ATTEMPTS_MAX
 from flintmq.names import is_valid_name
+from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 
 MAX_IN_FLIGHT_MAX = 1_000_000
 CLOSE_WAIT_S = 2.0
@@ -27,6 +36,9 @@ TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
 EXTEND_CODES = ("E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON")
 DOUBT_S = 10.0
 """How long an nsqd and the nsqlookupd may disagree on whether the topic has headers: it may be changing just now."""
+
+YOUZAN_MARK = "-HA"
+"""In the versions of Youzan's daemons, such as 0.3.7-HA.1.13.0."""
 
 FAILURES = {"FIN": FinFailed, "REQ": ReqFailed, "TOUCH": TouchFailed}
 
@@ -86,6 +98,38 @@ def checked_tag(tag: str) -> str:
     if len(tag) > TAG_SIZE_MAX or not all(sign.isascii() and (sign.isalnum() or sign in "_-") for sign in tag):
         raise OptionError("desired_tag", tag, f"at most {TAG_SIZE_MAX} of [A-Za-z0-9_-]", SOURCE)
     return tag
+
+
+class OrderCommands:
+    """Under which name each nsqd knows ``SUB_ORDER``.
+
+    Youzan's daemons know it as ``SUB_ORDERED`` alone, and answer E_INVALID and close to what they do not know. What
+    nsqd says of itself decides which name is tried first; where that is refused the other one is tried, once, and
+    remembered for the address.
+    """
+
+    def __init__(self) -> None:
+        self._others: dict[str, None] = {}  # addresses at which the name that is tried first was refused
+
+    def name(self, address: str, version: str) -> str:
+        """The name to try at an nsqd.
+
+        Args:
+            version: as it answered IDENTIFY.
+        """
+        return SUB_ORDERED if (YOUZAN_MARK in version) != (address in self._others) else SUB_ORDER
+
+    def may_know_other(self, address: str, error: BaseException) -> bool:
+        """Whether an nsqd that has refused is to be asked again, under the other name."""
+        if not isinstance(error, NsqdError) or error.code != "E_INVALID":
+            return False
+        if address in self._others:  # it knows neither; it may be another nsqd next time
+            del self._others[address]
+            return False
+        while len(self._others) >= OTHER_NAME_COUNT_MAX:
+            del self._others[next(iter(self._others))]
+        self._others[address] = None
+        return True
 
 
 def give_back(delivery: Delivery) -> None:

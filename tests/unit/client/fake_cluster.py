@@ -210,7 +210,8 @@ class Node:
     """One nsqd of the cluster.
 
     Attributes:
-        knows_sub_order: by the seeds' name; Youzan's own daemons do not.
+        knows_sub_order, knows_sub_ordered: by the seeds' name; by Youzan's, whose own daemons know that alone.
+        version: what it says of itself; empty: what those say that know as much.
         commands: (command, partition, bodies) of every publish, in order.
         identified: what clients said about themselves.
         subscribed: lines of SUB commands.
@@ -223,6 +224,8 @@ class Node:
         self.name = name
         self.host, self.port = name, PORT
         self.knows_sub_order = True
+        self.knows_sub_ordered = True
+        self.version = ""
         self.sessions: list[Session] = []
         self.commands: list[tuple[str, int, list[bytes]]] = []
         self.identified: list[dict[str, Any]] = []
@@ -382,8 +385,9 @@ class Session(asyncio.Protocol):
         request = json.loads(body)
         self.node.identified.append(request)
         self.is_extended = bool(request.get("extend_support"))
+        version = self.node.version or ("1.3.0" if self.node.knows_sub_order else "0.3.7-HA.1.13.0")
         answer = {
-            "max_rdy_count": 2500, "version": "0.3.7-HA.1.13.0", "max_msg_timeout": 900000, "msg_timeout": 60000,
+            "max_rdy_count": 2500, "version": version, "max_msg_timeout": 900000, "msg_timeout": 60000,
             "tls_v1": False, "deflate": False, "deflate_level": 0, "max_deflate_level": 6, "snappy": False,
             "sample_rate": 0, "auth_required": False, "output_buffer_size": 16384, "output_buffer_timeout": 250,
         }  # fmt: skip
@@ -402,8 +406,9 @@ class Session(asyncio.Protocol):
 
     def _subscribe(self, words: list[str]) -> None:
         self.node.subscribed.append(" ".join(words))
-        if words[0] == "SUB_ORDER" and not self.node.knows_sub_order:
-            self.error("E_INVALID invalid command SUB_ORDER")
+        is_known = {"SUB_ORDER": self.node.knows_sub_order, "SUB_ORDERED": self.node.knows_sub_ordered}
+        if not is_known.get(words[0], True):
+            self.error(f"E_INVALID invalid command {words[0]}")
             return
         name, channel, number = words[1], words[2], int(words[3]) if len(words) > 3 else -1
         topic = self.cluster.topics.get(name)

@@ -177,12 +177,49 @@ def test_in_order_one_message_at_a_time():
     play(scenario)
 
 
-def test_youzans_name_of_the_command_is_remembered_per_nsqd():
+def test_youzans_name_of_the_command_is_tried_first_where_it_is_youzans_nsqd():
+    """It answers E_INVALID to the other name, and closes: each connection was made twice."""
+
     async def scenario(world):
         world.cluster.create("t", 3, is_ordered=True)
         await fill(world, "t", 2)
         for name in "ab":
             world.cluster.nodes[name].knows_sub_order = False
+        messages: list[Message] = []
+        async with world.consumer(ordered=True, handler=messages.append, inline=True) as consumer:
+            await until(lambda: len(messages) == 6)
+            world.cluster.nodes["a"].sessions[0].hang_up()
+            await until(lambda: len(consumer.partitions) == 3 and len(world.cluster.nodes["a"].subscribed) == 2)
+        nodes = world.cluster.nodes
+        assert [line.split()[0] for line in nodes["a"].subscribed] == ["SUB_ORDERED", "SUB_ORDERED"]
+        assert [line.split()[0] for line in nodes["c"].subscribed] == ["SUB_ORDER"]
+        assert [violation for node in nodes.values() for violation in node.violations] == []
+
+    play(scenario)
+
+
+def test_an_nsqd_that_knows_neither_name_is_not_asked_without_end():
+    """Two connections, then the usual delay between attempts."""
+
+    async def scenario(world):
+        world.cluster.create("t", 1, is_ordered=True)
+        for node in world.cluster.nodes.values():
+            node.knows_sub_order = node.knows_sub_ordered = False
+        async with world.consumer(ordered=True, handler=lambda message: None, inline=True):
+            await asyncio.sleep(10)
+        (tries,) = [len(node.subscribed) for node in world.cluster.nodes.values() if node.subscribed]
+        assert 2 <= tries <= 30
+
+    play(scenario)
+
+
+def test_the_name_of_the_command_is_remembered_per_nsqd_where_its_version_does_not_tell():
+    async def scenario(world):
+        world.cluster.create("t", 3, is_ordered=True)
+        await fill(world, "t", 2)
+        for name in "ab":
+            world.cluster.nodes[name].knows_sub_order = False
+            world.cluster.nodes[name].version = "1.3.0"
         messages: list[Message] = []
         async with world.consumer(ordered=True, handler=messages.append, inline=True) as consumer:
             await until(lambda: len(messages) == 6)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from flintmq.client import trace as trace_log
 from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
@@ -42,7 +42,7 @@ from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.blocking.subscribing import Opened, Subscriptions
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.bodies import decoder
+from flintmq.client.bodies import reader
 from flintmq.client.discovery import PollTimes
 from flintmq.client.envelope import open_delivery
 from flintmq.client.flow import BACKOFF_JITTER, Flow
@@ -68,8 +68,9 @@ from flintmq.client.subscription import (
     new_times,
 )
 from flintmq.client.topology import Topology
+from flintmq.client.unreadable import BLOCKING, REQUEUED, Letters, Unreadable, letter_headers, read_error
 from flintmq.env import Env
-from flintmq.errors import BodyError, FlintError, RemoteProtocolError
+from flintmq.errors import BodyError, FlintError, LocalProtocolError, PublishRefused, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX
 from flintmq.wire.client import MessageFailed, Record
 
@@ -109,12 +110,16 @@ class Consumer(Generic[Value]):
         handler: :meth:`run` calls it with each message; without it, iterate. Returning finishes the message, an
             exception requeues it and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer.
         max_in_flight: messages delivered and not answered, over all nsqd. Can be changed while running.
-        type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...) or ``str``;
-            :attr:`Message.value` has them. A body that is something else is given up at once.
+        type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...), a pydantic model,
+            or ``str``; :attr:`Message.value` has them. A message whose body cannot be read goes to ``dead_letter`` at
+            once; without that it is requeued like every other that failed, to ``on_giving_up`` in the end, and without
+            that again and again: it is never finished unhandled.
+        decode: instead of ``type``, a plain function that makes the value from the bytes of a body; called where
+            :attr:`Message.value` is first read. Whatever it raises makes the body one that cannot be read.
         max_attempts: a message with more goes to ``on_giving_up`` and ``dead_letter`` and is finished. 0: no limit.
         on_giving_up: called instead of the handler; if it raises, the message is requeued.
         dead_letter: a topic that the bodies of such messages are published to, on the nsqd of this consumer, before
-            they are finished.
+            they are finished; with headers that say why, if that topic has any.
         on_error: told of answers that came too late and of nsqd that cannot be used.
         requeue_delay: until a failed message comes again, times its attempts.
         max_requeue_delay: the most that becomes.
@@ -145,7 +150,7 @@ class Consumer(Generic[Value]):
         fetch: how nsqlookupd are asked; over HTTP if None.
 
     Raises:
-        OptionError: an argument is out of range.
+        OptionError: an argument is out of range, or ``type`` is one that nothing can build.
         LocalProtocolError: a topic or channel cannot have this name.
     """
 
@@ -158,6 +163,7 @@ class Consumer(Generic[Value]):
         nsqlookupd_http_addresses: str | Iterable[str] = (),
         handler: Callable[[Message[Value]], object] | None = None,
         type: type[Value] | None = None,  # noqa: A002 - the word that says it
+        decode: Callable[[bytes], Value] | None = None,
         max_in_flight: int = 200,
         max_attempts: int = 5,
         on_giving_up: Callable[[Message[Value]], object] | None = None,
@@ -192,7 +198,8 @@ class Consumer(Generic[Value]):
         check_names(topic, channel, dead_letter)
         self._set_up(env or system_env())
         self.topic, self.channel = topic, channel
-        self._decode = decoder(type or bytes)
+        self._decode = reader(type, decode)
+        self._unreadable = Unreadable(topic, channel)
         self._options = (options or ConnectionOptions()).with_overrides(
             client_id=client_id,
             msg_timeout=msg_timeout,
@@ -223,6 +230,7 @@ class Consumer(Generic[Value]):
         self._subscriptions = self._new_subscriptions(self._new_lookup(lookups, fetch), times, how)
         self._dead_letter = dead_letter
         self._graveyard: Producer | None = None
+        self._letters = Letters(dead_letter or "")
         same: dict[str, Any] = {"options": self._options, "lookup_timeout": lookup_timeout, "env": env, "fetch": fetch}
         self._new_graveyard = partial(Producer, self._nsqd, nsqlookupd_http_addresses=lookups, pool_size=1, **same)
         policy = new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
@@ -242,6 +250,7 @@ class Consumer(Generic[Value]):
         self._lock = threading.RLock()
         self._pump = threading.RLock()
         self._closing = threading.RLock()
+        self._burying = threading.Lock()  # held while the first dead letter is published
         self._selector: selectors.BaseSelector
         self._wakeup: socket.socket | None = None
         self._waker: socket.socket | None = None
@@ -432,6 +441,7 @@ class Consumer(Generic[Value]):
             self._is_torn_down = True
             self._close_descriptors()
         self._tell()
+        self._unreadable.tell_rest()
         if self._graveyard is not None:
             self._graveyard.close()
 
@@ -767,32 +777,74 @@ class Consumer(Generic[Value]):
         self.wake()
 
     def decode(self, body: bytes) -> Value:
-        """A body as this consumer's ``type``."""
-        return cast(Value, self._decode(body))
+        """A body as this consumer's ``type`` or ``decode``."""
+        return self._decode(body)
+
+    def unreadable(self, message: Message[Any], error: BodyError) -> None:
+        """Answer a message whose body cannot be read: to the dead letters with it, or back to nsqd."""
+        if self._dead_letter is not None:
+            self.give_up(message, error)
+            return
+        self._unreadable.tell(message, error, self.time(), BLOCKING if self._is_ordered else REQUEUED)
+        message.requeue_failed()
 
     def give_up(self, message: Message[Any], error: BodyError | None = None) -> None:
         """Let ``on_giving_up`` and the dead-letter topic have a message that will never be processed; then finish it.
 
+        If there is neither, a message whose body cannot be read is requeued: nobody has ever handled it.
+
         Args:
             error: what is wrong with its body; None: it had too many attempts.
         """
-        if self._is_ordered:
-            log.error("message %r of %s blocks its partition: %s", message.id, message.nsqd, error)
-            message.requeue(backoff=True)
+        has_heir = self._on_giving_up is not None or self._dead_letter is not None
+        if not has_heir and error is None and (found := read_error(message)) is not None:
+            self.unreadable(message, found)
             return
         with self._lock:
             self._stats.given_up += 1
-        why = f"after {message.attempts - 1} attempts" if error is None else f"because {error}"
         where = "" if self._dead_letter is None else f", it goes to topic {self._dead_letter}"
-        log.error("giving up on message %r of %s %s%s", message.id, message.nsqd, why, where)
-        with message:
+        if error is None:
+            attempts = message.attempts - 1
+            log.error("giving up on message %r of %s after %d attempts%s", message.id, message.nsqd, attempts, where)
+        else:
+            self._unreadable.tell(message, error, self.time(), f"giving up on it{where}")
+        try:
             if self._on_giving_up is not None:
                 self._on_giving_up(message)
             if self._dead_letter is not None and not message.is_answered:
-                with self._lock:
-                    if self._graveyard is None:
-                        self._graveyard = self._new_graveyard()
-                self._graveyard.pub(self._dead_letter, message.body)
+                self._bury(message, self._dead_letter, letter_headers(message, self.topic, self.channel, error))
+        except BaseException as raised:
+            message.settle(raised, is_given_up=True)
+            if not isinstance(raised, Exception):
+                raise
+        else:
+            message.settle(None)
+
+    def _bury(self, message: Message[Any], topic: str, headers: dict[str, object]) -> None:
+        """Publish a dead letter; with headers, if the topic has room for them."""
+        with self._burying:
+            if self._graveyard is None:
+                self._graveyard = self._new_graveyard()
+            producer = self._graveyard
+            if self._letters.can_have_headers is None and self._publish_letter(producer, message, topic, headers):
+                return
+        if self._letters.can_have_headers and self._publish_letter(producer, message, topic, headers):
+            return
+        producer.pub(topic, message.body)
+
+    def _publish_letter(
+        self, producer: Producer, message: Message[Any], topic: str, headers: dict[str, object]
+    ) -> bool:
+        """Publish a dead letter with headers; False if the topic has no room for them."""
+        if not producer.takes_headers(topic):
+            return False
+        try:
+            producer.pub(topic, message.body, headers=headers)
+        except (PublishRefused, LocalProtocolError) as error:
+            self._letters.note_refusal(error)
+            return False
+        self._letters.can_have_headers = True
+        return True
 
     def call_in_loop(self, function: Callable[[], object]) -> None:
         """Call ``function``: messages may be answered in any thread."""

@@ -463,6 +463,20 @@ class Producer(Finding):
         """The topics that are traced now."""
         return tuple(sorted(self._traced))
 
+    def takes_headers(self, topic: str) -> bool:
+        """Whether messages of a topic may carry headers; True as well where only nsqd can tell.
+
+        Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
+        """
+        if not self._lookup_addresses:
+            return True
+        self._begin()
+        with self._lock:
+            if not self._routes.knows(topic):
+                self._look_up(topic)
+                self._changed.wait_for(lambda: self._routes.knows(topic), self._lookup_timeout_s)
+            return self._routes.is_extended(topic)
+
     def _new_trace_id(self) -> int:
         return self._env.random.getrandbits(63) or 1
 

@@ -5,8 +5,8 @@ Rules of this file:
 - All methods are called with the owner's lock held, except what a crew's thread does: connecting waits.
 - A partition has one connection: that to the nsqd which leads it as far as is known. When another one leads it, the
   former connection is given up.
-- In order means ``SUB_ORDER``; an nsqd that answers E_INVALID to it is asked again as ``SUB_ORDERED``, on a new
-  connection, and remembered (Youzan's daemons know it under that name).
+- In order means ``SUB_ORDER``, or ``SUB_ORDERED`` where nsqd is Youzan's (:class:`OrderCommands`); an nsqd that answers
+  E_INVALID to the one is asked again as the other, on a new connection, and that is remembered.
 - nsqd is told that headers are understood where the nsqlookupd say that the topic has them: it refuses anything else.
 - Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once.
 - What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
@@ -36,15 +36,14 @@ from flintmq.client.start import NS_PER_S, Beginning
 from flintmq.client.subscription import (
     DOUBT_S,
     EXTEND_CODES,
-    OTHER_NAME_COUNT_MAX,
     PARTITIONED_POLL_S,
     SOON_S,
     TOPIC_CODES,
+    OrderCommands,
 )
 from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NsqdError
-from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 
 log = logging.getLogger("flintmq.client")
 
@@ -137,7 +136,7 @@ class Subscriptions:
         self._topology = Topology()
         self._distrusted: dict[tuple[int, str], float] = {}
         self._refusals = Refusals()
-        self._knows_sub_ordered: dict[str, None] = {}
+        self._order_commands = OrderCommands()
         self._doubted_since: float | None = None
         self._poll_timer: CallTimer | None = None
         self._is_blind = False
@@ -202,7 +201,7 @@ class Subscriptions:
         if not self._is_ordered:
             return line.wire.sub(self._topic, self._channel, None, target.partition)
         assert target.partition is not None
-        command = SUB_ORDERED if target.address in self._knows_sub_ordered else SUB_ORDER
+        command = self._order_commands.name(target.address, line.features.version)
         return line.wire.sub_order(self._topic, self._channel, target.partition, None, command)
 
     def _note_begun(self, target: Target) -> bool:
@@ -216,17 +215,9 @@ class Subscriptions:
         return is_missing and target.partition is None and self._note_begun(target)
 
     def _may_know_other_name(self, error: BaseException, address: str) -> bool:
-        """Whether an nsqd that does not know SUB_ORDER is to be asked under Youzan's name for it."""
-        if not self._is_ordered or not isinstance(error, NsqdError) or error.code != "E_INVALID":
-            return False
+        """Whether an nsqd that does not know a command is to be asked under the other name for it."""
         with self._lock:
-            if address in self._knows_sub_ordered:  # it knows neither; it may be another nsqd next time
-                del self._knows_sub_ordered[address]
-                return False
-            while len(self._knows_sub_ordered) >= OTHER_NAME_COUNT_MAX:
-                del self._knows_sub_ordered[next(iter(self._knows_sub_ordered))]
-            self._knows_sub_ordered[address] = None
-        return True
+            return self._is_ordered and self._order_commands.may_know_other(address, error)
 
     def _note_attempt(self, target: Target, error: FlintError | None) -> None:
         self._refusals.note(str(target), error, self._wanted)
