@@ -10,7 +10,7 @@ import pytest
 from tests.integration.daemons import Nsqd, Nsqlookupd, wait_until
 from tests.integration.flavours import Flavour, address_of
 
-from flintmq import Message, NsqdError, OptionError, PublishRefused
+from flintmq import LocalProtocolError, Message, NsqdError, OptionError, PublishRefused
 from flintmq.sync import NsqdAdmin
 
 TAG = "##client_dispatch_tag"
@@ -102,6 +102,91 @@ def test_a_topic_with_headers_and_partitions(nsqd: Nsqd, nsqlookupd: Nsqlookupd,
     assert by_partition[1].headers == {"k": "v"} and by_partition[1].trace_id == 0
     assert by_partition[0].headers["k"] == "w" and by_partition[0].trace_id == 77
     assert by_partition[0].internal_id == stored.internal_id
+
+
+def test_several_messages_with_headers(nsqd: Nsqd, flavour: Flavour):
+    """One mapping for all of them, or one for each; they are one command, so all are stored or none."""
+    topic = f"several-{flavour.name}"
+    admin_of(nsqd).create_topic(topic, headers=True)
+    here = {"nsqd_tcp_addresses": address_of(nsqd)}
+    with flavour.producer(address_of(nsqd)) as producer:
+        producer.call(lambda it: it.mpub(topic, [b"a", b"b"], headers={"k": "same"}))
+        producer.call(lambda it: it.mpub(topic, [b"c", b"d"], headers=[{"k": "1"}, {}]))
+        producer.call(lambda it: it.mpub(topic, [b"e"], headers={"k": "alone"}))
+        producer.call(lambda it: it.mpub(topic, iter([b"f", {"json": 1}])))
+    found = consumed(flavour, topic, "c", 7, headers=True, **here)
+    assert [(message.body, message.headers) for message in found] == [
+        (b"a", {"k": "same"}), (b"b", {"k": "same"}), (b"c", {"k": "1"}), (b"d", {}), (b"e", {"k": "alone"}),
+        (b"f", {}), (b'{"json":1}', {}),
+    ]  # fmt: skip
+
+
+def test_several_messages_with_trace_ids(nsqd: Nsqd, nsqlookupd: Nsqlookupd, flavour: Flavour):
+    topic = f"several-traced-{flavour.name}"
+    nsqlookupd.post(f"/topic/create?topic={topic}&partition_num=2&extend=true")
+    with flavour.producer(**lookup_of(nsqlookupd)) as producer:
+        first = producer.call(lambda it: it.mpub(topic, [b"a", b"b"], trace_id=[7, 8], partition=1))
+        same = producer.call(lambda it: it.mpub(topic, [b"c", b"d"], trace_id=9))
+        both = producer.call(
+            lambda it: it.mpub(topic, [b"e", b"f"], trace_id=[5, 6], headers={"k": "v"}, sharding_id="x")
+        )
+    found = {message.body: message for message in consumed(flavour, topic, "c", 6, **lookup_of(nsqlookupd))}
+    assert {body: message.trace_id for body, message in found.items()} == {
+        b"a": 7, b"b": 8, b"c": 9, b"d": 9, b"e": 5, b"f": 6,
+    }  # fmt: skip
+    assert [found[body].headers.get("k") for body in (b"a", b"e", b"f")] == [None, "v", "v"]
+    assert (first.partition, first.internal_id, first.trace_id) == (1, found[b"a"].internal_id, 7)
+    assert same.internal_id == found[b"c"].internal_id
+    assert (both.partition, both.internal_id, both.trace_id) == (found[b"e"].partition, None, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"headers": [{"a": "b"}]}, OptionError, "one for each of the 2"),
+        ({"trace_id": [1, 2, 3], "partition": 0}, OptionError, "one for each of the 2"),
+        ({"trace_id": [1, -1], "partition": 0}, OptionError, "trace_id"),
+        ({"trace_id": "12", "partition": 0}, OptionError, "trace_id"),
+        ({"trace_id": 1}, OptionError, "needed here"),
+        ({"headers": "a=b"}, TypeError, "a mapping from names to values"),
+        ({"headers": [1, 2]}, TypeError, "a mapping from names to values"),
+        ({"headers": {"a": "b"}, "delay": 1}, OptionError, "without headers"),
+        ({"trace_id": 1, "partition": 0, "delay": 1}, OptionError, "without trace_id"),
+        ({"headers": {"a": "x" * 70_000}}, LocalProtocolError, "at most"),
+        ({"headers": {"a": "b"}}, PublishRefused, "E_EXT_NOT_SUPPORT"),
+    ],
+    ids=str,
+)
+def test_what_cannot_go_with_several_messages(
+    nsqd: Nsqd, flavour: Flavour, options: dict[str, Any], error: type[Exception], says: str
+):
+    topic = f"refusing-{flavour.name}"
+    nsqd.publish(topic, b"a")
+    with flavour.producer(address_of(nsqd)) as producer, pytest.raises(error, match=says):
+        producer.call(lambda it: it.mpub(topic, [b"b", b"c"], **options))
+
+
+@pytest.mark.parametrize("options", [{"headers": {"a": "b"}}, {"trace_id": 1}], ids=str)
+def test_an_idempotent_producer_refuses_several_as_it_refuses_one(
+    nsqd: Nsqd, flavour: Flavour, options: dict[str, Any]
+):
+    with flavour.producer(address_of(nsqd), idempotent=True) as producer:
+        for call in (
+            lambda it: it.pub("t", b"x", partition=0, **options),
+            lambda it: it.mpub("t", [b"x", b"y"], partition=0, **options),
+        ):
+            with pytest.raises(OptionError, match="idempotent"):
+                producer.call(call)
+
+
+@pytest.mark.parametrize("bodies", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc", {"a": 1}, 7, None], ids=type)
+def test_one_body_is_not_several(nsqd: Nsqd, flavour: Flavour, bodies: Any):
+    """b"abc" was published as the three messages 97, 98 and 99."""
+    with (
+        flavour.producer(address_of(nsqd)) as producer,
+        pytest.raises(TypeError, match=r"several bodies are a list of them, not .*; pub\(\) publishes one"),
+    ):
+        producer.call(lambda it: it.mpub("one-body", bodies))
 
 
 def test_dead_letters_say_why(nsqd: Nsqd, flavour: Flavour):

@@ -73,7 +73,7 @@ class Play:
         began_s = self.world.now
         try:
             if len(call.bodies) > 1:
-                await producer.mpub("t", call.bodies, sharding_id=call.sharding_id)  # type: ignore[arg-type]
+                await producer.mpub("t", call.bodies, sharding_id=call.sharding_id)  # type: ignore[call-overload]
             else:
                 await producer.pub("t", call.bodies[0], sharding_id=call.sharding_id, **options)  # type: ignore[call-overload]
         except PublishError as error:

@@ -196,8 +196,13 @@ def encoded(value: Any) -> bytes:
         raise TypeError(f"a body is bytes or a value for JSON, not {type(value).__name__}: {error}") from error
 
 
+def is_model(value: object) -> bool:
+    """Whether a value is one of pydantic's models."""
+    return _is_pydantic(type(value)) and hasattr(value, "model_dump_json")
+
+
 def _as_raw(value: Any) -> msgspec.Raw:
     """A pydantic model, wherever it is inside of a value."""
-    if not _is_pydantic(type(value)) or not hasattr(value, "model_dump_json"):
+    if not is_model(value):
         raise TypeError(f"objects of type {type(value).__name__} cannot be said in JSON")
     return msgspec.Raw(value.model_dump_json(by_alias=True).encode())

@@ -367,14 +367,17 @@ class Connection(asyncio.Protocol):
         self._out.append(self._wire.pub_trace(topic, partition, messages, answered))
 
     def publish_with_headers(
-        self, topic: str, partition: int | None, headers: bytes, body: bytes, answered: Answered
+        self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], answered: Answered
     ) -> None:
-        """Send a PUB_EXT; ``headers`` is a JSON object. The connection must not be lost.
+        """Send (headers, body) as PUB_EXT, or several as MPUB_EXT; headers are a JSON object. It must not be lost.
 
         Raises:
             LocalProtocolError: as :meth:`publish`.
         """
-        self._out.append(self._wire.pub_ext(topic, partition, headers, body, answered))
+        if len(messages) == 1:
+            self._out.append(self._wire.pub_ext(topic, partition, *messages[0], answered))
+        else:
+            self._out.append(self._wire.mpub_ext(topic, partition, messages, answered))
 
     def rdy(self, count: int) -> None:
         """Set how many messages may be in flight."""

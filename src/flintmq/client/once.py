@@ -146,6 +146,15 @@ def check_not_once(writers: Writers | None, **asked: object) -> None:
             )
 
 
+def check_not_delayed(delay: object, **asked: object) -> None:
+    """Raise OptionError if messages with a delay are to have what nsqd cannot keep together with one."""
+    if delay is None:
+        return
+    for option, value in asked.items():
+        if value is not None:
+            raise OptionError("delay", delay, f"without {option}: nsqd has no delayed publish with it", SOURCE)
+
+
 def new_writers(name: str | None, env: Env, pool_size: int) -> Writers | None:
     """The writers of a blocking producer, one for each connection; None for no name.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from flintmq.client.connection import Connection
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
 from flintmq.client.envelope import wrap
 from flintmq.client.links import Links
-from flintmq.client.once import Writers, check_not_once
+from flintmq.client.once import Writers, check_not_delayed, check_not_once
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,
@@ -51,10 +51,12 @@ from flintmq.client.publish import (
     check_topic,
     checked_bodies,
     checked_body,
-    checked_headers,
+    checked_trace_ids,
     closed_error,
+    headers_of_all,
     message_cost,
     messages_cost,
+    with_carried,
 )
 from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
@@ -73,7 +75,6 @@ from flintmq.errors import (
 )
 from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Record
-from flintmq.wire.extended import TRACE_ID_MAX
 
 if TYPE_CHECKING:
     from flintmq.client.telemetry import Telemetry
@@ -366,21 +367,31 @@ class Producer:
             return await self._publish(Publish(topic, [data], [], deadline, cost))
         publish = Publish(topic, [data], [], deadline, cost)
         self._place(publish, sharding_id, partition)
-        if trace_id is not None:
-            whole(trace_id, "trace_id", 0, TRACE_ID_MAX)
-            publish.is_trace_asked = True
-        if trace_id is not None or topic in self._traced:
-            publish.trace_ids = [self._new_trace_id() if trace_id is None else trace_id]
-        if headers is not None:
-            publish.headers = checked_headers(headers, publish.trace_ids[0] if publish.trace_ids else None)
-            publish.cost += len(publish.headers)
-        publish.needs_partition |= publish.is_trace_asked or (headers is not None and self._lookup is not None)
-        if publish.needs_partition and publish.keys is None and self._lookup is None:
-            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+        self._add(publish, None if trace_id is None else [trace_id], None if headers is None else [headers])
         publish.is_gathered = self._batches and publish.trace_ids is None and publish.headers is None
         await self._admission.admit(publish.cost, deadline)
         return await self._publish(publish)
 
+    def _add(
+        self,
+        publish: Publish,
+        trace_id: int | Sequence[int] | None,
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+    ) -> None:
+        """Note what goes with the messages of a publish."""
+        count = len(publish.bodies)
+        publish.trace_ids = checked_trace_ids(trace_id, count)
+        publish.is_trace_asked = trace_id is not None
+        if trace_id is None and publish.topic in self._traced:
+            publish.trace_ids = [self._new_trace_id() for _ in publish.bodies]
+        if headers is not None:
+            publish.headers = headers_of_all(headers, count, publish.trace_ids)
+            publish.cost += sum(map(len, publish.headers))
+        publish.needs_partition |= publish.is_trace_asked or (headers is not None and self._lookup is not None)
+        if publish.needs_partition and publish.keys is None and self._lookup is None:
+            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+
+    @overload
     async def mpub(
         self,
         topic: str,
@@ -390,12 +401,43 @@ class Producer:
         timeout: Seconds | None = None,
         sharding_id: ShardingId | None = None,
         partition: int | None = None,
-    ) -> None:
+        trace_id: int | Sequence[int],
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+    ) -> Published: ...
+    @overload
+    async def mpub(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        delay: Seconds | None = None,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: None = None,
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+    ) -> None: ...
+    async def mpub(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        delay: Seconds | None = None,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: int | Sequence[int] | None = None,
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+    ) -> Published | None:
         """Publish several messages as one: all are stored or none; returns when nsqd answered OK.
 
         Args:
-            delay: deliver them not before so long from now, as with :meth:`dpub`; only FlintMQ's nsqd can do it.
+            delay: deliver them not before so long from now, as with :meth:`dpub`; only FlintMQ's nsqd can, without
+                headers and trace ids.
             sharding_id, partition: as for :meth:`pub`, for all of them.
+            trace_id: as for :meth:`pub`: one for all of them, or a list with one for each. The call then returns where
+                the first is stored; with headers nsqd says nothing of that.
+            headers: as for :meth:`pub`: names and values for all of them, or a list of such, one for each.
 
         Raises:
             LocalProtocolError: the topic's name is not valid, there is no body, one is empty, or together they exceed
@@ -409,24 +451,28 @@ class Producer:
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
         defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        check_not_once(self._writers, delay=delay)
+        check_not_once(self._writers, delay=delay, trace_id=trace_id, headers=headers)
+        check_not_delayed(delay, trace_id=trace_id, headers=headers)
         deadline = self._deadline(timeout)
-        with self._span(topic, data) as enveloped:
+        with self._span(topic, data) as (enveloped, carried):
             publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
             self._place(publish, sharding_id, partition)
-            if topic in self._traced and defer_ms is None:
-                publish.trace_ids = [self._new_trace_id() for _ in data]
+            if defer_ms is None:
+                self._add(publish, trace_id, with_carried(headers, carried) if carried else headers)
             await self._admission.admit(publish.cost, publish.deadline)
-            await self._publish(publish)
+            return await self._publish(publish)
 
     @contextmanager
-    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[list[bytes]]:
-        """A span around a publish, if that is wanted; yields the bodies, in envelopes if that is wanted as well."""
+    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[tuple[list[bytes], dict[str, str]]]:
+        """A span around a publish, if that is wanted; yields bodies and headers that carry its context, if they can."""
         if self._telemetry is None:
-            yield bodies
+            yield bodies, {}
             return
         with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
-            yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies
+            if self._routes.is_extended(topic):  # an envelope would be taken for the body there
+                yield bodies, carried if self._writers is None else {}
+            else:
+                yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies, {}
 
     async def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -442,7 +488,7 @@ class Producer:
         defer_ms = milliseconds(delay, "delay", 0, DELAY_MAX_S)
         data = checked_body(body)
         deadline = self._deadline(timeout)
-        with self._span(topic, [data]) as enveloped:
+        with self._span(topic, [data]) as (enveloped, _):
             publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
             await self._admission.admit(publish.cost, publish.deadline)
             await self._publish(publish)

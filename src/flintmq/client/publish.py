@@ -18,11 +18,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from flintmq.client.backoff import jittered_s
-from flintmq.client.bodies import encoded
+from flintmq.client.bodies import encoded, is_model
+from flintmq.client.options import SOURCE, whole
 from flintmq.errors import (
     FlintError,
     LocalProtocolError,
     NsqdError,
+    OptionError,
     PublishError,
     PublishRefused,
     PublishUnknown,
@@ -31,7 +33,7 @@ from flintmq.errors import (
 from flintmq.message import HEADERS_SIZE_MAX, TRACE_ID_HEADER
 from flintmq.names import is_valid_name
 from flintmq.wire.codes import CODES
-from flintmq.wire.extended import Stored, parse_stored
+from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
 
 if TYPE_CHECKING:
     import asyncio
@@ -67,7 +69,7 @@ Body: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where a traced message is stored.
+    """Where a traced message is stored; of several, the first.
 
     Attributes:
         nsqd: ``host:port``.
@@ -101,7 +103,7 @@ class Publish:
         is_in_line: it stands in the line of its partition, or is what that line waits for.
         trace_ids: one for each body: they are sent traced where there are partitions.
         is_trace_asked: its waiter wants to know where it was stored.
-        headers: a JSON object, for each body.
+        headers: JSON objects, one for each body.
         needs_partition: it can be published only where there are partitions.
         writer: that it is published with, if that is to be idempotent; until its fate is known it goes nowhere else.
         is_out_of_sequence: nsqd expects another sequence of its writer than the one it has.
@@ -118,7 +120,7 @@ class Publish:
     is_in_line = False
     trace_ids: list[int] | None = None
     is_trace_asked = False
-    headers: bytes | None = None
+    headers: list[bytes] | None = None
     needs_partition = False
     writer: Writer | None = None
     is_out_of_sequence = False
@@ -218,7 +220,8 @@ class Publish:
             named = partition if self.needs_partition or len(self.bodies) > 1 else None  # NSQ's DPUB knows none
             connection.publish_deferred(self.topic, self.defer_ms, self.bodies, answered, named)
         elif self.headers is not None:
-            connection.publish_with_headers(self.topic, partition, self.headers, self.bodies[0], answered)
+            with_headers = [*zip(self.headers, self.bodies, strict=True)]
+            connection.publish_with_headers(self.topic, partition, with_headers, answered)
         elif partition is not None and self.trace_ids is not None:
             messages = [*zip(self.trace_ids, self.bodies, strict=True)]
             connection.publish_traced(self.topic, partition, messages, answered)
@@ -365,8 +368,13 @@ def checked_bodies(bodies: Iterable[Any]) -> list[bytes]:
     """Take several bodies as bytes.
 
     Raises:
-        TypeError, LocalProtocolError: as :func:`checked_body`.
+        TypeError: it is one body, of which the parts would be published; or as :func:`checked_body`.
+        LocalProtocolError: as :func:`checked_body`.
     """
+    is_one = isinstance(cast(object, bodies), bytes | bytearray | memoryview | str | Mapping) or is_model(bodies)
+    if is_one or not hasattr(bodies, "__iter__"):
+        kind = type(bodies).__name__
+        raise TypeError(f"several bodies are a list of them, not {kind}; pub() publishes one")
     listed = list(bodies)
     if set(map(type, listed)) == {bytes} and all(listed):
         return cast(list[bytes], listed)  # the common case, checked without a call per body
@@ -386,6 +394,54 @@ def checked_headers(headers: Mapping[str, object], trace_id: int | None) -> byte
     if len(data) > HEADERS_SIZE_MAX:
         raise LocalProtocolError("E_BAD_EXT", f"headers of {len(data)} bytes, at most {HEADERS_SIZE_MAX}")
     return data
+
+
+def checked_trace_ids(trace_id: int | Sequence[int] | None, count: int) -> list[int] | None:
+    """The trace ids of so many messages: one for all, or one for each; None: none are asked for.
+
+    Raises:
+        OptionError: one is out of range, or there are not as many as messages.
+    """
+    if trace_id is None:
+        return None
+    if isinstance(trace_id, list | tuple):
+        _check_count("trace_id", len(trace_id), count)
+        return [whole(each, "trace_id", 0, TRACE_ID_MAX) for each in trace_id]
+    return [whole(cast(int, trace_id), "trace_id", 0, TRACE_ID_MAX)] * count
+
+
+def headers_of_all(
+    headers: Mapping[str, object] | Sequence[Mapping[str, object]], count: int, trace_ids: Sequence[int] | None
+) -> list[bytes]:
+    """The headers of so many messages as they travel: one object for all, or one for each.
+
+    Raises:
+        TypeError: they are no mapping from names, or JSON cannot say one.
+        OptionError: there are not as many as messages.
+        LocalProtocolError: as :func:`checked_headers`.
+    """
+    if not isinstance(headers, Mapping):
+        if not isinstance(headers, Sequence) or not all(isinstance(each, Mapping) for each in headers):
+            raise TypeError("headers are a mapping from names to values, or a list of such, one for each message")
+        _check_count("headers", len(headers), count)
+        return [*map(checked_headers, headers, [None] * count if trace_ids is None else trace_ids)]
+    if trace_ids is None:
+        return [checked_headers(headers, None)] * count  # most often, and said in JSON once
+    return [checked_headers(headers, trace_id) for trace_id in trace_ids]
+
+
+def with_carried(
+    headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None, carried: Mapping[str, object]
+) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+    """Headers, and those that carry the context of a span."""
+    if headers is None or isinstance(headers, Mapping):
+        return {**(headers or {}), **carried}
+    return [{**each, **carried} for each in headers]
+
+
+def _check_count(option: str, found: int, count: int) -> None:
+    if found != count:
+        raise OptionError(option, f"{found} of them", f"one for all messages, or one for each of the {count}", SOURCE)
 
 
 def refreshes_lookup(error: NsqdError) -> bool:

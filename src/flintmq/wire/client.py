@@ -273,6 +273,15 @@ class ClientConnection:
         self._names_partitions |= partition is not None
         return data
 
+    def mpub_ext(
+        self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], token: object
+    ) -> bytes:
+        """Publish several messages as one, as (headers, body); the answer is OK, also where they have trace ids."""
+        data = extended.mpub_ext(topic, partition, messages)
+        self._expect("MPUB_EXT", token)
+        self._names_partitions |= partition is not None
+        return data
+
     def dpub(self, topic: str, defer_ms: int, body: bytes, token: object = None, partition: int | None = None) -> bytes:
         """Publish one message for delivery after ``defer_ms``; only FlintMQ's nsqd knows it with a partition."""
         data = commands.dpub(topic, defer_ms, body, partition)

@@ -120,13 +120,13 @@ def pub_ext(topic: str, partition: int | None, headers: bytes, body: bytes) -> b
     return b"".join((b"PUB_EXT ", target(topic, partition), b"\n", *_with_headers(headers, body)))
 
 
-def mpub_ext(topic: str, partition: int, messages: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """``MPUB_EXT`` of (headers, body)."""
+def mpub_ext(topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """``MPUB_EXT`` of (headers, body). Without a partition: only our nsqd takes it."""
     parts = [part for headers, body in messages for part in _with_headers(headers, body)]
     return _several(b"MPUB_EXT ", topic, partition, len(messages), parts)
 
 
-def _several(command: bytes, topic: str, partition: int, count: int, parts: list[bytes]) -> bytes:
+def _several(command: bytes, topic: str, partition: int | None, count: int, parts: list[bytes]) -> bytes:
     if not count:
         raise LocalProtocolError("E_BAD_MESSAGE", f"{command.decode().strip()} of no message; at least one is needed")
     total = UINT32.size + sum(map(len, parts))

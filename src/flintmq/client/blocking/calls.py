@@ -32,7 +32,7 @@ class Call:
         sharding_id: decides the partition, as soon as their number is known.
         trace_ids: one for each body: they are sent traced where there are partitions.
         is_trace_asked: the call is to return where its message is stored.
-        headers: a JSON object.
+        headers: JSON objects, one for each body.
         partition: where it goes, or went the last time.
         tries: how often nsqd refused it.
         is_unknown: it may have been stored by a try that was not answered.
@@ -50,7 +50,7 @@ class Call:
     sharding_id: ShardingId | None = None
     trace_ids: list[int] | None = None
     is_trace_asked = False
-    headers: bytes | None = None
+    headers: list[bytes] | None = None
     partition: int | None = None
     tries = 0
     is_unknown = False
@@ -86,7 +86,7 @@ class Turns:
 def pub_command(call: Call, body: bytes, wire: ClientConnection, partition: int | None) -> bytes:
     """One message, as the command that its call wants where there are partitions, and where there are none."""
     if call.headers is not None:
-        return wire.pub_ext(call.topic, partition, call.headers, body, None)
+        return wire.pub_ext(call.topic, partition, call.headers[0], body, None)
     if partition is not None and call.trace_ids is not None:
         return wire.pub_trace(call.topic, partition, [(call.trace_ids[0], body)], None)
     return wire.pub(call.topic, body, None, partition)
@@ -106,6 +106,10 @@ def mpub_command(
         return wire.dpub(call.topic, defer_ms, bodies[0], None, partition if call.needs_partition else None)
     if defer_ms is not None:
         return wire.mdpub(call.topic, defer_ms, bodies, None, partition)
+    if call.headers is not None:
+        if len(bodies) == 1:
+            return wire.pub_ext(call.topic, partition, call.headers[0], bodies[0], None)
+        return wire.mpub_ext(call.topic, partition, [*zip(call.headers, bodies, strict=True)], None)
     if partition is not None and call.trace_ids is not None:
         return wire.pub_trace(call.topic, partition, [*zip(call.trace_ids, bodies, strict=True)], None)
     return wire.mpub(call.topic, bodies, None, partition)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.envelope import wrap
-from flintmq.client.once import GAP_CODE, Spot, check_not_once, new_writers
+from flintmq.client.once import GAP_CODE, Spot, check_not_delayed, check_not_once, new_writers
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,
@@ -62,13 +62,15 @@ from flintmq.client.publish import (
     check_topic,
     checked_bodies,
     checked_body,
-    checked_headers,
+    checked_trace_ids,
     closed_error,
+    headers_of_all,
     is_draining,
     leaves_open,
     message_cost,
     messages_cost,
     retry_delay_s,
+    with_carried,
 )
 from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
@@ -87,7 +89,7 @@ from flintmq.errors import (
     PublishUnknown,
     RemoteProtocolError,
 )
-from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
+from flintmq.wire.extended import Stored, parse_stored
 
 if TYPE_CHECKING:
     from flintmq.client.telemetry import Telemetry
@@ -364,20 +366,29 @@ class Producer(Finding):
     ) -> Published | None:
         call = self._new_call(topic, [data], message_cost(data), timeout)
         self._place(call, sharding_id, partition)
-        if trace_id is not None:
-            whole(trace_id, "trace_id", 0, TRACE_ID_MAX)
-            call.is_trace_asked = True
-        if trace_id is not None or topic in self._traced:
-            call.trace_ids = [self._new_trace_id() if trace_id is None else trace_id]
-        if headers is not None:
-            call.headers = checked_headers(headers, call.trace_ids[0] if call.trace_ids else None)
-            call.cost += len(call.headers)
-        call.needs_partition |= call.is_trace_asked or (headers is not None and bool(self._lookup_addresses))
-        if call.needs_partition and not call.is_ordered and not self._lookup_addresses:
-            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+        self._add(call, None if trace_id is None else [trace_id], None if headers is None else [headers])
         self._publish(call, partial(pub_command, call, data))
         return call.published
 
+    def _add(
+        self,
+        call: Call,
+        trace_id: int | Sequence[int] | None,
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+    ) -> None:
+        """Note what goes with the messages of a call."""
+        call.trace_ids = checked_trace_ids(trace_id, call.count)
+        call.is_trace_asked = trace_id is not None
+        if trace_id is None and call.topic in self._traced:
+            call.trace_ids = [self._new_trace_id() for _ in call.bodies]
+        if headers is not None:
+            call.headers = headers_of_all(headers, call.count, call.trace_ids)
+            call.cost += sum(map(len, call.headers))
+        call.needs_partition |= call.is_trace_asked or (headers is not None and bool(self._lookup_addresses))
+        if call.needs_partition and not call.is_ordered and not self._lookup_addresses:
+            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+
+    @overload
     def mpub(
         self,
         topic: str,
@@ -387,12 +398,43 @@ class Producer(Finding):
         timeout: Seconds | None = None,
         sharding_id: ShardingId | None = None,
         partition: int | None = None,
-    ) -> None:
+        trace_id: int | Sequence[int],
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+    ) -> Published: ...
+    @overload
+    def mpub(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        delay: Seconds | None = None,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: None = None,
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+    ) -> None: ...
+    def mpub(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        delay: Seconds | None = None,
+        timeout: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: int | Sequence[int] | None = None,
+        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+    ) -> Published | None:
         """Publish several messages as one: all are stored or none; returns when nsqd answered OK.
 
         Args:
-            delay: deliver them not before so long from now, as with :meth:`dpub`; only FlintMQ's nsqd can do it.
+            delay: deliver them not before so long from now, as with :meth:`dpub`; only FlintMQ's nsqd can, without
+                headers and trace ids.
             sharding_id, partition: as for :meth:`pub`, for all of them.
+            trace_id: as for :meth:`pub`: one for all of them, or a list with one for each. The call then returns where
+                the first is stored; with headers nsqd says nothing of that.
+            headers: as for :meth:`pub`: names and values for all of them, or a list of such, one for each.
 
         Raises:
             LocalProtocolError: the topic's name is not valid, there is no body or one is empty; nothing was sent.
@@ -405,13 +447,15 @@ class Producer(Finding):
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
         defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        check_not_once(self._writers, delay=delay)
-        with self._span(topic, data) as enveloped:
+        check_not_once(self._writers, delay=delay, trace_id=trace_id, headers=headers)
+        check_not_delayed(delay, trace_id=trace_id, headers=headers)
+        with self._span(topic, data) as (enveloped, carried):
             call = self._new_call(topic, enveloped, messages_cost(enveloped), timeout)
             self._place(call, sharding_id, partition)
-            if topic in self._traced and defer_ms is None:
-                call.trace_ids = [self._new_trace_id() for _ in enveloped]
+            if defer_ms is None:
+                self._add(call, trace_id, with_carried(headers, carried) if carried else headers)
             self._publish(call, partial(mpub_command, call, enveloped, defer_ms))
+            return call.published
 
     def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -426,13 +470,16 @@ class Producer(Finding):
         self.mpub(topic, [body], delay=delay, timeout=timeout)
 
     @contextmanager
-    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[list[bytes]]:
-        """A span around a publish, if that is wanted; yields the bodies, in envelopes if that is wanted as well."""
+    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[tuple[list[bytes], dict[str, str]]]:
+        """A span around a publish, if that is wanted; yields bodies and headers that carry its context, if they can."""
         if self._telemetry is None:
-            yield bodies
+            yield bodies, {}
             return
         with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
-            yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies
+            if self._routes.is_extended(topic):  # an envelope would be taken for the body there
+                yield bodies, carried if self._writers is None else {}
+            else:
+                yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies, {}
 
     def _new_call(self, topic: str, bodies: list[bytes], cost: int, timeout: Seconds | None) -> Call:
         timeout_s = self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001)
