@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flintmq import errors
+    from flintmq import errors, sync
     from flintmq.client.admin.clients import LookupdAdmin, NsqdAdmin
     from flintmq.client.admin.question import HttpRefused
     from flintmq.client.app import App
@@ -67,6 +67,8 @@ __all__ = [
     "Telemetry",
     "Published",
     "errors",
+    "sync",
+    "testing",
     "FlintError",
     "ProtocolError",
     "LocalProtocolError",
@@ -89,6 +91,8 @@ __all__ = [
     "__version__",
 ]
 
+_MODULES = ("errors", "sync", "testing")
+
 _CLIENT = {
     "App": "flintmq.client.app",
     "Producer": "flintmq.client.producer",
@@ -109,8 +113,8 @@ _CLIENT = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("flintmq.errors")
+    if name in _MODULES:
+        return importlib.import_module(f"flintmq.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'flintmq' has no attribute {name!r}")
     value = getattr(importlib.import_module(_CLIENT.get(name, "flintmq.errors")), name)

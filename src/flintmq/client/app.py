@@ -172,6 +172,7 @@ class App:
         For the main thread; elsewhere: :meth:`serve`.
 
         Raises:
+            OptionError: no consumer is declared.
             NsqdError: every nsqd refuses a consumer for good.
             SystemExit: there was a second signal; 128 and its number.
         """
@@ -213,8 +214,12 @@ class App:
         """Run until :meth:`stop`, then drain.
 
         Raises:
+            OptionError: no consumer is declared.
             NsqdError: every nsqd refuses a consumer for good.
         """
+        if not self._declared:
+            allowed = "declare at least one before it runs: @app.consumer(topic, channel)"
+            raise OptionError("consumers", self._declared, allowed, SOURCE)
         async with self:
             tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
             stop = asyncio.create_task(self._stopped.wait())

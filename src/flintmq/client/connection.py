@@ -23,7 +23,7 @@ import msgspec
 from flintmq import __version__
 from flintmq.client.handshake import Handshake, refusal
 from flintmq.client.opening import Opening
-from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address
+from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address, why_unreachable
 from flintmq.client.security import obtain_secret
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, OptionError, TouchFailed
@@ -247,13 +247,25 @@ class Connection(asyncio.Protocol):
         self.is_located = True
         await self._subscribe(lambda token: self._wire.sub_advanced(topic, channel, token, named, start))
 
+    async def publish_alone(self, topic: str, headers: bytes, body: bytes) -> None:
+        """Publish one message with headers and wait for the answer; nothing else may be under way.
+
+        Raises:
+            NsqdError: nsqd refuses it.
+            ConnectionFailed: there was no answer in time, or none at all.
+        """
+        await self._ask("PUB_EXT", lambda answered: self._wire.pub_ext(topic, None, headers, body, answered))
+
     async def _subscribe(self, build: Callable[[Answered], bytes]) -> None:
+        await self._ask("SUB", build)
+
+    async def _ask(self, command: str, build: Callable[[Answered], bytes]) -> None:
         timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
         try:
             async with asyncio.timeout(timeout_s):
                 await self._call(build)
         except TimeoutError as error:
-            failure = ConnectionFailed(self.address, f"SUB was not answered within {timeout_s:g} s")
+            failure = ConnectionFailed(self.address, f"{command} was not answered within {timeout_s:g} s")
             self._lose(failure)
             raise failure from error
 
@@ -539,4 +551,4 @@ def _not_opened(error: BaseException, address: str, waited_for: str, timeout_s: 
     """What to raise when a connection could not be opened."""
     if isinstance(error, TimeoutError):
         return ConnectionFailed(address, str(error) or f"no answer within {timeout_s:g} s: waiting for {waited_for}")
-    return ConnectionFailed(address, str(error)) if isinstance(error, OSError) else error
+    return ConnectionFailed(address, why_unreachable(error)) if isinstance(error, OSError) else error

@@ -33,37 +33,40 @@ class DeadLetters:
         self.topic = topic
         self._make = make
         self._producer: Producer | None = None
-        self._beginning = asyncio.Lock()
-        self._letters = Letters(topic)
+        self._lock = asyncio.Lock()  # held while the producer is made, and while the first letter tries its headers
+        self._letters = Letters()
 
     async def bury(self, body: bytes, headers: Mapping[str, object]) -> None:
         """Publish a body; with headers, if the topic has room for them.
 
         Raises:
-            PublishError: no nsqd has taken it.
+            PublishError, ConnectionFailed: no nsqd has taken it.
         """
-        async with self._beginning:
+        producer = await self._started()
+        takes_headers = await producer.takes_headers(self.topic)
+        if takes_headers is None:
+            async with self._lock:
+                if self._letters.can_have_headers is None:
+                    self._letters.can_have_headers = await producer.try_headers(self.topic, body, headers)
+                    if self._letters.can_have_headers:
+                        return
+            takes_headers = self._letters.can_have_headers
+        if takes_headers:
+            try:
+                await producer.pub(self.topic, body, headers=headers)
+            except (PublishRefused, LocalProtocolError) as error:
+                self._letters.note_refusal(error)
+            else:
+                return
+        await producer.pub(self.topic, body)
+
+    async def _started(self) -> Producer:
+        async with self._lock:
             if self._producer is None:
                 producer = self._make()
                 await producer.start()
                 self._producer = producer
-            if self._letters.can_have_headers is None and await self._publish(self._producer, body, headers):
-                return
-        if self._letters.can_have_headers and await self._publish(self._producer, body, headers):
-            return
-        await self._producer.pub(self.topic, body)
-
-    async def _publish(self, producer: Producer, body: bytes, headers: Mapping[str, object]) -> bool:
-        """Publish a body with headers; False if the topic has no room for them."""
-        if not await producer.takes_headers(self.topic):
-            return False
-        try:
-            await producer.pub(self.topic, body, headers=headers)
-        except (PublishRefused, LocalProtocolError) as error:
-            self._letters.note_refusal(error)
-            return False
-        self._letters.can_have_headers = True
-        return True
+            return self._producer
 
     async def close(self) -> None:
         """End the producer, if there is one."""

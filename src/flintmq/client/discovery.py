@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, urlsplit
 
-from flintmq.client.options import NSQLOOKUPD_COUNT_MAX, ConnectionOptions
+from flintmq.client.options import NSQLOOKUPD_COUNT_MAX, ConnectionOptions, why_unreachable
 from flintmq.client.security import explain
 from flintmq.client.topology import Node, Remembered, Topology, parse_answer, parse_members, parse_nodes, unite
 from flintmq.errors import DiscoveryError, OptionError
@@ -98,7 +98,10 @@ class HttpFetch:
         except TimeoutError as error:
             raise OSError(f"no answer within {timeout_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise OSError(self._tls_reason(url, error) or str(error) or type(error).__name__) from error
+            reason = self._tls_reason(url, error)
+            if not reason and isinstance(error, aiohttp.ClientConnectorError):
+                reason = why_unreachable(error.os_error)
+            raise OSError(reason or str(error) or type(error).__name__) from error
         except OptionError as error:  # a certificate's file that was there when the options were made
             raise OSError(str(error)) from error
 

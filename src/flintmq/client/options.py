@@ -7,7 +7,9 @@ Ranges that nsqd also checks (reference/nsq.md 1.5) are nsqd's defaults: an oper
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterable
@@ -34,6 +36,7 @@ DAY_S = 86400.0
 DELAY_MAX_S = 365 * DAY_S
 
 SOURCE = "argument"
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 def seconds(value: Seconds, option: str, minimum: float = 0.0, maximum: float = DAY_S) -> float:
@@ -109,6 +112,19 @@ def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str
     return host, port
 
 
+def why_unreachable(error: OSError) -> str:
+    """What is wrong with an address that cannot be connected to, and what to do, on one line."""
+    if isinstance(error, socket.gaierror):
+        return f"{error.strerror}: no such host; check the name"
+    # asyncio says of several addresses what each of them says, and has no number of its own
+    found = {error.errno} if error.errno else {*map(int, _ERRNO.findall(str(error)))}
+    if len(found) != 1 or (number := found.pop()) <= 0:
+        return str(error)
+    if number == errno.ECONNREFUSED:
+        return f"{os.strerror(number)}: nothing listens there; is the daemon running, and is this its address?"
+    return os.strerror(number)
+
+
 def join_address(host: str, port: int) -> str:
     """The inverse of :func:`split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -148,10 +164,12 @@ def addresses(nsqd: str | Iterable[str], lookups: str | Iterable[str]) -> tuple[
         OptionError: none was given, or both, or one is not an address.
     """
     found = tcp_addresses(nsqd), http_addresses(lookups)
-    if bool(found[0]) == bool(found[1]):
-        raise OptionError(
-            "nsqd_tcp_addresses", found[0], "either nsqd_tcp_addresses or nsqlookupd_http_addresses, not both", SOURCE
-        )
+    if not any(found):
+        allowed = 'give "127.0.0.1:4150", say, or nsqlookupd_http_addresses="http://127.0.0.1:4161"'
+        raise OptionError("nsqd_tcp_addresses", found[0], allowed, SOURCE)
+    if all(found):
+        allowed = "either nsqd_tcp_addresses or nsqlookupd_http_addresses, not both"
+        raise OptionError("nsqd_tcp_addresses", found[0], allowed, SOURCE)
     return found
 
 

@@ -51,6 +51,7 @@ from flintmq.client.publish import (
     check_topic,
     checked_bodies,
     checked_body,
+    checked_headers,
     checked_trace_ids,
     closed_error,
     headers_of_all,
@@ -71,6 +72,7 @@ from flintmq.errors import (
     FlintError,
     LocalProtocolError,
     NoNsqd,
+    NsqdError,
     OptionError,
 )
 from flintmq.net.tasks import kept_up, tell
@@ -577,18 +579,37 @@ class Producer:
             task.add_done_callback(lambda _: self._lookups.pop(topic))
             task.add_done_callback(tell(f"looking up topic {topic}"))
 
-    async def takes_headers(self, topic: str) -> bool:
-        """Whether messages of a topic may carry headers; True as well where only nsqd can tell.
+    async def takes_headers(self, topic: str) -> bool | None:
+        """Whether messages of a topic may carry headers; None: only :meth:`try_headers` can tell.
 
         Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
         """
         if self._lookup is None:
-            return True
+            return None if len(self._nsqd) == 1 else False
         if not self._routes.knows(topic):
             self._look_up(topic)
             if (task := self._lookups.get(topic)) is not None:
                 await asyncio.wait([task])
         return self._routes.is_extended(topic)
+
+    async def try_headers(self, topic: str, body: bytes, headers: Mapping[str, object]) -> bool:
+        """Publish one message with headers over a connection of its own; False if nsqd refuses it because of them.
+
+        For the only nsqd there is. It closes a connection over headers that it does not know, or that are for a topic
+        which it does not have; publishes under way elsewhere should not suffer from that.
+
+        Raises:
+            ConnectionFailed: there was no answer, so it may be stored.
+        """
+        (address,) = self._nsqd
+        connection = await Connection.open(address, self, self._options, self._env)
+        try:
+            await connection.publish_alone(topic, checked_headers(headers, None), body)
+        except NsqdError:
+            return False
+        finally:
+            connection.close()
+        return True
 
     async def _find(self, topic: str) -> None:
         assert self._lookup is not None

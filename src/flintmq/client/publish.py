@@ -257,7 +257,7 @@ class Publish:
         for waiter in self.waiters:
             if not waiter.done():
                 error = make()
-                error.__cause__ = self.error
+                error.__cause__ = bare(self.error)
                 waiter.set_exception(error)
 
     def outcome(self, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> Callable[[], PublishError]:
@@ -421,7 +421,7 @@ def headers_of_all(
         LocalProtocolError: as :func:`checked_headers`.
     """
     if not isinstance(headers, Mapping):
-        if not isinstance(headers, Sequence) or not all(isinstance(each, Mapping) for each in headers):
+        if not isinstance(headers, list | tuple) or not all(isinstance(each, Mapping) for each in headers):
             raise TypeError("headers are a mapping from names to values, or a list of such, one for each message")
         _check_count("headers", len(headers), count)
         return [*map(checked_headers, headers, [None] * count if trace_ids is None else trace_ids)]
@@ -469,6 +469,15 @@ def is_draining(error: NsqdError) -> bool:
 def retry_delay_s(tries: int, chance: float) -> float:
     """How long a publish that was refused so often waits for its next try."""
     return jittered_s(min(RETRY_MAX_S, RETRY_BASE_S * 2.0 ** min(tries, 16)), RETRY_JITTER, chance)
+
+
+def bare(cause: FlintError | None) -> FlintError | None:
+    """An exception as the cause of one that a caller gets: one line, for where it was raised tells a caller nothing."""
+    if cause is None:
+        return None
+    cause.__cause__ = None
+    cause.__suppress_context__ = True
+    return cause.with_traceback(None)
 
 
 def closed_error() -> PublishRefused:

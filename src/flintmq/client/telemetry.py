@@ -50,9 +50,9 @@ class Telemetry:
     def __init__(self, tracer_provider: TracerProvider | None = None, *, envelope: bool = False) -> None:
         try:
             from opentelemetry import propagate, trace
-        except ImportError as error:
-            allowed = "the package opentelemetry-api is missing: pip install 'flintmq[otel]'"
-            raise OptionError("telemetry", self, allowed, SOURCE) from error
+        except ImportError:
+            allowed = "the package opentelemetry-api is missing: pip install 'flintmq[otel]', or leave telemetry out"
+            raise OptionError("telemetry", "Telemetry()", allowed, SOURCE) from None
         self.has_envelope = envelope
         self._tracer = trace.get_tracer("flintmq", __version__, tracer_provider)
         self._trace = trace

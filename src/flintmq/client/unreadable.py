@@ -19,9 +19,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from flintmq.client.bodies import encoded
 from flintmq.client.message import Message, is_hex
 from flintmq.errors import BodyError, LocalProtocolError, PublishRefused
-from flintmq.message import TAG_HEADER, TRACE_ID_HEADER
+from flintmq.message import HEADERS_SIZE_MAX, TAG_HEADER, TRACE_ID_HEADER
 
 log = logging.getLogger("flintmq.client")
 
@@ -32,6 +33,7 @@ EVERY_S = 10.0
 COUNT_MAX = 5
 """Lines in so many seconds; how many more there were is said with the next one, and at the end."""
 SHOWN_BYTES_MAX = 64
+_KEPT_SIZE_MAX = HEADERS_SIZE_MAX - 4096
 
 REQUEUED = "it is requeued; a dead_letter topic would take such messages"
 BLOCKING = "it blocks its partition until it can be read"
@@ -81,33 +83,28 @@ class Unreadable:
 
 
 class Letters:
-    """Whether the dead letters of one topic can have headers, as far as was found out.
+    """Whether the dead letters of one topic can have headers, where only a try can tell.
 
-    Only a try can tell where no nsqlookupd does, and nsqd closes the connection over it where there is no such topic or
-    where it knows no headers: so the first letter is published alone, and what was refused once is not tried again.
-
-    Args:
-        topic: where they are published.
+    nsqd closes the connection over a try where there is no such topic, or where it knows no headers: so the first
+    letter is published over a connection of its own.
 
     Attributes:
-        can_have_headers: None: nobody knows yet.
+        can_have_headers: None: nobody has tried yet.
     """
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self) -> None:
         self.can_have_headers: bool | None = None
-        self._topic = topic
 
     def note_refusal(self, error: PublishRefused | LocalProtocolError) -> None:
-        """Note that headers were refused: this body is published without, and the others as well.
+        """Note that headers were refused, so that the body is published without.
 
         Raises:
-            PublishRefused: it was refused for another reason, which may pass.
+            PublishRefused: it was refused for another reason.
         """
         if isinstance(error, PublishRefused):
-            if error.retryable and error.code != "E_TOPIC_NOT_EXIST":
+            if error.code != "E_EXT_NOT_SUPPORT":
                 raise error
             self.can_have_headers = False
-        log.info("dead letters in %s without headers: %s", self._topic, error)
 
 
 def read_error(message: Message[Any]) -> BodyError | None:
@@ -123,6 +120,8 @@ def read_error(message: Message[Any]) -> BodyError | None:
 
 def letter_headers(message: Message[Any], topic: str, channel: str, error: BodyError | None) -> dict[str, object]:
     """The headers of a dead letter.
+
+    Those of the message are left out if there would be too many.
 
     Args:
         error: what is wrong with its body; None: it had too many attempts.
@@ -143,7 +142,8 @@ def letter_headers(message: Message[Any], topic: str, channel: str, error: BodyE
         "id": shown_id(message),
         "timestamp": str(message.timestamp_ns),
     }
-    return headers | {f"{PREFIX}{name}": value for name, value in about.items()}
+    own: dict[str, object] = {f"{PREFIX}{name}": value for name, value in about.items()}
+    return own if len(encoded(headers)) > _KEPT_SIZE_MAX else headers | own
 
 
 def shown_id(message: Message[Any]) -> str:

@@ -230,7 +230,7 @@ class Consumer(Generic[Value]):
         self._subscriptions = self._new_subscriptions(self._new_lookup(lookups, fetch), times, how)
         self._dead_letter = dead_letter
         self._graveyard: Producer | None = None
-        self._letters = Letters(dead_letter or "")
+        self._letters = Letters()
         same: dict[str, Any] = {"options": self._options, "lookup_timeout": lookup_timeout, "env": env, "fetch": fetch}
         self._new_graveyard = partial(Producer, self._nsqd, nsqlookupd_http_addresses=lookups, pool_size=1, **same)
         policy = new_policy(max_in_flight, low_rdy_idle_timeout, low_rdy_timeout)
@@ -250,7 +250,7 @@ class Consumer(Generic[Value]):
         self._lock = threading.RLock()
         self._pump = threading.RLock()
         self._closing = threading.RLock()
-        self._burying = threading.Lock()  # held while the first dead letter is published
+        self._burying = threading.Lock()  # held while the first dead letter tries its headers
         self._selector: selectors.BaseSelector
         self._wakeup: socket.socket | None = None
         self._waker: socket.socket | None = None
@@ -825,26 +825,23 @@ class Consumer(Generic[Value]):
         with self._burying:
             if self._graveyard is None:
                 self._graveyard = self._new_graveyard()
-            producer = self._graveyard
-            if self._letters.can_have_headers is None and self._publish_letter(producer, message, topic, headers):
+        producer, letters = self._graveyard, self._letters
+        takes_headers = producer.takes_headers(topic)
+        if takes_headers is None:
+            with self._burying:
+                if letters.can_have_headers is None:
+                    letters.can_have_headers = producer.try_headers(topic, message.body, headers)
+                    if letters.can_have_headers:
+                        return
+            takes_headers = letters.can_have_headers
+        if takes_headers:
+            try:
+                producer.pub(topic, message.body, headers=headers)
+            except (PublishRefused, LocalProtocolError) as error:
+                letters.note_refusal(error)
+            else:
                 return
-        if self._letters.can_have_headers and self._publish_letter(producer, message, topic, headers):
-            return
         producer.pub(topic, message.body)
-
-    def _publish_letter(
-        self, producer: Producer, message: Message[Any], topic: str, headers: dict[str, object]
-    ) -> bool:
-        """Publish a dead letter with headers; False if the topic has no room for them."""
-        if not producer.takes_headers(topic):
-            return False
-        try:
-            producer.pub(topic, message.body, headers=headers)
-        except (PublishRefused, LocalProtocolError) as error:
-            self._letters.note_refusal(error)
-            return False
-        self._letters.can_have_headers = True
-        return True
 
     def call_in_loop(self, function: Callable[[], object]) -> None:
         """Call ``function``: messages may be answered in any thread."""

@@ -59,9 +59,11 @@ from flintmq.client.publish import (
     TRIES_MAX,
     Body,
     Published,
+    bare,
     check_topic,
     checked_bodies,
     checked_body,
+    checked_headers,
     checked_trace_ids,
     closed_error,
     headers_of_all,
@@ -510,19 +512,39 @@ class Producer(Finding):
         """The topics that are traced now."""
         return tuple(sorted(self._traced))
 
-    def takes_headers(self, topic: str) -> bool:
-        """Whether messages of a topic may carry headers; True as well where only nsqd can tell.
+    def takes_headers(self, topic: str) -> bool | None:
+        """Whether messages of a topic may carry headers; None: only :meth:`try_headers` can tell.
 
         Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
         """
         if not self._lookup_addresses:
-            return True
+            return None if len(self._nsqd) == 1 else False
         self._begin()
         with self._lock:
             if not self._routes.knows(topic):
                 self._look_up(topic)
                 self._changed.wait_for(lambda: self._routes.knows(topic), self._lookup_timeout_s)
             return self._routes.is_extended(topic)
+
+    def try_headers(self, topic: str, body: bytes, headers: Mapping[str, object]) -> bool:
+        """Publish one message with headers over a connection of its own; False if nsqd refuses it because of them.
+
+        For the only nsqd there is. It closes a connection over headers that it does not know, or that are for a topic
+        which it does not have; publishes under way elsewhere should not suffer from that.
+
+        Raises:
+            ConnectionFailed: there was no answer, so it may be stored.
+        """
+        (address,) = self._nsqd
+        line = Line(address, self._options, self._env, self._time)
+        try:
+            command = line.wire.pub_ext(topic, None, checked_headers(headers, None), body, None)
+            line.ask(command, self._time() + self._timeout_s)
+        except NsqdError:
+            return False
+        finally:
+            line.close()
+        return True
 
     def _new_trace_id(self) -> int:
         return self._env.random.getrandbits(63) or 1
@@ -680,7 +702,7 @@ class Producer(Finding):
 
     def _fail(self, call: Call, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> NoReturn:
         kind = PublishUnknown if call.is_unknown else PublishRefused
-        raise kind(code, detail, nsqd, retryable) from call.error
+        raise kind(code, detail, nsqd, retryable) from bare(call.error)
 
     # --- lines ---
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flintmq.client.blocking.forking import watch
-from flintmq.client.options import split_address
+from flintmq.client.options import split_address, why_unreachable
 from flintmq.errors import ConnectionFailed, FlintError
 from flintmq.net.tls_engine import StandardTls, TlsFailed, TlsInterrupted
 
@@ -280,7 +280,7 @@ def connect(address: str, deadline: float, time: Time) -> Stream:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConnectionFailed(address, error.strerror or str(error)) from error
+        raise ConnectionFailed(address, why_unreachable(error)) from error
     reason = "no address"
     for number, (family, kind, protocol, _, target) in enumerate(found):
         now = time()
@@ -290,7 +290,7 @@ def connect(address: str, deadline: float, time: Time) -> Stream:
         except TimeoutError:
             reason = ""
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = why_unreachable(error)
     if not reason:
         raise TimeoutError
     raise ConnectionFailed(address, reason)

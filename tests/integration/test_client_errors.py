@@ -1,0 +1,129 @@
+"""What the usual mistakes of a newcomer show: what is wrong, where, and what to do; not how it was found out."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.daemons import PATIENCE_S
+from tests.integration.flavours import Asyncio, Blocking, Flavour
+
+import flintmq
+from flintmq import App, Consumer, OptionError, Producer, PublishRefused
+from flintmq.testing import MemoryNsqd
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(params=[Asyncio, Blocking])
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
+    flavour = request.param()
+    yield flavour
+    flavour.close()
+
+
+def failed_pub(flavour: Flavour, *args: Any, body: bytes = b"x", **options: Any) -> tuple[str, list[str]]:
+    """The last line that Python prints of a publish that failed, and those of what it was caused by."""
+    with flavour.producer(*args, **options) as producer, pytest.raises(PublishRefused) as caught:
+        producer.call(lambda producer: producer.pub("t", body))
+    cause = caught.value.__cause__
+    lines = [] if cause is None else "".join(traceback.format_exception(cause)).splitlines()
+    return "".join(traceback.format_exception_only(caught.value)), lines
+
+
+def test_nobody_listens(flavour: Flavour):
+    """Forty lines of asyncio stood in front of the one that says it."""
+    last, cause = failed_pub(flavour, NOBODY, timeout=0.5)
+    assert (
+        "TIMEOUT no nsqd took it in time: connection to 127.0.0.1:1 failed: Connection refused: nothing listens" in last
+    )
+    assert "is the daemon running, and is this its address?" in last
+    assert "Errno" not in last
+    assert len(cause) == 1
+
+
+def test_no_nsqlookupd_listens(flavour: Flavour):
+    last, cause = failed_pub(flavour, nsqlookupd_http_addresses=NOBODY, timeout=0.5)
+    assert "http://127.0.0.1:1: Connection refused: nothing listens there" in last
+    assert len(cause) == 1
+
+
+def test_a_name_that_is_none(flavour: Flavour):
+    """``Producer("host")``: the port is nsqd's own, the name has to be one."""
+    last, cause = failed_pub(flavour, "no-such-host.invalid", timeout=2)
+    assert "connection to no-such-host.invalid:4150 failed: " in last
+    assert "no such host; check the name" in last
+    assert len(cause) == 1
+
+
+def test_a_refusal_of_nsqd(flavour: Flavour):
+    with MemoryNsqd("--max-msg-size=10") as nsqd:
+        last, cause = failed_pub(flavour, nsqd.tcp_address, body=b"x" * 100)
+    assert "E_BAD_MESSAGE PUB message too big 100 > 10" in last
+    assert len(cause) == 1
+
+
+def test_several_addresses_of_one_name(flavour: Flavour):
+    """asyncio says "Multiple exceptions" of a name with an IPv6 address and an IPv4 address."""
+    last, _ = failed_pub(flavour, "localhost:1", timeout=0.5)
+    assert "connection to localhost:1 failed: Connection refused: nothing listens there" in last
+
+
+MAKERS: list[Callable[..., Any]] = [
+    Producer,
+    App,
+    lambda **options: Consumer("t", "c", **options),
+    flintmq.sync.Producer,
+    lambda **options: flintmq.sync.Consumer("t", "c", **options),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_no_address(make: Callable[..., Any]):
+    with pytest.raises(OptionError, match=r'give "127\.0\.0\.1:4150", say, or nsqlookupd_http_addresses="http://'):
+        make()
+    with pytest.raises(OptionError, match="either nsqd_tcp_addresses or nsqlookupd_http_addresses, not both"):
+        make(nsqd_tcp_addresses=NOBODY, nsqlookupd_http_addresses=NOBODY)
+
+
+def test_an_app_without_consumers_does_not_run():
+    """It ran, for ever, and did nothing."""
+    app = App(nsqd_tcp_addresses=NOBODY)
+    with pytest.raises(OptionError, match=r"declare at least one before it runs: @app\.consumer\(topic, channel\)"):
+        app.run()
+    with pytest.raises(OptionError, match="declare at least one"):
+        asyncio.run(asyncio.wait_for(app.serve(), PATIENCE_S))
+
+
+def run(program: str) -> str:
+    """Run a program in a process of its own; what it prints."""
+    environment = {"PYTHONPATH": str(SOURCES), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S * 2
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_telemetry_without_its_library():
+    """The text of the error needed what the error kept from being set."""
+    said = run(
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "import flintmq\n"
+        "try: flintmq.Telemetry()\n"
+        "except flintmq.OptionError as error: print(error)"
+    )
+    assert "opentelemetry-api is missing: pip install 'flintmq[otel]'" in said
+
+
+@pytest.mark.parametrize("name", ["sync.Producer", "testing.MemoryNsqd", "errors.FlintError"])
+def test_modules_are_there_after_import(name: str):
+    assert name.partition(".")[2] in run(f"import flintmq; print(flintmq.{name})")
+    assert {"sync", "testing", "errors"} <= set(dir(flintmq))
