@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -68,6 +68,10 @@ async def test_a_handler_is_handed_what_its_annotations_say(nsqd: MemoryNsqd):
     def plain(body: bytes, extra: int = 3) -> None:
         seen["plain"] = (body, threading.current_thread() is threading.main_thread())
 
+    @app.consumer("orders", "described")
+    async def described(it: Annotated[Message[Order], "the order"]) -> None:
+        seen["described"] = it.value
+
     @app.consumer("orders", "text")
     async def text(body: str) -> None:
         seen["text"] = body
@@ -92,6 +96,7 @@ async def test_a_handler_is_handed_what_its_annotations_say(nsqd: MemoryNsqd):
         "message": (body, body),
         "typed": order,
         "plain": (body, False),
+        "described": order,
         "text": body.decode(),
         "unannotated": body,
         "dict": {"id": 1, "total": 2.5},

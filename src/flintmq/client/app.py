@@ -318,6 +318,11 @@ def _wants(function: Callable[..., Any]) -> tuple[list[bool], type[Any] | None]:
         if parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
             continue
         hint = hints.get(parameter.name, Message)
+        if typing.get_origin(hint) is typing.Annotated and Message in (
+            said := hint.__origin__,
+            typing.get_origin(said),
+        ):
+            hint = said
         is_message = Message in (hint, typing.get_origin(hint))
         if parameter.kind not in _KINDS or is_message in wants:
             raise OptionError("handler", name, allowed, SOURCE)

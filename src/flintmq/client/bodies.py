@@ -66,6 +66,8 @@ def decoder(kind: type[Value]) -> Read[Value]:
     Raises:
         OptionError: nothing can be decoded to this type.
     """
+    if get_origin(kind) is Annotated and get_args(kind)[0] in (bytes, str) and _is_only_described(kind):
+        kind = get_args(kind)[0]
     if kind is bytes:
         return cast(Read[Value], _as_bytes)
     if kind is str:
@@ -145,6 +147,11 @@ def _pydantic_decode(kind: type[Value]) -> Read[Value]:
 
 def _is_pydantic(kind: object) -> bool:
     return isinstance(kind, type) and hasattr(kind, "__pydantic_validator__")
+
+
+def _is_only_described(kind: object) -> bool:
+    """Whether what is annotated are words for people, and nothing to check."""
+    return all(isinstance(note, str) or hasattr(note, "documentation") for note in get_args(kind)[1:])
 
 
 def _parts(kind: object) -> Iterator[object]:

@@ -40,7 +40,7 @@ class DeadLetters:
         """Publish a body; with headers, if the topic has room for them.
 
         Raises:
-            PublishError, ConnectionFailed: no nsqd has taken it.
+            NsqdError, ConnectionFailed: no nsqd has taken it.
         """
         producer = await self._started()
         takes_headers = await producer.takes_headers(self.topic)

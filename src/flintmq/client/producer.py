@@ -65,6 +65,7 @@ from flintmq.client.sending import Policy, Sender, partition_of
 from flintmq.client.sharding import ShardingId
 from flintmq.client.stats import ProducerStats
 from flintmq.client.topology import Topology
+from flintmq.client.unreadable import HEADERS_REFUSED_CODES
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
@@ -600,12 +601,15 @@ class Producer:
 
         Raises:
             ConnectionFailed: there was no answer, so it may be stored.
+            NsqdError: it is refused for another reason.
         """
         (address,) = self._nsqd
         connection = await Connection.open(address, self, self._options, self._env)
         try:
             await connection.publish_alone(topic, checked_headers(headers, None), body)
-        except NsqdError:
+        except NsqdError as error:
+            if error.code not in HEADERS_REFUSED_CODES:
+                raise
             return False
         finally:
             connection.close()

@@ -82,6 +82,10 @@ class Unreadable:
             self._left_out = 0
 
 
+HEADERS_REFUSED_CODES = ("E_EXT_NOT_SUPPORT", "E_TOPIC_NOT_EXIST", "E_INVALID")
+"""What nsqd answers to headers: the topic has none, it is not there, there is no such command."""
+
+
 class Letters:
     """Whether the dead letters of one topic can have headers, where only a try can tell.
 

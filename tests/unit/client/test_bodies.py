@@ -74,6 +74,7 @@ class Positive:
 READABLE: list[tuple[Any, bytes, object]] = [
     (bytes, b"\xff", b"\xff"),
     (str, "ä".encode(), "ä"),
+    (Annotated[bytes, "of the order"], b"\xff", b"\xff"),
     (int, b"7", 7),
     (Any, b'{"a":1}', {"a": 1}),
     (dict[str, object], b'{"a":[]}', {"a": []}),
@@ -104,7 +105,8 @@ class Incomplete(pydantic.BaseModel):
 
 REFUSED = [
     Plain, Holder, list[Plain], dict[str, Plain], Plain | None, complex, type, collections.abc.Callable, "Order", 7,
-    complex | bytes, bytearray, Annotated[bytes, "x"], Annotated[str, msgspec.Meta(max_length=3)], Incomplete,
+    complex | bytes, bytearray, Annotated[bytes, pydantic.Field(max_length=3)],
+    Annotated[str, msgspec.Meta(max_length=3)], Incomplete,
 ]  # fmt: skip
 
 

@@ -78,6 +78,7 @@ from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
 from flintmq.client.sharding import ShardingId, partition_of
 from flintmq.client.stats import ProducerStats
+from flintmq.client.unreadable import HEADERS_REFUSED_CODES
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
@@ -534,13 +535,16 @@ class Producer(Finding):
 
         Raises:
             ConnectionFailed: there was no answer, so it may be stored.
+            NsqdError: it is refused for another reason.
         """
         (address,) = self._nsqd
         line = Line(address, self._options, self._env, self._time)
         try:
             command = line.wire.pub_ext(topic, None, checked_headers(headers, None), body, None)
             line.ask(command, self._time() + self._timeout_s)
-        except NsqdError:
+        except NsqdError as error:
+            if error.code not in HEADERS_REFUSED_CODES:
+                raise
             return False
         finally:
             line.close()
