@@ -190,6 +190,9 @@ async def test_a_service_that_cannot_start_ends_what_was_started(nsqd: MemoryNsq
     def startup() -> None:
         raise ValueError("no database")
 
+    @app.consumer("in", "c")
+    async def work(body: bytes) -> None: ...
+
     with pytest.raises(ValueError, match="no database"):
         await app.serve()
     assert ended == []

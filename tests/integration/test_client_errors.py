@@ -51,7 +51,9 @@ def test_nobody_listens(flavour: Flavour):
 
 def test_no_nsqlookupd_listens(flavour: Flavour):
     last, cause = failed_pub(flavour, nsqlookupd_http_addresses=NOBODY, timeout=0.5)
-    assert "http://127.0.0.1:1: Connection refused: nothing listens there" in last
+    assert "no nsqlookupd answered" in last
+    assert "http://127.0.0.1:1: " in last
+    assert "Connection refused: nothing listens there" in last
     assert len(cause) == 1
 
 

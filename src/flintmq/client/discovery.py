@@ -100,7 +100,7 @@ class HttpFetch:
         except aiohttp.ClientError as error:
             reason = self._tls_reason(url, error)
             if not reason and isinstance(error, aiohttp.ClientConnectorError):
-                reason = why_unreachable(error.os_error)
+                reason = f"cannot connect to {error.host}:{error.port}: {why_unreachable(error.os_error)}"
             raise OSError(reason or str(error) or type(error).__name__) from error
         except OptionError as error:  # a certificate's file that was there when the options were made
             raise OSError(str(error)) from error

@@ -165,7 +165,7 @@ def addresses(nsqd: str | Iterable[str], lookups: str | Iterable[str]) -> tuple[
     """
     found = tcp_addresses(nsqd), http_addresses(lookups)
     if not any(found):
-        allowed = 'give "127.0.0.1:4150", say, or nsqlookupd_http_addresses="http://127.0.0.1:4161"'
+        allowed = 'give "127.0.0.1:4150", say, or nsqlookupd_http_addresses="http://127.0.0.1:4161", not both'
         raise OptionError("nsqd_tcp_addresses", found[0], allowed, SOURCE)
     if all(found):
         allowed = "either nsqd_tcp_addresses or nsqlookupd_http_addresses, not both"
