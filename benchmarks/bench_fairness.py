@@ -8,6 +8,8 @@ A phase meets its target when the 99th percentile is at most three times what it
 
 ``turn_over_ms`` is what the longest turn of nsqd's event loop exceeded in the whole disturbance, as its own /metrics
 saw it, ``nsqd_cpu`` its share of one core in the phase, ``late_ms`` how late the victim itself was at worst.
+
+Floods are run on both event loops. At nsqlookupd the victim sends PINGs, and latency is that of the answers.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from benchmarks import disturbances, harness
@@ -33,6 +36,8 @@ CPU_SAMPLE_S = 0.02
 TARGET_FACTOR = 3.0
 TARGET_MS = 10.0
 DURABILITIES = ("os", "fsync")
+LOOPS = ("uvloop", "asyncio")
+PING_RATE = 500
 _TURN = re.compile(r'^flintmq_nsqd_loop_delays_total\{over="([^"]+)"\} (\d+)', re.MULTILINE)
 
 
@@ -45,6 +50,8 @@ class Case:
         arguments: what it takes beside addresses.
         quick: what is different in a quick run.
         flags: of nsqd.
+        durabilities: with which it is run; none for a case of nsqlookupd, whose PINGs are watched instead.
+        loops: the event loops on which it is run.
     """
 
     name: str
@@ -52,6 +59,8 @@ class Case:
     arguments: dict[str, Any]
     quick: dict[str, Any]
     flags: tuple[str, ...] = ()
+    durabilities: tuple[str, ...] = DURABILITIES
+    loops: tuple[str, ...] = LOOPS[:1]
 
 
 _SHORT = {"seconds": 1.0}
@@ -89,6 +98,8 @@ CASES = [
         {"backlog": 100_000, "rounds_per_s": 20.0, "seconds": 3.0},
         {"backlog": 10_000, **_SHORT},
     ),
+    Case("floods", disturbances.flood_nsqd, {"seconds": 4.0}, _SHORT, durabilities=("os",), loops=LOOPS),
+    Case("floods-nsqlookupd", disturbances.flood_nsqlookupd, {"seconds": 4.0}, _SHORT, durabilities=(), loops=LOOPS),
 ]
 
 
@@ -97,13 +108,15 @@ def main(quick: bool = False, only: str = "") -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     details: dict[str, Any] = {}
     for case in [case for case in CASES if only in case.name]:
-        for durability in DURABILITIES:
-            runs = [_run(case, durability, quick) for _ in range(1 if quick else RUNS)]
-            fresh = [_row(case, durability, phases) for phases in zip(*runs, strict=True)]
-            details[f"{case.name} {durability}"] = runs
+        for durability, loop in product(case.durabilities or ("",), case.loops):
+            runs = [_run(case, durability, loop, quick) for _ in range(1 if quick else RUNS)]
+            fresh = [_row(case, durability, loop, phases) for phases in zip(*runs, strict=True)]
+            details[f"{case.name} {durability} {loop}"] = runs
             rows += fresh
             print(harness.table(fresh), flush=True)
-    missed = [f"{row['case']} {row['durability']} {row['phase']}" for row in rows if row["target"] != "met"]
+    missed = [
+        f"{row['case']} {row['durability']} {row['loop']} {row['phase']}" for row in rows if row["target"] != "met"
+    ]
     return {
         "title": "fairness",
         "note": f"missed: {'; '.join(missed)}" if missed else "every phase meets its target",
@@ -112,11 +125,13 @@ def main(quick: bool = False, only: str = "") -> dict[str, Any]:
     }
 
 
-def _run(case: Case, durability: str, quick: bool) -> list[dict[str, Any]]:
+def _run(case: Case, durability: str, loop: str, quick: bool) -> list[dict[str, Any]]:
     """One run: the figures of each phase."""
+    if not durability:
+        return _run_nsqlookupd(case, loop, quick)
     over = harness.new_event()
     arguments = {**case.arguments, **(case.quick if quick else {})}
-    with harness.nsqd(f"--durability={durability}", *case.flags) as daemon:
+    with harness.nsqd(f"--durability={durability}", *case.flags, loop=loop) as daemon:
         disturbance = Load(case.disturb, **_addresses(case.disturb, daemon), **arguments)
         loads = [disturbance]
         try:
@@ -149,18 +164,59 @@ def _run(case: Case, durability: str, quick: bool) -> list[dict[str, Any]]:
                 each.end()
     if sent["messages"] != received["messages"]:
         raise BenchmarkError(f"{case.name}: {sent['messages']} sent, {received['messages']} received")
-    delays = _Delays(received["sent_ns"], received["delays_ns"])
-    before = delays.figures(before_ns, began_ns)
+    return _phases(received, sent["late_ms"], turn_ms, shares, (before_ns, began_ns), phases)
+
+
+def _run_nsqlookupd(case: Case, loop: str, quick: bool) -> list[dict[str, Any]]:
+    over = harness.new_event()
+    arguments = {**case.arguments, **(case.quick if quick else {})}
+    with harness.nsqlookupd(loop) as daemon:
+        disturbance = Load(case.disturb, address=daemon.tcp, **arguments)
+        victim = Load(disturbances.ping_steadily, address=daemon.tcp, rate=PING_RATE, is_over=over.is_set)
+        try:
+            _wait(disturbance)
+            _wait(victim)
+            victim.go()
+            time.sleep(WARM_UP_S)
+            with _CpuShares(daemon) as shares:
+                before_ns = time.monotonic_ns()
+                time.sleep(BEFORE_QUICK_S if quick else BEFORE_S)
+                began_ns = time.monotonic_ns()
+                disturbance.go()
+                phases = _wait(disturbance)["phases"]
+            over.set()
+            seen = _wait(victim)
+        finally:
+            for each in (disturbance, victim):
+                each.end()
+    return _phases(seen, seen["late_ms"], float("nan"), shares, (before_ns, began_ns), phases)
+
+
+def _phases(
+    seen: dict[str, Any],
+    late_ms: float,
+    turn_ms: float,
+    shares: _CpuShares,
+    quiet_ns: tuple[int, int],
+    phases: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The figures of each phase, and of the time before.
+
+    Args:
+        seen: by the victim.
+    """
+    delays = _Delays(seen["sent_ns"], seen["delays_ns"])
+    before = delays.figures(*quiet_ns)
     return [
         {
             "phase": phase["phase"],
             "seconds": (phase["end_ns"] - phase["begin_ns"]) / 1e9,
             **{f"before_{name}": value for name, value in before.items()},
             **delays.figures(phase["begin_ns"], phase["end_ns"]),
-            "late_ms": sent["late_ms"],
+            "late_ms": late_ms,
             "turn_over_ms": turn_ms,
             "nsqd_cpu": shares.share(phase["begin_ns"], phase["end_ns"]),
-            "before_nsqd_cpu": shares.share(before_ns, began_ns),
+            "before_nsqd_cpu": shares.share(*quiet_ns),
             "about": phase,
         }
         for phase in phases
@@ -238,7 +294,7 @@ def _longest(before: list[tuple[float, int]], after: list[tuple[float, int]]) ->
     return max(grown, default=0.0) * 1000
 
 
-def _row(case: Case, durability: str, phases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row(case: Case, durability: str, loop: str, phases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One phase, medians over the runs; the maxima are the highest."""
 
     def middle(name: str) -> float:
@@ -248,6 +304,7 @@ def _row(case: Case, durability: str, phases: Sequence[dict[str, Any]]) -> dict[
     return {
         "case": case.name,
         "durability": durability,
+        "loop": loop,
         "phase": phases[0]["phase"],
         "seconds": middle("seconds"),
         "before_p50_ms": middle("before_p50_ms"),

@@ -35,6 +35,8 @@ _HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
 _QUIET_S = 0.5
 _BACKLOG_BATCH = 1000
 _SEND_BUFFER_BYTES = 8 * 1024 * 1024
+_FLOOD_COUNT = 20_000
+_PONG = b"\0\0\0\2OK"
 
 Is = Callable[[], bool]
 
@@ -107,6 +109,29 @@ def consume_steadily(ready: Ready, address: Address, topic: str, channel: str, i
         "sent_ns": sent_ns,
         "delays_ns": delays_ns,
     }
+
+
+def ping_steadily(ready: Ready, address: Address, rate: int, is_over: Is) -> Figures:
+    """PING nsqlookupd at a steady rate until it is over, one at a time; when each was sent and how long it took.
+
+    What could not be sent in time counts from when it should have been.
+    """
+    connection = socket.create_connection(address, timeout=load.SOCKET_TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(b"  V1")
+    ready()
+    began_ns = due_ns = time.monotonic_ns()
+    step_ns = 1_000_000_000 // rate
+    sent_ns, delays_ns = array("q"), array("q")
+    while not is_over():
+        connection.sendall(b"PING\n")
+        load.expect(connection, _PONG)
+        sent_ns.append(due_ns)
+        delays_ns.append(time.monotonic_ns() - due_ns)
+        due_ns += step_ns
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+    seconds = (time.monotonic_ns() - began_ns) / 1e9
+    return {"messages": len(sent_ns), "seconds": seconds, "sent_ns": sent_ns, "delays_ns": delays_ns, "late_ms": 0.0}
 
 
 # phases
@@ -406,6 +431,57 @@ def requeue_storm(ready: Ready, address: Address, backlog: int, rounds_per_s: fl
         consumer.close()
         time.sleep(0.5)
     return phases.figures()
+
+
+# 6 floods
+
+
+def flood_nsqd(ready: Ready, address: Address, http_address: Address, seconds: float) -> Figures:
+    """One connection after the other that sends the same small commands as fast as they are taken."""
+    body = load.bodies(1, 1)[0]
+    fins = b"".join(b"FIN %016x\n" % number for number in range(1_000_000, 1_000_000 + _FLOOD_COUNT))
+    floods = (
+        ("pipelined PUBs", address, b"  V2", load.pub("flood", body) * _FLOOD_COUNT),
+        ("FINs of unknown ids", address, b"  V2SUB flood-fin channel\nRDY 1\n", fins),
+        ("pipelined GET /ping", http_address, b"", b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * _FLOOD_COUNT),
+    )
+    return _floods(ready, floods, seconds)
+
+
+def flood_nsqlookupd(ready: Ready, address: Address, seconds: float) -> Figures:
+    """The same with what an nsqd says to nsqlookupd."""
+    peer = b'{"broadcast_address":"there","tcp_port":1,"http_port":2,"version":"1"}'
+    begin = b"  V1IDENTIFY\n" + _SIZE.pack(len(peer)) + peer
+    return _floods(
+        ready, (("pipelined REGISTERs", address, begin, b"REGISTER topic channel\n" * _FLOOD_COUNT),), seconds
+    )
+
+
+def _floods(ready: Ready, floods: tuple[tuple[str, Address, bytes, bytes], ...], seconds: float) -> Figures:
+    phases = _begin(ready)
+    for name, address, begin, again in floods:
+        with phases.phase(name) as row:
+            row["sent_bytes"] = _flood(address, begin, again, seconds)
+        time.sleep(_QUIET_S)
+    return phases.figures()
+
+
+def _flood(address: Address, begin: bytes, again: bytes, seconds: float) -> int:
+    """Send as fast as it is taken, and read the answers away; how much was sent."""
+    with socket.create_connection(address, timeout=load.SOCKET_TIMEOUT_S) as connection:
+        connection.sendall(begin)
+        connection.setblocking(False)
+        end, sent, position = time.monotonic() + seconds, 0, 0
+        view = memoryview(again)
+        while (left := end - time.monotonic()) > 0:
+            readable, writable, _ = select.select([connection], [connection], [], left)
+            if readable and not connection.recv(load.RECEIVE_BUFFER_BYTES):
+                raise load.UnexpectedAnswer("closed")
+            if writable:
+                count = connection.send(view[position:])
+                sent += count
+                position = (position + count) % len(again)
+        return sent
 
 
 # helpers

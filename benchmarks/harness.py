@@ -137,15 +137,41 @@ class Daemon:
 
 
 @contextmanager
-def nsqd(*flags: str) -> Iterator[Daemon]:
-    """Our nsqd from this tree on free ports with an empty data directory, removed afterwards."""
+def nsqd(*flags: str, loop: str = "") -> Iterator[Daemon]:
+    """Our nsqd from this tree on free ports with an empty data directory, removed afterwards.
+
+    Args:
+        loop: ``asyncio`` for that event loop; otherwise uvloop where it is installed.
+    """
     with _directory() as directory:
         command = [sys.executable, "-m", "flintmq", "nsqd", *_ADDRESSES, f"--data-path={directory}", *flags]
-        daemon = Daemon(command, directory, {"PYTHONPATH": str(ROOT / "src")})
+        daemon = Daemon(command, directory, {"PYTHONPATH": _python_path(directory, loop)})
         try:
             yield daemon
         finally:
             daemon.stop()
+
+
+@contextmanager
+def nsqlookupd(loop: str = "") -> Iterator[Daemon]:
+    """Our nsqlookupd, started alike."""
+    with _directory() as directory:
+        command = [sys.executable, "-m", "flintmq", "nsqlookupd", *_ADDRESSES]
+        daemon = Daemon(command, directory, {"PYTHONPATH": _python_path(directory, loop)})
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
+
+
+def _python_path(directory: Path, loop: str) -> str:
+    paths = [ROOT / "src"]
+    if loop == "asyncio":
+        hiding = directory / "without-uvloop"
+        hiding.mkdir()
+        (hiding / "uvloop.py").write_text("raise ImportError('hidden by the benchmark')\n")
+        paths.insert(0, hiding)
+    return os.pathsep.join(map(str, paths))
 
 
 @contextmanager

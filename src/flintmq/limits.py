@@ -21,6 +21,10 @@ FIRST_HEARTBEAT_S = 15.0  # to a client that has sent its magic and nothing else
 WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
 WRITE_BUFFER_MAX_BYTES = 16 * 1024 * 1024
 
+# memory (budget.py)
+MEMORY_BUDGET_MIN = 64 * 1024 * 1024
+MEMORY_BUDGET_MAX = 8 * 1024 * 1024 * 1024  # of the default; an option may say more
+
 # delivery
 DELIVERY_BYTES_MAX = 256 * 1024  # one slice handed to a connection
 EPHEMERAL_DEPTH_MIN = 100  # what #ephemeral topics and channels hold with --mem-queue-size=0; NSQ's lose everything

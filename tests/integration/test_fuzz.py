@@ -1,7 +1,7 @@
 """Malformed streams on every port at once: nothing breaks, and a consumer beside them gets every message.
 
-``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints the seed
-and the last cases.
+``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints the
+seed and the last cases.
 """
 
 from __future__ import annotations

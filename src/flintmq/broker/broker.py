@@ -52,7 +52,9 @@ from flintmq.broker.work import (
     log_directory,
     partitions_on_disk,
 )
+from flintmq.budget import Budget
 from flintmq.errors import FlintError, StorageError
+from flintmq.limits import READ_CACHE_BYTES, TAIL_CACHES_BYTES
 from flintmq.names import directory_name, is_ephemeral
 from flintmq.storage import (
     ChannelStore,
@@ -82,6 +84,10 @@ class ChannelNotFound(FlintError):
     """The topic has no such channel."""
 
 
+def _raise(_what: str, error: Exception) -> None:
+    raise error
+
+
 class Broker(TopicLimits):
     """Owner of all topics.
 
@@ -90,9 +96,13 @@ class Broker(TopicLimits):
 
     Attributes:
         is_flush_urgent: whether a channel cannot go on before the next flush.
+        budget: the memory that clients can make this nsqd use.
+        left_bytes: of publishes that the last turn did not get to write, about.
         has_more_due: whether the last flush found more messages that are due than it read.
         write_error: why something published or created last could not be stored; None after the next good write.
         snapshots_due: logs to be synced, so that what they know of producers is written down.
+        on_defect: told what was being done, and an exception that nobody expected there; the other members of the turn
+            are served all the same. It is raised unless told otherwise.
     """
 
     def __init__(
@@ -107,6 +117,7 @@ class Broker(TopicLimits):
         self.write_error: StorageError | None = None
         self.is_flush_urgent = False
         self.has_more_due = False
+        self.left_bytes = 0
         self.snapshots_due: dict[PartitionLog, None] = {}
         self.options = options
         self._files = files
@@ -114,7 +125,9 @@ class Broker(TopicLimits):
         self._random = random_source
         self._report = report
         self._retention = Retention(options.retention_time_ns, options.retention_bytes)
-        self._cache = ReadCache()
+        self.budget = budget = Budget(options.memory_budget_bytes)
+        caches_bytes = budget.caches_max_bytes
+        self._cache = ReadCache(min(READ_CACHE_BYTES, caches_bytes // 3), min(TAIL_CACHES_BYTES, caches_bytes * 2 // 3))
         self._floors = FloorFile(files)
         self._creations: dict[Topic, NewTopic] = {}
         self._deleted_early: list[NewTopic] = []  # while their files were being made
@@ -133,11 +146,12 @@ class Broker(TopicLimits):
         self._cursors: dict[Channel, tuple[int, Partition]] = {}
         self._next_cursor = 1
         self._pack_numbers = count(1)
-        self._shares = Shares()
+        self._shares = Shares(budget.deferred_max_bytes)
         self._delayed_notes = DelayedNotes()
         self._removal_count = 0
         self._clock_shift_ns = 0
         self.on_problem: Callable[[StorageError], None] = lambda _error: None
+        self.on_defect: Callable[[str, Exception], None] = _raise
         self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
         self._init_limits()
 
@@ -246,7 +260,7 @@ class Broker(TopicLimits):
         if topic is not None:
             return topic
         if is_ephemeral(name):
-            log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max)
+            log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max, self.budget)
         elif later:
             log = self._new_log(name, 0, wall_ns)
         else:
@@ -325,6 +339,7 @@ class Broker(TopicLimits):
             self._random,
             depth_max=self.options.ephemeral_depth_max if ephemeral or topic.ephemeral else None,
         )
+        channel.budget = self.budget
         channel.paused = paused
         channel.limit = partition.paused_at
         channel.delayed = partition.delayed
@@ -415,6 +430,7 @@ class Broker(TopicLimits):
     def _forget(self, channel: Channel) -> None:
         self._pumping.pop(channel, None)
         self._pumping_late.pop(channel, None)
+        self.budget.waiting.pop(channel, None)
         self._flushing.pop(channel, None)
         self._armed.pop(channel, None)
         identity = self._cursors.pop(channel)[0]
@@ -631,31 +647,47 @@ class Broker(TopicLimits):
                 continue  # until its files are there
             # a quarter of what there is at least: it does not grow beyond four times what a turn brings
             left = max(_TURN_WEIGHT, partition.pending_weight // 4)
-            while left > 0 and partition.has_pending:
-                group = partition.write_pending(wall_ns, left)
-                left -= partition.written_weight
-                error = error or partition.write_error
-                if group is not None:
-                    groups.append(group)
+            try:
+                while left > 0 and partition.has_pending:
+                    group = partition.write_pending(wall_ns, left)
+                    left -= partition.written_weight
+                    error = error or partition.write_error
+                    if group is not None:
+                        groups.append(group)
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; what the others have written is answered
+                self.on_defect(f"writing to topic {partition.topic_name} partition {partition.number}", defect)
+                partition.end_pending(StorageError(f"{partition.topic_name}: {defect!r}"))
             if partition.has_pending:
                 self._publishing[partition] = None
         self.write_error = error
+        self.left_bytes = sum(partition.pending_weight for partition in self._publishing)
         return groups
 
     def commit(self, groups: Iterable[PublishGroup]) -> None:
         """The groups are stored: answer the publishers and let consumers see the messages."""
         for group in groups:
             partition = group.partition
-            if not partition.is_deleted:
-                partition.log.commit(group.end_sequence)
-                if partition.events is not None:
-                    partition.events.published(group)
-            group.end(None)
-            if partition.bounds is not None:
-                self._bound_backlog(partition, partition.bounds)
+            try:
+                if not partition.is_deleted:
+                    partition.log.commit(group.end_sequence)
+                    if partition.events is not None:
+                        partition.events.published(group)
+                group.end(None)
+                if partition.bounds is not None:
+                    self._bound_backlog(partition, partition.bounds)
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other publishers are answered
+                self.on_defect(f"answering publishers of topic {partition.topic_name}", defect)
+                self._end_group(group)
             for channel in partition.channels.values():
                 if not channel.is_idle:
                     self._pumping[channel] = None
+
+    def _end_group(self, group: PublishGroup) -> None:
+        """Answer the publishers of what is stored, whatever went wrong on the way; nothing when they are."""
+        try:
+            group.end(None)
+        except Exception as defect:  # noqa: BLE001 - as in commit
+            self.on_defect(f"answering publishers of topic {group.partition.topic_name}", defect)
 
     def mark(self, channel: Channel) -> None:
         """Look at this channel at the end of the turn."""
@@ -683,22 +715,25 @@ class Broker(TopicLimits):
             marked = self._share_turn(marked)
         for channel in marked:
             try:
-                channel.pump(now_ns, wall_ns)
-                if channel.policy is not None:
-                    channel.policy.after_pump(now_ns, wall_ns)
-            except StorageError as error:
-                # a file that cannot be opened now says nothing about its content; the other channels go on
-                self.on_problem(error)
-                self._arm(channel, now_ns + _RETRY_NS)
-            if channel.wants_turn:
-                self._pumping[channel] = None
-            deadline = channel.next_deadline_ns(now_ns, wall_ns)
-            if deadline is not None:
-                self._arm(channel, deadline)
-            if channel.dirty or channel.aside.needs_flush:
-                self._flushing[channel] = None
-                if channel.aside.is_crowded or channel.aside.is_pressing(wall_ns):
-                    self.is_flush_urgent = True  # the channel goes on behind it
+                try:
+                    channel.pump(now_ns, wall_ns)
+                    if channel.policy is not None:
+                        channel.policy.after_pump(now_ns, wall_ns)
+                except StorageError as error:
+                    # a file that cannot be opened now says nothing about its content; the other channels go on
+                    self.on_problem(error)
+                    self._arm(channel, now_ns + _RETRY_NS)
+                if channel.wants_turn:
+                    self._pumping[channel] = None
+                deadline = channel.next_deadline_ns(now_ns, wall_ns)
+                if deadline is not None:
+                    self._arm(channel, deadline)
+                if channel.dirty or channel.aside.needs_flush:
+                    self._flushing[channel] = None
+                    if channel.aside.is_crowded or channel.aside.is_pressing(wall_ns):
+                        self.is_flush_urgent = True  # the channel goes on behind it
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other channels go on
+                self._channel_failed("delivering from", channel, defect, now_ns)
         return list(marked)
 
     def _share_turn(self, marked: dict[Channel, None]) -> dict[Channel, None]:
@@ -734,8 +769,19 @@ class Broker(TopicLimits):
             if self._armed.get(channel) != deadline_ns:
                 continue
             del self._armed[channel]
-            channel.expire(now_ns, wall_ns)
-            self._mark_parts(channel)
+            try:
+                channel.expire(now_ns, wall_ns)
+                self._mark_parts(channel)
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other channels go on
+                self._channel_failed("looking at the deadlines of", channel, defect, now_ns)
+
+    def _channel_failed(self, what: str, channel: Channel, defect: Exception, now_ns: int) -> None:
+        """Tell of a defect, and look at the channel again in a while."""
+        cursor = self._cursors.get(channel)
+        topic_name = "" if cursor is None else cursor[1].topic_name
+        self.on_defect(f"{what} topic {topic_name} channel {channel.name}", defect)
+        if cursor is not None:
+            self._arm(channel, now_ns + _RETRY_NS)
 
     def _mark_parts(self, channel: Channel) -> None:
         """Look at a channel in all partitions: a consumer of several of them may have room again."""
@@ -837,9 +883,15 @@ class Broker(TopicLimits):
                 partition.durable_floor = floor
                 self._retain(partition, wall_ns)
         for question in flush.questions:
-            question.then(question.answer, error or question.error)
+            try:
+                question.then(question.answer, error or question.error)
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; the others are told
+                self.on_defect("telling what the database answered", defect)
         for waiter in flush.waiters:
-            waiter(error)
+            try:
+                waiter(error)
+            except Exception as defect:  # noqa: BLE001 - as above
+                self.on_defect("telling that a change is stored", defect)
 
     def _retain(self, partition: Partition, wall_ns: int) -> None:
         """Drop segments that every channel has passed and that the topic's retention does not keep."""
@@ -856,6 +908,18 @@ class Broker(TopicLimits):
         for topic in self.topics.values():
             for partition in topic.partitions.values():
                 self._retain(partition, wall_ns)
+
+    def memory_used(self) -> dict[str, int]:
+        """What of the memory budget is used, by share, in bytes."""
+        budget, cache = self.budget, self._cache
+        aside = sum(channel.aside.memory_bytes for channel in self._cursors)
+        return {
+            "output": budget.output_bytes,
+            "ephemeral": budget.ephemeral_bytes,
+            "publishing": self.left_bytes,
+            "caches": cache.used_bytes + cache.tails_bytes,
+            "deferred": aside,
+        }
 
     def logs(self) -> list[PartitionLog]:
         """The log of every partition that has a disk."""

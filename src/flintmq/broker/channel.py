@@ -55,6 +55,7 @@ from flintmq.broker.state import NOT_DONE, SHARED, SLOT_MAX, Held, Log, Policy
 from flintmq.broker.state import QUEUED as QUEUED
 from flintmq.broker.state import ChannelState as ChannelState
 from flintmq.broker.subscription import Locality, Run, Subscription
+from flintmq.budget import Budget
 from flintmq.errors import StorageError
 from flintmq.limits import (
     CHANNEL_WINDOW_MAX,
@@ -93,6 +94,7 @@ class Channel(SettingAside):
         events: who wants to know what happens to messages, if anybody does.
         policy: what limits it has, if any.
         delayed: where in the log messages are that are not due, as far as is known.
+        budget: what consumers have been given and not read counts in it; without a limit unless it is set.
         keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
     """
 
@@ -110,6 +112,7 @@ class Channel(SettingAside):
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.log = log
+        self.budget = Budget()
         self.aside = aside
         self.paused = False
         self.skipped = False
@@ -620,6 +623,9 @@ class Channel(SettingAside):
         if self.keep_floor is not None and self.in_flight_count:
             return
         self._hand_out(now_ns, wall_ns)
+        budget = self.budget
+        if budget.output_bytes >= budget.output_max_bytes and self._ready.nearest() is not None:
+            budget.waiting[self] = None
 
     def _hand_out(self, now_ns: int, wall_ns: int) -> None:
         if self._requeued or self.aside.ready:
@@ -638,7 +644,13 @@ class Channel(SettingAside):
         """
         is_new_left = True
         failure: StorageError | None = None
-        while (self._requeued or self.aside.ready) and not self.wants_turn and (line := self._ready.nearest()):
+        budget = self.budget
+        while (
+            (self._requeued or self.aside.ready)
+            and not self.wants_turn
+            and not budget.is_full
+            and (line := self._ready.nearest())
+        ):
             is_new_left = is_new_left and self.next < self.end
             if is_new_left and self._owed_count:
                 try:
@@ -693,7 +705,8 @@ class Channel(SettingAside):
         """Hand out what lies between the cursor and ``end``."""
         line = self._ready.nearest()
         is_ordered = self.keep_floor is not None
-        while self.next < end and line:
+        budget = self.budget
+        while self.next < end and line and budget.output_bytes < budget.output_max_bytes:
             if len(self._window) >= self._window_max:
                 self._spill(now_ns)
                 continue
@@ -721,7 +734,9 @@ class Channel(SettingAside):
 
     def _hand_over(self, line: Line, batch: Batch, stop: int, end: int, now_ns: int) -> bool:
         """Give what is at the cursor, and what follows it below ``stop``, to who is first in line; False: not now."""
-        subscription = next(iter(line))
+        subscription, budget = next(iter(line)), self.budget
+        if budget.output_bytes > budget.output_short_bytes and self._is_held_back(subscription):
+            return True
         share = 1 if self.keep_floor is not None else max(1, (end - self.next) // len(line))
         count = min(stop - self.next, subscription.capacity, share)
         if batch.size > DELIVERY_BYTES_MAX:
@@ -729,6 +744,15 @@ class Channel(SettingAside):
         self._send_run(subscription, batch, count, now_ns)
         subscription.served()
         return not self.wants_turn
+
+    def _is_held_back(self, subscription: Subscription) -> bool:
+        """While memory is short: whether who is first in line has to wait, and is not in line any more."""
+        if subscription.has_finished:
+            return False
+        subscription.hold_back()
+        subscription.find_place()
+        self.budget.held_back[subscription.owner] = None
+        return True
 
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
         first = self.next
@@ -751,6 +775,10 @@ class Channel(SettingAside):
 
     def _put(self, subscription: Subscription, frames: bytes | memoryview, count: int) -> None:
         subscription.put(frames, count)
+        budget = self.budget
+        budget.output_bytes += len(frames)
+        if budget.output_bytes > budget.output_short_bytes:
+            subscription.hold_back()
         self.in_flight_count += count
         self.locality_counts[subscription.locality] += count
         self._sent_to[subscription] = None
@@ -824,13 +852,21 @@ class Channel(SettingAside):
     def _redeliver(self, now_ns: int, count_max: int = _UNBOUNDED) -> None:
         """Hand out what comes again, at most so many: what is in the window and what was set aside in turns."""
         end_count = self.in_flight_count + count_max
-        while (self._requeued or self.aside.ready) and not self.wants_turn and (line := self._ready.nearest()):
+        budget = self.budget
+        while (
+            (self._requeued or self.aside.ready)
+            and not self.wants_turn
+            and not budget.is_full
+            and (line := self._ready.nearest())
+        ):
             left = end_count - self.in_flight_count
             if left <= 0:
                 return
             if self.keep_floor is not None and (self.in_flight_count or not self._is_next_in_line()):
                 return
             subscription = next(iter(line))
+            if budget.is_short and self._is_held_back(subscription):
+                continue
             queue = self._requeued
             if not queue or (self._is_turn_of_asides and self.aside.ready):
                 queue = self.aside.ready

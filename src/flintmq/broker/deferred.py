@@ -107,20 +107,25 @@ class Changes:
 class Shares:
     """How much memory each of many channels may use for messages set aside.
 
+    Args:
+        total_bytes: most of all channels together.
+
     Attributes:
         loaded_bytes, far_bytes: at most :data:`LOADED_BYTES_MAX` and :data:`FAR_BYTES_MAX`, less when many need some.
     """
 
-    __slots__ = ("far_bytes", "loaded_bytes")
+    __slots__ = ("_far_total_bytes", "_loaded_total_bytes", "far_bytes", "loaded_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, total_bytes: int = LOADED_TOTAL_BYTES + FAR_TOTAL_BYTES) -> None:
+        self._loaded_total_bytes = min(LOADED_TOTAL_BYTES, total_bytes * 2 // 3)
+        self._far_total_bytes = min(FAR_TOTAL_BYTES, total_bytes // 3)
         self.loaded_bytes = LOADED_BYTES_MAX
         self.far_bytes = FAR_BYTES_MAX
 
     def divide(self, loaded_count: int, far_count: int) -> None:
         """Tell how many channels have some of each."""
-        self.loaded_bytes = max(PACK_BYTES, min(LOADED_BYTES_MAX, LOADED_TOTAL_BYTES // max(1, loaded_count)))
-        self.far_bytes = max(PACK_BYTES, min(FAR_BYTES_MAX, FAR_TOTAL_BYTES // max(1, far_count)))
+        self.loaded_bytes = max(PACK_BYTES, min(LOADED_BYTES_MAX, self._loaded_total_bytes // max(1, loaded_count)))
+        self.far_bytes = max(PACK_BYTES, min(FAR_BYTES_MAX, self._far_total_bytes // max(1, far_count)))
 
 
 class AsideStore:
@@ -170,6 +175,11 @@ class AsideStore:
         self._through = (-1, -1)
         self._now_ns = 0
         self._changes = Changes()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds in memory, without what belongs to each message beside its bytes."""
+        return self.far_bytes + self._soon_bytes + self._loaded_bytes
 
     @property
     def has_changes(self) -> bool:

@@ -71,13 +71,19 @@ class Ended:
         self.waiters: list[Waiter] = []
 
     def end(self, error: BaseException | None) -> None:
-        """Tell every waiter; later calls do nothing."""
+        """Tell every waiter; later calls do nothing. What the first one that fails raises is raised behind the last."""
         if self.ended:
             return
         self.ended = True
         self.error = error
+        defect: Exception | None = None
         for waiter in self.waiters:
-            waiter.publish_ended()
+            try:
+                waiter.publish_ended()
+            except Exception as failure:  # noqa: BLE001 - raised below, when the others have been told
+                defect = defect or failure
+        if defect is not None:
+            raise defect
 
 
 class PublishGroup(Ended):
@@ -274,9 +280,10 @@ class Partition:
     def refuse(self, error: StorageError) -> None:
         """End what has been published, and take no more, because there will be no log."""
         self.is_deleted = True
-        self._end_pending(error)
+        self.end_pending(error)
 
-    def _end_pending(self, error: StorageError | None) -> None:
+    def end_pending(self, error: StorageError | None) -> None:
+        """End what has been published and not written."""
         groups, self._groups = self._groups, deque()
         self._group = self._open = None
         for group in groups:
@@ -296,7 +303,7 @@ class Partition:
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""
         self.is_deleted = True
-        self._end_pending(None)
+        self.end_pending(None)
         self.delayed.clear()
         self.log.close()
 

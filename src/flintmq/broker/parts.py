@@ -39,6 +39,13 @@ class PartSubscription(Subscription):
         super().put(frames, count)
         self.shared.room_left -= len(frames)
 
+    @property
+    def has_finished(self) -> bool:
+        return self.shared.has_finished
+
+    def hold_back(self) -> None:
+        self.shared.room_left = 0
+
     def served(self) -> None:
         super().served()
         self.find_place()
@@ -98,6 +105,15 @@ class SharedSubscription:
     def is_open(self, is_open: bool) -> None:
         self._is_open = is_open
         self._changed()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the consumer has finished a message, so that it certainly reads."""
+        return any(part.finish_count for part in self.parts)
+
+    def take_put_bytes(self) -> int:
+        """What has been put into the output since the last call."""
+        return sum(part.take_put_bytes() for part in self.parts)
 
     @property
     def locality(self) -> Locality:

@@ -64,6 +64,7 @@ class Subscription:
         tag: of an extended topic: it gets the messages with this dispatch tag, and no others; empty: see tagged.py.
         ext_filter: of an extended topic: which messages it takes; what it is to get and does not take is finished.
         filtered_count: how many those were.
+        put_bytes: put into ``out`` since :meth:`take_put_bytes`.
         layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
             are stored, whole runs at once.
     """
@@ -86,6 +87,7 @@ class Subscription:
         "msg_timeout_ns",
         "out",
         "owner",
+        "put_bytes",
         "requeue_count",
         "runs",
         "sample_rate",
@@ -110,6 +112,7 @@ class Subscription:
         self.locality = locality
         self.in_flight_count = 0
         self.message_count = 0
+        self.put_bytes = 0
         self.finish_count = 0
         self.requeue_count = 0
         self.slot = 0
@@ -189,10 +192,26 @@ class Subscription:
 
     def put(self, frames: bytes | memoryview, count: int) -> None:
         """Hand over ``count`` messages; :meth:`served` follows."""
+        size = len(frames)
         self.out.append(frames)
-        self._room_bytes -= len(frames)
+        self._room_bytes -= size
+        self.put_bytes += size
         self.in_flight_count += count
         self.message_count += count
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the consumer has finished a message, so that it certainly reads."""
+        return self.finish_count > 0
+
+    def hold_back(self) -> None:
+        """Take nothing more before the connection gives room again; :meth:`served` follows, as for :meth:`put`."""
+        self._room_bytes = 0
+
+    def take_put_bytes(self) -> int:
+        """What has been put into ``out`` since the last call."""
+        put_bytes, self.put_bytes = self.put_bytes, 0
+        return put_bytes
 
     def served(self) -> None:
         """Go to the end of the line, or leave it, after a turn at its front."""

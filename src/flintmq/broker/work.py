@@ -15,6 +15,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.deferred import LOOKAHEAD_NS, Changes
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
+from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.errors import StorageError
 from flintmq.names import directory_name, topic_of_directory
 from flintmq.settings import NOTHING, Settings
@@ -30,6 +31,7 @@ class BrokerOptions:
     Attributes:
         latency_window_ns: how far back the latencies of a channel are kept; 0 when they are not.
         settings: what topics inherit.
+        memory_budget_bytes: see :mod:`flintmq.budget`.
     """
 
     segment_bytes: int = 100 * 1024 * 1024
@@ -38,6 +40,7 @@ class BrokerOptions:
     retention_bytes: int = 0
     latency_window_ns: int = 0
     settings: Settings = NOTHING
+    memory_budget_bytes: int = NO_LIMIT_BYTES
 
 
 @dataclass(slots=True)

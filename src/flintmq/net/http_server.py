@@ -6,8 +6,10 @@ Rules of this file
   of one ``data_received``. No task unless the handler is a coroutine, no timer per request.
 - Answers of a connection leave in the order of its requests; requests of one connection run one after the other.
 - Everything a peer can make grow is bounded: request line, headers, body, chunk overhead, queue of pipelined requests,
-  answers it does not read, time to send a request, idle time, connections. What one ``data_received`` brought (at most
-  256 KiB) may exceed a bound, nothing after it: the parser cannot be stopped in the middle of a chunk and resumed.
+  answers it does not read, time to send a request, idle time, connections. One piece that the parser was fed may exceed
+  a bound, nothing after it: the parser cannot be stopped in the middle of a piece and resumed.
+- Parsing and answering are timed: a connection that has used its slice reads nothing more, keeps what is left in
+  ``_left``, and stands in line for its next turn (turns.py).
 - Deadlines are counted in ticks of one timer of the server; a connection only notes the tick of its last step.
 
 Source: reference/nsq.md 2.0; limits: net/http of Go where it has one, otherwise stated at the constant.
@@ -26,6 +28,7 @@ from typing import Any, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from flintmq.budget import COUNTED_BYTES, Budget, OutputMeter
 from flintmq.clock import Clock, SystemClock
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.net.address import format_peer
@@ -43,12 +46,14 @@ from flintmq.net.http_messages import (
     text_response,
 )
 from flintmq.net.http_router import NOT_FOUND_RESPONSE, Handler, Route, Router, always
+from flintmq.net.isolation import for_each
 from flintmq.net.layers import SecureTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.listen import Listener, listen
 from flintmq.net.origin import Origins, is_loopback_address
 from flintmq.net.tasks import tell
 from flintmq.net.tls_engine import NewEngine
+from flintmq.net.turns import SLICE_NS, Turns
 
 __all__ = [
     "EMPTY",
@@ -72,6 +77,10 @@ HEAD_SIZE_MAX = 64 * 1024
 CHUNK_OVERHEAD_FACTOR = 8  # "1\r\nx\r\n": a body sent in chunks of one byte costs six bytes per byte
 CHUNK_SLACK_BYTES = 512 * 1024  # more than one data_received, whose earlier requests are counted too
 QUEUE_COUNT_MAX = 16
+QUEUE_BYTES_MAX = 1024 * 1024  # of bodies; one more request may exceed it
+SMALL_READ_BYTES = 1024  # holds a few requests at most and is not timed
+PIECE_BYTES = 4096  # fed to the parser before the time is looked at; a body's rest is one piece
+CHUNKED_PIECE_BYTES = 16 * 1024
 OUT_FLUSH_BYTES = 64 * 1024
 CONNECTIONS_MAX = 10_000
 REQUEST_DEADLINE_S = 60.0
@@ -122,6 +131,7 @@ class HttpServer:
         clock: for the ``Date`` header and the times in the log.
         before: sees every request before its body is read, known path or not; a response it returns is the answer.
         origins: which pages of the web may ask; by default only those that this server itself answers with.
+        budget: unwritten answers count in it.
         connections_max: further connections are answered 503 and closed.
         request_deadline_s: from the first byte of a request to its last.
         idle_deadline_s: between two requests of a connection.
@@ -134,6 +144,7 @@ class HttpServer:
         clock: Clock | None = None,
         before: Before | None = None,
         origins: Origins | None = None,
+        budget: Budget | None = None,
         connections_max: int = CONNECTIONS_MAX,
         request_deadline_s: float = REQUEST_DEADLINE_S,
         idle_deadline_s: float = IDLE_DEADLINE_S,
@@ -141,6 +152,7 @@ class HttpServer:
         self.router = router
         self.before = before
         self.origins = Origins() if origins is None else origins
+        self.budget = budget if budget is not None else Budget()
         self.connections_max = connections_max
         self.request_ticks = math.ceil(request_deadline_s / TICK_S)
         self.idle_ticks = math.ceil(idle_deadline_s / TICK_S)
@@ -150,6 +162,7 @@ class HttpServer:
         self.connections: dict[_Connection, None] = {}
         self.tail = self.tail_keep_alive = self.tail_close = b""
         self.clock: Clock = clock if clock is not None else SystemClock()
+        self.turns: Turns | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -181,15 +194,13 @@ class HttpServer:
         self.is_closing = True
         for listener in self._listeners:
             listener.close()
-        for connection in list(self.connections):
-            connection.close_if_idle()
+        for_each(self.connections, _Connection.close_if_idle, "closing")
         if self.connections or self._tasks:
             self._all_gone = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._all_gone,), timeout=deadline_s)
         for task in list(self._tasks):
             task.cancel()
-        for connection in list(self.connections):
-            connection.abort()
+        for_each(self.connections, _Connection.abort, "aborting")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -204,14 +215,15 @@ class HttpServer:
 
     def new_connection(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
         """The protocol for a connection just accepted."""
-        return _Connection(self, loop)
+        if self.turns is None:
+            self.turns = Turns(loop, self.clock.monotonic_ns)
+        return _Connection(self, self.turns, loop)
 
     def on_tick(self) -> None:
         """Check all deadlines; called every ``TICK_S`` seconds."""
         self.tick += 1
         self._refresh_date()
-        for connection in list(self.connections):
-            connection.check_deadlines()
+        for_each(self.connections, _Connection.check_deadlines, "checking the deadlines of")
 
     def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
         """Run a coroutine handler; the task is held here so that it is neither lost nor left behind."""
@@ -253,15 +265,19 @@ class HttpServer:
 class _Connection(asyncio.Protocol):
     """One HTTP connection: parses requests, runs their handlers in order, writes the answers.
 
-    ``_request`` is being received, ``_queue`` was received and waits, ``_running`` has a handler that is not done.
+    ``_request`` is being received, ``_queue`` was received and waits, ``_running`` has a handler that is not done,
+    ``_left`` has not been parsed.
     """
 
-    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: HttpServer, turns: Turns, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
+        self._turns = turns
         self._loop = loop
+        self._now_ns = server.clock.monotonic_ns
         self._exact = server.router.exact
         self._transport: asyncio.Transport | None = None
-        self._remote_address = "@"
+        self.peer = "@"
+        self.meter = OutputMeter(server.budget, self)
         self._common_name = ""
         self._is_at_loopback = False
         self._known_host = b""  # of the last request that was not refused
@@ -279,7 +295,12 @@ class _Connection(asyncio.Protocol):
         self._expects_continue = False
         self._refusal: Response | None = None
         self._is_input_done = False
+        self._body_bytes = -1  # of the request that is received; -1: not known before its end
+        self._left = b""
+        self._slice_left_ns = SLICE_NS
+        self._is_waiting = False  # for its next turn
         self._queue: deque[Request] = deque()
+        self._queue_bytes = 0
         self._running: Request | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -294,7 +315,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._remote_address = format_peer(transport.get_extra_info("peername"))
+        self.peer = format_peer(transport.get_extra_info("peername"))
         self._is_at_loopback = is_loopback_address(transport.get_extra_info("sockname"))
         if isinstance(transport, SecureTransport) and transport.tls is not None:
             self._common_name = transport.tls.session().common_name
@@ -310,6 +331,64 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_input_done:
             return
+        if self._left or self._is_waiting:
+            self._left += data
+            return
+        if len(data) <= SMALL_READ_BYTES:
+            self._feed(data)
+            self._flush()
+            return
+        began_ns = self._now_ns()
+        self._left = data
+        self._feed_left(began_ns)
+        self._flush()
+        self._count_time(began_ns)
+
+    def _feed_left(self, began_ns: int) -> None:
+        """Parse what was received until the slice is over, or something has to be answered first."""
+        data, self._left = self._left, b""
+        position = 0
+        while position < len(data) and not self._is_input_done:
+            if position and (self._is_crowded() or self._now_ns() - began_ns >= self._slice_left_ns):
+                self._left = data[position:]
+                return
+            end = position + self._piece_bytes()
+            self._feed(data[position:end])
+            position = end
+
+    def _piece_bytes(self) -> int:
+        if self._request is None:
+            return PIECE_BYTES
+        if self._is_chunked:
+            return CHUNKED_PIECE_BYTES
+        return max(PIECE_BYTES, self._body_bytes - len(self._body))
+
+    def _is_crowded(self) -> bool:
+        """Whether something has to be answered, or read by the peer, before more is parsed."""
+        queue = self._queue
+        return self._is_write_paused or len(queue) > QUEUE_COUNT_MAX or self._queue_bytes > QUEUE_BYTES_MAX
+
+    def _count_time(self, began_ns: int) -> None:
+        """Stand in line for the next turn when this one's slice is over."""
+        self._slice_left_ns -= self._now_ns() - began_ns
+        if self._transport is None or self._is_waiting:
+            return
+        is_parsing_left = bool(self._left) and self._running is None and not self._is_crowded()
+        if self._slice_left_ns <= 0 or is_parsing_left:
+            self._is_waiting = True
+            self._turns.later(self)
+        if self._left or self._is_waiting:
+            self._update_reading()
+
+    def go_on(self) -> None:
+        """Have the next turn."""
+        self._is_waiting = False
+        self._slice_left_ns = SLICE_NS
+        if self._transport is not None:
+            self._advance()
+            self._flush()
+
+    def _feed(self, data: bytes) -> None:
         self._head_bytes += len(data)
         try:
             try:
@@ -320,7 +399,6 @@ class _Connection(asyncio.Protocol):
             self._parsing_stopped(error)
         else:
             self._check_bounds(len(data))
-        self._flush()
 
     def eof_received(self) -> bool:
         self._is_input_done = True
@@ -345,6 +423,9 @@ class _Connection(asyncio.Protocol):
         self._is_closing = True
         self._transport = None
         self._parser = None  # it holds our bound methods: a cycle
+        self._left = b""
+        self.meter.close()
+        self._turns.leave(self)
         self._queue.clear()
         self._out.clear()
         self._server.forget(self)
@@ -383,7 +464,7 @@ class _Connection(asyncio.Protocol):
             if not path.startswith(b"/"):
                 path = _path_of_absolute(path)
             route, parameters = self._server.router.resolve_slowly(method.decode(), path, query)
-        request = Request(method, path, query, headers, self._remote_address, route, parameters)
+        request = Request(method, path, query, headers, self.peer, route, parameters)
         self._request = request
         if (b"upgrade" in headers or method == b"CONNECT") and self._decline_upgrade(method):
             return
@@ -393,7 +474,8 @@ class _Connection(asyncio.Protocol):
             self._ask_before(request, self._server.before)
         length = headers.get(b"content-length")
         if length is not None:
-            if int(length) > request.route.body_limit_bytes:
+            self._body_bytes = int(length)
+            if self._body_bytes > request.route.body_limit_bytes:
                 self._refuse(request.route.too_big)
         elif b"transfer-encoding" in headers:
             if headers[b"transfer-encoding"].lower() != b"chunked":
@@ -436,6 +518,7 @@ class _Connection(asyncio.Protocol):
             self._handle(request)
         else:
             self._queue.append(request)
+            self._queue_bytes += len(request.body)
 
     # --- receiving
 
@@ -446,6 +529,7 @@ class _Connection(asyncio.Protocol):
         self._header_count = 0
         self._head_bytes = 0
         self._body = b""
+        self._body_bytes = -1
         self._is_chunked = False
         self._expects_continue = False
 
@@ -454,7 +538,7 @@ class _Connection(asyncio.Protocol):
         headers = request.headers
         verdict = self._server.origins.judge(request.method_bytes, request.path_bytes, headers, self._is_at_loopback)
         if verdict.refusal:
-            _log.info("HTTP %s: %s %s: %s", self._remote_address, request.method, request.path, verdict.refusal)
+            _log.info("HTTP %s: %s %s: %s", self.peer, request.method, request.path, verdict.refusal)
             refusal = error_response(403, verdict.refusal, request.route.plain)
             request.route = always(refusal, too_big=refusal)
             return True
@@ -518,7 +602,7 @@ class _Connection(asyncio.Protocol):
             self._chunked_bytes_left -= size_bytes
             if self._chunked_bytes_left < 0:
                 self._refuse_now(self._request.route.too_big)
-        if len(self._queue) > QUEUE_COUNT_MAX:
+        if self._queue:
             self._update_reading()
 
     # --- refusing
@@ -533,10 +617,10 @@ class _Connection(asyncio.Protocol):
             return  # bytes after a request that asked to close
         response = self._refusal
         if response is None and isinstance(error, HttpParserCallbackError):
-            _log.error("HTTP %s: internal error while parsing", self._remote_address, exc_info=error)
+            _log.error("HTTP %s: internal error while parsing", self.peer, exc_info=error)
             response = _INTERNAL_ERROR
         if response is None:
-            _log.debug("HTTP %s: %s", self._remote_address, error)
+            _log.debug("HTTP %s: %s", self.peer, error)
             response = _BAD_REQUEST
         self._refuse_now(response)
 
@@ -544,7 +628,7 @@ class _Connection(asyncio.Protocol):
         """Read no more; answer ``response`` after what came before, then close."""
         self._is_input_done = True
         self._refusal = response
-        request = self._request or Request(b"-", self._url or b"-", b"", {}, self._remote_address)
+        request = self._request or Request(b"-", self._url or b"-", b"", {}, self.peer)
         is_logged = self._request is not None
         request.route = always(response, is_logged=is_logged)
         request.keep_alive = False
@@ -636,10 +720,21 @@ class _Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Run what was received while a handler ran or the peer did not read."""
-        while self._queue and self._running is None and not self._is_write_paused and not self._is_closing:
-            self._handle(self._queue.popleft())
+        began_ns = self._now_ns()
+        while not self._is_waiting and self._running is None and not self._is_write_paused and not self._is_closing:
+            if self._queue:
+                request = self._queue.popleft()
+                self._queue_bytes -= len(request.body)
+                self._handle(request)
+            elif self._left:
+                self._feed_left(began_ns)
+            else:
+                break
+            if self._now_ns() - began_ns >= self._slice_left_ns:
+                break
         if self._is_input_done and self._running is None and not self._queue:
             self._is_closing = True
+        self._count_time(began_ns)
         self._continue_if_idle()
         self._update_reading()
 
@@ -653,6 +748,8 @@ class _Connection(asyncio.Protocol):
             self._out = []
             self._out_bytes = 0
             transport.write(data)
+            if len(data) >= COUNTED_BYTES or self.meter.held_bytes:
+                self.meter.wrote(len(data), transport.get_write_buffer_size())
         if self._is_closing and self._linger is None and not transport.is_closing():
             self._is_input_done = True
             if self._refusal is not None:
@@ -664,7 +761,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        wants_pause = self._is_write_paused or len(self._queue) > QUEUE_COUNT_MAX
+        wants_pause = self._is_crowded() or self._is_waiting or bool(self._left)
         if wants_pause and not self._is_read_paused:
             self._is_read_paused = True
             transport.pause_reading()
@@ -682,10 +779,10 @@ class _Connection(asyncio.Protocol):
         waited_ticks = server.tick - self._since_tick
         if self._is_write_paused or self._transport.is_closing():
             if server.tick - max(self._stalled_tick, self._since_tick) > server.write_ticks:
-                _log.info("HTTP %s: does not read its answers, closing", self._remote_address)
+                _log.info("HTTP %s: does not read its answers, closing", self.peer)
                 self._transport.abort()
-        elif self._running is not None or self._queue or self._is_closing:
-            return  # handlers have their own deadlines, a lingering close has its timer
+        elif self._running is not None or self._queue or self._is_closing or self._left:
+            return  # handlers have their own deadlines, a lingering close has its timer, what is left has its turn
         elif self._is_receiving and self._url:
             if waited_ticks > server.request_ticks:
                 self._refuse_now(_TIMED_OUT)
@@ -695,12 +792,21 @@ class _Connection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """At shutdown: close unless a request is being received or answered."""
-        if self._running is None and not self._queue and not self._url and self._transport is not None:
+        is_idle = self._running is None and not self._queue and not self._url and not self._left
+        if is_idle and self._transport is not None:
             self._transport.close()
+
+    def look_at_output(self, now_s: float) -> None:
+        """Count again what the peer has not read."""
+        if self._transport is not None:
+            self.meter.look(self._transport.get_write_buffer_size(), now_s)
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def __repr__(self) -> str:
+        return f"<HTTP {self.peer}>"
 
     def describe(self) -> str:
         running = f" running={self._running!r}" if self._running is not None else ""
@@ -714,7 +820,7 @@ class _Connection(asyncio.Protocol):
             )
             if is_set
         ]
-        return f"{self._remote_address} queue={len(self._queue)} since={self._since_tick}{running} {' '.join(flags)}"
+        return f"{self.peer} queue={len(self._queue)} since={self._since_tick}{running} {' '.join(flags)}"
 
 
 def _path_of_absolute(url: bytes) -> bytes:

@@ -37,7 +37,7 @@ from flintmq.wire.codec import Codec, CorruptStream
 log = logging.getLogger(__name__)
 
 HANDSHAKE_DEADLINE_S = 5.0
-PULL_BYTES_MAX = 256 * 1024  # handed to the protocol in one turn
+PULL_BYTES_MAX = 256 * 1024  # handed to the protocol, in however many reads, before others have their turn
 ENCODE_BYTES_MAX = 64 * 1024  # compressed in one turn: a few milliseconds at deflate's slowest level
 
 Done = Callable[[TlsFailed | None], None]
@@ -69,6 +69,7 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
         self._is_read_paused = False
         self._is_below_paused = False
         self._has_pull = False  # a pull is due in a later turn
+        self._left_bytes = PULL_BYTES_MAX  # to be handed over before others have their turn
         self._has_told_eof = False
         # writing
         self._queue: deque[bytes] = deque()
@@ -161,7 +162,8 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
         else:
             self._protocol.data_received(data)
             return
-        self._pull()
+        if not self._has_pull:
+            self._pull()
 
     def eof_received(self) -> bool:
         if self._done is not None:
@@ -216,20 +218,21 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
 
     def _pull(self) -> None:
         """Hand over what was received until nothing is left, the protocol pauses us, or others have their turn."""
-        self._has_pull = False
+        if self._has_pull:
+            self._has_pull = False
+            self._left_bytes = PULL_BYTES_MAX
         if self._done is not None and self._tls is not None:
             self._handshake(self._tls)
         if self._done is not None or self._has_failed:
             return
-        left_bytes = PULL_BYTES_MAX
         try:
             while not self._is_read_paused and not self._is_closing:
                 data = self._next()
                 if not data:
                     break
-                left_bytes -= len(data)
+                self._left_bytes -= len(data)
                 self._protocol.data_received(data)
-                if left_bytes <= 0:
+                if self._left_bytes <= 0:
                     self._pull_soon()
                     break
         except (TlsFailed, CorruptStream) as failure:

@@ -27,6 +27,8 @@ from flintmq.env import Env
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
 from flintmq.net.tasks import kept_up
+from flintmq.net.turns import Turns
+from flintmq.nsqd.memory import MemoryWatch
 from flintmq.storage import create_logs
 
 log = logging.getLogger(__name__)
@@ -37,16 +39,33 @@ _CLOCK_TOLERANCE_NS = 50_000_000  # smaller steps of the wall clock are left alo
 _DEADLINE_SLACK_S = 0.005  # timers are not set finer than this
 _OUTPUTS_MAX = 128  # connections written to in one turn, and
 _LATE_OUTPUTS_MAX = 64  # as many more of those that earlier turns left over
+_DEFECT_AGAIN_S = 10.0  # before the same defect is logged again
+_DEFECTS_MAX = 100  # that are remembered for it
 
 
 class Output(Protocol):
-    """A connection with something to write."""
+    """A connection with something to write.
+
+    Attributes:
+        peer: who is at the other end, for the log.
+    """
+
+    peer: str
 
     def flush(self) -> None: ...
 
+    def abort(self) -> None: ...
+
 
 class Engine:
-    """Owner of the broker's timing. All methods run on the event loop."""
+    """Owner of the broker's timing. All methods run on the event loop.
+
+    Attributes:
+        turns: of connections of clients that have more to do than fits into one.
+        received_bytes: by connections in this turn, in large reads.
+        on_defect: told what was being done, and the exception that nobody expected there: what one connection, channel
+            or partition fails with is not to keep the others from their turn. It is logged unless told otherwise.
+    """
 
     def __init__(
         self,
@@ -61,9 +80,16 @@ class Engine:
         self.broker = broker
         self.loop = asyncio.get_running_loop()
         self.durability = durability
+        self.turns = Turns(self.loop, env.clock.monotonic_ns)
         self._due_clock_offset_ns = env.clock.wall_ns() - env.clock.monotonic_ns()
         self.health: str | None = None
         self.on_metadata: Callable[[], None] = lambda: None  # topics, channels or pauses on disk have changed
+        self.on_defect: Callable[[str, Exception], None] = self._log_defect
+        self._defects: dict[str, float] = {}
+        broker.on_defect = self._tell_defect
+        self.received_bytes = 0
+        self._budget = broker.budget
+        self._memory = MemoryWatch(broker.budget, broker, self.loop, self.schedule)
         self._clock_shift_ns = 0
         self._sync_every = sync_every
         self._sync_timeout_s = sync_timeout_ns / 1e9
@@ -106,17 +132,52 @@ class Engine:
                 self._pump()
         finally:
             self._scheduled = False
+            self.received_bytes = 0
             if broker.has_pending or broker.has_marked:
                 self.schedule()
         if broker.has_creations and self._create_task is None:
             self._start_creating()
         if broker.has_metadata or broker.is_flush_urgent:
             self._flush_wanted.set()
+        if self._budget.output_bytes > self._budget.output_short_bytes:
+            self._memory.begin()
         outputs, self._outputs = self._outputs, {}
         if self._late_outputs or len(outputs) > _OUTPUTS_MAX:
             outputs = self._share_turn(outputs)
         for output in outputs:
-            output.flush()
+            try:
+                output.flush()
+            except Exception as error:  # noqa: BLE001 - on_defect tells it, and the others are written to
+                self.output_failed(output, error)
+
+    def output_failed(self, output: Output, error: Exception) -> None:
+        """Close the one connection that cannot be written to."""
+        self.on_defect(f"client {output.peer}: writing failed, closing", error)
+        try:
+            output.abort()
+        except Exception as also:  # noqa: BLE001 - as above
+            self.on_defect(f"client {output.peer}: closing failed", also)
+
+    def _tell_defect(self, what: str, error: Exception) -> None:
+        self.on_defect(what, error)
+
+    def _log_defect(self, what: str, error: Exception) -> None:
+        """Log an exception that nobody expected, one of a kind now and then: it may come every turn."""
+        now = self.loop.time()
+        if self._defects.get(what, 0.0) > now:
+            return
+        if len(self._defects) >= _DEFECTS_MAX:
+            self._defects.clear()
+        self._defects[what] = now + _DEFECT_AGAIN_S
+        log.error("%s: %r", what, error, exc_info=error)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much has been published that some of it has to be written before more is read."""
+        is_crowded = self.received_bytes + self.broker.left_bytes > self._budget.publishing_max_bytes
+        if is_crowded:
+            self.schedule()
+        return is_crowded
 
     def _share_turn(self, outputs: dict[Output, None]) -> dict[Output, None]:
         """What of very many outputs is written in this turn: first what is new, so that it waits for no backlog."""

@@ -1,6 +1,7 @@
 """What the limits of topics and channels have done, for ``/stats`` and ``/metrics``; zeros are left out.
 
-Rules of this file: counts are of this process; a topic or channel without limits has no fields.
+Rules of this file: counts are of this process; a topic or channel without limits has no fields. An ephemeral topic has
+a limit always: --mem-queue-size and its share of --memory-budget.
 
 Source: reference/nsq.md 2.1 (the row of a topic, the row of a channel).
 """
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.topic import Topic
+from flintmq.storage import MemoryLog
 
 CHANNEL_FIELDS = {
     "dead_letter_count": "Messages that reached the dead letters",
@@ -36,4 +38,6 @@ def of_topic(topic: Topic) -> dict[str, int]:
     """The fields of one topic."""
     bounds = next(iter(topic.partitions.values())).bounds if topic.partitions else None
     counts = {field: getattr(bounds, field, 0) for field in TOPIC_FIELDS}
+    logs = [partition.log for partition in topic.partitions.values()]
+    counts["dropped_count"] += sum(log.dropped_count for log in logs if isinstance(log, MemoryLog))
     return {field: count for field, count in counts.items() if count}

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flintmq.broker.broker import Broker
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, labels_of
 from flintmq.nsqd import stats
@@ -167,6 +168,20 @@ def describe_daemon(
         _gauge("connections", "TCP connections of clients", connection_count),
         damaged.add(damage_count),
         connected,
+    ]
+
+
+def describe_memory(broker: Broker) -> list[Family]:
+    """Return the memory budget and what clients use of it."""
+    used = Family(f"{_NAMESPACE}_memory_used_bytes", "gauge", "Memory that clients make nsqd use, by share")
+    for share, used_bytes in broker.memory_used().items():
+        used.add(used_bytes, labels_of(share=share))
+    closed_help = "Connections closed because they did not read while others waited for memory"
+    closed = Family(f"{_NAMESPACE}_memory_closed_total", "counter", closed_help)
+    return [
+        _gauge("memory_budget_bytes", "Most memory that clients can make nsqd use", broker.budget.limit_bytes),
+        used,
+        closed.add(broker.budget.closed_count),
     ]
 
 

@@ -45,6 +45,7 @@ class Session(Protocol):
     """Of :class:`flintmq.nsqd.session.Session` what is needed here."""
 
     engine: Engine
+    peer: str
     _slots: deque[Slot | PublishGroup | bytes]
 
     @property
@@ -63,6 +64,8 @@ class Session(Protocol):
     def publish_ended(self) -> None: ...
 
     def flush(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 def partition_of(topics: Mapping[str, Topic], command: str, name: str, number: int | None) -> Partition | None:

@@ -13,7 +13,7 @@ from ipaddress import ip_network
 from typing import ClassVar
 
 from flintmq.errors import OptionError
-from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, SEQUENCE_MAX
+from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, MEMORY_BUDGET_MIN, SEQUENCE_MAX
 from flintmq.names import is_valid_name
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.log import LOG_FILE_HELP
@@ -133,6 +133,15 @@ class NsqdOptions(Options):
         origin="flintmq",
     )
 
+    memory_budget: int = option(
+        Integer(0, SEQUENCE_MAX, "bytes"),
+        0,
+        "most memory that clients can make nsqd use: output they do not read, #ephemeral topics, publishes under way, "
+        "caches and deferred messages, each with its share; at least 67108864, 0 for a quarter of the memory of the "
+        "machine or, where there is one, of the limit of the control group",
+        group=_OPERATION,
+        origin="flintmq",
+    )
     allow_config_from_cidr: tuple[str, ...] = option(
         Items(Text("CIDR")),
         ("127.0.0.1/8", "::1/128"),
@@ -499,6 +508,9 @@ class NsqdOptions(Options):
             if self.tls_cert or self.tls_key:
                 attribute, missing = ("tls_cert", "--tls-key") if self.tls_cert else ("tls_key", "--tls-cert")
                 raise OptionError(attribute, getattr(self, attribute), f"it needs {missing} as well", "argument")
+        if 0 < self.memory_budget < MEMORY_BUDGET_MIN:
+            allowed = f"it must be 0 or at least {MEMORY_BUDGET_MIN}"
+            raise OptionError("memory_budget", str(self.memory_budget), allowed, "argument")
         check_http_auth(self)
         check_origins(self.http_allow_origin)
         refusal = check_node(self.settings)

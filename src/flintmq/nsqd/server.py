@@ -27,6 +27,7 @@ from flintmq.broker.partition import Ended, PublishGroup
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.subscription import Layout, Locality, Subscription
 from flintmq.broker.topic import Topic
+from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
 from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
@@ -36,6 +37,7 @@ from flintmq.net.descriptors import descriptor_limit, is_scarce
 from flintmq.net.http_auth import HttpAuth, TokenFile
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
+from flintmq.net.isolation import for_each
 from flintmq.net.listen import Listener, listen
 from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
@@ -52,6 +54,7 @@ from flintmq.nsqd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.lookupds import Lookupds
 from flintmq.nsqd.loop_delays import LoopDelays
+from flintmq.nsqd.memory import default_budget_bytes
 from flintmq.nsqd.metadata_file import MetadataFile
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqd.session import Session
@@ -159,6 +162,7 @@ class Nsqd:
                 retention_bytes=options.retention_bytes,
                 latency_window_ns=_latency_window_ns(options),
                 settings=options.settings,
+                memory_budget_bytes=options.memory_budget or NO_LIMIT_BYTES,
             ),
             env.random,
             self._report,
@@ -203,6 +207,7 @@ class Nsqd:
         self.engine.schedule()
         await self._metadata_file.start()
         log.info("%s", self.version_line)
+        log.info("memory budget: %d bytes", self.engine.broker.budget.limit_bytes)
         log.info("durability: %s - %s", options.durability, _DURABILITY_TEXT[options.durability])
         for concern in self._tls.concerns(self.start_ns) if self._tls is not None else ():
             log.warning("%s", concern)
@@ -235,13 +240,17 @@ class Nsqd:
         http = https = None
         if options.http_address:
             refuse = self._require_tls if self.tls_required == "true" else check
-            self._http = HttpServer(router, clock=self.env.clock, before=refuse, origins=origins)
+            self._http = HttpServer(
+                router, clock=self.env.clock, before=refuse, origins=origins, budget=self.engine.broker.budget
+            )
             http = await self._http.start(options.http_address)
         if options.https_address and self._tls is not None:
             new_tls = self.new_tls
             if options.http_auth_client_cert and not self._tls.policy:
                 new_tls = replace(self._tls, policy=VERIFY_IF_GIVEN).engines()
-            self._https = HttpServer(router, clock=self.env.clock, before=check, origins=origins)
+            self._https = HttpServer(
+                router, clock=self.env.clock, before=check, origins=origins, budget=self.engine.broker.budget
+            )
             https = await self._https.start(options.https_address, new_tls)
         listeners = (("TCP", tcp), ("HTTP", http), ("HTTPS", https))
         self.addresses = Addresses(*(None if each is None else each.address for _, each in listeners))
@@ -265,8 +274,7 @@ class Nsqd:
             self._tcp.close()
         # what was published is stored and answered before the connections close
         await self.engine.settle()
-        for session in list(self.sessions):
-            session.drain()
+        for_each(self.sessions, Session.drain, "draining")
         self.debug.close()
         for server in (self._http, self._https):
             if server is not None:
@@ -283,8 +291,7 @@ class Nsqd:
         self.gc_pauses.stop()
         self._loop_delays.stop()
         await self._all_gone(_DRAIN_DEADLINE_S)
-        for session in list(self.sessions):
-            session.abort()
+        for_each(self.sessions, Session.abort, "aborting")
         await self._all_gone(_DRAIN_DEADLINE_S)
         await self._metadata_file.close()
         self.tracing.close()
@@ -583,9 +590,8 @@ class Nsqd:
 
     def _close_consumers(self, subscriptions: list[Subscription]) -> None:
         self.engine.schedule()
-        for subscription in subscriptions:
-            if isinstance(subscription.owner, Session):
-                subscription.owner.abort()
+        owners = [each.owner for each in subscriptions if isinstance(each.owner, Session)]
+        for_each(owners, Session.abort, "closing")
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -644,6 +650,7 @@ class Nsqd:
             self.damage_count,
             self._lookupds.connected(),
         )
+        families += metrics.describe_memory(self.engine.broker)
         return [*families, self._loop_delays.family(), *self.tracing.families()]
 
     def _drain_changed(self) -> None:
@@ -856,6 +863,7 @@ def run(options: NsqdOptions) -> int:
     try:
         files = OsFiles(options.data_path or ".")
         env = Env(hostname=platform.node() or "localhost", local_names=local_names())
+        options = replace(options, memory_budget=options.memory_budget or default_budget_bytes())
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_signal(env, files, options, reopen_log))
     except StopFailed as error:

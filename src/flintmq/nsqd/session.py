@@ -8,6 +8,8 @@ Rules of this file:
 - A fatal error is the last frame: what was parsed after it is dropped and the connection closes once it is sent.
 - Reading stops while the peer does not read its answers, except for consumers, whose FINs have to come through; their
   buffer is bounded by closing the connection.
+- Parsing and executing are timed: a connection that has used its slice reads nothing more, keeps what is left in
+  ``_waiting`` and in its parser, and stands in line for its next turn (net/turns.py).
 
 Source: reference/nsq.md 1.3-1.9, design/reliability.md R12.
 """
@@ -31,6 +33,7 @@ from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.parts import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
+from flintmq.budget import COUNTED_BYTES, OutputMeter
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.limits import (
     FETCH_BYTES_MAX,
@@ -45,6 +48,7 @@ from flintmq.net.address import format_peer
 from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
+from flintmq.net.turns import SLICE_NS
 from flintmq.nsqd import once
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.extended import filter_of
@@ -56,6 +60,7 @@ from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
 from flintmq.wire.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
 from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
+from flintmq.wire.server import FINISH_RUN_MAX
 
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
@@ -65,7 +70,8 @@ log = logging.getLogger(__name__)
 AnyPublish = TypeVar("AnyPublish", wire.Publish, wire.PublishExtended)
 
 _STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
-_EXECUTE_NS_MAX = 1_000_000  # for the commands of one connection in one turn; then others have theirs
+_SMALL_READ_BYTES = 2048  # what is read at once and holds one command is not timed
+_FAILING_RUN_MAX = 128  # FINs looked at at once behind some that failed, because each of these has an answer of its own
 _NEW_TOPIC_BYTES = 1024  # memory of a publish and a topic beside its bodies, about
 _NOT_IN_FLIGHT = "failed ID not in flight"
 _NOT_OWNED = "failed client does not own message"
@@ -81,6 +87,8 @@ class Session(asyncio.Protocol):
         self.loop = nsqd.engine.loop
         self.parser = wire.ServerConnection(nsqd.wire_limits)
         self.out: list[bytes | memoryview] = []
+        self.budget = nsqd.engine.broker.budget
+        self.meter = OutputMeter(self.budget, self)
         # of one kind, both of a single partition or both of several
         self.subscription: Subscription | SharedSubscription | None = None
         self.channel: Channel | ChannelParts | None = None
@@ -100,12 +108,13 @@ class Session(asyncio.Protocol):
         self._renewal: Renewal | None = None
         self._slots: deque[Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
         self._waiting: deque[wire.Event] = deque()
+        self._slice_left_ns = SLICE_NS
         self._slot_bytes = 0
         self._new_topic_group: PublishGroup | None = None  # the last one that waits for files of its topic
         self._new_topic_bytes = 0  # that wait with it
         self._has_commanded = False
         self._is_finished = False
-        self._is_draining = False
+        self._is_draining = False  # our end of the stream has been sent, or is about to be
         self._is_at_end = False  # the client has sent its last byte
         self._is_write_paused = False
         self._write_paused_at = 0.0
@@ -131,18 +140,19 @@ class Session(asyncio.Protocol):
         self._arm_heartbeat()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_finished = True
         for timer in (self._heartbeat_timer, self._start_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
-        if self.subscription is not None and self.channel is not None:
-            self.nsqd.unsubscribe(self)
+        self._end_input()
+        self.engine.turns.leave(self)
         self.nsqd.forget(self)
         if self._asking is not None:
             self._asking.cancel()
         if self._renewal is not None:
             self._renewal.close()
         self._transport = self._layers = None
+        self.meter.close()
+        self.budget.held_back.pop(self, None)
         self._slots.clear()
         self._waiting.clear()
         self.out.clear()
@@ -154,15 +164,19 @@ class Session(asyncio.Protocol):
         body = self.parser.repeated_pub(data)
         if body is not None and self._publish_again(body):
             return
+        began_ns = 0
+        if len(data) > _SMALL_READ_BYTES:
+            began_ns = self._now_ns()
+            self.engine.received_bytes += len(data)
         events = self.parser.receive_data(data)
         if self._waiting:
             self._waiting.extend(events)
-        elif events:
-            self._execute(events)
+        elif events or began_ns:
+            self._execute(events, began_ns)
 
     def eof_received(self) -> bool:
         """Answer what came before the end of the client's stream, then close; True while that takes a while."""
-        if self._transport is None or self._is_finished or self._is_draining or self._waiting:
+        if self._transport is None or self._is_finished or self._is_draining or self._has_backlog:
             return False
         self._is_at_end = True
         events = self.parser.receive_eof()
@@ -191,8 +205,9 @@ class Session(asyncio.Protocol):
         if transport is None or self._is_finished:
             return
         if self.subscription is not None:
-            self._update_room()
-        self._go_on()
+            self._update_room(transport.get_write_buffer_size())
+        if not self._must_wait():
+            self.engine.turns.later(self)
 
     def flush(self) -> None:
         """Write what has gathered; called by the engine at the end of a turn."""
@@ -202,25 +217,55 @@ class Session(asyncio.Protocol):
         transport = self._transport
         if not out or transport is None:
             return
+        subscription = self.subscription
+        put_bytes = 0 if subscription is None else subscription.take_put_bytes()
         if self._is_draining:
             out.clear()  # our end of the stream has been sent
+            self.budget.output_bytes -= put_bytes
             return
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
-        transport.write(data)
-        if self.subscription is not None:
-            if transport.get_write_buffer_size() > WRITE_BUFFER_MAX_BYTES:
+        self._write(transport, data)
+        if subscription is not None:
+            unwritten_bytes = transport.get_write_buffer_size()
+            self.budget.output_bytes -= put_bytes
+            self.meter.wrote(len(data), unwritten_bytes)
+            if unwritten_bytes > WRITE_BUFFER_MAX_BYTES:
                 log.warning("client %s does not read: closing", self.peer)
-                transport.abort()
+                self.abort()
             else:
-                self._update_room()
+                self._update_room(unwritten_bytes)
+        elif len(data) >= COUNTED_BYTES or self.meter.held_bytes:
+            self.meter.wrote(len(data), transport.get_write_buffer_size())
 
-    def _update_room(self) -> None:
-        subscription, transport = self.subscription, self._transport
-        assert subscription is not None and transport is not None
+    def _write(self, transport: asyncio.Transport, data: bytes | memoryview) -> None:
+        try:
+            transport.write(data)
+        except Exception as error:  # noqa: BLE001 - the engine tells it; it is this connection's alone
+            self.engine.output_failed(self, error)
+
+    def look_at_output(self, now_s: float) -> None:
+        """Count again what the client has not read; it may have more when it has read everything."""
+        transport = self._transport
+        if transport is None:
+            return
+        unwritten_bytes = transport.get_write_buffer_size()
+        self.meter.look(unwritten_bytes, now_s)
+        if self.subscription is not None:
+            self._update_room(unwritten_bytes)
+
+    def _update_room(self, unwritten_bytes: int) -> None:
+        subscription = self.subscription
+        if subscription is None:
+            return
         had_room = subscription.room_bytes > 0
-        buffered = transport.get_write_buffer_size()
-        subscription.room_bytes = 0 if self._is_write_paused else WRITE_BUFFER_HIGH_BYTES - buffered
+        must_wait, budget = self._is_write_paused, self.budget
+        if budget.output_bytes > budget.output_short_bytes and not must_wait:
+            is_held_back = not subscription.has_finished
+            must_wait = is_held_back or unwritten_bytes > 0
+            if is_held_back:
+                budget.held_back[self] = None
+        subscription.room_bytes = 0 if must_wait else WRITE_BUFFER_HIGH_BYTES - unwritten_bytes
         if not had_room and subscription.room_bytes > 0 and self.channel is not None:
             self._mark(self.channel)
 
@@ -283,9 +328,16 @@ class Session(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once."""
-        self._is_finished = True
         if self._transport is not None:
             self._transport.abort()
+        self._end_input()
+
+    def _end_input(self) -> None:
+        """Take no more commands and deliver nothing more; what the client holds is queued again at once."""
+        self._is_finished = True
+        if self.subscription is not None and self.channel is not None:
+            self.budget.output_bytes -= self.subscription.take_put_bytes()
+            self.nsqd.unsubscribe(self)
 
     def look_up_again(self) -> None:
         """Look at the next publish closely: where the last one went may take none now."""
@@ -302,7 +354,8 @@ class Session(asyncio.Protocol):
 
     def _finish(self) -> None:
         """No more input; close when the peer has read the last frame."""
-        self._is_finished = True
+        self._end_input()
+        self._is_draining = True
         if self._transport is not None and self._linger_timer is None:
             self._linger_timer = close_lingering(self._transport, self.loop, self._is_at_end)
 
@@ -324,7 +377,7 @@ class Session(asyncio.Protocol):
         """
         if is_fatal(code) if fatal is None else fatal:
             log.info("client %s: %s %s", self.peer, code, detail)
-            self._is_finished = True
+            self._end_input()
         self._reply(error_frame(code, detail))
 
     def publish_ended(self) -> None:
@@ -334,10 +387,11 @@ class Session(asyncio.Protocol):
         slots = self._slots
         if len(slots) == 1 and self.subscription is None and not self.out and not self._waiting:
             slot = slots[0]
-            if isinstance(slot, PublishGroup) and slot.ended and slot.error is None and not self._is_draining:
+            is_simple = isinstance(slot, PublishGroup) and not self._is_draining and not self.parser.has_more
+            if is_simple and slot.ended and slot.error is None:  # type: ignore[union-attr]
                 # a producer that publishes one by one: nothing else can be written to it in this turn
                 slots.clear()
-                self._transport.write(OK_FRAME)
+                self._write(self._transport, OK_FRAME)
                 return
         self.engine.wants_output(self)
 
@@ -365,33 +419,54 @@ class Session(asyncio.Protocol):
             else:
                 self.out.append(slot.error_frame())
                 slots.clear()
-                self._is_finished = True
+                self._end_input()
                 self.loop.call_soon(self._finish_when_answered)
                 break
             slots.popleft()
-        if (self._waiting or self._new_topic_group is not None) and not self._must_wait():
-            self.loop.call_soon(self._go_on)
+        has_more = self._waiting or self.parser.has_more or self._new_topic_group is not None
+        if has_more and not self._must_wait():
+            self.engine.turns.later(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def _execute(self, events: list[wire.Event]) -> None:
+    @property
+    def _has_backlog(self) -> bool:
+        """Whether something was received that has not been executed, and does not wait for more bytes."""
+        return bool(self._waiting) or self.parser.has_more
+
+    def _execute(self, events: list[wire.Event], began_ns: int = 0) -> None:
+        """Execute commands until the slice is over; the rest in later turns.
+
+        Args:
+            began_ns: when parsing them began; 0 for a moment ago.
+        """
         self._has_commanded = True
-        until_ns = 0
-        for index, event in enumerate(events, 1):
-            _HANDLERS[type(event)](self, event)
-            if self._is_finished or index == len(events):
+        parser, buggify = self.parser, self.nsqd.env.buggify
+        is_over = False
+        while True:
+            for index, event in enumerate(events, 1):
+                _HANDLERS[type(event)](self, event)
+                if self._is_finished or (index == len(events) and not parser.has_more):
+                    break
+                began_ns = began_ns or self._now_ns()
+                is_over = self._now_ns() - began_ns >= self._slice_left_ns or buggify("the turn is over")
+                if is_over or self._must_wait():
+                    self._waiting.extend(events[index:])
+                    break
+            if self._is_finished or is_over or self._waiting or not parser.has_more or self._must_wait():
                 break
-            until_ns = until_ns or self._now_ns() + _EXECUTE_NS_MAX
-            is_late = self._now_ns() > until_ns or self.nsqd.env.buggify("the turn is over")
-            if is_late or self._must_wait():
-                self._waiting.extend(events[index:])
-                self._transport.pause_reading()  # type: ignore[union-attr]
-                if is_late:
-                    self.loop.call_soon(self._go_on)
-                break
+            events = parser.more()
         if self._is_finished:
             self.engine.wants_output(self)
             self.loop.call_soon(self._finish_when_answered)
+            return
+        if began_ns:
+            self._slice_left_ns -= self._now_ns() - began_ns
+            is_over = is_over or self._slice_left_ns <= 0 or self.engine.is_crowded
+        if (is_over or self._has_backlog) and self._transport is not None:
+            self._transport.pause_reading()
+            if not self._must_wait():
+                self.engine.turns.later(self)
 
     def _must_wait(self) -> bool:
         """Whether answers have to leave before more commands are executed."""
@@ -404,14 +479,22 @@ class Session(asyncio.Protocol):
                 return True
         return self._slot_bytes > FETCH_BYTES_MAX or (self._is_write_paused and self.subscription is None)
 
-    def _go_on(self) -> None:
-        """Execute the commands that had to wait."""
+    def go_on(self) -> None:
+        """Execute the commands that had to wait, for one slice at most."""
         transport = self._transport
-        if transport is None or self._is_finished or self._must_wait():
+        if transport is None or self._is_finished or self._is_upgrading or self._must_wait():
+            return
+        if self.engine.is_crowded:
+            self.engine.turns.later(self)
             return
         transport.resume_reading()
-        events, self._waiting = list(self._waiting), deque()
-        self._execute(events)
+        self._slice_left_ns = SLICE_NS
+        if self._waiting:
+            events, self._waiting = list(self._waiting), deque()
+            self._execute(events, self._now_ns())
+        elif self.parser.has_more:
+            began_ns = self._now_ns()
+            self._execute(self.parser.more(), began_ns)
 
     def _finish_when_answered(self) -> None:
         """Close after the last frame; again later while answers before it still wait for the disk."""
@@ -452,7 +535,7 @@ class Session(asyncio.Protocol):
 
     def _resume_parser(self) -> None:
         events = self.parser.resume()
-        if events:
+        if events or self.parser.has_more:
             self._execute(events)
 
     # -- layers ----------------------------------------------------------------------------------------------------
@@ -581,7 +664,7 @@ class Session(asyncio.Protocol):
     def _renewed(self, answer: Grants | AuthFailed) -> None:
         """What had expired is there again."""
         if self._has_answer(answer) is not None:
-            self._go_on()
+            self.go_on()
 
     def _resume_reading(self, transport: asyncio.Transport) -> None:
         self._received_at = self.loop.time()
@@ -767,9 +850,12 @@ class Session(asyncio.Protocol):
     def _finish_run(self, event: wire.FinishRun) -> None:
         assert self.subscription is not None and self.channel is not None
         wall_ns = self.nsqd.env.clock.wall_ns() if self.channel.latency is not None else 0
-        as_sent = raw_id if self.parser.raw_ids else hex_id
-        for internal in self.channel.finish(self.subscription, event.ids, wall_ns):  # type: ignore[arg-type]
-            self._not_in_flight("FIN", as_sent(internal))
+        failed = self.channel.finish(self.subscription, event.ids, wall_ns)  # type: ignore[arg-type]
+        if failed or self.parser.finish_run_max != FINISH_RUN_MAX:
+            self.parser.finish_run_max = _FAILING_RUN_MAX if failed else FINISH_RUN_MAX
+        if failed:
+            as_sent = raw_id if self.parser.raw_ids else hex_id
+            self._reply(b"".join([self._not_in_flight_frame("FIN", as_sent(each), each) for each in failed]))
         self._mark(self.channel)
 
     def _finish_odd(self, event: wire.Finish) -> None:
@@ -782,10 +868,13 @@ class Session(asyncio.Protocol):
         return int(message_id, 16) if _HEX.issuperset(message_id) else None
 
     def _not_in_flight(self, command: str, message_id: bytes) -> None:
-        internal = self._internal(message_id)
+        self._reply(self._not_in_flight_frame(command, message_id, self._internal(message_id)))
+
+    def _not_in_flight_frame(self, command: str, message_id: bytes, internal: int | None) -> bytes:
         shown = message_id.hex() if self.parser.raw_ids else message_id.decode("utf-8", "surrogateescape")
         is_another_s = internal is not None and self.channel is not None and self.channel.is_in_flight(internal)
-        self._fail(f"E_{command}_FAILED", f"{command} {shown} {_NOT_OWNED if is_another_s else _NOT_IN_FLIGHT}")
+        detail = f"{command} {shown} {_NOT_OWNED if is_another_s else _NOT_IN_FLIGHT}"
+        return error_frame(f"E_{command}_FAILED", detail)
 
     def _requeue(self, event: wire.Requeue) -> None:
         assert self.subscription is not None and self.channel is not None

@@ -1,8 +1,9 @@
 """nsqlookupd's side of one nsqd connection: commands become calls of the registration database, answers go back.
 
 Rules of this file: a session owns its node; the node and its registrations go when the connection goes, for whatever
-reason. All answers to one ``data_received`` are one write. Bounds: 5 s for the magic, 30 s for the first command, a
-silent connection is cut, a peer that does not read is not read from. Source: reference/nsq.md 2.2.
+reason. All answers of one turn are one write. Bounds: 5 s for the magic, 30 s for the first command, a silent
+connection is cut, a peer that does not read is not read from, and one that sends much has its turns like everybody else
+(net/turns.py). Source: reference/nsq.md 2.2.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from flintmq.errors import RemoteProtocolError
 from flintmq.limits import FIRST_COMMAND_DEADLINE_S, MAGIC_DEADLINE_S
 from flintmq.net.address import format_peer
 from flintmq.net.descriptors import is_scarce
+from flintmq.net.isolation import for_each
 from flintmq.net.linger import close_lingering
+from flintmq.net.turns import SLICE_NS, Turns
 from flintmq.wire.lookup import (
     OK_RESPONSE,
     Describe,
@@ -64,6 +67,7 @@ class Sessions:
         self.idle_deadline_s = max(idle_deadline_s, IDLE_DEADLINE_MIN_S)
         self.connections_max = connections_max
         self.on_change: Callable[[str], None] = lambda _topic: None  # told of a topic that was registered for
+        self.turns = Turns(asyncio.get_running_loop(), clock.monotonic_ns)
         self._open: dict[LookupSession, None] = {}
         self._node_ids: dict[str, None] = {}
         self._collision_count = 0
@@ -108,8 +112,7 @@ class Sessions:
 
     def close_all(self) -> None:
         """Close every connection."""
-        for session in list(self._open):
-            session.close()
+        for_each(self._open, LookupSession.close, "closing")
 
     def describe(self) -> str:
         """One line per session, for failing tests."""
@@ -131,6 +134,9 @@ class LookupSession(asyncio.Protocol):
         self._linger: asyncio.TimerHandle | None = None
         self._has_commanded = False
         self._is_closing = False
+        self._is_waiting = False  # for its next turn; nothing is read meanwhile
+        self._is_write_paused = False
+        self._slice_left_ns = SLICE_NS
 
     # --- asyncio
 
@@ -150,17 +156,48 @@ class LookupSession(asyncio.Protocol):
         if self._is_closing:
             return
         self._wire.receive_data(data)
+        if not self._is_waiting:
+            self._execute()
+
+    def _execute(self) -> None:
+        """Execute what was received until the slice is over; the rest in later turns."""
+        now_ns = self._sessions.clock.monotonic_ns
+        began_ns = now_ns()
         out: list[bytes] = []
         try:
-            while (event := self._wire.next_event()) is not None:
+            while now_ns() - began_ns < self._slice_left_ns:
+                event = self._wire.next_event()
+                if event is None:
+                    break
                 out.append(self._answer(event))
         except RemoteProtocolError as error:
             self._refuse(error, out)
             return
+        self._slice_left_ns -= now_ns() - began_ns
+        if self._slice_left_ns <= 0:
+            self._is_waiting = True
+            self._sessions.turns.later(self)
         if out:
             self._active_at = self._loop.time()
             self._has_commanded = True
             self._write(out)
+        self._update_reading()
+
+    def go_on(self) -> None:
+        """Have the next turn."""
+        self._is_waiting = False
+        self._slice_left_ns = SLICE_NS
+        if self._transport is not None and not self._is_closing:
+            self._execute()
+
+    def _update_reading(self) -> None:
+        transport = self._transport
+        if transport is None or self._is_closing or transport.is_closing():
+            return
+        if self._is_waiting or self._is_write_paused:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def eof_received(self) -> bool:
         try:
@@ -170,16 +207,17 @@ class LookupSession(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        if self._transport is not None and not self._is_closing:
-            self._transport.pause_reading()
+        self._is_write_paused = True
+        self._update_reading()
 
     def resume_writing(self) -> None:
-        if self._transport is not None and not self._is_closing:
-            self._transport.resume_reading()
+        self._is_write_paused = False
+        self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
         self._transport = None
+        self._sessions.turns.leave(self)
         for timer in (self._deadline, self._linger):
             if timer is not None:
                 timer.cancel()
@@ -270,11 +308,20 @@ class LookupSession(asyncio.Protocol):
             _log.info("CLIENT(%s): no command for %gs, closing", self._remote_address, limit_s)
             self._transport.abort()
 
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
     def close(self) -> None:
         """Close the connection; what was answered is still sent."""
         self._is_closing = True
         if self._transport is not None:
             self._transport.close()
+
+    def __repr__(self) -> str:
+        return f"<CLIENT({self._remote_address})>"
 
     def describe(self) -> str:
         return f"{self._node_id or self._remote_address} {self._wire.describe()}"

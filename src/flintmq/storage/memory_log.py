@@ -1,7 +1,7 @@
 """The log of an ephemeral topic: the same reads and appends as a partition log, in memory and bounded.
 
 As in nsqd, an ephemeral topic keeps at most ``count_max`` messages; what is published beyond them is dropped although
-the publisher gets its ``OK``. Nothing survives the process.
+the publisher gets its ``OK``. So is what the memory budget has no room for. Nothing survives the process.
 
 Source: reference/nsq.md 1.4 "Ephemeral".
 """
@@ -10,21 +10,33 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from flintmq.batch import Batch, decode_batch, encode_batch
-from flintmq.message import internal_id
+from flintmq.budget import Budget
+from flintmq.message import FRAME_OVERHEAD_BYTES, internal_id
 from flintmq.storage.producers import ProducerMemory
+
+BATCH_OVERHEAD_BYTES = 128  # of a batch beside its messages, at most
+MESSAGE_OVERHEAD_BYTES = FRAME_OVERHEAD_BYTES + 4  # and its place in the batch
 
 
 class MemoryLog:
-    """Log of one partition of an ephemeral topic; attributes as :class:`flintmq.storage.PartitionLog`."""
+    """Log of one partition of an ephemeral topic; attributes as :class:`flintmq.storage.PartitionLog`.
+
+    Args:
+        budget: what it holds counts in; None: without a limit.
+
+    Attributes:
+        dropped_count: messages that were dropped because there was no room for them.
+    """
 
     log_id = 0
     is_created = True
     failed: str | None = None
     synced_sequence = 0
 
-    def __init__(self, partition: int, count_max: int) -> None:
+    def __init__(self, partition: int, count_max: int, budget: Budget | None = None) -> None:
         self.partition = partition
         self.start_sequence = 1
         self.next_sequence = 1
@@ -35,6 +47,7 @@ class MemoryLog:
         self.layout = 0
         self.producers = ProducerMemory()
         self._count_max = max(1, count_max)
+        self._budget = budget if budget is not None else Budget()
         self._batches: list[Batch] = []
         self._firsts: list[int] = []
 
@@ -51,6 +64,10 @@ class MemoryLog:
             self.producers.table.note(*producer, producer[1] + len(bodies) - 1)
         room = self._count_max - (first - self.start_sequence)
         kept = bodies if len(bodies) <= room else bodies[: max(0, room)]
+        room_bytes = self._budget.ephemeral_room(self.size_bytes) - BATCH_OVERHEAD_BYTES
+        if sum(map(len, kept)) + len(kept) * MESSAGE_OVERHEAD_BYTES > room_bytes:
+            ends = list(accumulate(len(body) + MESSAGE_OVERHEAD_BYTES for body in kept))
+            kept = kept[: bisect_right(ends, room_bytes)]
         self.dropped_count += len(bodies) - len(kept)
         if kept:
             data = encode_batch(
@@ -66,6 +83,7 @@ class MemoryLog:
             self.next_sequence += len(kept)
             self.end_offset_bytes += len(data)
             self.size_bytes += len(data)
+            self._budget.ephemeral_bytes += len(data)
         return first
 
     def commit(self, sequence: int) -> None:
@@ -120,10 +138,15 @@ class MemoryLog:
             count += 1
         del self._batches[:count], self._firsts[:count]
         self.size_bytes -= freed
+        self._budget.ephemeral_bytes -= freed
         return freed
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is held open; what it holds counts no more."""
+        self._budget.ephemeral_bytes -= self.size_bytes
+        self.size_bytes = 0
+        self._batches.clear()
+        self._firsts.clear()
 
     def delete(self) -> None:
         """Nothing is on disk."""

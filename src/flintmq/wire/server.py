@@ -15,6 +15,8 @@ Rules of this file:
   ends, so these lines are parsed by length.
 - No body is gathered beyond the limit that its size field was checked against, and numbers are ASCII digits only.
 - An MPUB ends behind its last message, whatever its size says; its messages are held against the limits as they come.
+- One call parses at most :data:`COMMANDS_MAX` commands, so that the caller can let others go first; what is left is
+  parsed by :meth:`ServerConnection.more` while :attr:`ServerConnection.has_more`.
 
 Source: reference/nsq.md 1.1, 1.3 and 1.4; reference/youzan.md 1.3.
 """
@@ -42,6 +44,11 @@ INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 
 NOT_A_NUMBER = -1
 """A partition that is not the number of one."""
+
+COMMANDS_MAX = 512
+"""Parsed by one call: under a millisecond. A run of FINs counts as one."""
+FINISH_RUN_MAX = 2048
+"""FINs of one :class:`FinishRun`; also what bounds the formats that are kept."""
 
 _ID_LINE_BYTES = MESSAGE_ID_SIZE + 5  # "FIN " + id + "\n"
 _NUMBER_DIGITS_MAX = 19
@@ -376,6 +383,8 @@ class ServerConnection:
         pub_topic: topic of the last PUB; empty before the first.
         pub_partition: that it named.
         raw_ids: set by the owner on subscribing to a topic with partitions: ids are 16 bytes of any value.
+        has_more: whether :meth:`more` has something to parse.
+        finish_run_max: FINs of one event; an owner that has much to do for each sets it lower.
     """
 
     __slots__ = (
@@ -386,8 +395,12 @@ class ServerConnection:
         "_needed",
         "_paused",
         "_pub_line",
+        "_rest",
+        "_rest_at",
         "_topic",
         "_walk",
+        "finish_run_max",
+        "has_more",
         "heartbeats_disabled",
         "limits",
         "pub_partition",
@@ -408,6 +421,10 @@ class ServerConnection:
         self._is_ended = False
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self.has_more = False
+        self._rest = b""  # what one call left over, to be parsed from
+        self._rest_at = 0
+        self.finish_run_max = FINISH_RUN_MAX
         self._needed = len(MAGIC_V2)
         self._paused = False
         self._topic: tuple[bytes | None, str] = (None, "")
@@ -425,7 +442,7 @@ class ServerConnection:
     @property
     def held_bytes(self) -> int:
         """Bytes received and not yet parsed."""
-        return self._held_bytes
+        return self._held_bytes + len(self._rest) - self._rest_at
 
     def repeated_pub(self, data: bytes) -> bytes | None:
         """The body when ``data`` is one whole PUB to ``pub_topic``; None otherwise, and then nothing has been taken.
@@ -433,7 +450,7 @@ class ServerConnection:
         This is what every read gives where many producers publish one by one; it costs no event.
         """
         line = self._pub_line
-        if not data.startswith(line) or self._held or self._paused:
+        if not data.startswith(line) or self._held or self._paused or self.has_more:
             return None
         at = len(line) + 4
         size = len(data) - at
@@ -442,7 +459,10 @@ class ServerConnection:
         return None
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Take bytes from the socket and return the commands that are complete, in order."""
+        """Take bytes from the socket and return the first commands that are complete, in order."""
+        if self.has_more:
+            self._hold(data, 0)
+            return []
         if self._held:
             self._held.append(data)
             self._held_bytes += len(data)
@@ -469,10 +489,17 @@ class ServerConnection:
     def resume(self) -> list[Event]:
         """Go on after the caller has answered IDENTIFY or AUTH."""
         self._paused = False
-        data = b"".join(self._held)
-        self._held.clear()
-        self._held_bytes = 0
+        data = self.take_held()
         return self._parse(data) if data else []
+
+    def more(self) -> list[Event]:
+        """Go on where the last call stopped because there was much to parse; what came meanwhile is behind it."""
+        assert self.has_more
+        rest, position = self._rest, self._rest_at
+        self._rest, self._rest_at, self.has_more = b"", 0, False
+        if self._held:
+            rest, position = rest[position:] + self.take_held(), 0
+        return self._parse(rest, position)
 
     def receive_eof(self) -> list[Event]:
         """Take the end of the client's stream: a body that lacks bytes is a violation, half a line means nothing."""
@@ -480,7 +507,7 @@ class ServerConnection:
         return [] if self._paused else self.resume()
 
     def take_held(self) -> bytes:
-        """Hand over bytes behind an IDENTIFY that upgrades the connection; they belong to the new layer."""
+        """Hand over what is not parsed: behind an IDENTIFY that upgrades the connection it is the new layer's."""
         data = b"".join(self._held)
         self._held.clear()
         self._held_bytes = 0
@@ -492,11 +519,10 @@ class ServerConnection:
             self._held.append(rest)
             self._held_bytes += len(rest)
 
-    def _parse(self, data: bytes) -> list[Event]:
+    def _parse(self, data: bytes, position: int = 0) -> list[Event]:
         events: list[Event] = []
         if self.state == BROKEN:
             return events
-        position = 0
         size = len(data)
         try:
             if not self._magic:
@@ -506,13 +532,19 @@ class ServerConnection:
                     raise _Refused("E_BAD_PROTOCOL", "")
                 self._magic = True
                 position = 4
-            while position < size and not self._paused:
+            for _ in range(COMMANDS_MAX):
+                if position >= size or self._paused:
+                    break
                 if data.startswith(b"FIN ", position) and size - position >= _ID_LINE_BYTES:
                     end = self._finish_run(data, position, events)
                     if end != position:
                         position = end
                         continue
                 position = self._command(data, position, events)
+            else:
+                if position < size and not self._paused:
+                    self._rest, self._rest_at, self.has_more = data, position, True
+                    return events
         except _Incomplete as incomplete:
             self._needed, *missing = incomplete.args
             if self._is_ended and missing:
@@ -534,9 +566,7 @@ class ServerConnection:
         """Parse as many whole FIN lines as stand at ``position``; return where they end, ``position`` if none."""
         if self.state not in (SUBSCRIBED, CLOSING) or self.tls_missing:
             return position
-        count = (len(data) - position) // _ID_LINE_BYTES
-        if self.raw_ids:
-            count = min(count, _UNIFORM_COUNT_MAX)  # bounds the formats that are kept
+        count = min((len(data) - position) // _ID_LINE_BYTES, self.finish_run_max)
         for offset, character in _FIN_COLUMNS if count > 1 else _FIN_COLUMNS[:1]:
             column = data[position + offset : position + count * _ID_LINE_BYTES : _ID_LINE_BYTES]
             count -= len(column.lstrip(character))

@@ -61,6 +61,9 @@ class FakeTransport(asyncio.Transport):
         if len(self.written) > self.window:
             self.protocol.pause_writing()
 
+    def get_write_buffer_size(self):
+        return max(0, len(self.written) - self.window)
+
     def drain(self):
         self.window = 1 << 30
         self.protocol.resume_writing()

@@ -1,0 +1,163 @@
+"""How much memory nsqd lets clients use: the default of ``--memory-budget``, and what is done when it is short.
+
+Rules of this file: what is read of the system is a number or nothing; while memory is not short nothing here runs.
+
+Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.max), cgroup-v1/memory.html (memory.limit_in_bytes).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from flintmq.broker.broker import Broker
+from flintmq.broker.channel import Channel
+from flintmq.budget import Budget, Holder
+from flintmq.limits import MEMORY_BUDGET_MAX, MEMORY_BUDGET_MIN
+from flintmq.net.isolation import for_each
+
+log = logging.getLogger(__name__)
+
+SHARE = 4  # of the memory there is: a quarter
+LOOK_S = 0.02  # between two looks while memory is short
+UNREAD_S_MAX = 5.0  # before a connection is closed whose output others wait for
+_ENOUGH = 0.5  # of what may be used: connections are closed until it is no more
+_CONTROLLERS = ((2, "memory.max"), (1, "memory.limit_in_bytes"))
+
+
+class Loop(Protocol):
+    """Of an event loop what is needed here."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> object: ...
+
+
+def default_budget_bytes(root: Path = Path("/")) -> int:
+    """A quarter of the memory that this process may use, between bounds.
+
+    Args:
+        root: of the file system, for tests.
+    """
+    return min(MEMORY_BUDGET_MAX, max(MEMORY_BUDGET_MIN, memory_bytes(root) // SHARE))
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The machine's memory, or the limit of the control group that this process is in, whichever is less."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits(root)])
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """The limits of the group and those around it: in a container the innermost may be the root of what is seen."""
+    for version, group in _groups(root):
+        base = root / "sys/fs/cgroup"
+        name = _CONTROLLERS[0][1] if version == 2 else _CONTROLLERS[1][1]
+        base = base if version == 2 else base / "memory"
+        path = base / group.lstrip("/")
+        for directory in (path, *path.parents):
+            limit = _number_in(directory / name)
+            if limit is not None:
+                yield limit
+            if directory == base:
+                break
+        outermost = _number_in(base / name)
+        if outermost is not None:
+            yield outermost
+
+
+def _groups(root: Path) -> Iterator[tuple[int, str]]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            yield 2, group
+        elif "memory" in controllers.split(","):
+            yield 1, group
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+class MemoryWatch:
+    """Lets deliveries go on when memory is free again, and frees some when peers do not read.
+
+    Args:
+        schedule: ends the turn soon, so that marked channels are looked at.
+    """
+
+    def __init__(self, budget: Budget, broker: Broker, loop: Loop, schedule: Callable[[], None]) -> None:
+        self._budget = budget
+        self._broker = broker
+        self._loop = loop
+        self._schedule = schedule
+        self._is_on = False
+
+    def begin(self) -> None:
+        """Memory is short; nothing when that is known."""
+        if self._is_on:
+            return
+        self._is_on = True
+        for holder in self._budget.holders:
+            holder.meter.unmark()
+        self._loop.call_later(0, self._look)
+
+    def _look(self) -> None:
+        budget, now_s = self._budget, self._loop.time()
+        self._count(budget.holders, now_s)
+        if budget.is_full and budget.waiting:
+            self._close_unread(now_s, budget.output_max_bytes)
+        elif budget.is_short and budget.held_back:
+            self._close_unread(now_s, budget.output_short_bytes)
+        if budget.waiting and not budget.is_full:
+            waiting, budget.waiting = budget.waiting, {}
+            for channel in waiting:
+                if isinstance(channel, Channel) and self._broker.has(channel):
+                    self._broker.mark(channel)
+            self._schedule()
+        if budget.is_short or budget.waiting:
+            self._loop.call_later(LOOK_S, self._look)
+            return
+        self._is_on = False
+        held_back, budget.held_back = budget.held_back, {}
+        self._count(held_back, now_s)  # in the order of their coming
+        self._count(budget.holders, now_s)  # once more: those looked at first had to wait still
+
+    def _count(self, holders: Iterable[Holder], now_s: float) -> None:
+        for_each(holders, lambda holder: holder.look_at_output(now_s), "counting the output of")
+
+    def _close_unread(self, now_s: float, max_bytes: int) -> None:
+        """Close connections that do not read, those that hold most first, until less than ``max_bytes`` is used."""
+        budget = self._budget
+        unread = [each for each in budget.holders if each.meter.unread_for_s(now_s) >= UNREAD_S_MAX]
+        unread.sort(key=lambda each: each.meter.held_bytes, reverse=True)
+        left_bytes = budget.output_bytes
+        for holder in unread:
+            if left_bytes <= _ENOUGH * max_bytes:
+                break
+            left_bytes -= holder.meter.held_bytes
+            self._close(holder)
+
+    def _close(self, holder: Holder) -> None:
+        budget = self._budget
+        log.warning(
+            "client %s has not read %d bytes in %.0f s, and others wait for memory (%d of %d bytes are unread output, "
+            "see --memory-budget): closing",
+            holder.peer,
+            holder.meter.held_bytes,
+            UNREAD_S_MAX,
+            budget.output_bytes,
+            budget.output_max_bytes,
+        )
+        budget.closed_count += 1
+        for_each((holder,), lambda each: each.abort(), "closing")

@@ -1,0 +1,183 @@
+"""The default of the memory budget, and what is done while memory is short."""
+
+import logging
+import os
+import random
+from typing import Any
+
+import pytest
+
+from flintmq.broker.broker import Broker, BrokerOptions
+from flintmq.budget import OutputMeter
+from flintmq.limits import MEMORY_BUDGET_MAX, MEMORY_BUDGET_MIN
+from flintmq.nsqd.memory import UNREAD_S_MAX, MemoryWatch, default_budget_bytes, memory_bytes
+from flintmq.storage import ChannelStore
+from flintmq.testing import MemoryDisk
+
+MEBIBYTE = 1024 * 1024
+LIMIT_BYTES = 1600
+
+
+def write(root, path, text):
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+
+
+def test_without_a_control_group_it_is_the_machine_s(tmp_path):
+    assert memory_bytes(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        ("0::/a/b", {"sys/fs/cgroup/a/b/memory.max": 300}, 300),
+        ("0::/a/b", {"sys/fs/cgroup/a/memory.max": 200, "sys/fs/cgroup/a/b/memory.max": "max"}, 200),
+        ("0::/", {"sys/fs/cgroup/memory.max": 100}, 100),
+        # in a container the path is the host's, and what is seen is the group itself
+        ("0::/../../host/path", {"sys/fs/cgroup/memory.max": 150}, 150),
+        ("7:blkio:/x\n4:memory:/a", {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": 400}, 400),
+        ("4:cpu,memory:/gone", {"sys/fs/cgroup/memory/memory.limit_in_bytes": 500}, 500),
+    ],
+)
+def test_the_limit_of_the_control_group_counts(tmp_path, group, files, expected):
+    write(tmp_path, "proc/self/cgroup", group + "\n")
+    for path, number in files.items():
+        write(tmp_path, path, f"{number * MEBIBYTE if isinstance(number, int) else number}\n")
+    assert memory_bytes(tmp_path) == expected * MEBIBYTE
+    assert default_budget_bytes(tmp_path) == max(MEMORY_BUDGET_MIN, expected * MEBIBYTE // 4)
+
+
+def test_no_limit_in_the_files_is_none(tmp_path):
+    write(tmp_path, "proc/self/cgroup", "0::/a\nnonsense\n4:memory\n")
+    write(tmp_path, "sys/fs/cgroup/a/memory.max", "max\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    assert memory_bytes(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert MEMORY_BUDGET_MIN <= default_budget_bytes(tmp_path) <= MEMORY_BUDGET_MAX
+
+
+class Loop:
+    """A loop whose time the test sets."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.due: list[Any] = []
+
+    def time(self):
+        return self.now_s
+
+    def call_later(self, delay, callback):
+        self.due.append(callback)
+
+    def run(self, seconds):
+        self.now_s += seconds
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+
+
+class Connection:
+    def __init__(self, budget, peer):
+        self.meter = OutputMeter(budget, self)
+        self.peer = peer
+        self.is_aborted = False
+        self.looked_at = 0
+        self.unwritten = 0
+
+    def fill(self, size):
+        self.unwritten += size
+        self.meter.wrote(size, self.unwritten)
+
+    def look_at_output(self, now_s):
+        self.looked_at += 1
+        self.meter.look(self.unwritten, now_s)
+
+    def abort(self):
+        self.is_aborted = True
+        self.meter.close()
+
+
+class World:
+    def __init__(self):
+        files = MemoryDisk().attach()
+        options = BrokerOptions(memory_budget_bytes=LIMIT_BYTES)
+        self.broker = Broker(files, ChannelStore(files), options, random.Random(1), print)
+        self.budget = self.broker.budget
+        self.loop = Loop()
+        self.scheduled = 0
+        self.watch = MemoryWatch(self.budget, self.broker, self.loop, self._schedule)
+
+    def _schedule(self):
+        self.scheduled += 1
+
+    def connections(self, *sizes):
+        made = [Connection(self.budget, f"c{number}") for number, _ in enumerate(sizes)]
+        for each, size in zip(made, sizes, strict=True):
+            each.fill(size)
+        return made
+
+
+def test_it_runs_while_memory_is_short_and_no_longer():
+    world = World()
+    (one,) = world.connections(400)
+    world.watch.begin()
+    world.watch.begin()
+    assert len(world.loop.due) == 1
+    held_back = Connection(world.budget, "held back")
+    world.budget.held_back[held_back] = None
+    world.loop.run(0.02)
+    assert (one.looked_at, held_back.looked_at, len(world.loop.due)) == (1, 0, 1)
+    one.unwritten = 100  # read, which nobody was told
+    world.loop.run(0.02)
+    assert world.budget.output_bytes == 100
+    assert held_back.looked_at == 1
+    assert (world.loop.due, world.budget.held_back) == ([], {})
+
+
+def test_channels_that_wait_go_on_when_there_is_room():
+    world = World()
+    topic = world.broker.topic("t", 0)
+    ((channel,), _) = world.broker.channel(topic, "c")
+    world.broker.pump(0, 0)
+    (one,) = world.connections(600)
+    gone = object()
+    world.budget.waiting |= {channel: None, gone: None}
+    world.watch.begin()
+    world.loop.run(0)
+    assert not world.broker.has_marked
+    one.unwritten = 500
+    world.loop.run(0.02)
+    assert world.broker.has_marked
+    assert (world.scheduled, world.budget.waiting) == (1, {})
+
+
+@pytest.mark.parametrize("who", ["held back", "a channel"])
+def test_who_does_not_read_is_closed_when_others_wait_the_largest_first(who, caplog):
+    caplog.set_level(logging.WARNING)
+    world = World()
+    small, large, reads = world.connections(100, 300, 200)
+    if who == "a channel":
+        world.budget.waiting[world.broker] = None
+    else:
+        world.budget.held_back[Connection(world.budget, "held back")] = None
+    world.watch.begin()
+    world.loop.run(0)
+    for _ in range(4):
+        reads.fill(200)
+        reads.unwritten -= 200
+        world.loop.run(UNREAD_S_MAX / 4)
+    assert large.is_aborted
+    # of the whole share until half is left, of the part that is for everybody likewise
+    assert small.is_aborted == (who == "held back")
+    assert not reads.is_aborted
+    assert world.budget.closed_count == (2 if who == "held back" else 1)
+    assert "c1 has not read 300 bytes in 5 s, and others wait for memory" in caplog.records[0].message
+
+
+def test_nobody_is_closed_while_nobody_waits():
+    world = World()
+    connections = world.connections(300, 300)
+    world.watch.begin()
+    for _ in range(10):
+        world.loop.run(UNREAD_S_MAX)
+    assert not any(each.is_aborted for each in connections)
