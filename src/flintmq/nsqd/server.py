@@ -207,7 +207,6 @@ class Nsqd:
         self.engine.schedule()
         await self._metadata_file.start()
         log.info("%s", self.version_line)
-        log.info("memory budget: %d bytes", self.engine.broker.budget.limit_bytes)
         log.info("durability: %s - %s", options.durability, _DURABILITY_TEXT[options.durability])
         for concern in self._tls.concerns(self.start_ns) if self._tls is not None else ():
             log.warning("%s", concern)
