@@ -291,6 +291,15 @@ class BodyError(FlintError):
         return f"the body is not {self.kind}: {self.reason}"
 
 
+class TakeoverStopped(FlintError):
+    """This nsqd was told to stop before the takeover was complete."""
+
+    def __str__(self) -> str:
+        return (
+            "the data of NSQ's nsqd is not taken over yet; the next start goes on with it, its files are as they were"
+        )
+
+
 class Exiting(FlintError):
     """The daemon is shutting down and takes no new work."""
 

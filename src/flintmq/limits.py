@@ -50,6 +50,7 @@ SPACE_SAMPLE_BYTES = 256 * 1024  # appended by one log between two looks at the 
 TAIL_CACHES_BYTES = 16 * 1024 * 1024  # tail caches of all logs together
 INDEX_ENTRIES_MAX = 4096  # per segment; the interval doubles when a segment would need more
 SEALED_FILES_OPEN_MAX = 64  # handles of sealed segments kept open by all logs together
+SYNC_THREADS = 8  # syncs of several logs under way at the same time
 SYNC_HANDLES_MAX = 16  # handles of sealed segments one sync of one log keeps open
 SCAN_WINDOW_BYTES = 4 * 1024 * 1024  # read at once by recovery
 PAGE_BYTES = 4096  # an unreadable sector costs one page

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks import bench_deferred, bench_nsqd, harness
+from benchmarks import bench_deferred, bench_nsqd, bench_topics, harness
 
 
 @pytest.mark.parametrize("case", ["mpub-os-pipelined", "deliver-fin-shuffled", "pub-10-connections", "latency-10k"])
@@ -28,6 +28,17 @@ def test_a_case_of_deferred_messages(case, monkeypatch):
     assert (row["case"], row["messages"]) == (case, 4000 if "due" in case else 20_000)
     assert row["msg/s"] > 1000 and 5 < row["memory_mib"] < 500
     assert json.dumps(row)
+
+
+def test_many_topics_and_none(monkeypatch):
+    monkeypatch.setattr(bench_topics, "TOPICS_QUICK", 30)
+    rows = bench_topics.main(quick=True)["rows"]
+    found = {(row["case"], row["figure"]): row["median"] for row in rows}
+    assert found["30 topics x 3 channels", "start_killed_cpu_s"] > 0.01
+    assert found["30 topics x 3 channels", "stats_MB"] > 0.01
+    assert found["30 topics x 3 channels", "stop_s"] > 0
+    assert found["empty", "start_cpu_s"] > 0.01
+    assert json.dumps(rows)
 
 
 def test_a_load_that_fails_fails_the_benchmark():

@@ -43,7 +43,7 @@ def acknowledge_before_the_sync(monkeypatch):
 
 
 def do_not_sync(monkeypatch):
-    monkeypatch.setattr(SyncTicket, "run", lambda self: None)
+    monkeypatch.setattr(SyncTicket, "sync_files", lambda self: None)
 
 
 def forget_what_is_in_flight(monkeypatch):

@@ -132,17 +132,34 @@ def test_nothing_acknowledged_is_lost():
 
 
 def do_not_sync_new_topics(monkeypatch):
-    monkeypatch.setattr(Creation, "_sync", lambda self: None)
-    monkeypatch.setattr("flintmq.storage.creation.parents_of", lambda path: [])
+    monkeypatch.setattr(Creation, "sync_files", lambda self: None)
+    monkeypatch.setattr(Creation, "directories", [])
 
 
 def do_not_sync_names_again_after_a_crash(monkeypatch):
-    monkeypatch.setattr("flintmq.storage.recovery._Opening._sync_parents", lambda self: None)
+    monkeypatch.setattr("flintmq.storage.recovery.parents_of", lambda path: [])
+
+
+def believe_that_all_was_synced_before_a_crash(monkeypatch):
+    monkeypatch.setattr("flintmq.storage.recovery.Recovery.begin_sync", lambda self: self.sync_ended(None))
+
+
+def do_not_sync_directories_that_logs_share(monkeypatch):
+    def sync_files_alone(files, parts):
+        return files.run_all([part.sync_files for part in parts])
+
+    for module in ("creation", "partition_log", "recovery"):
+        monkeypatch.setattr(f"flintmq.storage.{module}.sync_together", sync_files_alone)
 
 
 @pytest.mark.parametrize(
     "mutant",
-    [do_not_sync_new_topics, do_not_sync_names_again_after_a_crash],
+    [
+        do_not_sync_new_topics,
+        do_not_sync_names_again_after_a_crash,
+        believe_that_all_was_synced_before_a_crash,
+        do_not_sync_directories_that_logs_share,
+    ],
     ids=lambda mutant: mutant.__name__,
 )
 def test_planted_bugs_are_found(mutant, monkeypatch):

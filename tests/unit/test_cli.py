@@ -172,3 +172,44 @@ def test_as_a_module_it_answers_without_loading_what_it_does_not_need():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"flintmq v{__version__} (built w/python{PYTHON})\n"
+
+
+HEAVY = {
+    "aiohttp", "cramjam", "cryptography", "difflib", "email", "flintmq.client", "flintmq.demo", "flintmq.nsqd.takeover",
+    "flintmq.spark", "flintmq.storage.diskqueue", "flintmq.tools", "html", "http.client", "idna",
+    "importlib.metadata", "multiprocessing", "opentelemetry", "OpenSSL", "pathlib", "pdb", "prometheus_client",
+    "pyarrow", "pydantic", "pyspark", "pytest", "tempfile", "tomllib", "unittest", "urllib.request", "xml", "yaml",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("daemon", "main_class", "address"),
+    [("nsqd", "Nsqd", "self.addresses.http"), ("nsqlookupd", "Nsqlookupd", "self.http_address")],
+)
+def test_a_daemon_listens_and_answers_without_loading_what_only_some_need(daemon, main_class, address, tmp_path):
+    code = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "import asyncio, os, signal\n"
+        "from flintmq import cli\n"
+        f"import flintmq.{daemon}.server as server\n"
+        f"daemon = server.{main_class}\n"
+        "start, heavy = daemon.start, set()\n"
+        "async def start_and_stop(self, *arguments):\n"
+        "    await start(self, *arguments)\n"
+        f"    reader, writer = await asyncio.open_connection(*{address})\n"
+        "    writer.write(b'GET /ping HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n')\n"
+        "    answer = await reader.readuntil(b'\\r\\n\\r\\nOK')\n"
+        "    writer.close()\n"
+        f"    heavy.update({HEAVY!r} & (set(sys.modules) - before))\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "daemon.start = start_and_stop\n"
+        f"code = cli.{daemon}(['--tcp-address=127.0.0.1:0', '--http-address=127.0.0.1:0', *sys.argv[1:]])\n"
+        "assert code == 0, code\n"
+        "assert not heavy, sorted(heavy)\n"
+    )
+    arguments = [f"--data-path={tmp_path}"] if daemon == "nsqd" else []
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr

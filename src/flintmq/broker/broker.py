@@ -62,6 +62,7 @@ from flintmq.storage import (
     Creation,
     Files,
     FloorFile,
+    LogPlace,
     MemoryLog,
     PartitionLog,
     ReadCache,
@@ -179,28 +180,49 @@ class Broker(TopicLimits):
         channels: dict[str, list[tuple[str, bool]]] = {}
         for (topic_name, channel_name), paused in stored.channels.items():
             channels.setdefault(topic_name, []).append((channel_name, paused))
+        logs = iter(self._open_logs(found, stored, cursors, wall_ns))
         for name, numbers in found.items():
-            self._restore_topic(name, numbers, stored, cursors, channels.get(name, []), wall_ns)
+            self._restore_topic(name, {n: next(logs) for n in numbers}, stored, cursors, channels.get(name, []))
         living = {identity for identity, _ in self._cursors.values()}
         self._floors.begin({cursor: floor for cursor, floor in floors.items() if cursor in living})
+
+    def _open_logs(
+        self,
+        found: dict[str, list[int]],
+        stored: channel_store.StoredTopics,
+        cursors: dict[tuple[str, int], list[channel_store.StoredCursor]],
+        wall_ns: int,
+    ) -> list[PartitionLog]:
+        """Open the logs of all partitions, in the order of ``found``: what they have to sync is synced together."""
+        places = []
+        for name, numbers in found.items():
+            for number in numbers:
+                # cursors may be ahead of a log that lost its unsynced end; ids below them must not be used again
+                ends = [cursor.row.floor + len(cursor.window) for cursor in cursors.get((name, number), ())]
+                backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
+                first = max([*ends, backlog_start, paused_at or 1, 1])
+                places.append(LogPlace(log_directory(name, number), number, first))
+        return PartitionLog.open_all(
+            self._files,
+            places,
+            segment_bytes=self.options.segment_bytes,
+            cache=self._cache,
+            report=self._report,
+            created_ns=wall_ns,
+        )
 
     def _restore_topic(
         self,
         name: str,
-        numbers: list[int],
+        logs: dict[int, PartitionLog],
         stored: channel_store.StoredTopics,
         cursors: dict[tuple[str, int], list[channel_store.StoredCursor]],
         channels: list[tuple[str, bool]],
-        wall_ns: int,
     ) -> None:
         partitions = {}
         meta, _ = stored.metas.get(name, (PLAIN, []))
-        for number in numbers:
-            mine = cursors.get((name, number), [])
-            # cursors may be ahead of a log that lost its unsynced end; ids below them must not be used again
-            ends = [cursor.row.floor + len(cursor.window) for cursor in mine]
+        for number, log in logs.items():
             backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
-            log = self._open_log(name, number, wall_ns, max([*ends, backlog_start, paused_at or 1, 1]))
             partition = Partition(name, number, log, self._delayed_notes)
             partition.backlog_start = max(backlog_start, log.start_sequence)
             partition.paused_at = paused_at
@@ -931,8 +953,10 @@ class Broker(TopicLimits):
         ]
 
     def close(self) -> None:
-        """Close every log and the store; what is to be kept has been flushed and synced by the caller."""
-        for log in self.logs():
+        """Close every log and the store; what is to be kept has been flushed and synced by the caller. Blocks."""
+        logs = self.logs()
+        self._files.run_all([log.write_checkpoint for log in logs if log.has_checkpoint_due])
+        for log in logs:
             log.close()
         self._floors.close()
         self._store.close()

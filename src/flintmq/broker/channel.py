@@ -127,7 +127,7 @@ class Channel(SettingAside):
         self.filtered_count = 0
         self.wants_turn = False
         self._looked_cost = 0
-        self.locality_counts = [0 for _ in Locality]
+        self.locality_counts = [0] * len(Locality)
         self.latency: Latency | None = None  # set when percentiles were asked for
         self.events: ChannelEvents | None = None
         self.policy: Policy | None = None

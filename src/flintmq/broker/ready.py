@@ -19,6 +19,9 @@ Line = OrderedDict[Subscription, None]
 _SPARE_ENTRIES = 64  # of consumers that are gone, before they are looked for
 
 
+_LOCALITIES = tuple(Locality)  # enumerating them takes longer than making the lines
+
+
 class ReadyLines:
     """The consumers that can take a message now: a line for each locality, who waits longest at its front.
 
@@ -29,7 +32,7 @@ class ReadyLines:
     __slots__ = ("_lines",)
 
     def __init__(self) -> None:
-        self._lines: tuple[OrderedDict[Subscription, None], ...] = tuple(OrderedDict() for _ in Locality)
+        self._lines: tuple[OrderedDict[Subscription, None], ...] = tuple(OrderedDict() for _ in _LOCALITIES)
 
     def add(self, subscription: Subscription) -> None:
         """Let a consumer join and leave its line by itself from now on."""

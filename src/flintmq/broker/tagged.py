@@ -281,7 +281,7 @@ class TaggedChannel(Channel):
             super()._hand_out(now_ns, wall_ns)
             return
         is_moving = True
-        while is_moving and not self.wants_turn:
+        while is_moving and not self.wants_turn and not self.budget.is_full:
             self._serve_waiting(now_ns, is_cursor_done=False)
             self._sort(now_ns)
             if not self._has_unsorted() and self.next < self.end:
@@ -299,7 +299,7 @@ class TaggedChannel(Channel):
         to_serve = self._groups.to_serve
         for group in list(to_serve):
             has_served = self._serve(group, now_ns, is_cursor_done) or has_served
-            if is_cursor_done and not self.wants_turn:
+            if is_cursor_done and not self.wants_turn and not self.budget.is_full:
                 del to_serve[group]  # only now: when the log cannot be read, it is tried again
         return has_served
 
@@ -310,7 +310,10 @@ class TaggedChannel(Channel):
             is_cursor_done: whether nothing new comes from the cursor now; else what comes again waits for its turn.
         """
         has_served = False
-        while not self.wants_turn and (line := group.lines.nearest()):
+        budget = self.budget
+        while not self.wants_turn and not budget.is_full and (line := group.lines.nearest()):
+            if budget.is_short and self._is_held_back(next(iter(line))):
+                continue
             if group.waiting and (group.is_owed or not group.again):
                 queue = group.waiting
             elif group.again and (is_cursor_done or not group.is_owed):

@@ -27,14 +27,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import os
 import re
 import stat
-import tomllib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -277,6 +276,8 @@ def parse_clients(path: str, data: bytes) -> HttpClients:
         if path.endswith(".json"):
             content = msgspec.json.decode(data, type=_File)
         else:
+            import tomllib  # for those who write theirs in it
+
             content = msgspec.convert(tomllib.loads(data.decode()), _File)
         if len(content.client) > CLIENT_COUNT_MAX:
             raise ValueError(f"more than {CLIENT_COUNT_MAX} clients")
@@ -299,13 +300,15 @@ class _Stamp:
 
 def _stamp_of(path: str) -> _Stamp | None:
     try:
-        found = Path(path).stat()
+        found = os.stat(path)
     except OSError:
         return None  # reading it says why
     return _Stamp(found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
 
 
 def _read(path: str, size_max: int) -> bytes:
+    from pathlib import Path  # for those who have such a file
+
     try:
         with Path(path).open("rb") as file:
             return file.read(size_max + 1)

@@ -8,8 +8,8 @@ Source: reference/nsq.md 2.0.
 
 from __future__ import annotations
 
-import html
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -23,6 +23,8 @@ from flintmq.errors import FlintError
 
 JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
 TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 HTML_TYPE = ("Content-Type", "text/html; charset=utf-8")
 NSQ_TYPE = ("X-NSQ-Content-Type", "nsq; version=1.0")
 
@@ -76,6 +78,13 @@ class Response:
         return f"<Response {self.status} {self.body[:80]!r}>"
 
 
+def http_date(unix_s: int) -> str:
+    """A moment as it stands in a header: ``Sun, 06 Nov 1994 08:49:37 GMT`` (RFC 9110 5.6.7)."""
+    at = time.gmtime(unix_s)
+    day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
+    return f"{day}, {at.tm_mday:02d} {month} {at.tm_year:04d} {at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d} GMT"
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     """A JSON answer of NSQ's API."""
     return Response(status, msgspec.json.encode(value), (JSON_TYPE, NSQ_TYPE))
@@ -101,6 +110,8 @@ def redirect_response(location: str, method: str) -> Response:
     status = 301 if method == "GET" else 308
     if method not in ("GET", "HEAD"):
         return Response(status, b"", (("Location", location),))
+    import html  # for the rare answer
+
     body = f'<a href="{html.escape(location)}">{_REASONS[status]}</a>.\n\n'.encode() if method == "GET" else b""
     return Response(status, body, (HTML_TYPE, ("Location", location)))
 

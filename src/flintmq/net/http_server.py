@@ -23,7 +23,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
-from email.utils import formatdate
 from typing import Any, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -41,6 +40,7 @@ from flintmq.net.http_messages import (
     Request,
     Response,
     error_response,
+    http_date,
     json_response,
     plain_response,
     text_response,
@@ -256,7 +256,7 @@ class HttpServer:
         self.on_tick()
 
     def _refresh_date(self) -> None:
-        date = b"Date: " + formatdate(self.clock.wall_ns() // 1_000_000_000, usegmt=True).encode() + b"\r\n"
+        date = b"Date: " + http_date(self.clock.wall_ns() // 1_000_000_000).encode() + b"\r\n"
         self.tail = date + b"\r\n"
         self.tail_keep_alive = date + b"Connection: keep-alive\r\n\r\n"
         self.tail_close = date + b"Connection: close\r\n\r\n"

@@ -15,15 +15,15 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/ (text forma
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
 from flintmq.net.http_messages import Response
 
 CONTENT_TYPE = ("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-_PROCESS = Path("/proc/self")  # of the kernel, where it is Linux
+_PROCESS = "/proc/self"  # of the kernel, where it is Linux
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -71,15 +71,17 @@ def process_families() -> list[Family]:
             resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         ),
     ]
-    if (_PROCESS / "fd").is_dir():
-        open_count = sum(1 for _ in (_PROCESS / "fd").iterdir())
+    if os.path.isdir(f"{_PROCESS}/fd"):
+        open_count = len(os.listdir(f"{_PROCESS}/fd"))
         families.append(Family("process_open_fds", "gauge", "Files the process has open").add(open_count))
     return families
 
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM; its peak where the system does not tell the present."""
+    from pathlib import Path  # for those who ask
+
     try:
-        return int((_PROCESS / "statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        return int(Path(f"{_PROCESS}/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

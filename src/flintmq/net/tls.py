@@ -15,12 +15,12 @@ Source: reference/nsq.md 1.6 and 1.7; design/reliability.md section 6; decision 
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from flintmq.errors import FlintError
 from flintmq.net.tls_engine import OLD_CIPHERS, NewEngine, StandardTls, TlsFailed, reason_of
@@ -102,8 +102,8 @@ class ServerTls:
         if self.policy == REQUIRE:
             found.append("--tls-client-auth-policy=require takes any certificate: the names in them prove nothing")
         try:
-            certificate = x509.load_pem_x509_certificates(Path(self.cert).read_bytes())[0]
-            key_mode = Path(self.key).stat().st_mode
+            certificate = x509.load_pem_x509_certificates(_bytes_of(self.cert))[0]
+            key_mode = os.stat(self.key).st_mode
         except (OSError, ValueError) as error:
             raise TlsSetupError(f"certificate {self.cert} with key {self.key}", str(error)) from error
         now = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
@@ -202,9 +202,15 @@ def load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
         raise TlsSetupError(files, reason) from error
 
 
+def _bytes_of(path: str) -> bytes:
+    from pathlib import Path  # for those who use TLS
+
+    return Path(path).read_bytes()
+
+
 def _read(what: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return _bytes_of(path)
     except OSError as error:
         raise TlsSetupError(what, error.strerror or str(error)) from error
 

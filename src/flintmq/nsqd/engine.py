@@ -29,7 +29,7 @@ from flintmq.limits import CURSOR_FLUSH_S
 from flintmq.net.tasks import kept_up
 from flintmq.net.turns import Turns
 from flintmq.nsqd.memory import MemoryWatch
-from flintmq.storage import create_logs
+from flintmq.storage import create_logs, run_tickets
 
 log = logging.getLogger(__name__)
 
@@ -335,7 +335,7 @@ class Engine:
         if not pairs:
             return
         try:
-            errors = await self.env.run_blocking(_run_tickets, [ticket for _, ticket in pairs])
+            errors = await self.env.run_blocking(run_tickets, [ticket for _, ticket in pairs])
         except Exception as failure:  # there was no thread for it: nothing is known to be on the disk
             log.error("syncing ended unexpectedly: %r", failure, exc_info=failure)
             errors = [failure] * len(pairs)
@@ -477,19 +477,3 @@ class Engine:
         await self._sync_logs(list[Any](self.broker.logs()))
         await self.flush_progress(sync=True)
         self.broker.close()
-
-
-def _run_tickets(tickets: list[Any]) -> list[BaseException | None]:
-    """Sync several logs, in a worker thread; one that fails does not keep the others from being synced."""
-    errors: list[BaseException | None] = []
-    for ticket in tickets:
-        try:
-            ticket.run()
-        except OSError as error:
-            errors.append(error)
-        except Exception as error:
-            log.error("a sync ended unexpectedly: %r", error, exc_info=error)
-            errors.append(error)
-        else:
-            errors.append(None)
-    return errors

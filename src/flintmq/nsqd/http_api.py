@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from flintmq.broker.broker import ChannelNotFound, TopicConflict
 from flintmq.broker.partition import Ended
 from flintmq.broker.producers import SequenceGap
@@ -159,15 +161,20 @@ class HttpApi:
     async def _stats_in_turns(
         self, query: Mapping[str, str], rows: Iterable[dict[str, Any]], include_clients: bool
     ) -> Response:
-        """Answer with many topics, and let others have their turn meanwhile."""
-        found: list[dict[str, Any]] = []
+        """Answer with many topics, and let others have their turn meanwhile.
+
+        Each is put into its final form in its turn: what is left to be done at once is to join them.
+        """
+        is_json = query.get("format") == "json"
+        now_ns = self._nsqd.env.clock.wall_ns()
+        found: list[Any] = []
         for row in rows:
-            found.append(row)
+            found.append(msgspec.Raw(msgspec.json.encode(row)) if is_json else stats.topic_lines(row, now_ns))
             if len(found) % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return self._stats_answer(query, found, include_clients)
 
-    def _stats_answer(self, query: Mapping[str, str], found: list[dict[str, Any]], include_clients: bool) -> Response:
+    def _stats_answer(self, query: Mapping[str, str], found: list[Any], include_clients: bool) -> Response:
         nsqd = self._nsqd
         is_unknown = bool(query.get("topic")) and query["topic"] not in self._broker.topics
         topics = None if is_unknown else found

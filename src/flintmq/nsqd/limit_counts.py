@@ -30,6 +30,8 @@ TOPIC_FIELDS = {
 def of_channel(parts: Sequence[Channel]) -> dict[str, int]:
     """The fields of one channel, its partitions added up."""
     policies = [part.policy for part in parts if part.policy is not None]
+    if not policies:
+        return {}
     counts = {field: sum(getattr(policy, field) for policy in policies) for field in CHANNEL_FIELDS}
     return {field: count for field, count in counts.items() if count}
 
@@ -37,7 +39,10 @@ def of_channel(parts: Sequence[Channel]) -> dict[str, int]:
 def of_topic(topic: Topic) -> dict[str, int]:
     """The fields of one topic."""
     bounds = next(iter(topic.partitions.values())).bounds if topic.partitions else None
-    counts = {field: getattr(bounds, field, 0) for field in TOPIC_FIELDS}
     logs = [partition.log for partition in topic.partitions.values()]
-    counts["dropped_count"] += sum(log.dropped_count for log in logs if isinstance(log, MemoryLog))
+    dropped_count = sum(log.dropped_count for log in logs if isinstance(log, MemoryLog))
+    if bounds is None:
+        return {"dropped_count": dropped_count} if dropped_count else {}
+    counts = {field: getattr(bounds, field) for field in TOPIC_FIELDS}
+    counts["dropped_count"] += dropped_count
     return {field: count for field, count in counts.items() if count}

@@ -14,6 +14,7 @@ import platform
 import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from flintmq.broker.subscription import Layout, Locality, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
-from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError
+from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError, TakeoverStopped
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
@@ -44,7 +45,7 @@ from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
 from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
-from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd, takeover
+from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.drain import Drain, Draining, DrainSignal
@@ -62,6 +63,7 @@ from flintmq.nsqd.slots import Slot, StoredSlot
 from flintmq.nsqd.topology import Topology
 from flintmq.nsqd.tracing import Tracing
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
+from flintmq.storage.channel_store import DATABASE_NAME
 from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
 from flintmq.wire import server as wire
 from flintmq.wire.identify import NSQ_VERSION, ServerFeatures
@@ -117,6 +119,7 @@ class Nsqd:
         self._loop_delays = LoopDelays()
         self.sessions: dict[Session, None] = {}
         self.addresses = Addresses(None, None)
+        self.restoring: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self.wire_limits = wire.ServerLimits(
             max_msg_size=options.max_msg_size,
             max_body_size=options.max_body_size,
@@ -196,8 +199,12 @@ class Nsqd:
         broker = self.engine.broker
         if stop is not None:
             self.drain.finished = stop.set
-        await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)
-        broker.open(self.env.clock.wall_ns())
+        if any(not name.startswith(DATABASE_NAME) for name in self._files.list("")):
+            from flintmq.nsqd import takeover  # a new nsqd has nothing to take over
+
+            await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)
+        with self.restoring():
+            broker.open(self.env.clock.wall_ns())
         self.tracing.start()
         broker.on_topic_change = self._topic_changed
         broker.on_problem = self._problem
@@ -828,11 +835,13 @@ async def main(
     options: NsqdOptions,
     ready: Callable[[Nsqd], None] | None = None,
     stop: asyncio.Event | None = None,
+    restoring: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Run an nsqd until ``stop`` is set.
 
     Args:
         ready: called when it listens.
+        restoring: around the making of all that was there before.
 
     Raises:
         FlintError: it cannot start.
@@ -840,9 +849,10 @@ async def main(
     """
     stop = stop or asyncio.Event()
     nsqd = Nsqd(env, files, options)
+    nsqd.restoring = restoring
     try:
         await nsqd.start(stop)
-    except takeover.TakeoverStopped as stopped:
+    except TakeoverStopped as stopped:
         log.info("stopping: %s", stopped)
         return
     if ready is not None:
@@ -885,7 +895,7 @@ async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log
     collector = Collector()
     collector.start()
     try:
-        await main(env, files, options, lambda nsqd: draining.attach(nsqd.drain), stop)
+        await main(env, files, options, lambda nsqd: draining.attach(nsqd.drain), stop, collector.paused)
     finally:
         collector.stop()
 

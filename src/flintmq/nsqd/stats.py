@@ -311,7 +311,11 @@ def go_duration(seconds: float) -> str:
 def as_text(
     version_line: str, stats: dict[str, Any], health: str, start_ns: int, now_ns: int, figures: dict[str, int] | None
 ) -> str:
-    """``/stats`` without ``format=json``."""
+    """``/stats`` without ``format=json``.
+
+    Args:
+        stats: rows; those of topics may be what :func:`topic_lines` made of them.
+    """
     started = datetime.fromtimestamp(start_ns // 1_000_000_000, UTC)
     lines = [
         version_line,
@@ -325,22 +329,9 @@ def as_text(
         lines += ["Memory:", *(f"   {name:<25}\t{value}" for name, value in figures.items()), ""]
     lines.append("Topics:" if stats["topics"] else "Topics: None")
     for number, topic in enumerate(stats["topics"] or ()):
-        mark = "*P " if topic["paused"] else "   "
-        lines += [
-            *([""] if number else []),  # as nsqd: a blank line between two topics, none before the first
-            f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
-            f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}",
-        ]
-        for channel in topic["channels"]:
-            mark = "   *P " if channel["paused"] else "      "
-            lines.append(
-                f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
-                f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
-                f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-                f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
-                f"e2e%: {_latency_text(channel)}"
-            )
-            lines += [_client_line(client, now_ns) for client in channel["clients"] or ()]
+        if number:
+            lines.append("")  # as nsqd: a blank line between two topics, none before the first
+        lines.append(topic if isinstance(topic, str) else topic_lines(topic, now_ns))
     lines += ["", "Producers:" if stats["producers"] else "Producers: None"]
     for client in stats["producers"] or ():
         counts = client["pub_counts"]
@@ -350,6 +341,26 @@ def as_text(
             f"topics: {published} connected: {_connected(client, now_ns)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def topic_lines(topic: dict[str, Any], now_ns: int) -> str:
+    """What :func:`as_text` says of one topic, without the last end of line."""
+    mark = "*P " if topic["paused"] else "   "
+    lines = [
+        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
+        f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}"
+    ]
+    for channel in topic["channels"]:
+        mark = "   *P " if channel["paused"] else "      "
+        lines.append(
+            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
+            f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
+            f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
+            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
+            f"e2e%: {_latency_text(channel)}"
+        )
+        lines += [_client_line(client, now_ns) for client in channel["clients"] or ()]
+    return "\n".join(lines)
 
 
 def _latency_text(row: dict[str, Any]) -> str:

@@ -33,7 +33,8 @@ import msgspec
 from flintmq.broker.broker import TOPICS_DIRECTORY
 from flintmq.clock import Clock
 from flintmq.env import Env
-from flintmq.errors import DiskFull, FlintError, StorageError
+from flintmq.errors import DiskFull, StorageError
+from flintmq.errors import TakeoverStopped as TakeoverStopped
 from flintmq.limits import DISK_RESERVE_BYTES
 from flintmq.names import directory_name, is_ephemeral, is_valid_name
 from flintmq.nsqd import metadata_file
@@ -79,15 +80,6 @@ class TakeoverFailed(StorageError):
         return (
             f"cannot take over the data of NSQ's nsqd: {self.path}: {self.reason}; {self.remedy} and start again; "
             "its files are as they were, NSQ's nsqd can be started with them too"
-        )
-
-
-class TakeoverStopped(FlintError):
-    """This nsqd was told to stop before the takeover was complete."""
-
-    def __str__(self) -> str:
-        return (
-            "the data of NSQ's nsqd is not taken over yet; the next start goes on with it, its files are as they were"
         )
 
 

@@ -59,6 +59,8 @@ COUNT_FIELDS = {
 
 def channel_counts(parts: Sequence[Channel]) -> dict[str, int]:
     """Deliveries of a channel for its row of ``/stats``, by how near the consumer was; zeros are left out."""
+    if not any(map(any, (part.locality_counts for part in parts))):
+        return {}
     counts = {field: sum(part.locality_counts[locality] for part in parts) for locality, field in COUNT_FIELDS.items()}
     return {field: count for field, count in counts.items() if count}
 

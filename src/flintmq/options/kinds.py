@@ -7,7 +7,6 @@ nor sources. Source: reference/nsq.md 4.3.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -381,6 +380,8 @@ def _split_address(text: str) -> tuple[str, int]:
 
 def toml_text(text: str) -> str:
     """Quote ``text`` as a TOML basic string."""
+    import json  # for those who ask for their configuration
+
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

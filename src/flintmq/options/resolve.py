@@ -11,9 +11,7 @@ Source: reference/nsq.md 4.3, Go's package flag.
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -92,6 +90,8 @@ def resolve(table: type[Table], arguments: Sequence[str], environment: Mapping[s
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most like ``name``, if any is like it at all."""
+    import difflib  # for those who mistyped
+
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
@@ -184,6 +184,8 @@ def _read_file(table: type[Options], path: str) -> tuple[dict[str, _Given], tupl
 
 
 def _load_toml(path: str) -> dict[str, Any]:
+    import tomllib  # for those who have a file
+
     try:
         with open(path, "rb") as file:
             data = file.read(CONFIG_FILE_BYTES_MAX + 1)

@@ -6,7 +6,7 @@ from flintmq.storage.creation import Creation, create_logs
 from flintmq.storage.files import Database, File, Files, OsFiles, replace_file
 from flintmq.storage.floors import FloorFile
 from flintmq.storage.memory_log import MemoryLog
-from flintmq.storage.partition_log import PartitionLog, SegmentInfo, SyncTicket
+from flintmq.storage.partition_log import LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
 from flintmq.storage.segment import Corruption
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "File",
     "Files",
     "FloorFile",
+    "LogPlace",
     "MemoryLog",
     "OsFiles",
     "PartitionLog",
@@ -25,4 +26,5 @@ __all__ = [
     "SyncTicket",
     "create_logs",
     "replace_file",
+    "run_tickets",
 ]

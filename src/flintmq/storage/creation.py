@@ -1,8 +1,8 @@
 """Making the files of new logs, several at a time and away from the event loop.
 
 A log is there before its files are: :meth:`PartitionLog.new` takes its place among the others, a :class:`Creation`
-makes the files in a worker thread, :meth:`Creation.finish` hands them over on the event loop. Syncing many logs one
-after the other, when the names and contents of all have been written, costs the disk little more than syncing one.
+makes the files in a worker thread, :meth:`Creation.finish` hands them over on the event loop. Syncing many logs
+together, when the names and contents of all have been written, costs the disk little more than syncing one.
 
 Rules of this file: :func:`create_logs` runs in a worker thread and touches no log, only what will be its files; a
 directory that is not empty is what a creation left that failed, and is recovered like any other.
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from flintmq.errors import StorageError
 from flintmq.storage.partition_log import PartitionLog
-from flintmq.storage.recovery import Recovered, begin, parents_of, recover, storage_error, sync_begun
+from flintmq.storage.recovery import Recovered, Recovery, begin, parents_of, recover, storage_error, sync_begun
+from flintmq.storage.syncing import sync_together
 
 
 class Creation:
@@ -47,20 +48,26 @@ class Creation:
             if segment is not None:
                 self._recovered = Recovered([segment], None)
             else:
-                self._recovered = recover(home, home.log_id, 1)
+                (self._recovered,) = recover(home.files, [Recovery(home, home.log_id, 1)])
                 self._is_synced = True
         except StorageError as error:
             self.error = error
         except OSError as error:
             self.error = storage_error(home.directory, error, home.files.free_bytes())
 
-    def _sync(self) -> None:
-        if self._recovered is None or self._is_synced:
-            return
-        try:
-            sync_begun(self.log.home, self._recovered.segments[0])
-        except OSError as error:
-            self._fail(error)
+    @property
+    def directories(self) -> list[str]:
+        """Those whose entries its files are, and those above them."""
+        return [self.log.directory, *parents_of(self.log.directory)]
+
+    def sync_files(self) -> None:
+        """Sync the files that were made. Blocks.
+
+        Raises:
+            OSError: nothing is known about what is durable.
+        """
+        assert self._recovered is not None, "it was made"
+        sync_begun(self.log.home, self._recovered.segments[0])
 
     def _fail(self, error: OSError) -> None:
         assert self._recovered is not None, "it was made"
@@ -80,20 +87,10 @@ def create_logs(creations: Sequence[Creation], sync: bool) -> None:
         creation._make()
     if not sync:
         return
-    for creation in creations:
-        creation._sync()
     made = [creation for creation in creations if creation._recovered is not None and not creation._is_synced]
-    shared: dict[str, list[Creation]] = {}
-    for creation in made:
-        for path in parents_of(creation.log.directory):
-            shared.setdefault(path, []).append(creation)
-    # from the deepest to the data directory itself; each is synced once for all that are below it
-    for path in sorted(shared, key=len, reverse=True):
-        try:
-            made[0].log.home.files.sync_directory(path)
-        except OSError as error:
-            for creation in shared[path]:
-                if creation.error is None:
-                    creation._fail(error)
-    for creation in made:
-        creation._is_synced = creation.error is None
+    if not made:
+        return
+    for creation, error in zip(made, sync_together(made[0].log.home.files, made), strict=True):
+        if error is not None:
+            creation._fail(error)
+        creation._is_synced = error is None

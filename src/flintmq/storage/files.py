@@ -4,7 +4,8 @@ Rules of this file:
 
 - Paths are relative to the data directory, ``/``-separated, and may not leave it.
 - Every method is synchronous. Those that wait for the device (:meth:`File.sync`, :meth:`Files.sync_directory`,
-  :meth:`Database.commit`) are called from a worker thread by the daemons; the rest return as fast as the page cache.
+  :meth:`Files.run_all`, :meth:`Database.commit`) are called from a worker thread by the daemons once they listen; the
+  rest return as fast as the page cache.
 - A write that fails with an error is never retried on the same handle (fsyncgate, ``design/reliability.md`` R7).
 
 :class:`OsFiles` is the real one; the simulation has its own that loses what was not synced.
@@ -18,10 +19,15 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from flintmq.errors import DataPathLocked, PermissionMissing, StorageError
+from flintmq.limits import SYNC_THREADS
+
+Errors = list[OSError | None]  # of several calls, in their order
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +132,14 @@ class Files(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in a directory survive a power loss. Blocks."""
+        ...
+
+    def run_all(self, calls: Sequence[Callable[[], None]]) -> Errors:
+        """Make calls that wait for the device and know nothing of each other, several at a time. Blocks.
+
+        Returns:
+            for each call the error it raised; one that fails does not keep the others from being made.
+        """
         ...
 
     def free_bytes(self) -> int:
@@ -311,6 +325,7 @@ class OsFiles:
         except OSError as error:
             os.close(self._directory_fd)
             raise DataPathLocked(self.root, error.strerror or str(error)) from error
+        self._threads: ThreadPoolExecutor | None = None
 
     def _absolute(self, path: str) -> str:
         parts = path.split("/")
@@ -378,6 +393,34 @@ class OsFiles:
         finally:
             os.close(fd)
 
+    def run_all(self, calls: Sequence[Callable[[], None]]) -> Errors:
+        errors: Errors = [None] * len(calls)
+        left = deque(range(len(calls)))
+
+        def work() -> None:
+            while True:
+                try:
+                    number = left.popleft()
+                except IndexError:
+                    return
+                try:
+                    calls[number]()
+                except OSError as error:
+                    errors[number] = error
+                except Exception as defect:  # noqa: BLE001 - whoever reads the errors tells it; the others are made
+                    errors[number] = OSError(f"unexpected: {defect!r}")
+
+        if len(calls) < 2:
+            work()
+            return errors
+        # syncs that are under way together share one commit of the file system's journal
+        threads = self._threads = self._threads or ThreadPoolExecutor(SYNC_THREADS, "sync")
+        helping = [threads.submit(work) for _ in range(min(len(calls), SYNC_THREADS) - 1)]
+        work()
+        for each in helping:
+            each.result()
+        return errors
+
     def free_bytes(self) -> int:
         info = os.statvfs(self._directory_fd)
         return info.f_bavail * info.f_frsize
@@ -388,6 +431,9 @@ class OsFiles:
         return SqliteDatabase(absolute)
 
     def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
         if self._directory_fd >= 0:
             os.close(self._directory_fd)
             self._directory_fd = -1

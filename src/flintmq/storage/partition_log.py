@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -47,13 +47,14 @@ from flintmq.limits import (
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import Entry, SparseIndex
-from flintmq.storage.producers import ProducerMemory, write_snapshot
+from flintmq.storage.producers import write_snapshot
 from flintmq.storage.read_ahead import decode_run
-from flintmq.storage.recovery import Recovered, parents_of, recover
+from flintmq.storage.recovery import Recovered, Recovery, parents_of, recover
 from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
 from flintmq.storage.segment import Corruption, Found, Home, Segment
+from flintmq.storage.syncing import sync_together
 
-__all__ = ["Corruption", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket"]
+__all__ = ["Corruption", "LogPlace", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket", "run_tickets"]
 
 _LONE_READ_BYTES = 16 * 1024
 _CLOSED = "the log is closed"
@@ -85,7 +86,8 @@ class SyncTicket:
     """One group sync: what to sync was fixed when it was begun.
 
     Attributes:
-        end_sequence: every sequence below it is durable once :meth:`run` returned.
+        directories: those whose entries changed.
+        end_sequence: every sequence below it is durable once :func:`run_tickets` returned.
         segments: the segments it covers, each with its size when the ticket was begun.
         is_abandoned: whether the log was deleted since, so that errors say nothing.
         snapshot: of the producers, to be written when everything below ``end_sequence`` is durable; None for none.
@@ -93,11 +95,11 @@ class SyncTicket:
     """
 
     __slots__ = (
-        "_directories",
         "_directory",
         "_files",
         "_held",
         "_paths",
+        "directories",
         "end_sequence",
         "is_abandoned",
         "segments",
@@ -119,7 +121,7 @@ class SyncTicket:
         self._directory = directory
         self.snapshot = snapshot
         self.snapshot_error: OSError | None = None
-        self._directories = directories
+        self.directories = directories
         self._held = held
         self._paths = [segment.path for segment in segments[: len(segments) - len(held)]]
         self.segments = [(segment, segment.size) for segment in segments]
@@ -132,13 +134,16 @@ class SyncTicket:
         Raises:
             OSError: nothing is known about what is durable.
         """
-        try:
-            self._run()
-        except OSError:
-            if not self.is_abandoned:
-                raise
+        (error,) = run_tickets([self])
+        if error is not None:
+            raise error
 
-    def _run(self) -> None:
+    def sync_files(self) -> None:
+        """Sync the files alone. Blocks.
+
+        Raises:
+            OSError: nothing is known about what is durable.
+        """
         for path in self._paths:
             file = self._files.open(path)
             try:
@@ -147,13 +152,47 @@ class SyncTicket:
                 file.close()
         for file in self._held:
             file.sync()
-        for path in self._directories:
-            self._files.sync_directory(path)
+
+    def write_snapshot(self) -> None:
+        """Write down what is known of producers, if that is due; everything the ticket covers is durable. Blocks."""
         if self.snapshot is not None:
             try:
                 write_snapshot(self._files, self._directory, self.snapshot)
             except OSError as error:  # says nothing about the messages
                 self.snapshot_error = error
+
+
+def run_tickets(tickets: Sequence[SyncTicket]) -> list[OSError | None]:
+    """Sync several logs of one data directory. Blocks; for a worker thread.
+
+    Returns:
+        for each why nothing is known about what is durable; None when all it covers is.
+    """
+    if not tickets:
+        return []
+    files = tickets[0]._files
+    errors = [
+        None if ticket.is_abandoned else error
+        for ticket, error in zip(tickets, sync_together(files, tickets), strict=True)
+    ]
+    durable = [ticket for ticket, error in zip(tickets, errors, strict=True) if error is None]
+    files.run_all([ticket.write_snapshot for ticket in durable if ticket.snapshot is not None])
+    return errors
+
+
+@dataclass(slots=True, frozen=True)
+class LogPlace:
+    """A log to be opened.
+
+    Attributes:
+        directory: relative to the data directory; created when missing.
+        partition: number of it.
+        next_sequence_min: the next append gets at least this sequence; a gap is reported.
+    """
+
+    directory: str
+    partition: int
+    next_sequence_min: int = 1
 
 
 class _Chunk:
@@ -187,7 +226,7 @@ class PartitionLog:
         producers: who has published to it with sequences.
     """
 
-    def __init__(self, home: Home, segments: list[Segment], failed: str | None, segment_bytes: int) -> None:
+    def __init__(self, home: Home, recovered: Recovered, segment_bytes: int) -> None:
         self.home = self._home = home
         self._files = home.files
         self._cache = home.cache
@@ -197,7 +236,6 @@ class PartitionLog:
         self.directory = home.directory
         self.is_created = True
         self.layout = 0
-        self.producers = ProducerMemory()
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
         self._is_directory_dirty = False
@@ -209,9 +247,11 @@ class PartitionLog:
         self._tail_bytes = 0
         self._chunk_firsts: list[int] = []
         self._chunks: dict[int, _Chunk] = {}
-        self._adopt(segments, failed)
+        self._adopt(recovered)
 
-    def _adopt(self, segments: list[Segment], failed: str | None) -> None:
+    def _adopt(self, recovered: Recovered) -> None:
+        segments, failed = recovered.segments, recovered.failed
+        self.producers = recovered.producers
         self._segments = segments
         self._firsts = [segment.first for segment in segments]
         active = self._active = segments[-1]
@@ -223,7 +263,7 @@ class PartitionLog:
         self.synced_sequence = active.synced_before
         self.end_offset_bytes = active.end_offset_bytes
         self.size_bytes = sum(segment.size for segment in segments)
-        self._checkpoint_position = active.size
+        self._checkpoint_position = recovered.checkpoint_size
         self._tail_first = active.end
 
     @classmethod
@@ -245,7 +285,7 @@ class PartitionLog:
         home = Home(files, directory, partition, cache, report, created_ns)
         segment = Segment(home, 1)
         segment.live_index = SparseIndex()
-        log = cls(home, [segment], None, segment_bytes)
+        log = cls(home, Recovered([segment], None), segment_bytes)
         log.is_created = False
         return log
 
@@ -256,8 +296,7 @@ class PartitionLog:
             is_synced: whether they survive a power loss; else the first sync makes them.
         """
         self.is_created = True
-        self.producers = recovered.producers
-        self._adopt(recovered.segments, recovered.failed)
+        self._adopt(recovered)
         if not is_synced:
             self._is_directory_dirty = True
             self._unsynced_parents = parents_of(self.directory)
@@ -290,13 +329,33 @@ class PartitionLog:
         Raises:
             StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
         """
-        if not 0 < next_sequence_min <= SEQUENCE_MAX:
-            raise ValueError(f"next_sequence_min is {next_sequence_min}; sequences go from 1 to {SEQUENCE_MAX}")
-        home = Home(files, directory, partition, cache, report)
-        recovered = recover(home, created_ns, next_sequence_min)
-        log = cls(home, recovered.segments, recovered.failed, segment_bytes)
-        log.producers = recovered.producers
+        place = LogPlace(directory, partition, next_sequence_min)
+        (log,) = cls.open_all(
+            files, [place], segment_bytes=segment_bytes, cache=cache, report=report, created_ns=created_ns
+        )
         return log
+
+    @classmethod
+    def open_all(
+        cls,
+        files: Files,
+        places: Iterable[LogPlace],
+        *,
+        segment_bytes: int,
+        cache: ReadCache,
+        report: Callable[[Corruption], None],
+        created_ns: int,
+    ) -> list[PartitionLog]:
+        """As :meth:`open`, of several logs: what they have to sync is synced together."""
+        recoveries = []
+        for place in places:
+            first = place.next_sequence_min
+            if not 0 < first <= SEQUENCE_MAX:
+                raise ValueError(f"next_sequence_min is {first}; sequences go from 1 to {SEQUENCE_MAX}")
+            home = Home(files, place.directory, place.partition, cache, report)
+            recoveries.append(Recovery(home, created_ns, first))
+        recovered = recover(files, recoveries)
+        return [cls(recovery.home, found, segment_bytes) for recovery, found in zip(recoveries, recovered, strict=True)]
 
     @property
     def start_sequence(self) -> int:
@@ -508,9 +567,23 @@ class PartitionLog:
         if self.failed is not None or self.synced_sequence < self.next_sequence:
             return
         if active.size - self._checkpoint_position >= CHECKPOINT_BYTES:
-            self._write_checkpoint()
+            self.write_checkpoint()
 
-    def _write_checkpoint(self) -> None:
+    @property
+    def has_checkpoint_due(self) -> bool:
+        """Whether the next start would have to walk and sync what :meth:`write_checkpoint` can vouch for now."""
+        return (
+            self.failed is None
+            and self.synced_sequence == self.next_sequence
+            and self._active.size != self._checkpoint_position
+            and not self._active.is_empty
+        )
+
+    def write_checkpoint(self) -> None:
+        """Write down that everything in the active segment is good and durable; only when it is, and nothing syncs it.
+
+        Of several logs this may be done at once, in threads.
+        """
         index = self._active.live_index
         if index:
             self._active.write_index(index, self.synced_sequence)
@@ -750,8 +823,8 @@ class PartitionLog:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.failed is None and self.synced_sequence == self.next_sequence:
-            self._write_checkpoint()
+        if self.has_checkpoint_due:
+            self.write_checkpoint()
         for first in [*self._chunk_firsts]:
             self._cache.discard((self._home, "chunk", first))
         self._cache.tail_dropped(self)

@@ -7,7 +7,8 @@ What is done, in this order:
 3. the last segment is walked from its checkpoint, or from its start, and its torn tail cut;
 4. those of the last sealed segments that were not known to be durable are walked after all;
 5. missing sequences are told;
-6. what may be only in the page cache is synced, so that everything recovered can be called committed;
+6. what may be only in the page cache is synced, of all logs together, so that everything recovered can be called
+   committed;
 7. who published what is read from the snapshot and from what is stored behind it, see producers.py.
 
 A *checkpoint* is the index file of the active segment; it is believed only when everything it covers was durable when
@@ -29,6 +30,7 @@ from __future__ import annotations
 import errno
 import re
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -38,9 +40,9 @@ from zlib import crc32
 from flintmq.batch import HEADER_BYTES
 from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
-from flintmq.storage.files import File
+from flintmq.storage.files import File, Files
 from flintmq.storage.index import IndexSummary, SparseIndex
-from flintmq.storage.producers import ProducerMemory, load, restore
+from flintmq.storage.producers import SNAPSHOT_NAME, ProducerMemory, ProducerTable, load, restore
 from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
     BAD_SUFFIX,
@@ -53,6 +55,7 @@ from flintmq.storage.segment import (
     Walker,
     decode_segment_header,
 )
+from flintmq.storage.syncing import sync_together
 
 META_NAME = "log.meta"
 FOREIGN_SUFFIX = ".foreign"  # a segment of another log found here; never touched again
@@ -75,34 +78,21 @@ class Recovered:
         segments: at least one; the last is the active one.
         failed: why the log takes no appends; None when it does.
         producers: who has published to it.
+        checkpoint_size: how much of the active segment its checkpoint covers, in bytes; 0 when there is none.
     """
 
     segments: list[Segment]
     failed: str | None
     producers: ProducerMemory = field(default_factory=ProducerMemory)
+    checkpoint_size: int = 0
 
 
-def recover(home: Home, created_ns: int, next_sequence_min: int) -> Recovered:
-    """Open the log in ``home.directory``, or create it.
-
-    Args:
-        created_ns: identity of the log if it is a new one.
-        next_sequence_min: the next append gets at least this sequence.
-
-    Raises:
-        StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
-    """
-    opening = _Opening(home)
-    opening.identify(created_ns)
-    saved_sequence, table = load(home)
-    opening.open_segments()
-    opening.verify_doubtful()
-    opening.tell_gaps()
-    # below the snapshot no sequence is used again: what is stored there is not read for it
-    opening.continue_at(max(next_sequence_min, saved_sequence))
-    opening.sweep()
-    opening.sync()
-    return Recovered(opening.segments, opening.failed, restore(opening.segments, saved_sequence, table))
+def recover(files: Files, recoveries: Sequence[Recovery]) -> list[Recovered]:
+    """Sync what was found, of several logs together, and tell what it is. Blocks."""
+    unsynced = [recovery for recovery in recoveries if recovery.begin_sync()]
+    for recovery, error in zip(unsynced, sync_together(files, unsynced), strict=True):
+        recovery.sync_ended(error)
+    return [recovery.finish() for recovery in recoveries]
 
 
 def begin(home: Home) -> Segment | None:
@@ -131,7 +121,7 @@ def begin(home: Home) -> Segment | None:
 
 
 def sync_begun(home: Home, segment: Segment) -> None:
-    """Sync what :func:`begin` has written; :func:`parents_of` the log's directory are left to the caller.
+    """Sync what :func:`begin` has written; its directory and :func:`parents_of` that are left to the caller.
 
     Raises:
         OSError: nothing is known about what is durable.
@@ -142,7 +132,6 @@ def sync_begun(home: Home, segment: Segment) -> None:
         meta.sync()
     finally:
         meta.close()
-    home.files.sync_directory(home.directory)
 
 
 def parents_of(path: str) -> list[str]:
@@ -161,14 +150,32 @@ def storage_error(path: str, error: OSError, free_bytes: int) -> StorageError:
     return WriteFailed(path, error.strerror or str(error))
 
 
-class _Opening:
-    def __init__(self, home: Home) -> None:
+class Recovery:
+    """The log in ``home.directory`` as far as it can be opened before anything is synced; see :func:`recover`.
+
+    Args:
+        created_ns: identity of the log if it is a new one.
+        next_sequence_min: the next append gets at least this sequence.
+
+    Attributes:
+        directories: to be synced, after :meth:`begin_sync`.
+
+    Raises:
+        StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
+    """
+
+    def __init__(self, home: Home, created_ns: int, next_sequence_min: int) -> None:
         self.home = home
         self.files = home.files
         self.segments: list[Segment] = []
         self.failed: str | None = None
-        self.files.make_directory(home.directory)
+        self.directories: list[str] = []
+        self._unsynced_paths: list[str] = []
+        self._checkpoint_size = 0
         names = self.files.list(home.directory)
+        if not names:
+            self.files.make_directory(home.directory)
+        self._has_snapshot = SNAPSHOT_NAME in names
         firsts = [int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name))]
         self._firsts = [first for first in firsts if 0 < first <= SEQUENCE_MAX]
         self._owned = [name for name in names if _OWNED_NAME.fullmatch(name)]
@@ -178,13 +185,27 @@ class _Opening:
                 self._bad_paths.setdefault(_first_in(name), []).append(f"{home.directory}/{name}")
         self._directory_changed = False
         self._is_clean = False
+        self._is_name_durable = False
         self._walked: dict[int, Segment] = {}
         self._is_checkpoint_due = False
         self._durable_end = 1
+        self._identify(created_ns)
+        self._saved_sequence, self._table = load(home) if self._has_snapshot else (0, ProducerTable())
+        self._open_segments()
+        self._verify_doubtful()
+        self._tell_gaps()
+        # below the snapshot no sequence is used again: what is stored there is not read for it
+        self._continue_at(max(next_sequence_min, self._saved_sequence))
+        self._sweep()
+
+    def finish(self) -> Recovered:
+        """What was found; to be called last."""
+        producers = restore(self.segments, self._saved_sequence, self._table)
+        return Recovered(self.segments, self.failed, producers, self._checkpoint_size)
 
     # 1 identity
 
-    def identify(self, created_ns: int) -> None:
+    def _identify(self, created_ns: int) -> None:
         home = self.home
         path = f"{home.directory}/{META_NAME}"
         meta = self._read_meta(path)
@@ -211,11 +232,6 @@ class _Opening:
             reason = "missing or damaged; written again from the segment headers"
             self.home.report(Corruption(path, 0, 0, reason, 0, 0, "header"))
 
-    def _sync_parents(self) -> None:
-        """Make the directory's own name durable: a kill may have come before that."""
-        for path in parents_of(self.home.directory):
-            self.files.sync_directory(path)
-
     def _read_meta(self, path: str) -> tuple[int, int] | None:
         try:
             file = self.files.open(path)
@@ -236,7 +252,7 @@ class _Opening:
 
     # 2, 3 segments
 
-    def open_segments(self) -> None:
+    def _open_segments(self) -> None:
         for first, following in pairwise(self._firsts):
             segment = self._open_sealed(first, following)
             if segment is not None:
@@ -312,18 +328,23 @@ class _Opening:
         file_size = self._file_size(segment)
         if file_size is None or self._is_foreign(segment, file_size):
             return None
-        segment.live_file = self.files.open(segment.path)
+        segment.hold_file()
         header = self._header(segment)
         if header is not None:
             segment.synced_before = header.synced_before
-        self._remember_end(segment)
-        loaded = _checkpoint(segment, file_size)
-        if loaded is None:
-            self._forget_index(segment)
+        loaded = None
+        if self._has_index(segment):
+            self._remember_end(segment)
+            loaded = _checkpoint(segment, file_size)
+            if loaded is None:
+                self._forget_index(segment)
         previous = self.segments[-1] if self.segments else None
         walker = self._walk(segment, file_size, loaded, previous)
-        self._is_clean = loaded is not None and loaded[0].data_size == file_size
-        self._is_checkpoint_due = walker.position - (loaded[0].data_size if loaded else 0) > CHECKPOINT_BYTES
+        # something in the segment was synced: its name was as well
+        self._is_name_durable = segment.synced_before > first
+        self._is_clean = self._is_name_durable and walker.position == file_size and segment.synced_before >= segment.end
+        self._checkpoint_size = loaded[0].data_size if loaded else 0
+        self._is_checkpoint_due = walker.position - self._checkpoint_size > CHECKPOINT_BYTES
         self._cut(segment, file_size)
         if segment.is_empty and previous is not None and first < previous.end:
             # the segment was begun, that failed, and the log went on in the one before it
@@ -334,6 +355,9 @@ class _Opening:
             self._write_header_again(segment, previous)
         return segment
 
+    def _has_index(self, segment: Segment) -> bool:
+        return segment.index_path.rpartition("/")[2] in self._owned
+
     def _remember_end(self, segment: Segment) -> None:
         """Learn from a checkpoint where the log durably ended: what is missing below that is a loss, no torn tail."""
         summary = segment.load_summary()
@@ -342,7 +366,8 @@ class _Opening:
 
     def _reopen(self, segment: Segment) -> Segment:
         segment.live_index = segment.index()
-        segment.live_file = self.files.open(segment.path)
+        segment.hold_file()
+        self._checkpoint_size = 0
         self._is_clean = False
         return segment
 
@@ -430,6 +455,7 @@ class _Opening:
         offset_bytes = previous.end_offset_bytes if previous is not None else 0
         self._is_clean = False
         self._directory_changed = True
+        self._checkpoint_size = 0
         try:
             segment.create(previous_end, offset_bytes, previous.synced_before if previous is not None else 0)
         except OSError as error:
@@ -479,16 +505,15 @@ class _Opening:
 
     def _forget_index(self, segment: Segment) -> None:
         """Remove an index that must not be believed: once the segment has grown over it again, it would look good."""
-        if segment.index_path.rpartition("/")[2] in self._owned:
-            self._directory_changed = True
-            try:
-                self.files.remove(segment.index_path)
-            except OSError as error:
-                self.failed = str(WriteFailed(segment.index_path, f"cannot remove it: {error}"))
+        self._directory_changed = True
+        try:
+            self.files.remove(segment.index_path)
+        except OSError as error:
+            self.failed = str(WriteFailed(segment.index_path, f"cannot remove it: {error}"))
 
     # 4, 5, 6
 
-    def verify_doubtful(self) -> None:
+    def _verify_doubtful(self) -> None:
         """Walk those of the last sealed segments that a power loss may have caught before they were synced."""
         durable = self.segments[-1].synced_before
         start = max(len(self.segments) - 1 - _DOUBTFUL_SEGMENTS_MAX, 0)
@@ -502,7 +527,7 @@ class _Opening:
             walked = self._walk_sealed(twin, segment.size, self.segments[number + 1].first, previous)
             self.segments[number : number + 1] = [] if walked is None else [walked]
 
-    def tell_gaps(self) -> None:
+    def _tell_gaps(self) -> None:
         """Report sequences between two segments that neither holds, unless the gap was there from the beginning."""
         for segment, following in pairwise(self.segments):
             if segment.end == following.first:
@@ -518,7 +543,7 @@ class _Opening:
     def _tell_gap(self, segment: Segment, first: int, end: int, reason: str) -> None:
         self.home.report(Corruption(segment.path, segment.size, 0, reason, first, end, "gap", segment.synced_before))
 
-    def continue_at(self, next_sequence_min: int) -> None:
+    def _continue_at(self, next_sequence_min: int) -> None:
         """Leave a gap when consumers were ahead of what survived, so that no sequence is given to two messages."""
         active = self.segments[-1]
         next_sequence = max(next_sequence_min, self._durable_end)
@@ -536,7 +561,7 @@ class _Opening:
             self._seal(active)
         self.segments.append(segment)
 
-    def sweep(self) -> None:
+    def _sweep(self) -> None:
         """Remove what belonged to segments that are gone."""
         firsts = {segment.first for segment in self.segments}
         oldest = self.segments[0].first
@@ -547,27 +572,56 @@ class _Opening:
             with suppress(OSError):
                 self.files.remove(f"{self.home.directory}/{name}")
 
-    def sync(self) -> None:
-        """Make everything recovered durable, then record what was walked."""
+    def begin_sync(self) -> bool:
+        """Fix what has to be synced, and write it once more; False when all of it is known to be durable."""
         active = self.segments[-1]
-        if not self._is_clean or self._directory_changed or self._walked:
-            durable = active.synced_before
+        if self._is_clean and not self._directory_changed and not self._walked:
+            self.sync_ended(None)
+            return False
+        durable = active.synced_before
+        try:
+            active.hold_file()
+            self._write_again(durable)
+        except OSError as error:
+            self.sync_ended(error)
+            return False
+        self._unsynced_paths = [
+            segment.path for segment in self.segments[:-1] if segment.end > durable or segment.first in self._walked
+        ]
+        if self._directory_changed or self._walked or not self._is_name_durable:
+            self.directories.append(self.home.directory)
+        if not self._is_name_durable:
+            # a kill may have come before the names of the directory itself and of those above it were durable
+            self.directories += parents_of(self.home.directory)
+        return True
+
+    def sync_files(self) -> None:
+        """Sync the segments that may need it. Blocks; may be called in a thread.
+
+        Raises:
+            OSError: nothing is known about what is durable.
+        """
+        for path in self._unsynced_paths:
+            file = self.files.open(path)
             try:
-                self._write_again(durable)
-                for segment in self.segments:
-                    if segment is active or segment.end > durable or segment.first in self._walked:
-                        segment.file().sync()
-                self.files.sync_directory(self.home.directory)
-                self._sync_parents()
-            except OSError as error:
-                self.failed = self.failed or str(WriteFailed(self.home.directory, f"cannot sync: {error}"))
-                return
+                file.sync()
+            finally:
+                file.close()
+        self.segments[-1].file().sync()
+
+    def sync_ended(self, error: OSError | None) -> None:
+        """Take note that everything recovered is durable, or why that is not known."""
+        active = self.segments[-1]
+        if error is not None:
+            self.failed = self.failed or str(WriteFailed(self.home.directory, f"cannot sync: {error}"))
+            return
         active.synced_before = active.end
         for segment in self._walked.values():
             if segment is not active:
                 segment.release_file()
         if self._is_checkpoint_due and active.live_index:
             active.write_index(active.live_index, active.end)
+            self._checkpoint_size = active.size
 
     def _write_again(self, durable: int) -> None:
         """Write the newest bytes that were not known to be durable once more, unchanged, before they are synced.

@@ -50,6 +50,7 @@ Kind = Literal[
     "create", "write", "truncate", "sync", "rename", "remove", "remove_directory", "make_directory", "sync_directory",
     "commit",
 ]  # fmt: skip
+Errors = list[OSError | None]  # of several calls, in their order
 
 
 class Operation(NamedTuple):
@@ -812,6 +813,17 @@ class MemoryFiles:
                 self._names.sync(directory)
             if fault is not None:
                 raise fault.strike()
+
+    def run_all(self, calls: Sequence[Callable[[], None]]) -> Errors:
+        errors: Errors = []
+        for call in calls:  # in this order, so that a seed gives the same run
+            try:
+                call()
+            except OSError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+        return errors
 
     def free_bytes(self) -> int:
         return self._alive().free_bytes

@@ -26,8 +26,6 @@ from __future__ import annotations
 import zlib
 from typing import Protocol
 
-import cramjam
-
 from flintmq.errors import FlintError
 
 READ_SIZE_MAX = 64 * 1024
@@ -141,6 +139,9 @@ class Snappy:
     is_ended = False  # the format has no end
 
     def __init__(self) -> None:
+        import cramjam  # for those who negotiate it
+
+        self._decompress, self._error = cramjam.snappy.decompress, cramjam.DecompressionError
         self._compressor = cramjam.snappy.Compressor()  # sends the stream identifier with the first write only
         self._received = b""
         self._at = 0  # what stands before it in _received is done with
@@ -165,10 +166,10 @@ class Snappy:
                 if start == end:
                     return b""
                 # the library's own decoder of streams wants a stream from its start, and whole chunks
-                plain = bytes(cramjam.snappy.decompress(_STREAM_START + self._received[start:end]))
+                plain = bytes(self._decompress(_STREAM_START + self._received[start:end]))
                 if plain:
                     return plain
-        except cramjam.DecompressionError as error:
+        except self._error as error:
             self._give_up(str(error))
             raise CorruptStream(self.name, self._corrupt) from error
 
