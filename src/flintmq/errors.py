@@ -161,6 +161,10 @@ class StorageError(FlintError):
     """The data directory cannot be used as asked."""
 
 
+class DamagedDatabase(StorageError):
+    """A database file is not what SQLite wrote, at least where it was read."""
+
+
 class CorruptRecord(StorageError):
     """Bytes of a data file are not what was written.
 

@@ -97,8 +97,9 @@ def test_a_plain_topic(nsqd: Nsqd, topic: str):
     nsqd.publish(topic, b"a", b"b")
     for words in ((), (0,), (0, "timestamp:0")):
         with subscribed(nsqd, advanced(topic, "c", *words)) as connection:
-            # what a lost connection held longest comes last
-            messages = sorted(connection.messages(2), key=lambda message: message.id)
+            messages = sorted(
+                connection.messages(2), key=lambda message: message.id
+            )  # what a lost connection held longest comes last
             assert [message.body[LOCATION.size :] for message in messages] == [b"a", b"b"]
             assert [message.id for message in messages] == [b"%016x" % number for number in (1, 2)], "ids as text"
 
@@ -216,7 +217,7 @@ def test_a_start_that_is_none(nsqd: Nsqd, parted: str, start: str):
     assert "new" not in {row["channel_name"] for row in nsqd.stats(parted)["channels"]}, "nothing was created"
 
 
-@pytest.mark.parametrize("word", ["x", "-1", "1x", "timestamp:0"])
+@pytest.mark.parametrize("word", ["x", "-2", "1x", "timestamp:0"])
 def test_a_partition_that_is_no_number(nsqd: Nsqd, parted: str, topic: str, word: str):
     for name in (parted, f"{topic}-plain"):
         assert fatal(nsqd, advanced(name, "c", word)) == "E_BAD_PARTITION SUB_ADVANCED partition is not a number"

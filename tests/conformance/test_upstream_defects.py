@@ -5,7 +5,6 @@ The number in a name is the defect's row there. Rows 2, 4, 6, 15 and 18 are abou
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -363,26 +362,25 @@ def test_16_messages_survive_when_only_their_files_are_left(daemons: Daemons):
     stored = Stored(daemons, "kill")
     for path in [path for path in stored.nsqd.data_path.rglob("*") if path.is_file() and path not in stored.before]:
         path.unlink()
+    stored.nsqd.launch()
+    assert stored.nsqd.wait() == 1
+    assert "cannot tell which channels there were" in stored.nsqd.log
+    assert "--accept-lost-channels" in stored.nsqd.log, "it says what to do"
+    stored.check_untouched()
+    stored.nsqd.flags += ["--accept-lost-channels"]
     stored.nsqd.start()
     stored.check_all_delivered()
 
 
 @improvement
-def test_16_a_damaged_database_is_named_and_nothing_is_touched(daemons: Daemons, tmp_path: Path):
+def test_16_a_damaged_database_is_named_kept_and_made_anew(daemons: Daemons):
     stored = Stored(daemons, "stop")
     (database,) = [path for path in database_files(stored.nsqd.data_path) if path.name == "channels.db"]
-    copy = tmp_path / "copy.db"
-    shutil.copyfile(database, copy)
     spoil(database)
-    stored.nsqd.launch()
-    assert stored.nsqd.wait() == 1
-    assert "cannot open channels.db" in stored.nsqd.log
-    assert "move it away" in stored.nsqd.log, "it says what to do"
-    stored.check_untouched()
-    for path in database_files(stored.nsqd.data_path):
-        path.unlink()
-    shutil.copyfile(copy, database)
+    spoiled = database.read_bytes()
     stored.nsqd.start()
+    assert "ERROR: channels.db: " in stored.nsqd.log
+    assert database.with_name("channels.db.1.bad").read_bytes() == spoiled
     stored.check_all_delivered()
 
 

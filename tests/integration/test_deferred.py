@@ -19,9 +19,9 @@ from tests.integration.daemons import (
     sized,
     wait_until,
 )
+from tests.old_database import make_older
 
 from flintmq.limits import WINDOW_DEFERRED_MAX
-from flintmq.storage.packs import decode_packs
 
 BATCH = 100
 MANY = 2 * WINDOW_DEFERRED_MAX
@@ -226,30 +226,10 @@ def test_a_data_directory_of_an_older_release(daemons: Daemons):
     publish(nsqd, "t", HOUR_MS - 1000, 300)
     wait_until(lambda: aside_rows(nsqd) == 300)
     nsqd.stop()
-    database = sqlite3.connect(nsqd.data_path / "channels.db", isolation_level=None)
-    dues = dict(database.execute("SELECT id, due_ns FROM aside_pack"))
-    ((cursor,),) = database.execute("SELECT DISTINCT cursor FROM aside_pack")
-    stored = [data for (data,) in database.execute("SELECT data FROM aside_data")]
+    make_older(nsqd.data_path, 2)
     soon_ns = time.time_ns() + 1_000_000_000
-    rows = [
-        (cursor, sequence, soon_ns, sequence % 3, frame)
-        for data in stored
-        for pack in decode_packs(data, dues)
-        for piece in pack.pieces
-        for sequence, frame in piece.messages()
-    ]
-    database.execute("BEGIN")
-    database.execute("DROP TABLE aside_pack")
-    database.execute("DROP TABLE aside_data")
-    database.execute("DROP TABLE aside_done")
-    database.execute(
-        "CREATE TABLE aside(cursor INTEGER, sequence INTEGER, due_ns INTEGER NOT NULL, attempts INTEGER NOT NULL,"
-        " frame BLOB NOT NULL, PRIMARY KEY(cursor, sequence)) WITHOUT ROWID"
-    )
-    database.execute("CREATE INDEX aside_due ON aside(cursor, due_ns, sequence)")
-    database.executemany("INSERT INTO aside VALUES(?, ?, ?, ?, ?)", rows)
-    database.execute("PRAGMA user_version = 2")
-    database.execute("COMMIT")
+    database = sqlite3.connect(nsqd.data_path / "channels.db", isolation_level=None)
+    database.execute("UPDATE aside SET due_ns = ?, attempts = sequence % 3", (soon_ns,))
     database.close()
     nsqd.start()
     assert nsqd.unfinished("t", "c") == 300

@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Any
 
 from tests.integration.daemons import Connection, Daemons, Nsqd, Nsqlookupd, mpub, mpub_body, pub, sized, wait_until
+from tests.old_database import make_older
 
 RAW_ID = Struct(">QQ")
 BARE = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -166,15 +167,10 @@ def test_delays_of_every_partition_survive(daemons: Daemons):
 
 def test_an_older_data_directory_gets_what_it_lacks(daemons: Daemons, tmp_path: Path):
     """A database of before there were partitions, as the release before this one wrote it."""
-    import sqlite3
-
     nsqd = daemons.nsqd("--durability=os")
     nsqd.publish("t", b"x")
     nsqd.stop()
-    with sqlite3.connect(nsqd.data_path / "channels.db") as database:
-        database.execute("DROP TABLE topic_meta")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
+    make_older(nsqd.data_path, 1)
     nsqd.start()
     nsqd.post("/topic/create?topic=p&partition_num=2")
     nsqd.restart()

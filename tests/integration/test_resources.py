@@ -244,7 +244,7 @@ def test_a_torn_tail(daemons: Daemons):
     assert sorted(drain(nsqd, "t", "c").numbers) == sorted([*range(90), *range(10)])
 
 
-def test_a_damaged_database_is_refused_with_advice(daemons: Daemons):
+def test_a_damaged_database_is_made_anew_and_kept(daemons: Daemons):
     nsqd = daemons.nsqd("--durability=os")
     published(nsqd, 100, 10)
     nsqd.stop()
@@ -252,12 +252,10 @@ def test_a_damaged_database_is_refused_with_advice(daemons: Daemons):
     database.write_bytes(b"no database" * 1000)
     for path in nsqd.data_path.glob("channels.db-*"):
         path.unlink()
-    nsqd.launch()
-    assert nsqd.wait() == 1
-    line = nsqd.log.splitlines()[-1]
-    assert "FATAL: failed to instantiate nsqd - " in line and "channels.db" in line and "move it away" in line
-    database.unlink()
     nsqd.start()
+    (line,) = [line for line in nsqd.log.splitlines() if "ERROR: channels.db: " in line]
+    assert "file is not a database; it is made anew" in line and "kept as channels.db.1.bad" in line
+    assert (nsqd.data_path / "channels.db.1.bad").read_bytes() == b"no database" * 1000
     assert sorted(drain(nsqd, "t", "c").numbers) == list(range(100)), "the messages need no database"
 
 

@@ -258,6 +258,7 @@ class World:
         self.stop: Any = None
         self.channel_is_acked = False
         self.network_was_cut = False
+        self.disk_has_failed = False
         self.requeued_at: dict[bytes, float] = {}
         self.durability = durability or self.random.choice(("fsync", "fsync", "os", "interval"))
         self.node: Node = sim.node("nsqd")
@@ -363,6 +364,7 @@ class World:
         self.node.disk.set_free_bytes(1 << 40)
 
     async def _eio(self):
+        self.disk_has_failed = True
         self.node.disk.fail(self.random.choice(("write", "sync")), nth=self.random.randint(1, 5))
         await asyncio.sleep(self.random.uniform(0.1, 1))
         self.node.disk.heal()
@@ -440,6 +442,8 @@ class World:
             found.append(str(queue))
         if not self.network_was_cut:  # a message that arrives after its timeout makes room for another one
             found += [str(violation) for violation in in_flight(history.flow, tolerance_ns=30_000_000_000)]
+        if not self.disk_has_failed and self.nsqd is not None:
+            found += [f"told of damage: {damage}" for _, damage in self.nsqd.damage.reports]
         return found
 
 

@@ -121,7 +121,11 @@ class TopicBounds:
 
     def _count(self, partition: Partition, name: str) -> int:
         log = partition.log
-        used = unfinished_count(partition.channels[name]) if name else log.next_sequence - partition.backlog_start
+        if not name:
+            used = log.next_sequence - partition.backlog_start
+        else:
+            channel = partition.channels.get(name)
+            used = 0 if channel is None else unfinished_count(channel)
         return used + max(0, self._reserved.get(partition, (0, 0))[0] - log.next_sequence)
 
     def _bytes(self, partition: Partition, name: str) -> int:
@@ -129,7 +133,8 @@ class TopicBounds:
         if not name:
             used = log.end_offset_bytes - offset_at(log, partition.backlog_start)
         else:
-            policy = partition.channels[name].policy
+            channel = partition.channels.get(name)
+            policy = None if channel is None else channel.policy
             used = 0 if policy is None else policy.unfinished_bytes()
         return used + max(0, self._reserved.get(partition, (0, 0))[1] - log.end_offset_bytes)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -34,6 +34,7 @@ from flintmq.broker.latency import Latency
 from flintmq.broker.limiting import TopicLimits
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.retention import Retention, drop_consumed
+from flintmq.broker.seek import move
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
@@ -50,7 +51,8 @@ from flintmq.broker.work import (
     cursor_statement,
     keep_nothing,
     log_directory,
-    partitions_on_disk,
+    removal_path,
+    topics_on_disk,
 )
 from flintmq.budget import Budget
 from flintmq.errors import FlintError, StorageError
@@ -60,6 +62,7 @@ from flintmq.storage import (
     ChannelStore,
     Corruption,
     Creation,
+    Damage,
     Files,
     FloorFile,
     LogPlace,
@@ -69,6 +72,7 @@ from flintmq.storage import (
     channel_store,
     packs,
 )
+from flintmq.storage.channel_store import StoredChannel
 from flintmq.topic_meta import PLAIN
 
 _RETRY_NS = 1_000_000_000
@@ -82,7 +86,11 @@ class TopicNotFound(FlintError):
 
 
 class ChannelNotFound(FlintError):
-    """The topic has no such channel."""
+    """The topic has no such channel, or not in the partition that was named."""
+
+
+class PartitionNotFound(FlintError):
+    """The topic has no partition of that number here."""
 
 
 def _raise(_what: str, error: Exception) -> None:
@@ -151,6 +159,13 @@ class Broker(TopicLimits):
         self._delayed_notes = DelayedNotes()
         self._removal_count = 0
         self._clock_shift_ns = 0
+        self._marks: dict[Partition, channel_store.StoredLog] = {}  # how far logs are, as the database has it
+        self._told_lost: dict[str, list[tuple[int, int]]] | None = (
+            None  # by the directories of logs that are being opened
+        )
+        self._grown: dict[Partition, None] = {}  # that are farther than that, perhaps
+        self.on_known_damage: Callable[[list[tuple[int, int, bytes]]], None] = lambda _stored: None
+        self.on_damage: Callable[[Damage], None] = lambda _damage: None
         self.on_problem: Callable[[StorageError], None] = lambda _error: None
         self.on_defect: Callable[[str, Exception], None] = _raise
         self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
@@ -165,24 +180,38 @@ class Broker(TopicLimits):
             StorageError: the data directory cannot be used.
         """
         stored = self._store.load()
+        self.on_known_damage(stored.damage)
+        for damage in self._store.take_damages():
+            self.on_damage(damage)
         self._settings = stored.settings
         self._pack_numbers = count(stored.next_pack)
         floors = self._floors.load()
-        cursors: dict[tuple[str, int], list[channel_store.StoredCursor]] = {}
+        # a number that stands in the floors is not given to another channel, which would begin there
+        self._next_cursor = max(stored.next_cursor, max(floors, default=0) + 1)
+        cursors: dict[tuple[str, int], dict[str, channel_store.StoredCursor]] = {}
+        if stored.is_older:
+            floors = {}  # what was set aside behind them may be missing: rather again than never
         for cursor in stored.cursors:
-            advance(cursor, floors.get(cursor.id, 0))
-            cursors.setdefault((cursor.topic, cursor.partition), []).append(cursor)
-            self._next_cursor = max(self._next_cursor, cursor.id + 1)
-        found = partitions_on_disk(self._files)
+            if not cursor.is_lost:
+                advance(cursor, floors.get(cursor.id, 0))
+            cursors.setdefault((cursor.topic, cursor.partition), {})[cursor.channel] = cursor
+        on_disk = topics_on_disk(self._files)
+        found = on_disk.partitions
+        self._removal_count = on_disk.removal_number
+        for path, name in on_disk.removed.items():
+            self._removals.append(path)
+            if name in stored.topics and name not in found:
+                self._delete_rows(name, stored)
         for name in stored.topics:
             _, held = stored.metas.get(name, (PLAIN, [0]))
             found[name] = sorted({*found.get(name, ()), *held})
-        channels: dict[str, list[tuple[str, bool]]] = {}
-        for (topic_name, channel_name), paused in stored.channels.items():
-            channels.setdefault(topic_name, []).append((channel_name, paused))
+        channels: dict[str, dict[str, dict[int, StoredChannel]]] = {}
+        for (topic_name, number, channel_name), channel in stored.channels.items():
+            channels.setdefault(topic_name, {}).setdefault(channel_name, {})[number] = channel
         logs = iter(self._open_logs(found, stored, cursors, wall_ns))
         for name, numbers in found.items():
-            self._restore_topic(name, {n: next(logs) for n in numbers}, stored, cursors, channels.get(name, []))
+            self._restore_topic(name, {n: next(logs) for n in numbers}, stored, cursors, channels.get(name, {}))
+        self._told_lost = None
         living = {identity for identity, _ in self._cursors.values()}
         self._floors.begin({cursor: floor for cursor, floor in floors.items() if cursor in living})
 
@@ -190,7 +219,7 @@ class Broker(TopicLimits):
         self,
         found: dict[str, list[int]],
         stored: channel_store.StoredTopics,
-        cursors: dict[tuple[str, int], list[channel_store.StoredCursor]],
+        cursors: dict[tuple[str, int], dict[str, channel_store.StoredCursor]],
         wall_ns: int,
     ) -> list[PartitionLog]:
         """Open the logs of all partitions, in the order of ``found``: what they have to sync is synced together."""
@@ -198,34 +227,63 @@ class Broker(TopicLimits):
         for name, numbers in found.items():
             for number in numbers:
                 # cursors may be ahead of a log that lost its unsynced end; ids below them must not be used again
-                ends = [cursor.row.floor + len(cursor.window) for cursor in cursors.get((name, number), ())]
+                mine = cursors.get((name, number), {})
+                ends = [cursor.row.floor + len(cursor.window) for cursor in mine.values()]
                 backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
-                first = max([*ends, backlog_start, paused_at or 1, 1])
-                places.append(LogPlace(log_directory(name, number), number, first))
+                mark = stored.logs.get((name, number), channel_store.StoredLog(0, 1, 1))
+                durable_end = mark.written if stored.is_same_boot else mark.synced
+                first = max([*ends, backlog_start, paused_at or 1, mark.written])
+                places.append(LogPlace(log_directory(name, number), number, first, durable_end))
+        self._told_lost = {place.directory: [] for place in places}
         return PartitionLog.open_all(
             self._files,
             places,
             segment_bytes=self.options.segment_bytes,
             cache=self._cache,
-            report=self._report,
+            report=self._log_damaged,
             created_ns=wall_ns,
         )
+
+    def _delete_rows(self, name: str, stored: channel_store.StoredTopics) -> None:
+        """Go on with the deletion of a topic whose directory had been put out of the way."""
+        del stored.topics[name]
+        for topic, number, channel in [key for key in stored.channels if key[0] == name]:
+            self._metadata.append(channel_store.delete_channel(topic, number, channel))
+            del stored.channels[topic, number, channel]
+        for cursor in stored.cursors:
+            if cursor.topic == name:
+                self._metadata += channel_store.delete_cursor(cursor.id)
+        for topic, channel in [key for key in stored.settings if key[0] == name]:
+            self._metadata += channel_store.put_settings(topic, channel, None)
+            del stored.settings[topic, channel]
+        self._metadata += channel_store.delete_topic(name)
 
     def _restore_topic(
         self,
         name: str,
         logs: dict[int, PartitionLog],
         stored: channel_store.StoredTopics,
-        cursors: dict[tuple[str, int], list[channel_store.StoredCursor]],
-        channels: list[tuple[str, bool]],
+        cursors: dict[tuple[str, int], dict[str, channel_store.StoredCursor]],
+        channels: dict[str, dict[int, StoredChannel]],
     ) -> None:
         partitions = {}
-        meta, _ = stored.metas.get(name, (PLAIN, []))
+        told: dict[int, list[tuple[int, int]]] = {}
+        meta, recorded = stored.metas.get(name, (PLAIN, [0]))
         for number, log in logs.items():
+            mine = cursors.get((name, number), {})
             backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
+            mark = stored.logs.get((name, number), channel_store.StoredLog(0, 1, 1))
+            assert self._told_lost is not None
+            told[number] = self._told_lost[log.directory]
             partition = Partition(name, number, log, self._delayed_notes)
             partition.backlog_start = max(backlog_start, log.start_sequence)
-            partition.paused_at = paused_at
+            partition.paused_at = log.start_sequence if paused_at is None and stored.topics.get(name) else paused_at
+            self._marks[partition] = mark
+            self._grown[partition] = None
+            gone = log.start_sequence - backlog_start
+            gone -= _overlap(told[number], backlog_start, log.start_sequence)
+            if not mine and gone > 0 and not stored.is_behind:
+                self._tell_gone(partition, backlog_start, gone)
             partitions[number] = partition
         topic = Topic(name, partitions, stored.topics.get(name, False), meta)
         self.topics[name] = topic
@@ -233,25 +291,151 @@ class Broker(TopicLimits):
         if name not in stored.topics:
             self._metadata.append(channel_store.put_topic(name, False))
             self._hold_back(topic)  # it died before anything but its log was on disk
-        for channel_name, paused in channels:
-            topic.channel_names[channel_name] = paused
+        for channel_name, parts in channels.items():
+            paused = topic.channel_names[channel_name] = all(part.paused for part in parts.values())
             for number, partition in partitions.items():
-                cursor = next((c for c in cursors.get((name, number), []) if c.channel == channel_name), None)
-                channel = self._add_channel(topic, partition, channel_name, cursor, paused)
-                channel.skipped = (name, channel_name) in stored.skipped
+                part = parts.get(number)
+                if part is None and number in recorded:
+                    continue  # deleted in this partition
+                cursor = cursors.get((name, number), {}).get(channel_name)
+                channel = self._add_channel(
+                    topic, partition, channel_name, cursor, paused if part is None else part.paused
+                )
+                channel.skipped = part is not None and part.skipped
+                if cursor is not None:
+                    self._look_for_lost(partition, channel, cursor, None if stored.is_behind else told[number])
+                if part is None or part.cursor != self._cursors[channel][0]:
+                    self._put_channel(channel)
         self._limit_topic(topic)
 
-    def _open_log(self, topic: str, number: int, wall_ns: int, next_sequence_min: int) -> PartitionLog:
+    def _open_log(
+        self, topic: str, number: int, wall_ns: int, next_sequence_min: int, durable_end: int = 1
+    ) -> PartitionLog:
         options = self._log_options(number, wall_ns)
         directory = log_directory(topic, number)
-        return PartitionLog.open(self._files, directory, next_sequence_min=next_sequence_min, **options)
+        return PartitionLog.open(
+            self._files, directory, next_sequence_min=next_sequence_min, durable_end=durable_end, **options
+        )
+
+    def _log_damaged(self, found: Corruption) -> None:
+        if self._told_lost is not None and (told := self._told_lost.get(found.path.rpartition("/")[0])) is not None:
+            told.append((found.first_sequence_lost, found.end_sequence_lost))
+        self._report(found)
+
+    # -- damage ----------------------------------------------------------------------------------------------------
+
+    def _look_for_lost(
+        self,
+        partition: Partition,
+        channel: Channel,
+        cursor: channel_store.StoredCursor,
+        told: list[tuple[int, int]] | None,
+    ) -> None:
+        """Let a channel begin again of which something is missing, and tell what cannot come again.
+
+        Args:
+            told: what the log has told of, from first to end (exclusive); None when progress may be behind.
+        """
+        start = partition.log.start_sequence
+        if cursor.is_lost:
+            if cursor.aside_count:
+                channel.aside.clear_from(start)  # it comes from the log
+            return
+        if cursor.aside_missing:
+            move(channel, start, finish_older=False)
+            self._tell(
+                partition,
+                channel,
+                f"{cursor.aside_missing} messages that were set aside are missing; it begins again with sequence "
+                f"{start}, so that those come again which are stored",
+                is_more_possible=True,
+            )
+        gone = start - cursor.row.floor
+        if gone > 0 and told is not None:
+            unfinished = gone - cursor.window[:gone].count(1)
+            unfinished -= _overlap([*cursor.row.holes, *told], cursor.row.floor, start)
+            if unfinished > 0:
+                self._tell_gone(partition, cursor.row.floor, unfinished, channel)
+
+    def _tell_gone(self, partition: Partition, first: int, lost: int, channel: Channel | None = None) -> None:
+        what = "the oldest messages that it has not finished are stored nowhere"
+        self._tell(partition, channel, what, first, partition.log.start_sequence, lost)
+
+    def _tell(
+        self,
+        partition: Partition,
+        channel: Channel | None,
+        what: str,
+        first: int = 0,
+        end: int = 0,
+        lost: int = 0,
+        is_more_possible: bool = False,
+    ) -> None:
+        name = "" if channel is None else channel.name
+        path = log_directory(partition.topic_name, partition.number)
+        self.on_damage(
+            Damage(path, what, partition.topic_name, partition.number, name, first, end, lost, is_more_possible)
+        )
+
+    def _pack_damaged(self, channel: Channel, partition: Partition, stored: packs.StoredPack) -> None:
+        """Messages that were set aside cannot be read any more: what of them the log still has is taken from there."""
+        found = stored.found
+        assert found is not None, "it is damaged"
+        count = channel.aside.forget_damaged(stored)
+        if not stored.pieces:
+            start = max(found.first, partition.log.start_sequence)
+            if start <= found.last:
+                move(channel, start, finish_older=False)
+            lost = min(count, max(0, partition.log.start_sequence - found.first))
+            what = f"{count} messages that were set aside cannot be read; it begins again with sequence {start}"
+            self._tell(partition, channel, what, found.first, found.last + 1, lost)
+        else:
+            gone = [each for piece in stored.pieces for each in self._read_again(channel, piece)]
+            what = (
+                f"{count} messages that were set aside cannot be read; {count - len(gone)} are taken from the log again"
+            )
+            first, end = (gone[0], gone[-1] + 1) if gone else (0, 0)
+            self._tell(partition, channel, what, first, end, len(gone))
+        self.was_changed(channel)
+
+    def _read_again(self, channel: Channel, piece: packs.Piece) -> Iterator[int]:
+        """Set messages aside again as the log has them; those that it does not have."""
+        for sequence in range(piece.first, piece.end):
+            try:
+                batch = channel.log.read(sequence)
+            except StorageError as error:
+                self.on_problem(error)
+                batch = None
+            if batch is None or batch.first > sequence:
+                yield sequence
+            else:
+                channel.aside.put(sequence, piece.due_ns, piece.attempts, bytes(batch.frames(sequence, sequence + 1)))
+
+    # -- how far logs are ------------------------------------------------------------------------------------------
+
+    def note_synced(self) -> None:
+        """Some logs have been synced that nobody waited for: it is written down with the next flush."""
+        for partition, mark in self._marks.items():
+            if partition.log.synced_sequence != mark.synced:
+                self._grown[partition] = None
+
+    def _take_marks(self) -> list[tuple[Partition, channel_store.StoredLog]]:
+        taken = []
+        for partition in self._grown:
+            log = partition.log
+            if isinstance(log, PartitionLog) and log.is_created and not partition.is_deleted:
+                mark = channel_store.StoredLog(log.log_id, log.synced_sequence, log.next_sequence)
+                if self._marks.get(partition) != mark:
+                    taken.append((partition, mark))
+        self._grown = {}
+        return taken
 
     def _log_options(self, number: int, wall_ns: int) -> dict[str, Any]:
         return {
             "partition": number,
             "segment_bytes": self.options.segment_bytes,
             "cache": self._cache,
-            "report": self._report,
+            "report": self._log_damaged,
             "created_ns": wall_ns,
         }
 
@@ -311,18 +495,24 @@ class Broker(TopicLimits):
             if not topic.paused:
                 self._limit(topic, paused=False)
 
-    def channel(self, topic: Topic, name: str, at: Mapping[int, int] | None = None) -> tuple[list[Channel], bool]:
-        """Find a channel in every partition or create it; the second value tells whether it is new.
+    def channel(
+        self, topic: Topic, name: str, at: Mapping[int, int] | None = None, numbers: Iterable[int] | None = None
+    ) -> tuple[list[Channel], bool]:
+        """Find a channel or create it; the second value tells whether it is new.
 
-        A new channel of a topic without channels begins with the backlog, of others at the present end, or where ``at``
-        says (partition to sequence). It is durable once :meth:`when_metadata_durable` calls back.
+        A new channel of a partition without channels begins with the backlog, of others at the present end, or where
+        ``at`` says (partition to sequence). It is durable once :meth:`when_metadata_durable` calls back.
+
+        Args:
+            numbers: partitions in which the channel has to be, if it was deleted there; all when not given. A channel
+                that is nowhere is made in all of them.
         """
-        if name in topic.channel_names:
+        is_new = name not in topic.channel_names
+        wanted = topic.partitions if is_new or numbers is None else numbers
+        missing = [topic.partitions[number] for number in wanted if name not in topic.partitions[number].channels]
+        if not missing and not is_new:
             return topic.channels(name), False
-        durable = not is_ephemeral(name) and not topic.ephemeral
-        if durable:
-            self._metadata.append(channel_store.put_channel(topic.name, name, False))
-        for partition in topic.partitions.values():
+        for partition in missing:
             if at is not None:
                 floor = min(max(at[partition.number], partition.log.start_sequence), partition.log.next_sequence)
             elif not partition.channels:
@@ -330,11 +520,11 @@ class Broker(TopicLimits):
             else:
                 floor = partition.log.next_sequence if partition.paused_at is None else partition.paused_at
             cursor = channel_store.StoredCursor(0, "", 0, "", channel_store.CursorRow(floor), b"", 0, None)
-            self._add_channel(topic, partition, name, cursor, False, new=True)
+            self._put_channel(self._add_channel(topic, partition, name, cursor, False, new=True))
         topic.channel_names[name] = False
         self._limit_topic(topic)
         self.on_topic_change(topic.name, name, True)
-        return topic.channels(name), True
+        return topic.channels(name), is_new
 
     def _add_channel(
         self,
@@ -372,7 +562,7 @@ class Broker(TopicLimits):
         partition.channels[name] = channel
         identity = cursor.id
         if not identity:
-            identity = self._next_cursor
+            identity = -self._next_cursor if ephemeral or topic.ephemeral else self._next_cursor
             self._next_cursor += 1
         self._cursors[channel] = identity, partition
         if topic.meta.ordered or self.own_settings(topic.name, name).is_ordered:
@@ -396,9 +586,7 @@ class Broker(TopicLimits):
                 self.mark(channel)
 
     def _order(self, channel: Channel, is_ordered: bool) -> None:
-        identity, partition = self._cursors[channel]
-        is_durable = not channel.ephemeral and not is_ephemeral(partition.topic_name)
-        keep = partial(self._floors.put, identity) if is_durable else keep_nothing
+        keep = partial(self._floors.put, self._cursors[channel][0]) if self._is_durable(channel) else keep_nothing
         channel.deliver_in_order(keep if is_ordered else None)
 
     def when_metadata_durable(
@@ -420,33 +608,38 @@ class Broker(TopicLimits):
         self._metadata_waiters.append(callback)
         return True
 
-    def delete_channel(self, topic: Topic, name: str) -> list[Subscription]:
+    def delete_channel(self, topic: Topic, name: str, partition: int | None = None) -> list[Subscription]:
         """Remove a channel and all it held; return its consumers, whose connections are to be closed.
 
+        Args:
+            partition: where; the channel itself goes with the last one it is in. None for everywhere.
+
         Raises:
-            ChannelNotFound: the topic has no such channel.
+            ChannelNotFound: the topic has no such channel, or not there.
+            PartitionNotFound: the topic has no such partition here.
         """
-        if name not in topic.channel_names:
-            raise ChannelNotFound(name)
         subscriptions: list[Subscription] = []
-        for partition in topic.partitions.values():
-            channel = partition.channels.pop(name)
+        for channel in self.parts(topic, name, partition):
             subscriptions += channel.subscriptions
-            if channel.skipped:
-                self._metadata += channel_store.put_skip(topic.name, name, False)
+            _, its = self._cursors[channel]
+            del its.channels[name]
+            if self._is_durable(channel):
+                self._metadata.append(channel_store.delete_channel(topic.name, its.number, name))
             self._forget(channel)
-            if not partition.channels:
+            if not its.channels:
                 # as in nsqd, what was handed to the deleted channel is gone; the next one starts from here
-                handed_out = partition.log.next_sequence if partition.paused_at is None else partition.paused_at
-                partition.backlog_start = handed_out
+                handed_out = its.log.next_sequence if its.paused_at is None else its.paused_at
+                its.backlog_start = handed_out
                 if not topic.ephemeral:
-                    self._put_partition(partition)
-        del topic.channel_names[name]
-        self._forget_settings(topic, name)
+                    self._put_partition(its)
+        is_gone = not topic.channels(name)
+        if is_gone:
+            del topic.channel_names[name]
+            self._forget_settings(topic, name)
+        else:
+            self._name_paused(topic, name)
         self._limit_topic(topic)
-        if not is_ephemeral(name) and not topic.ephemeral:
-            self._metadata.append(channel_store.delete_channel(topic.name, name))
-        self.on_topic_change(topic.name, name, False)
+        self.on_topic_change(topic.name, name, not is_gone)
         return subscriptions
 
     def _forget(self, channel: Channel) -> None:
@@ -475,6 +668,8 @@ class Broker(TopicLimits):
             subscriptions += self.delete_channel(topic, channel_name)
         for partition in topic.partitions.values():
             self._publishing.pop(partition, None)
+            self._marks.pop(partition, None)
+            self._grown.pop(partition, None)
             partition.delete()
         del self.topics[name]
         self._forget_settings(topic)
@@ -495,7 +690,7 @@ class Broker(TopicLimits):
         # renamed first, so that a crash in the middle of the removal does not bring half a topic back
         source = f"{TOPICS_DIRECTORY}/{directory_name(name)}"
         self._removal_count += 1
-        target = f"{TOPICS_DIRECTORY}/deleted-{self._removal_count}-{directory_name(name)}"
+        target = removal_path(self._removal_count, name)
         try:
             self._files.rename(source, target)
         except OSError as error:
@@ -522,18 +717,35 @@ class Broker(TopicLimits):
             if not topic.ephemeral:
                 self._put_partition(partition)
 
-    def pause_channel(self, topic: Topic, name: str, paused: bool) -> None:
-        """Stop or go on delivering to a channel's consumers.
+    def pause_channel(self, topic: Topic, name: str, paused: bool, partition: int | None = None) -> None:
+        """Stop or go on delivering to a channel's consumers, in one partition or in all.
 
         Raises:
-            ChannelNotFound: the topic has no such channel.
+            ChannelNotFound: the topic has no such channel, or not there.
+            PartitionNotFound: the topic has no such partition here.
         """
-        for channel in self.parts(topic, name):
-            topic.channel_names[name] = paused
+        for channel in self.parts(topic, name, partition):
             channel.paused = paused
             self.mark(channel)
-        if not is_ephemeral(name) and not topic.ephemeral:
-            self._metadata.append(channel_store.put_channel(topic.name, name, paused))
+            self._put_channel(channel)
+        self._name_paused(topic, name)
+
+    def _name_paused(self, topic: Topic, name: str) -> None:
+        """A channel is paused when it is in every partition."""
+        topic.channel_names[name] = all(part.paused for part in topic.channels(name))
+
+    def skip_channel(self, topic: Topic, name: str, skipped: bool, partition: int | None = None) -> None:
+        """Finish everything of a channel without delivering it, or no longer, in one partition or in all.
+
+        It is durable once :meth:`when_metadata_durable` calls back.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel, or not there.
+            PartitionNotFound: the topic has no such partition here.
+        """
+        for channel in self.parts(topic, name, partition):
+            channel.skipped = skipped
+            self.was_changed(channel)
 
     def empty_topic(self, topic: Topic) -> None:
         """Drop what no channel has been given yet."""
@@ -553,38 +765,59 @@ class Broker(TopicLimits):
             if not topic.ephemeral:
                 self._put_partition(partition)
 
-    def empty_channel(self, topic: Topic, name: str) -> None:
-        """Drop everything a channel holds.
+    def empty_channel(self, topic: Topic, name: str, partition: int | None = None) -> None:
+        """Drop everything a channel holds, in one partition or in all.
 
         Raises:
-            ChannelNotFound: the topic has no such channel.
+            ChannelNotFound: the topic has no such channel, or not there.
+            PartitionNotFound: the topic has no such partition here.
         """
-        for channel in self.parts(topic, name):
+        for channel in self.parts(topic, name, partition):
             channel.empty()
             self.was_changed(channel)
 
-    def parts(self, topic: Topic, name: str) -> list[Channel]:
-        """A channel in every partition.
+    def parts(self, topic: Topic, name: str, partition: int | None = None) -> list[Channel]:
+        """A channel in one partition, or in every one that it is in.
 
         Raises:
-            ChannelNotFound: the topic has no such channel.
+            ChannelNotFound: the topic has no such channel, or not there.
+            PartitionNotFound: the topic has no such partition here.
         """
         if name not in topic.channel_names:
             raise ChannelNotFound(name)
-        return topic.channels(name)
+        if partition is None:
+            return topic.channels(name)
+        if partition not in topic.partitions:
+            raise PartitionNotFound(partition)
+        channel = topic.partitions[partition].channels.get(name)
+        if channel is None:
+            raise ChannelNotFound(name)
+        return [channel]
 
     def was_changed(self, channel: Channel) -> None:
         """Let whoever asks for durability wait for what an operator has just done to a channel."""
-        identity, partition = self._cursors[channel]
+        identity, _ = self._cursors[channel]
         if channel.keep_floor is not None:
             self._floors.forget(identity)  # it may have gone back
             self._questions.append(Question(lambda _store: self._floors.sync(), self._synced))
         channel.dirty = True
         self._flushing[channel] = None
         self._mark_parts(channel)
-        if not channel.ephemeral and not is_ephemeral(partition.topic_name):
-            # the skip is told again to have a row: who waits for metadata waits for the flush that has the cursor
-            self._metadata += channel_store.put_skip(partition.topic_name, channel.name, channel.skipped)
+        # even if nothing of it has changed: who waits for metadata waits for the flush that has the cursor
+        self._put_channel(channel)
+
+    def _is_durable(self, channel: Channel) -> bool:
+        return not channel.ephemeral and not is_ephemeral(self._cursors[channel][1].topic_name)
+
+    def _put_channel(self, channel: Channel) -> None:
+        if self._is_durable(channel):
+            identity, partition = self._cursors[channel]
+            row = StoredChannel(identity, channel.paused, channel.skipped)
+            self._metadata.append(channel_store.put_channel(partition.topic_name, partition.number, channel.name, row))
+
+    def remember(self, statement: channel_store.Statement) -> None:
+        """Have something of others written; durable once :meth:`when_metadata_durable` calls back."""
+        self._metadata.append(statement)
 
     def has(self, channel: Channel) -> bool:
         """Whether a channel has not been deleted."""
@@ -667,6 +900,7 @@ class Broker(TopicLimits):
             del self._publishing[partition]  # first: if writing it goes wrong, the others come in the next turn
             if not partition.log.is_created:
                 continue  # until its files are there
+            self._grown[partition] = None
             # a quarter of what there is at least: it does not grow beyond four times what a turn brings
             left = max(_TURN_WEIGHT, partition.pending_weight // 4)
             try:
@@ -691,6 +925,7 @@ class Broker(TopicLimits):
             partition = group.partition
             try:
                 if not partition.is_deleted:
+                    self._grown[partition] = None
                     partition.log.commit(group.end_sequence)
                     if partition.events is not None:
                         partition.events.published(group)
@@ -816,7 +1051,7 @@ class Broker(TopicLimits):
     def has_flush(self, wall_ns: int) -> bool:
         """Whether :meth:`take_flush` would have something to do; cheap enough for every tick."""
         self._delayed_notes.wall_ns = wall_ns
-        if self._metadata or self._removals or self._questions:
+        if self._metadata or self._removals or self._questions or self._grown:
             return True
         return any(c.dirty or c.aside.has_changes or c.aside.wants_due(wall_ns) for c in self._flushing)
 
@@ -847,13 +1082,15 @@ class Broker(TopicLimits):
         self._metadata = []
         flush.waiters, self._metadata_waiters = self._metadata_waiters, []
         flush.removals, self._removals = self._removals, []
+        flush.must_sync |= bool(flush.removals)  # else a power loss could leave the rows of what is gone
         flush.questions, self._questions = self._questions, []
         partitions: dict[Partition, None] = {}
         for channel in list(self._flushing):
             identity, partition = self._cursors[channel]
-            durable = not channel.ephemeral and not is_ephemeral(partition.topic_name)
+            durable = self._is_durable(channel)
             changes = channel.aside.take_changes(wall_ns)
             if changes:
+                channel.dirty = True  # its row says how many are set aside
                 flush.changes.append((channel, changes))
                 flush.statements += aside_statements(identity, changes, self._clock_shift_ns)
                 if changes.cleared_from is not None:
@@ -862,7 +1099,11 @@ class Broker(TopicLimits):
                 channel.dirty = False
                 partitions[partition] = None
                 if durable:
-                    flush.statements.append(cursor_statement(identity, channel, partition, self._clock_shift_ns))
+                    shift_ns = self._clock_shift_ns
+                    count_known = (
+                        channel_store.UNKNOWN_COUNT if changes.cleared_from is not None else channel.aside.count
+                    )
+                    flush.statements.append(cursor_statement(identity, channel, partition, shift_ns, count_known))
             aside = channel.aside
             if aside.wants_due(wall_ns):
                 query = (aside.loaded_through, aside.generation, wall_ns, aside.room_bytes)
@@ -870,6 +1111,11 @@ class Broker(TopicLimits):
             elif aside.next_due_ns is None:
                 del self._flushing[channel]
         flush.floors = [(partition, partition.floor) for partition in partitions]
+        flush.has_progress = bool(flush.statements)
+        flush.marks = self._take_marks()
+        if flush.marks:
+            logs = [(partition.topic_name, partition.number, mark) for partition, mark in flush.marks]
+            flush.statements.append(channel_store.put_logs(logs))
         loaded_count = sum(channel.aside.has_loaded for channel in self._flushing)
         self._shares.divide(loaded_count, sum(bool(changes.packs) for _, changes in flush.changes))
         return flush
@@ -886,21 +1132,31 @@ class Broker(TopicLimits):
             self._metadata = flush.statements[: flush.metadata_count] + self._metadata
             self._removals = flush.removals + self._removals
             self._is_meta_new = self._is_meta_new or flush.must_sync
+            self._grown |= dict.fromkeys(partition for partition, _ in flush.marks)
             for channel, changes in flush.changes:
                 channel.aside.restore_changes(changes)
             for channel in self._cursors:
                 channel.dirty = True
                 self._flushing[channel] = None
         else:
-            for channel, _ in flush.changes:
+            for channel, changes in flush.changes:
                 if channel in self._cursors:
                     self.mark(channel)
+                    if changes.cleared_from is not None:
+                        channel.dirty = True  # its row is to say how many are left
+                        self._flushing[channel] = None
             self.has_more_due = False
             for query, read in zip(flush.due, answers, strict=True):
+                is_current = query.channel in self._cursors and query.generation == query.channel.aside.generation
                 query.channel.aside.accept_due(read, query.generation, query.wall_ns)
+                for damaged in read.damaged if is_current else ():
+                    self._pack_damaged(query.channel, self._cursors[query.channel][1], damaged)
                 if query.channel in self._cursors:
                     self.has_more_due |= query.channel.aside.wants_due(query.wall_ns)
                     self.mark(query.channel)
+            for partition, mark in flush.marks:
+                if not partition.is_deleted:
+                    self._marks[partition] = mark
             for partition, floor in flush.floors:
                 partition.durable_floor = floor
                 self._retain(partition, wall_ns)
@@ -964,3 +1220,8 @@ class Broker(TopicLimits):
     def describe(self) -> str:
         """A picture of the state for humans and failing tests."""
         return "\n".join(p.describe() for t in self.topics.values() for p in t.partitions.values())
+
+
+def _overlap(ranges: Iterable[tuple[int, int]], first: int, end: int) -> int:
+    """How many numbers from ``first`` to ``end`` (exclusive) lie in ranges."""
+    return sum(max(0, min(stop, end) - max(start, first)) for start, stop in ranges)

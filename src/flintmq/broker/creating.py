@@ -69,6 +69,9 @@ class TopicCreation(ABC):
     def _put_partition(self, partition: Partition) -> None: ...
 
     @abstractmethod
+    def _put_channel(self, channel: Channel) -> None: ...
+
+    @abstractmethod
     def _limit_topic(self, topic: Topic) -> None: ...
 
     @abstractmethod
@@ -78,7 +81,7 @@ class TopicCreation(ABC):
     def _remove_files(self, name: str) -> None: ...
 
     @abstractmethod
-    def delete_channel(self, topic: Topic, name: str) -> list[Subscription]:
+    def delete_channel(self, topic: Topic, name: str, partition: int | None = None) -> list[Subscription]:
         """Remove a channel and all it held."""
 
     def create_partitions(
@@ -154,7 +157,7 @@ class TopicCreation(ABC):
         partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
         topic.add(partition)
         for channel_name, paused in topic.channel_names.items():
-            self._add_channel(topic, partition, channel_name, None, paused)
+            self._put_channel(self._add_channel(topic, partition, channel_name, None, paused))
         self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions))
         self._is_meta_new = True
         self._limit_topic(topic)

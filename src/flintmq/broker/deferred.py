@@ -520,6 +520,18 @@ class AsideStore:
         self.count -= 1
         return True
 
+    def forget_damaged(self, stored: StoredPack) -> int:
+        """Forget a pack that cannot be read any more; return how many messages it had that were not finished."""
+        found = stored.found
+        assert found is not None, "it is damaged"
+        done = self._changes.done.pop(stored.number, [])
+        pieces = [left for piece in stored.pieces for left in piece.without(done)]
+        stored.pieces = pieces
+        count = sum(piece.count for piece in pieces) if pieces else max(0, found.message_count - len(done))
+        self._changes.gone[stored.number] = None
+        self.count = max(0, self.count - count)
+        return count
+
     def clear(self) -> None:
         """Forget everything."""
         self.clear_from(0)

@@ -53,8 +53,8 @@ class TopicLimits(TopicCreation):
         """Publish messages to one partition."""
 
     @abstractmethod
-    def parts(self, topic: Topic, name: str) -> list[Channel]:
-        """A channel in every partition."""
+    def parts(self, topic: Topic, name: str, partition: int | None = None) -> list[Channel]:
+        """A channel in one partition, or in all."""
 
     def _init_limits(self) -> None:
         self.on_settings_change: list[Callable[[str, str | None], None]] = []
@@ -138,7 +138,7 @@ class TopicLimits(TopicCreation):
         self._bound_topic(topic, limits)
 
     def _bound_topic(self, topic: Topic, limits: Limits) -> None:
-        policies = {name: topic.first_partition.channels[name].policy for name in topic.channel_names}
+        policies = {name: topic.channels(name)[0].policy for name in topic.channel_names}
         channels = {name: NO_LIMITS if each is None else each.limits for name, each in policies.items()}
         bounds = topic.first_partition.bounds
         is_limited = limits.is_bounded or limits.ttl_ms or any(each.is_bounded for each in channels.values())

@@ -1,4 +1,6 @@
-"""A topic: its partitions on this node and the names of its channels. A channel exists in every partition.
+"""A topic: its partitions on this node and the names of its channels.
+
+A channel exists in every partition, but those in which an operator has deleted it.
 
 Source: reference/nsq.md 1.10 (first channel gets the backlog, later ones start at now).
 """
@@ -17,7 +19,7 @@ class Topic:
     """Owner of one topic.
 
     Attributes:
-        channel_names: every channel and whether it is paused.
+        channel_names: every channel and whether it is paused, in each partition.
         meta: what it was created with; of a plain topic nothing.
         is_starting: nothing is handed to channels yet, because it is not known which there must be; whatever is
             created meanwhile begins with the first message.
@@ -59,8 +61,8 @@ class Topic:
         self.partitions = dict(sorted(self.partitions.items()))
 
     def channels(self, name: str) -> list[Channel]:
-        """A channel's part in each partition."""
-        return [partition.channels[name] for partition in self.partitions.values()]
+        """A channel's part in each partition that it is in."""
+        return [partition.channels[name] for partition in self.partitions.values() if name in partition.channels]
 
     @property
     def depth(self) -> int:

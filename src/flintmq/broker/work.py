@@ -22,6 +22,7 @@ from flintmq.settings import NOTHING, Settings
 from flintmq.storage import ChannelStore, Creation, Files, channel_store, packs
 
 TOPICS_DIRECTORY = "topics"
+_REMOVED = "deleted-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class Flush:
         clock_shift_ns: what is added to due times on their way to the disk.
         changes: aside changes taken, to be given back on failure.
         floors: the floor of each partition as written.
+        marks: how far logs are, as written.
+        has_progress: whether it has anything but that.
     """
 
     statements: list[channel_store.Statement] = field(default_factory=list)
@@ -120,11 +123,14 @@ class Flush:
     floors: list[tuple[Partition, int]] = field(default_factory=list)
     removals: list[str] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    marks: list[tuple[Partition, channel_store.StoredLog]] = field(default_factory=list)
+    has_progress: bool = True
 
     def run(self, store: ChannelStore, files: Files, wall_ns: int, sync: bool) -> list[packs.DuePacks]:
         """Write it and read what is due; blocks."""
         if self.statements:
-            store.commit(self.statements, sync or self.must_sync)
+            # how far logs are is worth no sync of its own
+            store.commit(self.statements, (sync and self.has_progress) or self.must_sync)
         for path in self.removals:
             files.remove_directory(path)
         answers = [query.run(store, wall_ns, self.clock_shift_ns) for query in self.due]
@@ -190,13 +196,19 @@ def aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[cha
     return statements
 
 
-def cursor_statement(identity: int, channel: Channel, partition: Partition, shift_ns: int) -> channel_store.Statement:
-    """Write down how far a channel is."""
+def cursor_statement(
+    identity: int, channel: Channel, partition: Partition, shift_ns: int, aside_count: int
+) -> channel_store.Statement:
+    """Write down how far a channel is.
+
+    Args:
+        aside_count: how many messages are set aside for it; ``UNKNOWN_COUNT`` when only the database knows.
+    """
     state = channel.state()
     deferred = [(sequence, due_ns + shift_ns) for sequence, due_ns in state.deferred]
     row = channel_store.CursorRow(state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes)
     name, number = partition.topic_name, partition.number
-    return channel_store.put_cursor(identity, name, number, channel.name, row, state.window)
+    return channel_store.put_cursor(identity, name, number, channel.name, row, state.window, aside_count)
 
 
 def count_aside(channel: Channel, identity: int) -> Question:
@@ -220,18 +232,41 @@ def log_directory(topic: str, partition: int) -> str:
     return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"
 
 
-def partitions_on_disk(files: Files) -> dict[str, list[int]]:
-    """The partitions that every topic has a directory for; what is left of deleted topics goes."""
-    found: dict[str, list[int]] = {}
+@dataclass(slots=True)
+class OnDisk:
+    """What there is in the directory of topics.
+
+    Attributes:
+        partitions: of every topic those that have a directory.
+        removed: paths of topics that were being deleted, each with the topic's name.
+        removal_number: the highest number of one of them.
+    """
+
+    partitions: dict[str, list[int]] = field(default_factory=dict)
+    removed: dict[str, str] = field(default_factory=dict)
+    removal_number: int = 0
+
+
+def removal_path(number: int, topic: str) -> str:
+    """Where a topic's directory is while it is being deleted."""
+    return f"{TOPICS_DIRECTORY}/{_REMOVED}{number}-{directory_name(topic)}"
+
+
+def topics_on_disk(files: Files) -> OnDisk:
+    """Look which directories there are."""
+    found = OnDisk()
     for directory in files.list(TOPICS_DIRECTORY):
         path = f"{TOPICS_DIRECTORY}/{directory}"
-        if directory.startswith("deleted-"):
-            files.remove_directory(path)
-            continue
+        number, _, rest = directory.removeprefix(_REMOVED).partition("-")
+        is_removed = directory.startswith(_REMOVED) and number.isascii() and number.isdigit()
         try:
-            name = topic_of_directory(directory)
+            name = topic_of_directory(rest if is_removed else directory)
         except ValueError:
             continue
+        if is_removed:
+            found.removed[path] = name
+            found.removal_number = max(found.removal_number, int(number))
+            continue
         numbers = [int(part[2:]) for part in files.list(path) if part[:2] == "p-"]
-        found[name] = sorted(numbers) or [0]
+        found.partitions[name] = sorted(numbers) or [0]
     return found

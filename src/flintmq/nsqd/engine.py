@@ -308,6 +308,8 @@ class Engine:
                 logs = list[Any]({**living, **due})
             try:
                 await self._sync_logs(logs)
+                if self.durability != "fsync":
+                    self.broker.note_synced()
                 self._synced(groups)
             except Exception as error:
                 for group in groups:
@@ -475,5 +477,6 @@ class Engine:
             if timer is not None:
                 timer.cancel()
         await self._sync_logs(list[Any](self.broker.logs()))
+        self.broker.note_synced()
         await self.flush_progress(sync=True)
         self.broker.close()

@@ -35,6 +35,7 @@ from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
 from flintmq.nsqd import metrics, once, stats
 from flintmq.nsqd.config import ConfigApi, Running
+from flintmq.nsqd.damage import DamageApi
 from flintmq.nsqd.drain import DrainApi
 from flintmq.nsqd.http_extended import ExtendedApi
 from flintmq.nsqd.http_legacy import negotiated
@@ -131,6 +132,7 @@ class HttpApi:
         InspectionApi(self._nsqd.engine).add_routes(router)
         TraceApi(self._nsqd.engine, self._nsqd.tracing).add_routes(router)
         DrainApi(self._nsqd.drain).add_routes(router)
+        DamageApi(self._nsqd.engine, self._nsqd.damage).add_routes(router)
         SettingsApi(self._nsqd.engine).add_routes(router)
         nsqd = self._nsqd
         ExtendedApi(nsqd.engine, nsqd.drain, nsqd.publish_extended, options.max_msg_size).add_routes(router)
@@ -183,11 +185,11 @@ class HttpApi:
         if query.get("format") != "json":
             rows = {"topics": topics, "producers": producers}
             now_ns = nsqd.env.clock.wall_ns()
-            text = stats.as_text(nsqd.version_line, rows, nsqd.health(), nsqd.start_ns, now_ns, figures)
+            text = stats.as_text(nsqd.version_line, rows, nsqd.state_of_health(), nsqd.start_ns, now_ns, figures)
             return text_response(text)
         answer: dict[str, Any] = {
             "version": nsqd.version,
-            "health": nsqd.health(),
+            "health": nsqd.state_of_health(),
             "start_time": nsqd.start_ns // 1_000_000_000,
             "durability": nsqd.options.durability,
             "topics": topics,

@@ -47,6 +47,8 @@ TABLE: Table = {
     ("POST", "/message/trace/disable"): needs(ADMIN, by_topic=True),
     ("GET", "/config/{opt}"): needs(ADMIN),
     ("PUT", "/config/{opt}"): needs(ADMIN),
+    ("GET", "/damage"): needs(READ),
+    ("POST", "/damage/acknowledge"): needs(ADMIN),
     ("GET", "/drain"): needs(READ),
     ("POST", "/drain"): needs(ADMIN),
     ("DELETE", "/drain"): needs(ADMIN),

@@ -146,7 +146,9 @@ class InspectionApi:
         rows: list[dict[str, Any]] = []
         left = _BODIES_BYTES_MAX
         for partition in self._partitions(request, topic):
-            channel = partition.channels[name]
+            channel = partition.channels.get(name)
+            if channel is None:
+                continue  # deleted in this partition
             try:
                 async for found in self._look(partition, channel, what, count - len(rows), look_bytes):
                     stored = _as_stored(partition.number, found, min(body_bytes, max(0, left)), has_headers)
@@ -230,23 +232,26 @@ class InspectionApi:
         if place.is_of_one_partition and len(partitions) > 1:
             raise HttpError(400, "MISSING_ARG_PARTITION")
         try:
-            moves = [(partition.channels[name], sequence_at(place, partition)) for partition in partitions]
+            parts = [(partition, partition.channels.get(name)) for partition in partitions]
+            moves = [(part, sequence_at(place, partition)) for partition, part in parts if part is not None]
         except StorageError as error:
             raise HttpError(503, str(error)) from None
+        if not moves:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
         for channel, sequence in moves:
             seek(channel, place, sequence)
         return await self._durably(channel for channel, _ in moves)
 
     async def _skip(self, request: Request, skipped: bool) -> Response:
         topic, name = channel_of(self._broker, request)
-        channels = topic.channels(name)
-        for channel in channels:
-            channel.skipped = skipped
-        return await self._durably(channels)
+        self._broker.skip_channel(topic, name, skipped)
+        return await self._durably(())
 
     async def _finish(self, request: Request) -> Response:
         topic, name = channel_of(self._broker, request)
         partition, sequence = self._message(request, topic)
+        if name not in partition.channels:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
         if not await self._drop(partition.channels[name], sequence):
             raise HttpError(404, "MESSAGE_NOT_FOUND")
         return await self._durably([partition.channels[name]] if name in partition.channels else [])

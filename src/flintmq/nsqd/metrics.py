@@ -18,6 +18,7 @@ from flintmq.broker.broker import Broker
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, labels_of
 from flintmq.nsqd import stats
+from flintmq.nsqd.damage import DamageRegister
 from flintmq.nsqd.limit_counts import CHANNEL_FIELDS, TOPIC_FIELDS
 from flintmq.nsqd.topology import COUNT_FIELDS
 
@@ -147,17 +148,17 @@ def describe_daemon(
     start_ns: int,
     is_healthy: bool,
     connection_count: int,
-    damage_count: int,
+    damage: DamageRegister,
     nsqlookupds: Mapping[str, bool],
 ) -> list[Family]:
     """Return the figures of the daemon itself.
 
     Args:
-        damage_count: damaged stretches of logs found since the start.
+        damage: what was found in the data directory.
         nsqlookupds: by address, whether it is connected.
     """
     about = Family(f"{_NAMESPACE}_build_info", "gauge", "Always 1; says what runs")
-    damaged = Family(f"{_NAMESPACE}_damaged_stretches_total", "counter", "Damaged stretches of logs that were found")
+    damaged = Family(f"{_NAMESPACE}_damaged_stretches_total", "counter", "Damage that was found since the start")
     connected = Family(f"{_NAMESPACE}_nsqlookupd_connected", "gauge", "1 while a nsqlookupd is connected")
     for address, is_connected in nsqlookupds.items():
         connected.add(is_connected, labels_of(address=address))
@@ -166,7 +167,9 @@ def describe_daemon(
         _gauge("start_time_seconds", "When nsqd was started, as Unix time", start_ns / 1e9),
         _gauge("healthy", "1 while /ping answers OK", is_healthy),
         _gauge("connections", "TCP connections of clients", connection_count),
-        damaged.add(damage_count),
+        damaged.add(damage.found_count),
+        _gauge("damage_reports", "Reports of damage that nobody has acknowledged", damage.count),
+        _gauge("damage_lost_messages", "Messages lost by that, as far as it is known", damage.lost),
         connected,
     ]
 

@@ -172,6 +172,14 @@ class NsqdOptions(Options):
         group=_STORAGE,
         default_text="the current directory",
     )
+    accept_lost_channels: bool = option(
+        Switch(),
+        False,
+        "start although it is lost which channels there were, because channels.db and channels.list are both damaged "
+        "or gone: those that either of them names begin again with the oldest message that is stored, others are gone",
+        group=_STORAGE,
+        origin="flintmq",
+    )
     durability: str = option(
         Choice(("fsync", "os", "interval")),
         "fsync",

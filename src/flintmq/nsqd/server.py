@@ -48,6 +48,7 @@ from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
 from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.collector import Collector
+from flintmq.nsqd.damage import DamageRegister
 from flintmq.nsqd.drain import Drain, Draining, DrainSignal
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.http_api import HttpApi
@@ -153,8 +154,7 @@ class Nsqd:
         self._http: HttpServer | None = None
         self._https: HttpServer | None = None
         self._http_auth: HttpAuth | None = None
-        self.damage_count = 0
-        self._store = ChannelStore(files)
+        self._store = ChannelStore(files, self.start_ns, options.accept_lost_channels)
         broker = Broker(
             files,
             self._store,
@@ -170,6 +170,9 @@ class Nsqd:
             env.random,
             self._report,
         )
+        self.damage = DamageRegister(env, broker)
+        broker.on_damage = self.damage.add
+        broker.on_known_damage = self.damage.restore
         self._metadata_file = MetadataFile(env, files, broker.topics.values)
         self.engine = Engine(
             env,
@@ -489,7 +492,7 @@ class Nsqd:
             raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
         is_extended = knows_headers and event.topic not in broker.topics
         topic = self.create_extended_topic(event.topic) if is_extended else self.create_topic(event.topic)
-        broker.channel(topic, event.channel)
+        broker.channel(topic, event.channel, numbers=numbers)
         channels = {number: topic.partitions[number].channels[event.channel] for number in numbers or topic.partitions}
         limit = self.options.max_channel_consumers
         if limit and any(len(channel.subscriptions) >= limit for channel in channels.values()):
@@ -558,7 +561,7 @@ class Nsqd:
         others = {-1: (1 << 62)}.get(event.sequence, 0)
         at = dict.fromkeys(topic.partitions, others)
         at[event.partition] = {-1: log_end, -2: log_start}.get(event.sequence, event.sequence)
-        _, is_new = broker.channel(topic, event.channel, at)
+        _, is_new = broker.channel(topic, event.channel, at, (event.partition,))
         channel = topic.partitions[event.partition].channels[event.channel]
         if not is_new and event.sequence >= 0:
             channel.confirm(event.sequence)
@@ -582,10 +585,18 @@ class Nsqd:
         ended = Ended()
         return ended if self.engine.broker.when_metadata_durable(ended.end, topic) else None
 
-    def delete_channel(self, topic: Topic, name: str) -> None:
-        """Delete a channel and close its consumers; an ephemeral topic goes with its last channel."""
-        self._close_consumers(self.engine.broker.delete_channel(topic, name))
-        log.info("TOPIC(%s): deleted channel %s", topic.name, name)
+    def delete_channel(self, topic: Topic, name: str, partition: int | None = None) -> None:
+        """Delete a channel and close its consumers; an ephemeral topic goes with its last channel.
+
+        Args:
+            partition: in which it is deleted; everywhere when not given.
+
+        Raises:
+            ChannelNotFound, PartitionNotFound: as :meth:`Broker.delete_channel`.
+        """
+        self._close_consumers(self.engine.broker.delete_channel(topic, name, partition))
+        where = "" if partition is None else f" in partition {partition}"
+        log.info("TOPIC(%s): deleted channel %s%s", topic.name, name, where)
         if topic.ephemeral and not topic.channel_names:
             self.delete_topic(topic.name)
 
@@ -612,6 +623,11 @@ class Nsqd:
         if error is None or (isinstance(error, DiskFull) and self._has_space(error)):
             return "OK"
         return f"NOK - {error}"
+
+    def state_of_health(self) -> str:
+        """As :meth:`health`, or that damage was found that nobody has acknowledged; the node serves all the same."""
+        health = self.health()
+        return self.damage.health() if health == "OK" else health
 
     def _has_space(self, error: DiskFull) -> bool:
         """Whether a disk that was full is so no longer; without publishes nothing else would tell."""
@@ -653,7 +669,7 @@ class Nsqd:
             self.start_ns,
             self.health() == "OK",
             len(self.sessions),
-            self.damage_count,
+            self.damage,
             self._lookupds.connected(),
         )
         families += metrics.describe_memory(self.engine.broker)
@@ -750,8 +766,7 @@ class Nsqd:
         log.error("%s", error)
 
     def _report(self, damage: Corruption) -> None:
-        self.damage_count += 1
-        log.error("%s", damage)
+        self.damage.found(damage)
 
     def describe(self) -> str:
         """The state of everything, for humans and failing tests."""

@@ -199,7 +199,7 @@ def channel_row(
         "client_count": len(clients),
         "clients": [client_row(client) for client in clients] if include_clients else None,
         "paused": paused,
-        **({"skipped": True} if parts[0].skipped else {}),
+        **({"skipped": True} if all(part.skipped for part in parts) else {}),
         **_filtered(sum(part.filtered_count for part in parts)),
         **limit_counts.of_channel(parts),
         "e2e_processing_latency": latencies.of_channel(parts),
@@ -234,7 +234,7 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
 def partition_row(partition: Partition, channel_names: Iterable[str]) -> dict[str, Any]:
     """One partition of a topic that has them; what NSQ has no word for is named as in the redesigned NSQ."""
     log = partition.log
-    parts = [partition.channels[name] for name in channel_names]
+    parts = [partition.channels[name] for name in channel_names if name in partition.channels]
     return {
         "topic_full_name": f"{partition.topic_name}-{partition.number}",
         "topic_partition": str(partition.number),

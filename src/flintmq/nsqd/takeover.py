@@ -174,6 +174,7 @@ class Takeover:
         self._is_stopping = is_stopping
         self._cache = ReadCache()
         self._known: dict[str, KnownTopic] = {}
+        self._next_cursor = 1
         self._log_ends: dict[tuple[str, int], int] = {}
         self._faults: list[Fault] = []
         self._read_bytes = 0
@@ -218,7 +219,9 @@ class Takeover:
 
     def _import_all(self, survey: Survey, journal: Journal) -> Journal:
         """Everything up to the commit; return what is left to do."""
-        self._known = known_topics(self._store.load())
+        stored = self._store.load()
+        self._known = known_topics(stored)
+        self._next_cursor = stored.next_cursor
         if survey.is_own_list_changed and metadata_file.FILE_NAME in survey.looks and not self._faults:
             self._warn_of_changes(survey)
         self._total_bytes = survey.unread_bytes
@@ -297,7 +300,7 @@ class Takeover:
             for channel, paused in wanted.channels.items():
                 if channel not in known.channels:
                     changes.append(f"channel {name}/{channel} is new")
-                elif paused is not None and paused != known.channels[channel]:
+                elif paused is not None and paused != all(part.paused for part in known.channels[channel].values()):
                     changes.append(f"channel {name}/{channel} is {'paused' if paused else 'unpaused'}")
         shown = "; ".join(changes[:_CHANGES_SHOWN_MAX]) or "nothing by it"
         if len(changes) > _CHANGES_SHOWN_MAX:
@@ -468,8 +471,7 @@ class Takeover:
     # -- commit ----------------------------------------------------------------------------------------------------
 
     def _commit(self, survey: Survey, imports: dict[str, TopicImport], journal: Journal) -> None:
-        used = [cursor.id for known in self._known.values() for cursor in known.cursors.values()]
-        identities = count(max(used, default=0) + 1)
+        identities = count(self._next_cursor)
         statements = [*channel_store.put_journal(msgspec.msgpack.encode(journal))]
         for topic in sorted({**survey.topics, **imports}):
             statements += self._rows(topic, survey, imports.get(topic), identities)

@@ -25,7 +25,7 @@ from flintmq.batch import Batch, decode_header, encode_batch, with_stamps
 from flintmq.errors import WriteFailed
 from flintmq.message import internal_id
 from flintmq.storage import PartitionLog, channel_store
-from flintmq.storage.channel_store import CursorRow, Statement, StoredCursor, StoredTopics
+from flintmq.storage.channel_store import CursorRow, Statement, StoredChannel, StoredCursor, StoredTopics
 from flintmq.storage.diskqueue import Chunk
 
 EVERYBODY = ""
@@ -166,13 +166,13 @@ class KnownTopic:
 
     Attributes:
         exists: whether it says anything.
-        channels: whether each is paused.
+        channels: by name, in each partition that it is in.
         partitions: (backlog_start, paused_at) of each that has a row.
     """
 
     exists: bool = False
     paused: bool = False
-    channels: dict[str, bool] = field(default_factory=dict)
+    channels: dict[str, dict[int, StoredChannel]] = field(default_factory=dict)
     partitions: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     cursors: dict[tuple[int, str], StoredCursor] = field(default_factory=dict)
 
@@ -188,8 +188,8 @@ def known_topics(stored: StoredTopics) -> dict[str, KnownTopic]:
     topics: dict[str, KnownTopic] = {}
     for name, paused in stored.topics.items():
         topics[name] = KnownTopic(True, paused)
-    for (name, channel), paused in stored.channels.items():
-        topics.setdefault(name, KnownTopic()).channels[channel] = paused
+    for (name, number, channel), part in stored.channels.items():
+        topics.setdefault(name, KnownTopic()).channels.setdefault(channel, {})[number] = part
     for (name, number), row in stored.partitions.items():
         topics.setdefault(name, KnownTopic()).partitions[number] = row
     for cursor in stored.cursors:
@@ -241,12 +241,17 @@ class TopicRows:
         for number in self._numbers:
             yield from self._partition(number, paused)
         for channel in [*known.channels, *(each for each in wanted.channels if each not in known.channels)]:
-            was_paused = known.channels.get(channel, False)
+            parts = known.channels.get(channel)
             is_paused = wanted.channels.get(channel)
-            if channel not in known.channels or is_paused not in (None, was_paused):
-                yield channel_store.put_channel(name, channel, was_paused if is_paused is None else is_paused)
-            for number in self._numbers:
-                yield from self._cursor(number, channel)
+            for number in self._numbers if parts is None else parts:
+                part = StoredChannel(0) if parts is None else parts[number]
+                cursor, statements = self._cursor(number, channel)
+                yield from statements
+                changed = StoredChannel(
+                    cursor or part.cursor, part.paused if is_paused is None else is_paused, part.skipped
+                )
+                if parts is None or changed != part:
+                    yield channel_store.put_channel(name, number, channel, changed)
 
     def _import(self, number: int) -> TopicImport | None:
         return self._done if self._done is not None and self._done.partition == number else None
@@ -264,12 +269,13 @@ class TopicRows:
     def _end(self, number: int) -> int:
         return 1 if self._is_new else self._log_end(number)
 
-    def _cursor(self, number: int, channel: str) -> Iterator[Statement]:
+    def _cursor(self, number: int, channel: str) -> tuple[int, list[Statement]]:
+        """Where a channel goes on: the number of its cursor, 0 when there is nothing to write, and what to write."""
         known, done = self._known, self._import(number)
         cursor = known.cursors.get((number, channel))
         is_new_channel = channel not in known.channels
         if done is None and (self._is_new or not is_new_channel):
-            return  # it begins where the log does, or goes on as it was
+            return 0, []  # it begins where the log does, or goes on as it was
         if cursor is not None:
             identity, row, window = cursor.id, cursor.row, cursor.window
         else:
@@ -281,7 +287,8 @@ class TopicRows:
             # the floor would stay in front of a hole, and the log with it, until somebody consumes
             while row.holes and row.holes[0][0] <= row.floor:
                 row.floor = max(row.floor, row.holes.pop(0)[1])
-        yield channel_store.put_cursor(identity, self._name, number, channel, row, window)
+        aside_count = 0 if cursor is None else cursor.aside_count
+        return identity, [channel_store.put_cursor(identity, self._name, number, channel, row, window, aside_count)]
 
     def _first_of_new(self, number: int, done: TopicImport | None) -> int:
         """Where a channel begins that we did not have: with the backlog if it is the first, otherwise now."""

@@ -252,7 +252,9 @@ class Tracing:
     def _attach_channel(self, topic: Topic, name: str) -> None:
         mode = self._mode(topic, name)
         for partition in topic.partitions.values():
-            channel = partition.channels[name]
+            channel = partition.channels.get(name)
+            if channel is None:
+                continue
             trace = self._channels.get(channel)
             if mode == (OFF if trace is None else trace.mode):
                 continue

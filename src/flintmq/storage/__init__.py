@@ -3,7 +3,17 @@
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.channel_store import ChannelStore
 from flintmq.storage.creation import Creation, create_logs
-from flintmq.storage.files import Database, File, Files, OsFiles, replace_file
+from flintmq.storage.damage import Damage
+from flintmq.storage.files import (
+    Database,
+    File,
+    Files,
+    OsFiles,
+    database_error,
+    prepare_connection,
+    replace_file,
+    salvaged_rows,
+)
 from flintmq.storage.floors import FloorFile
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
@@ -13,6 +23,7 @@ __all__ = [
     "ChannelStore",
     "Corruption",
     "Creation",
+    "Damage",
     "Database",
     "File",
     "Files",
@@ -25,6 +36,9 @@ __all__ = [
     "SegmentInfo",
     "SyncTicket",
     "create_logs",
+    "database_error",
+    "prepare_connection",
+    "salvaged_rows",
     "replace_file",
     "run_tickets",
 ]

@@ -1,60 +1,51 @@
 """The database of a data directory: topics, channels, how far each channel is, and the messages set aside.
 
-Tables::
-
-    topic(name, paused)
-    topic_meta(name, meta, partitions)                     of a topic with partitions: JSON, and the numbers held here
-    partition(topic, partition, backlog_start, paused_at)
-    channel(topic, name, paused)
-    cursor(id, topic, partition, channel, state)           state: msgpack of CursorRow, done bits deflated
-    aside_pack, aside_data, aside_done                     messages set aside, see packs.py
-    takeover(id, journal)                                  one row while NSQ's files are being taken over
-    channel_skip(topic, name)                              channels that finish everything without delivering it
-    settings(topic, channel, json)                         of topics (channel is empty) and channels, see settings.py
+The tables are in tables.py.
 
 Rules of this file: statements are built here and run by whoever owns the worker thread; one :class:`ChannelStore`
 is used by one thread at a time. Cursors and packs of one flush are one transaction, because a message leaves the
 cursor exactly when it enters a pack.
 
-Source: design/reliability.md R3 and R4.
+Source: design/reliability.md R3 and R4, docs/decisions/0011.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from flintmq.errors import PermissionMissing, StorageError
+from flintmq.errors import StorageError
 from flintmq.settings import Settings, decode_settings, encode_settings
 from flintmq.storage import packs
-from flintmq.storage.aside_rows import pack_rows
+from flintmq.storage.channel_list import LIST_NAME, Note
+from flintmq.storage.damage import Damage
 from flintmq.storage.files import Database, Files
+from flintmq.storage.integrity import DATABASE_NAME as DATABASE_NAME
+from flintmq.storage.integrity import LISTED, changes_of, open_checked
+from flintmq.storage.rows import Statement as Statement
+from flintmq.storage.tables import (
+    CHANNEL,
+    CURSOR,
+    DAMAGE,
+    LOG,
+    META,
+    PARTITION,
+    SCHEMA_VERSION,
+    SETTINGS,
+    STATE,
+    TABLES,
+    TAKEOVER,
+    TOPIC,
+)
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
-SCHEMA_VERSION = 3  # 1 had no topic_meta, 2 a row for each message set aside
-DATABASE_NAME = "channels.db"
-
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS topic(name TEXT PRIMARY KEY, paused INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS topic_meta(name TEXT PRIMARY KEY, meta BLOB NOT NULL, partitions TEXT NOT NULL)"
-    " WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS partition(topic TEXT, partition INTEGER, backlog_start INTEGER NOT NULL,"
-    " paused_at INTEGER, PRIMARY KEY(topic, partition)) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS channel(topic TEXT, name TEXT, paused INTEGER NOT NULL,"
-    " PRIMARY KEY(topic, name)) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS cursor(id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL,"
-    " channel TEXT NOT NULL, state BLOB NOT NULL)",
-    *packs.SCHEMA,
-)
-
-_PUT_CURSOR = "INSERT OR REPLACE INTO cursor(id, topic, partition, channel, state) VALUES(?, ?, ?, ?, ?)"
-_HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-
-Statement = tuple[str, Sequence[Sequence[Any]]]
+_TOLD_MAX = 100  # channels of which each is told of
+UNKNOWN_COUNT = -1  # of messages set aside, until they are counted again
 
 
 class CursorRow(msgspec.Struct, array_like=True):
@@ -72,12 +63,43 @@ _decode = msgspec.msgpack.Decoder(CursorRow).decode
 
 
 @dataclass(slots=True)
+class StoredChannel:
+    """What is known of a channel in one partition.
+
+    Attributes:
+        cursor: the number of its cursor; 0 when it has none yet and begins where the log does.
+        skipped: whether everything is finished without being delivered.
+    """
+
+    cursor: int
+    paused: bool = False
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class StoredLog:
+    """How far a partition's log was.
+
+    Attributes:
+        log_id: of the log that this is about.
+        synced: every sequence below it survives a power loss.
+        written: every sequence below it survives the end of the process.
+    """
+
+    log_id: int
+    synced: int
+    written: int
+
+
+@dataclass(slots=True)
 class StoredCursor:
     """One channel of one partition as found at start.
 
     Attributes:
         aside_count: messages set aside.
         aside_next_due_ns: the earliest of their due times, None without any.
+        aside_missing: how many more there should be.
+        is_lost: whether its row is gone, so that nothing is known of how far it was.
     """
 
     id: int
@@ -88,108 +110,185 @@ class StoredCursor:
     window: bytes
     aside_count: int
     aside_next_due_ns: int | None
+    aside_missing: int = 0
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
 class StoredTopics:
-    """Everything found at start."""
+    """Everything found at start.
+
+    Attributes:
+        topics: and whether they are paused.
+        metas: of topics with partitions, with the numbers held here.
+        partitions: topic and number -> start of the backlog, and where a paused topic stopped.
+        channels: topic, partition and name.
+        next_cursor: the first number that no cursor has, and no messages set aside belong to.
+        damage: what was found by earlier processes: number, wall time in ns, and the report as JSON.
+        is_older: whether progress is missing that was there.
+        is_behind: as that, or a power loss may have taken what was not synced.
+        is_same_boot: whether the machine has not been started since, so that no power loss can have taken anything.
+    """
 
     topics: dict[str, bool] = field(default_factory=dict)
     metas: dict[str, tuple[TopicMeta, list[int]]] = field(default_factory=dict)
     partitions: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
-    channels: dict[tuple[str, str], bool] = field(default_factory=dict)
-    skipped: dict[tuple[str, str], None] = field(default_factory=dict)
+    channels: dict[tuple[str, int, str], StoredChannel] = field(default_factory=dict)
+    logs: dict[tuple[str, int], StoredLog] = field(default_factory=dict)
     settings: dict[tuple[str, str], Settings] = field(default_factory=dict)
     cursors: list[StoredCursor] = field(default_factory=list)
     next_pack: int = 1
+    next_cursor: int = 1
+    damage: list[tuple[int, int, bytes]] = field(default_factory=list)
+    is_older: bool = False
+    is_behind: bool = False
+    is_same_boot: bool = False
 
 
 class ChannelStore:
-    """The database of one data directory.
+    """The database of one data directory, and the list beside it.
+
+    Args:
+        identity: of a directory that has none yet; wall time in ns will do.
+        accept_lost_channels: whether to go on when it is lost which channels there were.
 
     Raises:
-        StorageError: it cannot be opened, or was written by a newer release.
+        StorageError: it cannot be opened, was written by a newer release, or is damaged beyond repair.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, identity: int = 1, accept_lost_channels: bool = False) -> None:
+        opened = open_checked(files, identity, accept_lost_channels)
+        self._database: Database = opened.database
+        self._list = opened.channel_list
+        self._identity = opened.identity
+        self._generation = opened.generation
+        self._commits = opened.commits
+        self._synced = opened.synced
+        self._is_older = opened.is_older
+        self._is_behind = opened.is_behind
+        self._is_same_boot = opened.is_same_boot
+        self._damages = opened.damages
         try:
-            self._database: Database = files.open_database(DATABASE_NAME)
-            version = self._database.query("PRAGMA user_version")[0][0]
-            statements: list[Statement] = [(sql, ((),)) for sql in _SCHEMA]
-            if version < SCHEMA_VERSION:
-                self._database.commit(statements, True)
-                self._database.commit([(f"PRAGMA user_version = {SCHEMA_VERSION}", ((),))], True)
-            if version <= SCHEMA_VERSION:
-                pack_rows(self._database)
-        except PermissionMissing:
+            self.commit((), False)  # tells whether it can be written, and notes since when the machine runs
+        except BaseException:
+            self.close()
             raise
-        except StorageError as error:
-            raise StorageError(
-                f"cannot open {DATABASE_NAME}: {error}; restore it from a copy, or move it away: then messages stay, "
-                "channels are gone, and the first new channel of a topic gets all that is stored"
-            ) from error
-        if version > SCHEMA_VERSION:
-            raise StorageError(
-                f"{DATABASE_NAME} has schema version {version}; this release knows {SCHEMA_VERSION}: "
-                "start the release that wrote it, or one that is newer"
-            )
+        self._found: dict[str, list[tuple[Any, ...]]] | None = opened.rows  # until something is written
 
     def load(self) -> StoredTopics:
         """Read everything but the frames set aside."""
-        query = self._database.query
-        # what ephemeral channels had set aside went with the process
-        self._database.commit(
-            [
-                ("DELETE FROM aside_pack WHERE cursor NOT IN (SELECT id FROM cursor)", ((),)),
-                ("DELETE FROM aside_done WHERE pack NOT IN (SELECT id FROM aside_pack)", ((),)),
-            ],
-            False,
-        )
-        stored = StoredTopics()
-        stored.topics = {name: bool(paused) for name, paused in query("SELECT name, paused FROM topic")}
+        found = self._found
+        rows = {table.name: table.read(self._database.query)[0] for table in TABLES} if found is None else found
+        stored = StoredTopics(is_older=self._is_older, is_behind=self._is_behind, is_same_boot=self._is_same_boot)
+        stored.topics = {name: bool(paused) for name, paused in rows[TOPIC.name]}
         stored.metas = {
             name: (decode_meta(meta), [int(number) for number in numbers.split(",") if number])
-            for name, meta, numbers in query("SELECT name, meta, partitions FROM topic_meta")
+            for name, meta, numbers in rows[META.name]
         }
         stored.partitions = {
             (topic, partition): (backlog_start, paused_at)
-            for topic, partition, backlog_start, paused_at in query(
-                "SELECT topic, partition, backlog_start, paused_at FROM partition"
-            )
+            for topic, partition, backlog_start, paused_at in rows[PARTITION.name]
         }
         stored.channels = {
-            (topic, name): bool(paused) for topic, name, paused in query("SELECT topic, name, paused FROM channel")
+            (topic, partition, name): StoredChannel(cursor, bool(paused), bool(skipped))
+            for topic, partition, name, cursor, paused, skipped in rows[CHANNEL.name]
         }
-        if self._has_table("channel_skip"):
-            rows = query("SELECT topic, name FROM channel_skip")
-            stored.skipped = dict.fromkeys((topic, name) for topic, name in rows)
-        if self._has_table("settings"):
-            rows = query("SELECT topic, channel, json FROM settings")
-            stored.settings = {(topic, channel): decode_settings(json) for topic, channel, json in rows}
+        stored.logs = {(topic, partition): StoredLog(*rest) for topic, partition, *rest in rows[LOG.name]}
+        stored.settings = {(topic, channel): decode_settings(json) for topic, channel, json in rows[SETTINGS.name]}
+        stored.damage = [(number, at_ns, report) for number, at_ns, report in sorted(rows[DAMAGE.name])]
+        self._load_cursors(rows[CURSOR.name], stored)
+        return stored
+
+    def take_damages(self) -> list[Damage]:
+        """What was found to be damaged so far, once."""
+        damages, self._damages = self._damages, []
+        return damages
+
+    def _load_cursors(self, rows: list[tuple[Any, ...]], stored: StoredTopics) -> None:
+        """Cursors with what is set aside for them; what belongs to no channel any more is removed."""
+        query = self._database.query
         aside = packs.count_packed(query)
         stored.next_pack = (query("SELECT MAX(id) FROM aside_pack")[0][0] or 0) + 1
-        for identity, topic, partition, channel, blob in query(
-            "SELECT id, topic, partition, channel, state FROM cursor ORDER BY id"
-        ):
+        owners = {channel.cursor: key for key, channel in stored.channels.items() if channel.cursor}
+        for identity, topic, partition, channel, expected, blob in rows:
+            if owners.get(identity) != (topic, partition, channel):
+                continue
             row = _decode(blob)
             count, due = aside.get(identity, (0, None))
             window = zlib.decompress(row.done) if row.done else b""
-            stored.cursors.append(StoredCursor(identity, topic, partition, channel, row, window, count, due))
-        return stored
+            cursor = StoredCursor(identity, topic, partition, channel, row, window, count, due)
+            cursor.aside_missing = max(0, expected - count)
+            stored.cursors.append(cursor)
+            del owners[identity]
+        self._tell_lost(owners.values())
+        for identity, (topic, partition, channel) in owners.items():
+            cursor = StoredCursor(
+                identity, topic, partition, channel, CursorRow(1), b"", *aside.get(identity, (0, None))
+            )
+            cursor.is_lost = True
+            stored.cursors.append(cursor)
+        used = [cursor.id for cursor in stored.cursors]
+        stored.next_cursor = max([*used, *(row[0] for row in rows), *aside], default=0) + 1
+        unowned = sorted({*aside, *(row[0] for row in rows)}.difference(used))
+        if unowned:
+            # negative ones are of ephemeral channels, which went with the process
+            lost = sum(aside[identity][0] for identity in unowned if identity > 0 and identity in aside)
+            if lost and not self._is_behind:
+                what = "messages that were set aside belong to no channel, and are removed"
+                self._damages.append(Damage(DATABASE_NAME, what, lost=lost))
+            self.commit([statement for identity in unowned for statement in delete_cursor(identity)], False)
+
+    def _tell_lost(self, channels: Collection[tuple[str, int, str]]) -> None:
+        what = "how far it was is lost; it begins again with the oldest message that is stored"
+        for topic, partition, channel in list(channels)[:_TOLD_MAX]:
+            self._damages.append(
+                Damage(DATABASE_NAME, what, topic=topic, partition=partition, channel=channel, is_more_possible=True)
+            )
+        if len(channels) > _TOLD_MAX:
+            self._damages.append(Damage(DATABASE_NAME, f"the same of {len(channels) - _TOLD_MAX} more channels"))
 
     def commit(self, statements: Iterable[Statement], sync: bool) -> None:
-        """Run one transaction; see :meth:`flintmq.storage.files.Database.commit`."""
-        self._database.commit(statements, sync)
+        """Run one transaction; see :meth:`flintmq.storage.files.Database.commit`.
+
+        What it changes of topics, channels and settings is written to the list before.
+
+        Raises:
+            StorageError: nothing of it was applied.
+        """
+        statements = list(statements)
+        self._found = None
+        generation = self._generation
+        changes = changes_of(statements)
+        if changes:
+            if self._list.wants_rewrite:
+                self._rewrite_list()
+            generation += 1
+            self._generation = generation  # also if the rest fails: what is in the list has this number
+            self._list.append(generation, changes, sync)
+        commits = self._commits + 1
+        state = STATE.put((1, SCHEMA_VERSION, self._identity, generation, commits))
+        self._database.commit([*statements, state], sync)
+        self._commits = commits
+        if sync:
+            self._synced = commits
+        with suppress(StorageError):  # then the list is written anew before the next change
+            self._list.note(commits, self._synced, generation)
+
+    def _rewrite_list(self) -> None:
+        rows: dict[str, list[tuple[Any, Any]]] = {}
+        for name, table in LISTED.items():
+            found, _ = table.read(self._database.query)
+            rows[name] = [(row[: table.key], row[table.key :]) for row in found]
+        note = Note(self._commits, self._synced, self._generation, self._list.boot)
+        try:
+            self._list.rewrite(self._identity, self._generation, rows, note)
+        except OSError as error:
+            raise StorageError(f"cannot write {LIST_NAME}: {error.strerror or error}") from error
 
     def journal(self) -> bytes | None:
         """What :func:`put_journal` wrote last; None when there is nothing."""
-        if not self._has_table("takeover"):
-            return None
-        rows = self._database.query("SELECT journal FROM takeover")
-        return rows[0][0] if rows else None
-
-    def _has_table(self, name: str) -> bool:
-        return bool(self._database.query(_HAS_TABLE, (name,)))
+        rows, _ = TAKEOVER.read(self._database.query)
+        return rows[0][1] if rows else None
 
     def due(self, cursor: int, after: tuple[int, int], until_ns: int, bytes_max: int) -> packs.DuePacks:
         """Packs of one cursor that begin to come due, see :func:`flintmq.storage.packs.due_packs`."""
@@ -216,94 +315,86 @@ class ChannelStore:
         return packs.count_packed(self._database.query, cursor).get(cursor, (0, 0))[0]
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database and the list."""
+        self._list.close()
         self._database.close()
 
 
 def put_journal(journal: bytes | None) -> list[Statement]:
     """Remember how far the takeover of NSQ's files is, or that there is none."""
-    statements: list[Statement] = [
-        ("CREATE TABLE IF NOT EXISTS takeover(id INTEGER PRIMARY KEY, journal BLOB NOT NULL)", ((),)),
-        ("DELETE FROM takeover", ((),)),
-    ]
-    if journal is not None:
-        statements.append(("INSERT INTO takeover(id, journal) VALUES(1, ?)", ((journal,),)))
-    return statements
+    return [TAKEOVER.delete((1,)) if journal is None else TAKEOVER.put((1, journal))]
 
 
 def put_topic(name: str, paused: bool) -> Statement:
     """Create a topic or change its pause."""
-    return "INSERT OR REPLACE INTO topic(name, paused) VALUES(?, ?)", ((name, int(paused)),)
+    return TOPIC.put((name, int(paused)))
 
 
 def put_topic_meta(name: str, meta: TopicMeta, partitions: Iterable[int]) -> Statement:
     """Remember what a topic with partitions is, and which of them are held here."""
-    numbers = ",".join(map(str, partitions))
-    return (
-        "INSERT OR REPLACE INTO topic_meta(name, meta, partitions) VALUES(?, ?, ?)",
-        ((name, encode_meta(meta), numbers),),
-    )
+    return META.put((name, encode_meta(meta), ",".join(map(str, partitions))))
 
 
 def put_partition(topic: str, partition: int, backlog_start: int, paused_at: int | None) -> Statement:
     """Remember where a partition's backlog for a first channel begins, and where a paused topic stopped."""
-    return (
-        "INSERT OR REPLACE INTO partition(topic, partition, backlog_start, paused_at) VALUES(?, ?, ?, ?)",
-        ((topic, partition, backlog_start, paused_at),),
-    )
+    return PARTITION.put((topic, partition, backlog_start, paused_at))
 
 
-def put_channel(topic: str, name: str, paused: bool) -> Statement:
-    """Create a channel or change its pause."""
-    return "INSERT OR REPLACE INTO channel(topic, name, paused) VALUES(?, ?, ?)", ((topic, name, int(paused)),)
+def put_channel(topic: str, partition: int, name: str, channel: StoredChannel) -> Statement:
+    """Create a channel in a partition, or change what is known of it."""
+    return CHANNEL.put((topic, partition, name, channel.cursor, int(channel.paused), int(channel.skipped)))
 
 
-def put_cursor(identity: int, topic: str, partition: int, channel: str, row: CursorRow, window: bytes) -> Statement:
-    """Write a channel's progress; ``window`` is one byte per message from the floor on, 1 for done."""
+def put_cursor(
+    identity: int, topic: str, partition: int, channel: str, row: CursorRow, window: bytes, aside_count: int
+) -> Statement:
+    """Write a channel's progress.
+
+    Args:
+        window: one byte per message from the floor on, 1 for done.
+        aside_count: of messages that are set aside when this is written, or ``UNKNOWN_COUNT``.
+    """
     row.done = zlib.compress(window, 1) if window else b""
-    return _PUT_CURSOR, ((identity, topic, partition, channel, _encode(row)),)
+    return CURSOR.put((identity, topic, partition, channel, aside_count, _encode(row)))
+
+
+def put_logs(logs: Iterable[tuple[str, int, StoredLog]]) -> Statement:
+    """Remember how far logs are: topic, partition, and how far."""
+    return LOG.put(*((topic, number, log.log_id, log.synced, log.written) for topic, number, log in logs))
 
 
 def delete_cursor(identity: int) -> list[Statement]:
     """Remove a cursor and everything set aside for it."""
-    return [
-        ("DELETE FROM aside_pack WHERE cursor = ?", ((identity,),)),
-        ("DELETE FROM cursor WHERE id = ?", ((identity,),)),
-    ]
-
-
-def put_skip(topic: str, name: str, skipped: bool) -> list[Statement]:
-    """Remember that a channel delivers nothing and finishes everything, or that it does so no longer."""
-    change = "INSERT OR REPLACE INTO channel_skip(topic, name) VALUES(?, ?)"
-    if not skipped:
-        change = "DELETE FROM channel_skip WHERE topic = ? AND name = ?"
-    create = "CREATE TABLE IF NOT EXISTS channel_skip(topic TEXT, name TEXT, PRIMARY KEY(topic, name)) WITHOUT ROWID"
-    return [(create, ((),)), (change, ((topic, name),))]
+    return [("DELETE FROM aside_pack WHERE cursor = ?", ((identity,),)), CURSOR.delete((identity,))]
 
 
 def put_settings(topic: str, channel: str, settings: Settings | None) -> list[Statement]:
     """Remember what was set for a topic, or for its channel when that is not empty; None to forget it."""
-    create = (
-        "CREATE TABLE IF NOT EXISTS settings(topic TEXT, channel TEXT, json BLOB NOT NULL,"
-        " PRIMARY KEY(topic, channel)) WITHOUT ROWID"
-    )
     if settings is None:
-        change, row = "DELETE FROM settings WHERE topic = ? AND channel = ?", (topic, channel)
-        return [(create, ((),)), (change, (row,))]
-    change = "INSERT OR REPLACE INTO settings(topic, channel, json) VALUES(?, ?, ?)"
-    return [(create, ((),)), (change, ((topic, channel, encode_settings(settings)),))]
+        return [SETTINGS.delete((topic, channel))]
+    return [SETTINGS.put((topic, channel, encode_settings(settings)))]
 
 
-def delete_channel(topic: str, name: str) -> Statement:
-    """Remove a channel's row."""
-    return "DELETE FROM channel WHERE topic = ? AND name = ?", ((topic, name),)
+def put_damage(reports: Iterable[tuple[int, int, bytes]]) -> Statement:
+    """Remember reports of damage: number, wall time in ns, JSON."""
+    return DAMAGE.put(*reports)
+
+
+def delete_damage(number: int) -> Statement:
+    """Forget one report of damage."""
+    return DAMAGE.delete((number,))
+
+
+def delete_channel(topic: str, partition: int, name: str) -> Statement:
+    """Remove a channel from a partition; its cursor is removed by itself."""
+    return CHANNEL.delete((topic, partition, name))
 
 
 def delete_topic(name: str) -> list[Statement]:
     """Remove a topic's own rows; its channels and cursors are removed one by one."""
     return [
-        ("DELETE FROM topic WHERE name = ?", ((name,),)),
-        ("DELETE FROM topic_meta WHERE name = ?", ((name,),)),
+        TOPIC.delete((name,)),
+        META.delete((name,)),
         ("DELETE FROM partition WHERE topic = ?", ((name,),)),
-        ("DELETE FROM channel WHERE topic = ?", ((name,),)),
+        ("DELETE FROM log WHERE topic = ?", ((name,),)),
     ]

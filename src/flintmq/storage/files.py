@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from flintmq.errors import DataPathLocked, PermissionMissing, StorageError
+from flintmq.errors import DamagedDatabase, DataPathLocked, PermissionMissing, StorageError
 from flintmq.limits import SYNC_THREADS
+from flintmq.storage.rows import row_crc
 
 Errors = list[OSError | None]  # of several calls, in their order
 
@@ -77,7 +78,16 @@ class Database(Protocol):
     """A transactional table store (SQLite); one user at a time."""
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a SELECT and return all of its rows."""
+        """Run a SELECT and return all of its rows; ``row_crc`` of rows.py is one of its functions.
+
+        Raises:
+            DamagedDatabase: what it should have read is not what was written.
+            StorageError: it cannot be read now.
+        """
+        ...
+
+    def salvage(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a SELECT and return the rows up to where it can read no further."""
         ...
 
     def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
@@ -139,6 +149,13 @@ class Files(Protocol):
 
         Returns:
             for each call the error it raised; one that fails does not keep the others from being made.
+        """
+        ...
+
+    def boot_id(self) -> str:
+        """What the time since the machine was started is called; empty when nobody knows.
+
+        What was written in the same time, and has not been synced, can have been lost by no power loss.
         """
         ...
 
@@ -237,16 +254,52 @@ class OsFile:
             self._fd = -1
 
 
+# What SQLite says of the world around the file; anything else it says of a statement of ours is about the file.
+_AROUND = (
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_MISUSE,
+)  # fmt: skip
+
+
+def database_error(path: str, error: sqlite3.Error) -> StorageError:
+    """What an error of SQLite means: that the file is damaged, or that it cannot be used now."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    is_cut = code == sqlite3.SQLITE_IOERR_SHORT_READ
+    is_around = code & 0xFF in _AROUND or not code
+    return (StorageError if is_around and not is_cut else DamagedDatabase)(f"{path}: {error}")
+
+
+def prepare_connection(connection: sqlite3.Connection) -> None:
+    """Let a connection check rows, and read those that are damaged."""
+    connection.create_function("row_crc", -1, row_crc, deterministic=True)
+    connection.text_factory = _text
+
+
+def salvaged_rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query up to where it can read no further."""
+    rows: list[tuple[Any, ...]] = []
+    with contextlib.suppress(sqlite3.Error):
+        rows.extend(connection.execute(sql))  # what came before an error stays
+    return rows
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
 class SqliteDatabase:
     """SQLite in WAL mode: a commit without ``sync`` survives the process, with it a power loss too."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            prepare_connection(self._connection)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
         except sqlite3.Error as error:
+            self._connection.close()
             raise self._failure(error) from error
         self._sync = True
 
@@ -261,7 +314,10 @@ class SqliteDatabase:
         for path in (os.path.dirname(self._path), self._path, f"{self._path}-wal", f"{self._path}-shm"):
             if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
                 return permission_missing(path)
-        return StorageError(f"{self._path}: {error}")
+        return database_error(self._path, error)
+
+    def salvage(self, sql: str) -> list[tuple[Any, ...]]:
+        return salvaged_rows(self._connection, sql)
 
     def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         connection = self._connection
@@ -420,6 +476,13 @@ class OsFiles:
         for each in helping:
             each.result()
         return errors
+
+    def boot_id(self) -> str:
+        try:
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return file.read(64).strip()
+        except OSError:
+            return ""
 
     def free_bytes(self) -> int:
         info = os.statvfs(self._directory_fd)

@@ -2,13 +2,17 @@
 
 Tables::
 
-    aside_pack(id, cursor, due_ns, last_due_ns, first, last, cut, count, size)   what is known of a pack without it
-    aside_data(id, data)                                                         the pack
-    aside_done(id, pack, sequences)                                              what of a pack is finished or moved
+    aside_pack(id, cursor, due_ns, last_due_ns, first, last, cut, count, size, heads_crc, data_crc, crc)
+                                      what is known of a pack without it
+    aside_data(id, data)              the pack
+    aside_done(pack, sequences, crc)  what of a pack is finished or moved
 
+    cursor                of the channel's part; negative when it does not outlive the process
     due_ns, last_due_ns   of the first and the last of its messages that come due
     first, last           lowest and highest sequence
     cut                   sequences from here on are forgotten
+    heads_crc, data_crc   CRC-32 of the pack as far as its heads go, and of all of it
+    crc                   of the row, see rows.py
 
 Byte picture of ``data`` (big-endian), and of ``sequences`` (little-endian)::
 
@@ -30,13 +34,17 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, repeat
 from struct import Struct, pack, unpack
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
+
+from flintmq.errors import DamagedDatabase
+from flintmq.storage.rows import Query, Statement, Table
 
 PACK_BYTES = 128 * 1024  # of frames in one pack, about
 SMALL_BYTES = 8 * 1024  # packs of less are read together
@@ -49,35 +57,50 @@ _STEPS_LOG2 = 2  # groups in each doubling of the time behind that: 4
 _PREFIX = Struct(">QII")
 _SEQUENCE_BYTES = 8
 
+PACKS = Table(
+    "aside_pack",
+    {
+        "id": "INTEGER PRIMARY KEY",
+        "cursor": "INTEGER NOT NULL",
+        "due_ns": "INTEGER NOT NULL",
+        "last_due_ns": "INTEGER NOT NULL",
+        "first": "INTEGER NOT NULL",
+        "last": "INTEGER NOT NULL",
+        "cut": "INTEGER NOT NULL",
+        "count": "INTEGER NOT NULL",
+        "size": "INTEGER NOT NULL",
+        "heads_crc": "INTEGER NOT NULL",
+        "data_crc": "INTEGER NOT NULL",
+    },
+    key=1,
+)
+DONE = Table("aside_done", {"pack": "INTEGER NOT NULL", "sequences": "BLOB NOT NULL"}, key=0)
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS aside_pack(id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, due_ns INTEGER NOT NULL,"
-    " last_due_ns INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, cut INTEGER NOT NULL,"
-    " count INTEGER NOT NULL, size INTEGER NOT NULL)",
+    PACKS.create,
     "CREATE INDEX IF NOT EXISTS aside_pack_due ON aside_pack(cursor, due_ns, id, last_due_ns)",
     "CREATE TABLE IF NOT EXISTS aside_data(id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS aside_done(id INTEGER PRIMARY KEY, pack INTEGER NOT NULL, sequences BLOB NOT NULL)",
+    DONE.create,
     "CREATE INDEX IF NOT EXISTS aside_done_pack ON aside_done(pack)",
     "CREATE TRIGGER IF NOT EXISTS aside_pack_gone AFTER DELETE ON aside_pack BEGIN"
     " DELETE FROM aside_data WHERE id = OLD.id; DELETE FROM aside_done WHERE pack = OLD.id; END",
 )
 
-_PUT_PACK = (
-    "INSERT OR REPLACE INTO aside_pack(id, cursor, due_ns, last_due_ns, first, last, cut, count, size)"
-    " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"
+PUT_DATA = "INSERT OR REPLACE INTO aside_data(id, data) VALUES(?, ?)"
+_PUT_DONE = (
+    "INSERT INTO aside_done(pack, sequences, crc) SELECT ?1, ?2, ?3"
+    " WHERE EXISTS (SELECT 1 FROM aside_pack WHERE id = ?1)"
 )
-_PUT_DATA = "INSERT OR REPLACE INTO aside_data(id, data) VALUES(?, ?)"
-_PUT_DONE = "INSERT INTO aside_done(pack, sequences) VALUES(?, ?)"
 _IN_JSON = "IN (SELECT value FROM json_each(?))"
+_COLUMNS = ("id", "due_ns", "cut", "size", "heads_crc", "data_crc", "first", "last", "count")  # what a Found has
+_FOUND = ", ".join(_COLUMNS)
+_LINE = " || ' ' || ".join(_COLUMNS)
 _FIND_DUE = (
-    "SELECT group_concat(id || ' ' || due_ns || ' ' || cut || ' ' || size) FROM"
-    " (SELECT id, due_ns, cut, size FROM aside_pack WHERE cursor = ? AND due_ns <= ? AND (due_ns, id) > (?, ?)"
+    f"SELECT group_concat({_LINE}) FROM"
+    f" (SELECT {_FOUND} FROM aside_pack WHERE cursor = ? AND due_ns <= ? AND (due_ns, id) > (?, ?)"
     f" ORDER BY due_ns, id LIMIT {_READ_COUNT_MAX})"
 )
 _NEXT_DUE = "SELECT due_ns FROM aside_pack WHERE cursor = ? AND (due_ns, id) > (?, ?) ORDER BY due_ns, id LIMIT 1"
 _IS_TOUCHED = "(cut <= last OR EXISTS (SELECT 1 FROM aside_done WHERE pack = aside_pack.id))"
-
-Statement = tuple[str, Sequence[Sequence[Any]]]
-Query = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -214,18 +237,34 @@ class NewPack:
     pieces: list[Piece]
 
 
+class Found(NamedTuple):
+    """What is to be known of a pack to read it; columns of its row."""
+
+    number: int
+    due_ns: int
+    cut: int
+    size: int
+    heads_crc: int
+    data_crc: int
+    first: int
+    last: int
+    message_count: int
+
+
 @dataclass(slots=True)
 class StoredPack:
     """A pack as it was read.
 
     Attributes:
-        pieces: what is left of it, by due time.
+        pieces: what is left of it, by due time; of a damaged one without frames, and none when its heads are damaged.
         size: bytes that the pieces share.
+        found: its row, when its frames are not what was written.
     """
 
     number: int
     pieces: list[Piece]
     size: int
+    found: Found | None = None
 
 
 @dataclass(slots=True)
@@ -233,20 +272,23 @@ class DuePacks:
     """Packs that come due, in the order of their due times.
 
     Attributes:
+        packs: those that are whole.
         through: ``(due_ns, number)`` of the last.
         next_due_ns: when the one after it comes due; None when there is none.
+        damaged: those that are not.
     """
 
     packs: list[StoredPack]
     through: tuple[int, int]
     next_due_ns: int | None
+    damaged: list[StoredPack] = field(default_factory=list)
 
     def shift(self, shift_ns: int) -> None:
         """Move all due times."""
         self.through = (self.through[0] + shift_ns, self.through[1])
         if self.next_due_ns is not None:
             self.next_due_ns += shift_ns
-        for each in self.packs:
+        for each in (*self.packs, *self.damaged):
             for piece in each.pieces:
                 piece.due_ns += shift_ns
 
@@ -311,24 +353,44 @@ def encode_pack(new: NewPack) -> bytes:
     return b"".join((_PREFIX.pack(new.number, len(heads), sum(map(len, frames))), heads, *frames))
 
 
-def decode_packs(data: bytes, due_ns: dict[int, int]) -> Iterator[StoredPack]:
-    """Read packs that stand one behind the other.
+def decode_pack(data: bytes, due_ns: int) -> StoredPack:
+    """Read a pack.
 
     Args:
-        due_ns: of the first message of each, by number.
+        due_ns: of its first message.
     """
-    position = 0
-    while position < len(data):
-        number, heads_size, frames_size = _PREFIX.unpack_from(data, position)
-        at = position + _PREFIX.size + heads_size
-        pieces = []
-        start_ns = due_ns[number]
-        for head in _decode_heads(memoryview(data)[position + _PREFIX.size : at]):
-            piece = Piece(start_ns + head.after_ns, head.first, head.count, head.attempts, head.sizes, data, at)
-            pieces.append(piece)
-            at += piece.size
-        position += _PREFIX.size + heads_size + frames_size
-        yield StoredPack(number, pieces, frames_size)
+    number, heads_size, frames_size = _PREFIX.unpack_from(data)
+    at = _PREFIX.size + heads_size
+    pieces = []
+    for head in _decode_heads(memoryview(data)[_PREFIX.size : at]):
+        piece = Piece(due_ns + head.after_ns, head.first, head.count, head.attempts, head.sizes, data, at)
+        pieces.append(piece)
+        at += piece.size
+    return StoredPack(number, pieces, frames_size)
+
+
+def checksums(data: bytes) -> tuple[int, int]:
+    """``heads_crc`` and ``data_crc`` of a pack."""
+    _, heads_size, _ = _PREFIX.unpack_from(data)
+    at = _PREFIX.size + heads_size
+    heads_crc = crc32(memoryview(data)[:at])
+    return heads_crc, crc32(memoryview(data)[at:], heads_crc)
+
+
+def _checked(data: bytes, found: Found) -> StoredPack:
+    """Read a pack that may be damaged, or gone, which is empty."""
+    if len(data) == found.size and crc32(data) == found.data_crc:
+        return decode_pack(data, found.due_ns)
+    damaged = StoredPack(found.number, [], 0, found)
+    if len(data) > _PREFIX.size:
+        number, heads_size, _ = _PREFIX.unpack_from(data)
+        end = _PREFIX.size + heads_size
+        if number == found.number and crc32(memoryview(data)[:end]) == found.heads_crc:
+            heads = _decode_heads(memoryview(data)[_PREFIX.size : end])
+            damaged.pieces = [
+                Piece(found.due_ns + head.after_ns, head.first, head.count, head.attempts, 0, b"") for head in heads
+            ]
+    return damaged
 
 
 def put_packs(cursor: int, packs: Sequence[NewPack], shift_ns: int) -> list[Statement]:
@@ -344,14 +406,20 @@ def put_packs(cursor: int, packs: Sequence[NewPack], shift_ns: int) -> list[Stat
         encoded = encode_pack(each)
         count = sum(piece.count for piece in pieces)
         due_ns, last_due_ns = pieces[0].due_ns + shift_ns, pieces[-1].due_ns + shift_ns
-        rows.append((each.number, cursor, due_ns, last_due_ns, first, last, last + 1, count, len(encoded)))
+        rows.append(
+            (each.number, cursor, due_ns, last_due_ns, first, last, last + 1, count, len(encoded), *checksums(encoded))
+        )
         data.append((each.number, encoded))
-    return [(_PUT_PACK, rows), (_PUT_DATA, data)]
+    return [PACKS.put(*rows), (PUT_DATA, data)]
 
 
 def put_done(done: dict[int, list[int]]) -> Statement:
-    """Note of packs which more of their messages are finished or moved: number -> sequences."""
-    return _PUT_DONE, [(number, pack(f"<{len(sequences)}Q", *sequences)) for number, sequences in done.items()]
+    """Note of packs which more of their messages are finished or moved: number -> sequences.
+
+    Of a pack that is gone nothing is noted: a flush that is written again may have removed it the first time.
+    """
+    _, rows = DONE.put(*((number, pack(f"<{len(sequences)}Q", *sequences)) for number, sequences in done.items()))
+    return _PUT_DONE, rows
 
 
 def delete_packs(numbers: Iterable[int]) -> Statement:
@@ -363,13 +431,24 @@ def clear_packs(cursor: int, first: int) -> list[Statement]:
     """Forget everything set aside for a cursor, from a sequence on."""
     return [
         ("DELETE FROM aside_pack WHERE cursor = ? AND first >= ?", ((cursor, first),)),
-        ("UPDATE aside_pack SET cut = ? WHERE cursor = ? AND cut > ?", ((first, cursor, first),)),
+        (
+            f"UPDATE aside_pack SET cut = ?, crc = {_crc_with(cut='?')} WHERE cursor = ? AND cut > ?",
+            ((first, first, cursor, first),),
+        ),
     ]
 
 
 def shift_packs(shift_ns: int) -> Statement:
     """Move every due time, because the wall clock was set."""
-    return "UPDATE aside_pack SET due_ns = due_ns + ?, last_due_ns = last_due_ns + ?", ((shift_ns, shift_ns),)
+    crc = _crc_with(due_ns="due_ns + ?", last_due_ns="last_due_ns + ?")
+    change = f"UPDATE aside_pack SET due_ns = due_ns + ?, last_due_ns = last_due_ns + ?, crc = {crc}"
+    return change, ((shift_ns, shift_ns, shift_ns, shift_ns),)
+
+
+def _crc_with(**changed: str) -> str:
+    """SQL for the checksum of a pack's row some of whose columns are changed."""
+    values = ", ".join(changed.get(column, column) for column in PACKS.columns)
+    return f"row_crc('{PACKS.name}', {values})"
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -382,46 +461,58 @@ def due_packs(query: Query, cursor: int, after: tuple[int, int], until_ns: int, 
         after: ``(due_ns, number)`` of the last that was read before.
         bytes_max: of all together, about; one is read however large it is.
     """
-    packs: list[tuple[int, int, int]] = []  # number, due_ns, cut
-    sizes: dict[int, int] = {}
+    packs: list[Found] = []
     size = 0
     following: int | None = None
     ((found,),) = query(_FIND_DUE, (cursor, until_ns, *after))
     for line in (found or "").split(",") if found else ():
-        number, due_ns, cut, pack_size = map(int, line.split())
-        if packs and size + pack_size > bytes_max:
-            following = due_ns
+        each = Found(*map(int, line.split()))
+        if packs and size + each.size > bytes_max:
+            following = each.due_ns
             break
-        size += pack_size
-        packs.append((number, due_ns, cut))
-        sizes[number] = pack_size
-    through = (packs[-1][1], packs[-1][0]) if packs else after
+        size += each.size
+        packs.append(each)
+    through = (packs[-1].due_ns, packs[-1].number) if packs else after
     if following is None:
         rows = query(_NEXT_DUE, (cursor, *through))
         following = rows[0][0] if rows else None
-    read = _read_packs(query, packs, sizes)
-    return DuePacks([read[number] for number, _, _ in packs], through, following)
+    read = list(_read_packs(query, packs).values())
+    damaged = [each for each in read if each.found is not None]
+    return DuePacks([each for each in read if each.found is None], through, following, damaged)
 
 
-def _read_packs(query: Query, packs: Sequence[tuple[int, int, int]], sizes: dict[int, int]) -> dict[int, StoredPack]:
-    """Packs ``(number, due_ns, cut)``, without what is done or forgotten of them."""
-    due_ns = {number: due for number, due, _ in packs}
-    small = [number for number in due_ns if sizes[number] < SMALL_BYTES]
+def _read_packs(query: Query, packs: Sequence[Found]) -> dict[int, StoredPack]:
+    """Packs in this order, without what is done or forgotten of them."""
+    small = {each.number for each in packs if each.size < SMALL_BYTES}
     if len(small) < 2:
-        small = []
-    joined = [query("SELECT data FROM aside_data WHERE id = ?", (n,))[0][0] for n in due_ns if n not in set(small)]
+        small = set()
+    data = {each.number: _read_data(query, each.number) for each in packs if each.number not in small}
     if small:
-        sql = f"SELECT group_concat(hex(data), '') FROM aside_data WHERE id {_IN_JSON}"
-        joined.append(bytes.fromhex(query(sql, (json.dumps(small),))[0][0]))
-    read = {each.number: each for data in joined for each in decode_packs(data, due_ns)}
-    done = _read_done(query, due_ns)
-    for number, _, cut in packs:
-        gone = done.get(number)
-        pieces = read[number].pieces
+        sql = f"SELECT group_concat(id || ' ' || hex(data)) FROM aside_data WHERE id {_IN_JSON}"
+        ((found,),) = query(sql, (json.dumps([*small]),))
+        for line in found.split(",") if found else ():
+            number, _, text = line.partition(" ")
+            data[int(number)] = bytes.fromhex(text)
+    done = _read_done(query, [each.number for each in packs])
+    read = {}
+    for each in packs:
+        number, cut = each.number, each.cut
+        stored = read[number] = _checked(data.get(number, b""), each)
+        gone, pieces = done.get(number), stored.pieces
         if gone or any(piece.end > cut for piece in pieces):
-            pieces = [left for piece in pieces for left in piece.without([*(gone or ()), *range(cut, piece.end)])]
-            read[number].pieces = pieces
+            stored.pieces = [
+                left for piece in pieces for left in piece.without([*(gone or ()), *range(cut, piece.end)])
+            ]
     return read
+
+
+def _read_data(query: Query, number: int) -> bytes:
+    """The bytes of a pack; nothing when they are gone, or where they should be is damaged."""
+    try:
+        rows = query("SELECT data FROM aside_data WHERE id = ?", (number,))
+    except DamagedDatabase:
+        return b""
+    return rows[0][0] if rows and isinstance(rows[0][0], bytes) else b""
 
 
 def _read_done(query: Query, numbers: Iterable[int]) -> dict[int, set[int]]:
@@ -447,11 +538,11 @@ def count_packed(query: Query, cursor: int | None = None) -> dict[int, tuple[int
         )
     }
     condition = f"{of_one} AND {_IS_TOUCHED}" if of_one else f" WHERE {_IS_TOUCHED}"
-    touched = query(f"SELECT cursor, id, due_ns, cut, size FROM aside_pack{condition}", ())
-    for each, number, due_ns, cut, size in touched:
-        read = _read_packs(query, [(number, due_ns, cut)], {number: size})
+    for each, *found in query(f"SELECT cursor, {_FOUND} FROM aside_pack{condition}", ()):
+        (read,) = _read_packs(query, [Found(*found)]).values()
+        left = sum(piece.count for piece in read.pieces)
         count, earliest_ns = counts[each]
-        counts[each] = count + sum(piece.count for piece in read[number].pieces), earliest_ns
+        counts[each] = count + (left if read.found is None or read.pieces else read.found.message_count), earliest_ns
     return counts
 
 
@@ -461,17 +552,18 @@ def packed_after(query: Query, cursor: int, wall_ns: int, count_max: int) -> lis
     after = (-1, -1)
     while True:
         rows = query(
-            "SELECT id, due_ns, cut, size FROM aside_pack WHERE cursor = ? AND (due_ns, id) > (?, ?)"
+            f"SELECT {_FOUND} FROM aside_pack WHERE cursor = ? AND (due_ns, id) > (?, ?)"
             " AND last_due_ns > ? ORDER BY due_ns, id LIMIT 1",
             (cursor, *after, wall_ns),
         )
         if not rows:
             break
-        ((number, due_ns, cut, size),) = rows
-        if len(found) >= count_max and due_ns > found[-1][0]:
+        next_pack = Found(*rows[0])
+        if len(found) >= count_max and next_pack.due_ns > found[-1][0]:
             break
-        after = (due_ns, number)
-        for piece in _read_packs(query, [(number, due_ns, cut)], {number: size})[number].pieces:
+        after = (next_pack.due_ns, next_pack.number)
+        (read,) = _read_packs(query, [next_pack]).values()
+        for piece in read.pieces if read.found is None else ():
             if piece.due_ns > wall_ns:
                 found += [
                     (piece.due_ns, s, piece) for s in range(piece.first, piece.first + min(piece.count, count_max))
@@ -485,25 +577,33 @@ def find_packed(query: Query, cursor: int, sequence: int) -> int | None:
     after = 0
     while True:
         rows = query(
-            "SELECT p.id, p.due_ns, p.cut, p.size, substr(d.data, 1, ?) FROM aside_pack p JOIN aside_data d"
-            " ON d.id = p.id WHERE p.cursor = ? AND p.id > ? AND p.first <= ? AND p.cut > ? ORDER BY p.id LIMIT ?",
+            f"SELECT substr(d.data, 1, ?), {', '.join(f'p.{column}' for column in _COLUMNS)}"
+            " FROM aside_pack p JOIN aside_data d ON d.id = p.id WHERE p.cursor = ? AND p.id > ?"
+            " AND p.first <= ? AND p.cut > ? ORDER BY p.id LIMIT ?",
             (_LOOK_BYTES, cursor, after, sequence, sequence, _LOOK_COUNT),
         )
-        for number, due_ns, cut, size, start in rows:
-            after = number
+        for start, *columns in rows:
+            found = Found(*columns)
+            after = found.number
             if not _may_hold(start, sequence):
                 continue
-            pieces = _read_packs(query, [(number, due_ns, cut)], {number: size})[number].pieces
-            if any(piece.first <= sequence < piece.end for piece in pieces):
-                return int(number)
+            (read,) = _read_packs(query, [found]).values()
+            if any(piece.first <= sequence < piece.end for piece in read.pieces):
+                return found.number
         if len(rows) < _LOOK_COUNT:
             return None
 
 
 def _may_hold(start: bytes, sequence: int) -> bool:
     """Whether a pack holds a message, finished or not, as far as its start tells."""
+    if len(start) < _PREFIX.size:
+        return True  # damaged
     _, heads_size, _ = _PREFIX.unpack_from(start)
     heads = start[_PREFIX.size : _PREFIX.size + heads_size]
     if len(heads) < heads_size:
         return True
-    return any(head.first <= sequence < head.first + head.count for head in _decode_heads(heads))
+    try:
+        decoded = _decode_heads(heads)
+    except msgspec.MsgspecError:
+        return True
+    return any(head.first <= sequence < head.first + head.count for head in decoded)

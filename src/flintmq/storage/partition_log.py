@@ -188,11 +188,13 @@ class LogPlace:
         directory: relative to the data directory; created when missing.
         partition: number of it.
         next_sequence_min: the next append gets at least this sequence; a gap is reported.
+        durable_end: every sequence below it cannot have been lost but by damage.
     """
 
     directory: str
     partition: int
     next_sequence_min: int = 1
+    durable_end: int = 1
 
 
 class _Chunk:
@@ -316,6 +318,7 @@ class PartitionLog:
         report: Callable[[Corruption], None],
         created_ns: int,
         next_sequence_min: int = 1,
+        durable_end: int = 1,
     ) -> PartitionLog:
         """Open and recover a log, or create it. Blocks, also for syncs.
 
@@ -325,11 +328,12 @@ class PartitionLog:
             report: told of everything damaged, cut or missing, now and later.
             created_ns: wall time; becomes the identity of a new log.
             next_sequence_min: the next append gets at least this sequence; a gap is reported.
+            durable_end: every sequence below it was durable, or written since the machine was started; likewise.
 
         Raises:
             StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
         """
-        place = LogPlace(directory, partition, next_sequence_min)
+        place = LogPlace(directory, partition, next_sequence_min, durable_end)
         (log,) = cls.open_all(
             files, [place], segment_bytes=segment_bytes, cache=cache, report=report, created_ns=created_ns
         )
@@ -353,7 +357,7 @@ class PartitionLog:
             if not 0 < first <= SEQUENCE_MAX:
                 raise ValueError(f"next_sequence_min is {first}; sequences go from 1 to {SEQUENCE_MAX}")
             home = Home(files, place.directory, place.partition, cache, report)
-            recoveries.append(Recovery(home, created_ns, first))
+            recoveries.append(Recovery(home, created_ns, first, place.durable_end))
         recovered = recover(files, recoveries)
         return [cls(recovery.home, found, segment_bytes) for recovery, found in zip(recoveries, recovered, strict=True)]
 

@@ -156,6 +156,7 @@ class Recovery:
     Args:
         created_ns: identity of the log if it is a new one.
         next_sequence_min: the next append gets at least this sequence.
+        durable_end: every sequence below it cannot have been lost but by damage.
 
     Attributes:
         directories: to be synced, after :meth:`begin_sync`.
@@ -164,7 +165,7 @@ class Recovery:
         StorageError: the directory is another partition's, a file cannot be opened, or a new log cannot be created.
     """
 
-    def __init__(self, home: Home, created_ns: int, next_sequence_min: int) -> None:
+    def __init__(self, home: Home, created_ns: int, next_sequence_min: int, durable_end: int = 1) -> None:
         self.home = home
         self.files = home.files
         self.segments: list[Segment] = []
@@ -188,7 +189,7 @@ class Recovery:
         self._is_name_durable = False
         self._walked: dict[int, Segment] = {}
         self._is_checkpoint_due = False
-        self._durable_end = 1
+        self._durable_end = durable_end
         self._identify(created_ns)
         self._saved_sequence, self._table = load(home) if self._has_snapshot else (0, ProducerTable())
         self._open_segments()
@@ -541,7 +542,8 @@ class Recovery:
                 segment.end = following.first
 
     def _tell_gap(self, segment: Segment, first: int, end: int, reason: str) -> None:
-        self.home.report(Corruption(segment.path, segment.size, 0, reason, first, end, "gap", segment.synced_before))
+        durable = max(segment.synced_before, self._durable_end)
+        self.home.report(Corruption(segment.path, segment.size, 0, reason, first, end, "gap", durable))
 
     def _continue_at(self, next_sequence_min: int) -> None:
         """Leave a gap when consumers were ahead of what survived, so that no sequence is given to two messages."""

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from flintmq.errors import DataPathLocked, StorageError
+from flintmq.storage import database_error, prepare_connection, salvaged_rows
 
 SECTOR_BYTES = 512
 SCATTER_PROBABILITY = 0.25
@@ -378,12 +379,14 @@ class MemoryDisk:
 
     Attributes:
         operation_count: operations so far.
+        boot_count: how often the machine has been started.
         observers: called with each :class:`Operation` before it takes effect.
     """
 
     def __init__(self, capacity_bytes: int = 1 << 40, rng: random.Random | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.operation_count = 0
+        self.boot_count = 1
         self.observers: list[Callable[[Operation], None]] = []
         self._rng = rng or random.Random(0)
         self._lock = threading.RLock()
@@ -415,6 +418,7 @@ class MemoryDisk:
             self.release()
             self._crash_plan = None
             if power_loss:
+                self.boot_count += 1
                 self._names.lose_power(rng)
                 self._count_used_bytes()
 
@@ -630,9 +634,14 @@ class MemoryDatabase:
         self._files = files
         self._node = node
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        prepare_connection(self._connection)
         if node.snapshots[-1]:
             self._connection.deserialize(node.snapshots[-1])
-            self._connection.execute("PRAGMA schema_version")  # reads the file, so that damage shows here
+            try:
+                self._connection.execute("PRAGMA schema_version")  # reads the file, so that damage shows here
+            except sqlite3.Error as error:
+                self._connection.close()
+                raise database_error(path, error) from error
         node.user = self
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -640,7 +649,11 @@ class MemoryDatabase:
             try:
                 return self._connection.execute(sql, parameters).fetchall()
             except sqlite3.Error as error:
-                raise StorageError(f"{self.path}: {error}") from error
+                raise database_error(self.path, error) from error
+
+    def salvage(self, sql: str) -> list[tuple[Any, ...]]:
+        with self._files._alive()._lock:
+            return salvaged_rows(self._connection, sql)
 
     def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         disk = self._files._alive()
@@ -669,7 +682,7 @@ class MemoryDatabase:
                     connection.executemany(sql, rows)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise StorageError(f"{self.path}: {error}") from error
+            raise database_error(self.path, error) from error
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -824,6 +837,9 @@ class MemoryFiles:
             else:
                 errors.append(None)
         return errors
+
+    def boot_id(self) -> str:
+        return f"boot {self._alive().boot_count}"
 
     def free_bytes(self) -> int:
         return self._alive().free_bytes

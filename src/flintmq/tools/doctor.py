@@ -474,6 +474,11 @@ def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
     except (*UNREADABLE_JSON, AttributeError, KeyError, TypeError) as error:
         return [Finding(WARNING, subject, f"its /stats cannot be read: {error!r}", "is this port nsqd's HTTP API?")]
     findings = [Finding(OK, subject, f"{_count(len(topics), 'topic', 'topics')}, {depth} messages wait in channels")]
+    health = (fields.get("data") or fields).get("health", "OK")
+    if str(health).startswith("NOK - damage"):
+        text = f"its data directory was damaged: {str(health).removeprefix('NOK - damage: ')[:500]}"
+        advice = "flintmq admin damage lists what was found; with --acknowledge this is not told any more"
+        findings.append(Finding(PROBLEM, subject, text, advice))
     if waiting:
         text = f"{_count(waiting, 'message', 'messages')} in topics that have no channel"
         findings.append(Finding(NOTE, subject, text, "they are kept for the first channel; is a consumer missing?"))

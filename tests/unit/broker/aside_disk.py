@@ -1,18 +1,20 @@
 """The database as far as messages set aside are concerned: real SQL, in memory, for one channel without a broker."""
 
 from itertools import count
-from typing import Any, cast
 
 from flintmq.broker.deferred import LOOKAHEAD_NS, AsideStore
 from flintmq.broker.work import aside_statements, count_aside
 from flintmq.storage import ChannelStore
 from flintmq.storage.files import SqliteDatabase
 from flintmq.storage.packs import packed_after
+from flintmq.testing import MemoryDisk, MemoryFiles
 
 CURSOR = 1
 
 
-class _Memory:
+class _Files(MemoryFiles):
+    """With a database that is not written anywhere after each commit."""
+
     def open_database(self, path):
         return SqliteDatabase(":memory:")
 
@@ -21,7 +23,7 @@ class AsideDisk:
     """A database that outlives the stores of its one channel."""
 
     def __init__(self):
-        self.store = ChannelStore(cast(Any, _Memory()))
+        self.store = ChannelStore(_Files(MemoryDisk()))
         self.query = self.store._database.query
 
     def open(self):

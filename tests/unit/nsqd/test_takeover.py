@@ -207,7 +207,7 @@ def test_old_files_are_kept_and_counted(caplog: pytest.LogCaptureFixture):
     world = World(content, {"notes.txt": b"mine"})
     with caplog.at_level("INFO"):
         world.end(world.take_over())
-    assert names(world) == ["channels.db", "notes.txt", "nsqd.dat", "nsqd.dat.flintmq"]
+    assert names(world) == ["channels.db", "channels.list", "notes.txt", "nsqd.dat", "nsqd.dat.flintmq"]
     assert {name: world.disk.content(f"{ARCHIVE_NAME}/{name}") for name in names(world, ARCHIVE_NAME)} == content
     size = sum(len(message.record) for message in numbered("m", 5))
     assert f"1 topics, 1 channels, 5 messages, {size} bytes; no damage" in caplog.text
@@ -226,7 +226,7 @@ def test_without_nsqd_dat_the_queue_files_tell():
     assert {name: list(topic.channel_names) for name, topic in broker.topics.items()} == {"t": ["c"]}
     assert only_bodies(consume(broker, "t", "c")) == bodies(numbered("c", 2)) + bodies(numbered("t", 3))
     world.end(broker)
-    assert names(world) == ["channels.db", "nsqd.dat", "nsqd.dat.flintmq"]
+    assert names(world) == ["channels.db", "channels.list", "nsqd.dat", "nsqd.dat.flintmq"]
 
 
 def test_missing_and_stale_meta_files(caplog: pytest.LogCaptureFixture):

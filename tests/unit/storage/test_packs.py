@@ -1,30 +1,30 @@
 """Packs of messages set aside: what is grouped, stored, read back and found, in a real database in memory."""
 
-from itertools import islice, pairwise
-from types import SimpleNamespace
-from typing import Any, cast
+from itertools import count, islice, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.old_database import make_older
 
 from flintmq.errors import StorageError
-from flintmq.storage import ChannelStore, packs
-from flintmq.storage.aside_rows import pack_rows
+from flintmq.settings import Settings
+from flintmq.storage import ChannelStore, OsFiles, channel_store, old_schema, packs
 from flintmq.storage.files import SqliteDatabase
 from flintmq.storage.packs import NewPack, Piece, clear_packs, delete_packs, encode_pack, group, put_done, put_packs
+from flintmq.storage.tables import META as META_TABLE
+from flintmq.storage.tables import SETTINGS, TABLES, TOPIC
+from flintmq.testing import MemoryDisk
+from flintmq.topic_meta import TopicMeta
 
 SECOND = 1_000_000_000
-
-
-def files(path: str = ":memory:") -> Any:
-    """A data directory as far as its database is concerned."""
-    return SimpleNamespace(open_database=lambda _name: SqliteDatabase(path))
+META = TopicMeta(partition_num=4)
 
 
 @pytest.fixture
 def store():
-    store = ChannelStore(files())
+    store = ChannelStore(MemoryDisk().attach())
     yield store
     store.close()
 
@@ -110,7 +110,7 @@ def test_a_piece_without_some_of_its_messages(sizes, gone):
 @given(pieces_of, st.data())
 def test_packs_come_back_as_they_were_but_for_what_is_done_or_forgotten(drawn, data):
     built = sorted(build(drawn), key=lambda p: p.due_ns)
-    store = ChannelStore(files())
+    store = ChannelStore(MemoryDisk().attach())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packs, "PACK_BYTES", 100)
         patch.setattr(packs, "SMALL_BYTES", data.draw(st.sampled_from([1, 130, 10_000])))
@@ -194,19 +194,36 @@ def test_one_message_is_found_among_many_packs_and_in_one_with_a_long_head(store
     assert store.find_aside(2, 20_199) is None
 
 
+_OLD_SCHEMA = (
+    "CREATE TABLE aside(cursor INTEGER, sequence INTEGER, due_ns INTEGER NOT NULL, attempts INTEGER NOT NULL,"
+    " frame BLOB NOT NULL, PRIMARY KEY(cursor, sequence)) WITHOUT ROWID",
+    "CREATE TABLE cursor(id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL,"
+    " channel TEXT NOT NULL, state BLOB NOT NULL)",
+    "CREATE TABLE channel(topic TEXT, name TEXT, paused INTEGER NOT NULL, PRIMARY KEY(topic, name)) WITHOUT ROWID",
+)
+_OLD_PUTS = (
+    "INSERT INTO aside(cursor, sequence, due_ns, attempts, frame) VALUES(?, ?, ?, ?, ?)",
+    "INSERT INTO cursor(id, topic, partition, channel, state) VALUES(?, 't', 0, ?, ?)",
+    "INSERT INTO channel(topic, name, paused) VALUES('t', ?, 0)",
+)
+
+
+def write_rows(database, rows):
+    """What a release before packs had of two channels."""
+    cursors = [(number, f"c{number}", b"\x95\x01\xc4\x00\x90\x90\x90") for number in (1, 2)]
+    names = [(name,) for _, name, _ in cursors]
+    statements = [*((sql, ((),)) for sql in _OLD_SCHEMA), *zip(_OLD_PUTS, (rows, cursors, names), strict=True)]
+    database.commit([*statements, ("PRAGMA user_version = 2", ((),))], True)
+
+
 def test_rows_of_an_older_release_become_packs(tmp_path):
     path = str(tmp_path / "channels.db")
     database = SqliteDatabase(path)
-    schema = (
-        "CREATE TABLE aside(cursor INTEGER, sequence INTEGER, due_ns INTEGER NOT NULL, attempts INTEGER NOT NULL,"
-        " frame BLOB NOT NULL, PRIMARY KEY(cursor, sequence)) WITHOUT ROWID"
-    )
     rows = [(n % 2 + 1, n, (n * 7919 % 5000) * SECOND, n % 3, b"frame %d" % n) for n in range(1, 5001)]
-    put = "INSERT INTO aside(cursor, sequence, due_ns, attempts, frame) VALUES(?, ?, ?, ?, ?)"
-    database.commit([(schema, ((),)), (put, rows), ("PRAGMA user_version = 2", ((),))], True)
+    write_rows(database, rows)
     database.close()
-    store = ChannelStore(files(path))
-    assert query_of(store)("PRAGMA user_version") == [(3,)]
+    store = ChannelStore(OsFiles(str(tmp_path)))
+    assert query_of(store)("PRAGMA user_version") == [(4,)]
     assert not query_of(store)("SELECT 1 FROM sqlite_master WHERE name = 'aside'")
     for cursor in (1, 2):
         read = store.due(cursor, (-1, -1), 10_000 * SECOND, 1 << 30)
@@ -214,28 +231,123 @@ def test_rows_of_an_older_release_become_packs(tmp_path):
         assert sorted(found.values()) == sorted(row for row in rows if row[0] == cursor)
         assert store.aside_count(cursor) == 2500
         assert len(read.packs) < 100
+    assert [cursor.aside_count for cursor in store.load().cursors] == [2500, 2500]
     store.close()
 
 
-def test_packing_rows_that_fails_leaves_them_as_they_were(monkeypatch):
+def test_a_change_of_the_schema_that_fails_leaves_everything_as_it_was(monkeypatch):
     database = SqliteDatabase(":memory:")
-    schema = "CREATE TABLE aside(cursor INTEGER, sequence INTEGER, due_ns INTEGER, attempts INTEGER, frame BLOB)"
-    rows = [(n % 2, n, n // 4, 0, b"frame %d" % n) for n in range(1, 41)]
-    database.commit([(sql, ((),)) for sql in packs.SCHEMA], False)
-    database.commit([(schema, ((),)), ("INSERT INTO aside VALUES(?, ?, ?, ?, ?)", rows)], False)
-    monkeypatch.setattr("flintmq.storage.aside_rows._ROWS", 6)
+    write_rows(database, [(n % 2 + 1, n, n // 4, 0, b"frame %d" % n) for n in range(1, 41)])
+    monkeypatch.setattr("flintmq.storage.old_schema._ROWS", 6)
+    taken: list[Any] = []
 
-    class Full:
-        query = staticmethod(database.query)
+    def failing(after):
+        """So many statements, and one that fails."""
+        taken.clear()
+        for statement in islice(old_schema.migration(database), after):
+            taken.append(statement)
+            yield statement
+        yield "INSERT INTO no_such_table VALUES(1)", ((),)
 
-        def commit(self, statements, sync):
-            database.commit([*islice(statements, 7), ("INSERT INTO no_such_table VALUES(1)", ((),))], sync)
-
-    with pytest.raises(StorageError):
-        pack_rows(cast(Any, Full()))
-    assert database.query("SELECT COUNT(*) FROM aside") == [(40,)]
-    assert database.query("SELECT COUNT(*) FROM aside_pack") == [(0,)]
-    pack_rows(database)
-    for cursor in (0, 1):
+    for fails_after in count():
+        with pytest.raises(StorageError):
+            database.commit(failing(fails_after), False)
+        assert database.query("SELECT COUNT(*) FROM aside") == [(40,)]
+        assert database.query("PRAGMA user_version") == [(2,)]
+        if len(taken) < fails_after:
+            break
+    assert len(taken) > 25
+    database.commit(old_schema.migration(database), True)
+    for cursor in (1, 2):
         found = packs.packed_after(database.query, cursor, -1, 100)
-        assert [(s, p.frame(s)) for s, p in found] == [(n, b"frame %d" % n) for n in range(2 - cursor, 41, 2)]
+        assert [(s, p.frame(s)) for s, p in found] == [(n, b"frame %d" % n) for n in range(3 - cursor, 41, 2)]
+
+
+def test_a_database_of_version_3_keeps_what_it_has(tmp_path):
+    files = OsFiles(str(tmp_path))
+    store = ChannelStore(files)
+    put = channel_store.put_channel
+    row = channel_store.CursorRow(7, deferred=[(8, 9)])
+    pack = NewPack(3, [piece(50 * SECOND, 1, [10, 20, 30]), piece(60 * SECOND, 9, [5] * 4, 2)])
+    ephemeral = NewPack(4, [piece(50 * SECOND, 1, [10])])
+    store.commit(
+        [
+            channel_store.put_topic("t", True),
+            put("t", 0, "c", channel_store.StoredChannel(1, False, True)),
+            channel_store.put_topic("p", False),
+            channel_store.put_topic_meta("p", META, [0, 2]),
+            channel_store.put_partition("p", 2, 5, 6),
+            *(put("p", number, "d", channel_store.StoredChannel(number + 2, True)) for number in (0, 2)),
+            channel_store.put_cursor(1, "t", 0, "c", row, b"\0\1", 7),
+            channel_store.put_cursor(4, "p", 2, "d", channel_store.CursorRow(1), b"", 0),
+            *put_packs(1, [pack], 0),
+            *put_packs(9, [ephemeral], 0),
+            put_done({3: [2]}),
+            *channel_store.put_settings("t", "c", Settings(max_attempts=3)),
+        ],
+        False,
+    )
+    before = messages(store.due(1, (-1, -1), 100 * SECOND, 1 << 30).packs[0].pieces)
+    store.close()
+    files.close()
+    make_older(tmp_path, 3)
+    again = ChannelStore(OsFiles(str(tmp_path)))
+    stored = again.load()
+    assert stored.topics == {"t": True, "p": False}
+    assert stored.metas == {"p": (META, [0, 2])}
+    assert stored.partitions == {("p", 2): (5, 6)}
+    assert stored.channels == {
+        ("t", 0, "c"): channel_store.StoredChannel(1, False, True),
+        ("p", 0, "d"): channel_store.StoredChannel(0, True),
+        ("p", 2, "d"): channel_store.StoredChannel(4, True),
+    }
+    assert stored.settings == {("t", "c"): Settings(max_attempts=3)}
+    assert [(c.id, c.row.floor, c.window, c.aside_count) for c in stored.cursors] == [
+        (1, 7, b"\0\1", 6),
+        (4, 1, b"", 0),
+    ]
+    assert messages(again.due(1, (-1, -1), 100 * SECOND, 1 << 30).packs[0].pieces) == before
+    assert query_of(again)("SELECT id FROM aside_data") == [(3,)], "what ephemeral channels had is gone"
+    for table in (*TABLES, packs.PACKS, packs.DONE):
+        assert table.read(query_of(again))[1] == 0
+    again.close()
+
+
+def test_a_damaged_pack_is_told_from_one_that_is_whole(store):
+    pieces = [piece(50 * SECOND, 1, [10, 20, 30]), piece(51 * SECOND, 9, [5] * 4, 2)]
+    store.commit(put_packs(1, [NewPack(n, pieces) for n in (3, 4, 5, 6, 7)], 0), False)
+    store.commit([put_done({4: [2, 9]})], False)
+    ((data,),) = query_of(store)("SELECT data FROM aside_data WHERE id = 4")
+    for number, position in ((4, len(data) - 1), (5, 20)):  # in a frame, and in the heads
+        damaged = bytearray(query_of(store)("SELECT data FROM aside_data WHERE id = ?", (number,))[0][0])
+        damaged[position] ^= 1
+        store.commit([(packs.PUT_DATA, ((number, bytes(damaged)),))], False)
+    store.commit([("DELETE FROM aside_data WHERE id = 6", ((),))], False)
+    read = store.due(1, (-1, -1), 100 * SECOND, 1 << 30)
+    assert [each.number for each in read.packs] == [3, 7]
+    told = {each.number: [(p.due_ns, p.first, p.count, p.attempts) for p in each.pieces] for each in read.damaged}
+    assert told == {4: [(50 * SECOND, 1, 1, 0), (50 * SECOND, 3, 1, 0), (51 * SECOND, 10, 3, 2)], 5: [], 6: []}
+
+
+def test_rows_that_are_changed_where_they_are_stay_whole(store):
+    store.commit(put_packs(1, [NewPack(3, [piece(50 * SECOND, 1, [10, 20, 30])])], 0), False)
+    store.commit([packs.shift_packs(5), *clear_packs(1, 2)], False)
+    rows, damaged = packs.PACKS.read(query_of(store))
+    assert not damaged
+    assert [row[:7] for row in rows] == [(3, 1, 50 * SECOND + 5, 50 * SECOND + 5, 1, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    "change", ["name = 'u'", "paused = 1", "paused = NULL", "name = CAST(x'ff' AS TEXT)", "crc = crc + 1"]
+)
+def test_a_row_that_was_changed_is_noticed(store, change):
+    store.commit([("DROP TABLE topic", ((),)), (TOPIC.create.replace(" NOT NULL", ""), ((),))], False)
+    store.commit([channel_store.put_topic("t", False), channel_store.put_topic("whole", False)], False)
+    store.commit([(f"UPDATE topic SET {change} WHERE name = 't'", ((),))], False)
+    assert TOPIC.read(query_of(store)) == ([("whole", 0)], 1)
+
+
+def test_a_row_of_another_table_is_not_whole(store):
+    whole = channel_store.put_settings("t", "c", Settings(max_attempts=3))[0][1][0]
+    assert SETTINGS.is_whole(whole)
+    assert not META_TABLE.is_whole(whole)

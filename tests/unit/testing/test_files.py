@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flintmq.errors import DataPathLocked, StorageError
+from flintmq.errors import DamagedDatabase, DataPathLocked, StorageError
 from flintmq.storage import Files, OsFiles
 from flintmq.testing import DiskCrashed, MemoryDisk, MemoryFiles, Operation
 
@@ -817,7 +817,7 @@ def test_a_damaged_database_is_noticed_when_it_is_opened_again():
     fill(files, [True])
     files.close()
     disk.zero("db", 0, 100)
-    with pytest.raises(sqlite3.DatabaseError):
+    with pytest.raises(DamagedDatabase):
         rows(disk.attach())
 
 

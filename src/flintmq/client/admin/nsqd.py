@@ -16,6 +16,7 @@ import msgspec
 from flintmq.client.admin.question import Question, fields, get, nothing, post, struct, text
 from flintmq.client.admin.results import (
     Cancelled,
+    DamageState,
     DrainState,
     Peeked,
     PeekedMessage,
@@ -407,6 +408,17 @@ def _option(name: str) -> str:
     if not (name.isascii() and name.replace("_", "").isalnum()):
         raise OptionError("name", name, "the name of an option, such as log_level", SOURCE)
     return name
+
+
+def damage(*, acknowledge: bool = False) -> Question[DamageState]:
+    """Return what nsqd has found damaged in its data directory, which ``/stats`` tells of until it is acknowledged.
+
+    Args:
+        acknowledge: whether it is known now, and nothing is to be told of it any more.
+    """
+    if acknowledge:
+        return post("/damage/acknowledge", struct(DamageState))
+    return get("/damage", struct(DamageState))
 
 
 def drain_state() -> Question[DrainState]:

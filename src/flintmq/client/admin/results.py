@@ -55,6 +55,47 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
             return {}
 
 
+class DamageReport(msgspec.Struct, frozen=True):
+    """Something in an nsqd's data directory that is not as it was written.
+
+    Attributes:
+        at: when it was found, in seconds since 1970.
+        path: the file or directory.
+        reason: what was found and what was done about it.
+        topic, partition, channel: what it concerns, as far as it is about one.
+        first, end: the sequences of the messages that are lost (the end exclusive); 0 when that is not known.
+        lost: how many messages are lost.
+        is_more_possible: whether there may be more.
+    """
+
+    at: int
+    path: str
+    reason: str
+    topic: str = ""
+    partition: int = -1
+    channel: str = ""
+    first: int = 0
+    end: int = 0
+    lost: int = 0
+    is_more_possible: bool = False
+
+
+class DamageState(msgspec.Struct, frozen=True):
+    """The damage that nobody has acknowledged.
+
+    Attributes:
+        count: reports in all; at most 1000 of them are listed.
+        lost: messages that are lost by what is listed.
+        is_more_possible: whether there may be more.
+        reports: the newest first.
+    """
+
+    count: int
+    lost: int
+    is_more_possible: bool
+    reports: list[DamageReport]
+
+
 class Holder(msgspec.Struct, frozen=True):
     """The consumer that a message is in flight with."""
 

@@ -139,6 +139,7 @@ class NsqdAdmin(Admin):
     find_trace = asked(nsqd.find_trace)
     get_config = asked(nsqd.get_config)
     set_config = asked(nsqd.set_config)
+    damage = asked(nsqd.damage)
     drain_state = asked(nsqd.drain_state)
     drain = asked(nsqd.drain)
     stop_drain = asked(nsqd.stop_drain)

@@ -1,0 +1,216 @@
+"""The damage that was found in the data directory, until somebody has said that he knows; ``/damage``.
+
+Requests::
+
+    GET  /damage               what was found
+    POST /damage/acknowledge   it is known; /stats, metrics and doctor say nothing more of it
+
+    {"count": 1, "lost": 200, "is_more_possible": false, "reports": [{"at": 1795175768, "path": "topics/t-x/p-0000",
+     "reason": "...", "topic": "x", "partition": 0, "first": 401, "end": 601, "lost": 200}]}
+
+It is kept in the database, so that a restart does not hide it. What was acknowledged stays known: damage that is found
+again at every start, because the bytes are still there, is not told of twice.
+
+Rules of this file: each report is a line of the log, once; at most :data:`REPORTS_MAX` are kept, of more the number.
+
+Source: docs/decisions/0011.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from flintmq.broker.broker import Broker
+from flintmq.env import Env
+from flintmq.errors import StorageError
+from flintmq.net.http_messages import HttpError, Request, Response, json_response
+from flintmq.net.http_router import Router
+from flintmq.nsqd.engine import Engine
+from flintmq.storage import Corruption, Damage, channel_store
+
+log = logging.getLogger(__name__)
+
+REPORTS_MAX = 1000
+_NS_PER_S = 1_000_000_000
+_NS_PER_NUMBER = 1000
+
+
+class StoredDamage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A report as the database has it."""
+
+    damage: Damage
+    is_acknowledged: bool = False
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(StoredDamage).decode
+
+
+def damage_of(found: Corruption) -> Damage | None:
+    """What a log found, if it is a loss that its policy did not allow for; None when it is not."""
+    lost = found.end_sequence_lost - found.first_sequence_lost
+    if found.kind == "torn" or (lost > 0 and found.first_sequence_lost >= found.synced_before):
+        return None  # a write that nobody was promised
+    first, end = (found.first_sequence_lost, found.end_sequence_lost) if lost > 0 else (0, 0)
+    reason = f"at byte {found.position}, {found.size} bytes: {found.reason}"
+    return Damage(found.path, reason, first=first, end=end, lost=max(0, lost))
+
+
+class DamageRegister:
+    """What one nsqd knows of damage."""
+
+    def __init__(self, env: Env, broker: Broker) -> None:
+        self._env = env
+        self._broker = broker
+        self._reports: dict[int, tuple[int, StoredDamage]] = {}
+        self._known: dict[tuple[Any, ...], None] = {}
+        self._number = 0
+        self.found_count = 0
+        self.unlisted_count = 0
+
+    @property
+    def reports(self) -> list[tuple[int, Damage]]:
+        """What is not acknowledged, the oldest first: wall time in ns, and what it is."""
+        return [(at_ns, each.damage) for at_ns, each in self._reports.values() if not each.is_acknowledged]
+
+    @property
+    def count(self) -> int:
+        """How many reports are not acknowledged."""
+        return sum(not each.is_acknowledged for _, each in self._reports.values()) + self.unlisted_count
+
+    @property
+    def lost(self) -> int:
+        """How many messages are lost by what is not acknowledged; there may be more."""
+        return sum(damage.lost for _, damage in self.reports)
+
+    def restore(self, stored: Iterable[tuple[int, int, bytes]]) -> None:
+        """Take what an earlier process has found: number, wall time in ns, report."""
+        for number, at_ns, report in stored:
+            try:
+                each = _decode(report)
+            except msgspec.MsgspecError:
+                log.error("a report of damage in the database cannot be read: %r", report[:200])
+                continue
+            self._keep(number, at_ns, each)
+
+    def _keep(self, number: int, at_ns: int, each: StoredDamage) -> None:
+        self._number = max(number, self._number)
+        self._reports[number] = at_ns, each
+        self._known[_key(each.damage)] = None
+
+    def found(self, corruption: Corruption) -> None:
+        """Take what a log has found; a torn end, or what was not synced, is only logged."""
+        damage = damage_of(corruption)
+        if damage is None:
+            self.found_count += 1
+            log.error("%s", corruption)
+        else:
+            self.add(damage, str(corruption))
+
+    def add(self, damage: Damage, text: str = "") -> None:
+        """Remember damage and tell of it.
+
+        Args:
+            text: for the log, when it is not the damage's own.
+        """
+        self.found_count += 1
+        log.error("%s", text or damage)
+        if _key(damage) in self._known:
+            return
+        if len(self._reports) >= REPORTS_MAX and not self._forget_one():
+            self.unlisted_count += 1
+            return
+        at_ns = self._env.clock.wall_ns()
+        each = StoredDamage(damage)
+        number = max(self._number + 1, at_ns // _NS_PER_NUMBER)
+        self._keep(number, at_ns, each)
+        self._broker.remember(channel_store.put_damage([(number, at_ns, _encode(each))]))
+
+    def _forget_one(self) -> bool:
+        """Make room by what was acknowledged longest ago."""
+        for number, (_, each) in self._reports.items():
+            if each.is_acknowledged:
+                del self._reports[number]
+                self._broker.remember(channel_store.delete_damage(number))
+                return True
+        return False
+
+    def acknowledge(self) -> None:
+        """Somebody knows of all of it; durable once the broker's changes are."""
+        changed = []
+        for number, (at_ns, each) in self._reports.items():
+            if not each.is_acknowledged:
+                known = StoredDamage(each.damage, True)
+                self._reports[number] = at_ns, known
+                changed.append((number, at_ns, _encode(known)))
+        self.unlisted_count = 0
+        if changed:
+            self._broker.remember(channel_store.put_damage(changed))
+            log.info("damage acknowledged: %d reports", len(changed))
+
+    def health(self) -> str:
+        """``OK``, or that there is damage."""
+        count = self.count
+        if not count:
+            return "OK"
+        more = "at least " if any(damage.is_more_possible for _, damage in self.reports) else ""
+        return f"NOK - damage: {count} reports, {more}{self.lost} messages lost; see flintmq admin damage"
+
+    def state(self) -> dict[str, Any]:
+        """The answer to ``GET /damage``."""
+        reports = self.reports
+        return {
+            "count": self.count,
+            "lost": self.lost,
+            "is_more_possible": any(damage.is_more_possible for _, damage in reports),
+            "reports": [
+                {"at": at_ns // _NS_PER_S, **msgspec.to_builtins(damage)} for at_ns, damage in reversed(reports)
+            ],
+        }
+
+
+def _key(damage: Damage) -> tuple[Any, ...]:
+    """What is the same of damage that is found again."""
+    detail = (damage.first, damage.end) if damage.first else damage.reason
+    return damage.path, damage.topic, damage.partition, damage.channel, detail
+
+
+class DamageApi:
+    """``/damage``."""
+
+    def __init__(self, engine: Engine, register: DamageRegister) -> None:
+        self._engine = engine
+        self._register = register
+
+    def add_routes(self, router: Router) -> None:
+        """Route ``/damage``."""
+        router.add("GET", "/damage", self._get)
+        router.add("POST", "/damage/acknowledge", self._acknowledge)
+
+    def _get(self, request: Request) -> Response:
+        return json_response(self._register.state())
+
+    async def _acknowledge(self, request: Request) -> Response:
+        self._register.acknowledge()
+        self._engine.schedule()
+        done: asyncio.Future[None] = self._engine.loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if done.done():
+                return  # whoever asked is gone
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        if self._engine.broker.when_metadata_durable(settle):
+            try:
+                await done
+            except (OSError, StorageError) as error:
+                raise HttpError(503, str(error)) from None
+        return json_response(self._register.state())
