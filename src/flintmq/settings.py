@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
         trace: which messages are traced: none, the ``traced``, ``all``.
         dead_letters: whether the topic has been given dead letters; those are not given up a second time.
         is_ordered: whether the channel is consumed in order although its topic need not be.
+        is_order_must: whether it may only be consumed so, because somebody said so and not only a consumer did.
     """
 
     max_attempts: int | None = None
@@ -56,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     trace: str | None = None
     dead_letters: bool | None = None
     is_ordered: bool | None = None
+    is_order_must: bool | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         partition_num: partitions in all, wherever they are; 0 for a plain topic.
         replica: copies of each partition.
         ordered: can only be consumed in order.
-        multi_part: whoever publishes has to name a partition, as with ``ordered``.
+        multi_part: made to have its partitions named; a publish that names none goes to the first that is there.
         extend_support: messages may carry headers.
         disable_channel_auto_create: subscribing creates no channel.
         retention_days: how long consumed messages stay; 0 as the node's options say.
@@ -57,11 +57,6 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_partitioned(self) -> bool:
         """Whether ids on the wire are 8 bytes internal id and 8 bytes trace id; of a plain topic 16 hex digits."""
         return self.partition_num > 0
-
-    @property
-    def needs_partition(self) -> bool:
-        """Whether a publish has to say which partition it is for."""
-        return self.ordered or self.multi_part
 
     def query(self) -> dict[str, str]:
         """The parameters that :func:`meta_of_query` makes this of."""

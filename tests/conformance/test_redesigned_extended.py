@@ -269,8 +269,21 @@ def test_a_partition_that_is_no_number_is_fatal(nsqd: Nsqd, headered: str, comma
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_topic_that_wants_a_partition(nsqd: Nsqd, topic: str, command: str):
-    create(nsqd, topic, 2, extend="true", multipart="true")
+    create(nsqd, topic, 2, extend="true", orderedmulti="true")
     assert fatal(nsqd, COMMANDS[command](topic, None)).startswith("E_BAD_PARTITION ")
+    assert fatal(nsqd, COMMANDS[command](topic, -1)).startswith("E_BAD_PARTITION ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_multipart_topic_takes_them_without_a_partition_or_with_minus_1(
+    nsqd: Nsqd, connection: Connection, topic: str, command: str
+):
+    create(nsqd, topic, 2, extend="true", multipart="true")
+    for partition in (None, -1, None):
+        connection.send(COMMANDS[command](topic, partition))
+        assert connection.response().startswith(b"OK")
+    rows = nsqd.stats(topic)["partitions"]
+    assert (rows[0]["message_count"] >= 3, rows[1]["message_count"]) == (True, 0)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -94,18 +94,46 @@ def test_a_partition_of_an_unknown_topic_is_fatal_and_creates_nothing(nsqd: Nsqd
 
 
 @pytest.mark.parametrize("command", TO_A_PARTITION)
-@pytest.mark.parametrize("word", ["x", "-1", "1024", "1.5", "", "99999999999999999999"])
+@pytest.mark.parametrize("word", ["x", "-2", "1024", "1.5", "", "99999999999999999999"])
 def test_a_partition_that_is_no_number_is_fatal(nsqd: Nsqd, parted: str, command: str, word: str):
     expected = f"E_BAD_PARTITION {command} partition is not a number"
     assert fatal(nsqd, TO_A_PARTITION[command](parted, word)) == expected
 
 
 @pytest.mark.parametrize("command", TO_NO_PARTITION)
-@pytest.mark.parametrize("parameter", ["orderedmulti", "multipart"])
-def test_some_topics_want_a_partition(nsqd: Nsqd, topic: str, command: str, parameter: str):
-    create(nsqd, topic, 2, **{parameter: "true"})
-    expected = f"E_BAD_PARTITION {command} partition is missing, and topic {topic} needs it"
-    assert fatal(nsqd, TO_NO_PARTITION[command](topic)) == expected
+def test_an_ordered_topic_wants_a_partition(nsqd: Nsqd, ordered: str, command: str):
+    expected = f"E_BAD_PARTITION {command} partition is missing, and topic {ordered} needs it"
+    assert fatal(nsqd, TO_NO_PARTITION[command](ordered)) == expected
+    assert fatal(nsqd, TO_A_PARTITION[command](ordered, -1)) == expected
+
+
+@pytest.mark.parametrize("command", TO_NO_PARTITION)
+def test_a_multipart_topic_takes_them_without_a_partition_or_with_minus_1(
+    nsqd: Nsqd, connection: Connection, topic: str, command: str
+):
+    """They go to the first partition that is here."""
+    create(nsqd, topic, 4, multipart="true", partitions="1,3")
+    connection.ok(TO_NO_PARTITION[command](topic) + TO_A_PARTITION[command](topic, -1), count=2)
+    connection.ok(TO_NO_PARTITION[command](topic))
+    assert depths(nsqd, topic) == [3, 0]
+
+
+@pytest.mark.parametrize("command", TO_NO_PARTITION)
+def test_minus_1_is_no_partition(nsqd: Nsqd, connection: Connection, parted: str, topic: str, command: str):
+    connection.ok(TO_A_PARTITION[command](parted, -1) * 3, count=3)
+    assert sum(depths(nsqd, parted)) == 3
+    connection.ok(TO_A_PARTITION[command](f"plain-{topic}", -1))
+    with consumer(nsqd, parted, rdy_count=3) as waiting:
+        assert len(waiting.messages(3)) == 3
+
+
+def test_minus_1_consumes_all_partitions(nsqd: Nsqd, connection: Connection, parted: str):
+    for number in range(3):
+        connection.ok(pub_to(parted, number, b"x"))
+    with nsqd.connect() as waiting:
+        waiting.ok(sub_to(parted, "c", -1))
+        waiting.rdy(3)
+        assert sorted(placed(message).partition for message in waiting.messages(3)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("command", TO_A_PARTITION)
@@ -426,10 +454,32 @@ def test_an_ordered_topic_cannot_be_consumed_otherwise(nsqd: Nsqd, ordered: str,
     assert fatal(nsqd, (line % ordered).encode()) == expected
 
 
+@pytest.mark.parametrize("words", ["", " -1"])
 @pytest.mark.parametrize("command", ORDER_COMMANDS)
-def test_order_needs_a_partition(nsqd: Nsqd, ordered: str, command: str):
-    line = f"{command} {ordered} c\n".encode()
-    assert fatal(nsqd, line) == f"E_BAD_PARTITION {command} partition is missing"
+def test_order_without_a_partition_is_the_first_that_is_here(
+    nsqd: Nsqd, connection: Connection, topic: str, command: str, words: str
+):
+    create(nsqd, topic, 4, orderedmulti="true", partitions="1,3")
+    connection.ok(pub_to(topic, 3, b"third") + mpub_to(topic, 1, [b"a", b"b"]), count=2)
+    with nsqd.connect() as waiting:
+        waiting.ok(f"{command} {topic} c{words}\n".encode())
+        waiting.rdy(5)
+        for body in (b"a", b"b"):
+            message = waiting.message()
+            assert placed(message, True)[:1] + (placed(message, True).body,) == (1, body)
+            waiting.finish(message)
+        waiting.silence(0.05)
+
+
+@pytest.mark.parametrize("command", ORDER_COMMANDS)
+def test_order_of_an_unknown_topic_creates_nothing(nsqd: Nsqd, topic: str, command: str):
+    expected = f"E_TOPIC_NOT_EXIST {command} topic {topic} is not on this nsqd"
+    assert fatal(nsqd, f"{command} {topic} c\n".encode()) == expected
+    assert topic not in topics(nsqd)
+
+
+@pytest.mark.parametrize("command", ORDER_COMMANDS)
+def test_bad_partitions_of_order(nsqd: Nsqd, ordered: str, command: str):
     assert fatal(nsqd, sub_to(ordered, "c", "x", command)) == f"E_BAD_PARTITION {command} partition is not a number"
     assert fatal(nsqd, sub_to(ordered, "c", 7, command)).startswith(f"E_TOPIC_NOT_EXIST {command} ")
 
@@ -437,6 +487,8 @@ def test_order_needs_a_partition(nsqd: Nsqd, ordered: str, command: str):
 @pytest.mark.parametrize("command", ORDER_COMMANDS)
 def test_bad_order_commands(nsqd: Nsqd, command: str):
     name = command.encode()
+    start = f"E_INVALID {command} takes no place to begin at, which is timestamp:0: SUB_ADVANCED does"
+    assert fatal(nsqd, name + b" t c 0 timestamp:0\n") == start
     assert fatal(nsqd, name + b" t\n") == f"E_INVALID {command} insufficient number of parameters"
     assert fatal(nsqd, name + b" $ c 0\n") == f'E_BAD_TOPIC {command} topic name "$" is not valid'
     assert fatal(nsqd, name + b" t $ 0\n") == f'E_BAD_CHANNEL {command} channel name "$" is not valid'
@@ -449,15 +501,43 @@ def test_order_cannot_be_sampled(nsqd: Nsqd, ordered: str):
         assert waiting.wait_closed() == []
 
 
-def test_a_channel_of_another_topic_turns_ordered_until_it_is_told_otherwise(nsqd: Nsqd, parted: str):
+def test_a_stray_order_command_closes_a_channel_to_nobody(nsqd: Nsqd, connection: Connection, parted: str):
+    """Of a topic that need not be consumed in order: when only a plain consumer is there, all flows again."""
     with in_order(nsqd, parted):
         pass
-    assert fatal(nsqd, b"SUB %s c\n" % parted.encode()).startswith("E_SUB_ORDER_IS_MUST ")
-    with consumer(nsqd, parted, "other"):
-        pass
-    nsqd.post(f"/channel/setorder?topic={parted}&channel=c&order=false")
-    with consumer(nsqd, parted) as connection:
-        goes_on(connection)
+    connection.ok(mpub_to(parted, 0, [b"a", b"b", b"c"]))
+    with consumer(nsqd, parted, rdy_count=5) as waiting:
+        assert [placed(message).body for message in waiting.messages(3)] == [b"a", b"b", b"c"]
+
+
+def test_a_plain_consumer_beside_one_in_order(nsqd: Nsqd, connection: Connection, parted: str):
+    """It is taken, and shares the one message at a time, until nobody is left who asked for order."""
+    connection.ok(mpub_to(parted, 0, [b"a", b"b", b"c"]))
+    with in_order(nsqd, parted, rdy_count=0) as strict:
+        with consumer(nsqd, parted, rdy_count=5) as plain:
+            first = plain.message()
+            plain.silence(0.05)
+            plain.finish(first)
+            assert placed(plain.message()).body == b"b"
+            plain.silence(0.05)
+            strict.close()
+            assert placed(plain.message()).body == b"c"
+
+
+def test_what_an_operator_made_ordered_is_only_consumed_so(nsqd: Nsqd, parted: str):
+    nsqd.post(f"/channel/create?topic={parted}&channel=c")
+    for made_first in (False, True):
+        with in_order(nsqd, parted) if made_first else contextlib.nullcontext():
+            nsqd.post(f"/channel/setorder?topic={parted}&channel=c&order=true")
+        assert fatal(nsqd, b"SUB %s c\n" % parted.encode()).startswith("E_SUB_ORDER_IS_MUST ")
+        with in_order(nsqd, parted):
+            pass
+        assert fatal(nsqd, b"SUB %s c\n" % parted.encode()).startswith("E_SUB_ORDER_IS_MUST ")
+        with consumer(nsqd, parted, "other"):
+            pass
+        nsqd.post(f"/channel/setorder?topic={parted}&channel=c&order=false")
+        with consumer(nsqd, parted) as connection:
+            goes_on(connection)
 
 
 def test_a_plain_topic_in_order(nsqd: Nsqd, topic: str):

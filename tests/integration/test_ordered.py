@@ -74,11 +74,34 @@ def test_a_clean_restart_goes_on_behind_the_last(daemons: Daemons):
 
 
 @pytest.mark.parametrize("topic", ["plain", "parted"])
-def test_what_the_first_consumer_made_ordered_stays_so(daemons: Daemons, topic: str):
+def test_a_stray_order_command_is_over_with_the_first_plain_consumer(daemons: Daemons, topic: str):
+    """Of a topic that need not be consumed in order: it stays in order over a kill, and refuses nobody."""
+    nsqd = daemons.nsqd("--durability=os")
+    nsqd.post(f"/topic/create?topic={topic}" + ("&partition_num=1" if topic == "parted" else ""))
+    publish(nsqd, topic, 0, 3)
+    settings = f"/channel/settings?topic={topic}&channel=c"
+    with in_order(nsqd, topic) as consumer:
+        finish_surely(consumer, consumer.message())
+    nsqd.kill()
+    nsqd.start()
+    assert nsqd.get(settings)["settings"] == {"is_ordered": True}
+    with nsqd.connect() as consumer:
+        consumer.subscribe(topic, "c", 5)
+        assert [message.body for message in consumer.messages(2)] == [b"1", b"2"]
+        assert nsqd.get(settings)["settings"] == {}
+        nsqd.kill()
+    nsqd.start()
+    assert nsqd.get(settings)["settings"] == {}
+
+
+@pytest.mark.parametrize("topic", ["plain", "parted"])
+def test_what_an_operator_made_ordered_stays_so(daemons: Daemons, topic: str):
     """Of a topic that need not be consumed in order; over kills and restarts, until somebody says otherwise."""
     nsqd = daemons.nsqd("--durability=os")
     nsqd.post(f"/topic/create?topic={topic}" + ("&partition_num=1" if topic == "parted" else ""))
     publish(nsqd, topic, 0, 3)
+    nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    nsqd.post(f"/channel/setorder?topic={topic}&channel=c&order=true")
     for stop_and_start in (nsqd.kill, nsqd.stop):
         with in_order(nsqd, topic) as consumer:
             finish_surely(consumer, consumer.message())
@@ -86,7 +109,8 @@ def test_what_the_first_consumer_made_ordered_stays_so(daemons: Daemons, topic: 
         nsqd.start()
         with nsqd.connect() as connection:
             assert connection.error(f"SUB {topic} c\n".encode()).startswith("E_SUB_ORDER_IS_MUST")
-        assert nsqd.get(f"/channel/settings?topic={topic}&channel=c")["settings"] == {"is_ordered": True}
+        own = nsqd.get(f"/channel/settings?topic={topic}&channel=c")["settings"]
+        assert own == {"is_ordered": True, "is_order_must": True}
     nsqd.post(f"/channel/setorder?topic={topic}&channel=c&order=false")
     nsqd.kill()
     nsqd.start()

@@ -571,19 +571,44 @@ class Broker(TopicLimits):
         self.mark(channel)
         return channel
 
-    def order_channel(self, topic: Topic, name: str, is_ordered: bool) -> None:
+    def order_channel(self, topic: Topic, name: str, is_ordered: bool, is_must: bool = False) -> None:
         """Let a channel be consumed in order, or no longer; of an ordered topic all are, for ever.
 
         It is durable once :meth:`when_metadata_durable` calls back.
 
+        Args:
+            is_must: until told otherwise it may not be consumed in any other way; else see :meth:`relax_order`.
+
         Raises:
             ChannelNotFound: the topic has no such channel.
         """
-        for channel in self.parts(topic, name):
-            if (channel.keep_floor is not None) != is_ordered and not topic.meta.ordered:
+        parts = self.parts(topic, name)
+        if topic.meta.ordered:
+            return
+        was_must = bool(self.own_settings(topic.name, name).is_order_must)
+        self._remember_order(topic, name, is_ordered, is_ordered and (is_must or was_must))
+        for channel in parts:
+            if (channel.keep_floor is not None) != is_ordered:
                 self._order(channel, is_ordered)
-                self._remember_order(topic, name, is_ordered)
                 self.mark(channel)
+
+    def is_order_must(self, topic: Topic, name: str) -> bool:
+        """Whether a channel, which need not exist, may only be consumed in order."""
+        return topic.meta.ordered or bool(self.own_settings(topic.name, name).is_order_must)
+
+    def relax_order(self, topic: Topic, name: str) -> bool:
+        """End an order that only its consumers asked for, when none of those who are left did; whether it ended.
+
+        Without any consumer it stays, also over a restart: those who asked for it may come back.
+        """
+        parts = topic.channels(name)
+        if all(channel.keep_floor is None for channel in parts) or self.is_order_must(topic, name):
+            return False
+        consumers = [subscription for channel in parts for subscription in channel.subscriptions]
+        if not consumers or any(subscription.wants_order for subscription in consumers):
+            return False
+        self.order_channel(topic, name, False)
+        return True
 
     def _order(self, channel: Channel, is_ordered: bool) -> None:
         keep = partial(self._floors.put, self._cursors[channel][0]) if self._is_durable(channel) else keep_nothing

@@ -110,10 +110,10 @@ class TopicLimits(TopicCreation):
         if not topic.ephemeral and not is_ephemeral(key[1]):
             self._metadata += channel_store.put_settings(*key, None if settings == NOTHING else settings)
 
-    def _remember_order(self, topic: Topic, channel: str, is_ordered: bool) -> None:
+    def _remember_order(self, topic: Topic, channel: str, is_ordered: bool, is_must: bool) -> None:
         own = self.own_settings(topic.name, channel)
-        if bool(own.is_ordered) != is_ordered:
-            mine = msgspec.structs.replace(own, is_ordered=is_ordered or None)
+        mine = msgspec.structs.replace(own, is_ordered=is_ordered or None, is_order_must=is_must or None)
+        if mine != own:
             self._keep_settings(topic, (topic.name, channel), mine)
 
     def _forget_settings(self, topic: Topic, channel: str = "") -> None:

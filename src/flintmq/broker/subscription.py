@@ -65,6 +65,7 @@ class Subscription:
         ext_filter: of an extended topic: which messages it takes; what it is to get and does not take is finished.
         filtered_count: how many those were.
         put_bytes: put into ``out`` since :meth:`take_put_bytes`.
+        wants_order: it asked for messages in order, one at a time.
         layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
             are stored, whole runs at once.
     """
@@ -93,6 +94,7 @@ class Subscription:
         "sample_rate",
         "slot",
         "tag",
+        "wants_order",
     )
 
     def __init__(
@@ -122,6 +124,7 @@ class Subscription:
         self.tag = ""
         self.ext_filter: ExtFilter | None = None
         self.filtered_count = 0
+        self.wants_order = False
         self.layout: Layout | None = None
         self.runs: deque[Run] = deque()
         self._rdy_count = 0

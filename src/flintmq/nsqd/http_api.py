@@ -393,4 +393,4 @@ class HttpApi:
         is_ordered = _BOOLEANS.get(request.query.get("order", ""))
         if is_ordered is None:
             raise HttpError(400, "INVALID_ARG_ORDER")
-        return self._change_channel(request, lambda t, c: self._broker.order_channel(t, c, is_ordered))
+        return self._change_channel(request, lambda t, c: self._broker.order_channel(t, c, is_ordered, is_must=True))

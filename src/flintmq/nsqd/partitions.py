@@ -1,7 +1,7 @@
 """Which partitions a command is for, and what a client is told that names one which cannot serve it.
 
-A word behind the topic is a partition when it is a number; NSQ ignores what stands there, so anything else is ignored
-on a plain topic. Naming a partition creates nothing: it has to be here.
+A word behind the topic is a partition when it is a number, and -1 is as none; NSQ ignores what stands there, so anything
+else is ignored on a plain topic. Naming a partition creates nothing: it has to be here.
 
 Rules of this file: no state, no IO; what is refused is a :class:`RemoteProtocolError` that says whether the connection
 is closed, which for some codes depends on the command.
@@ -11,7 +11,7 @@ Source: reference/youzan.md 1.3 (commands, error table), reference/nsq.md 1.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
@@ -35,9 +35,9 @@ def to_publish(topics: Mapping[str, Topic], command: str, name: str, number: int
     if number == NOT_A_NUMBER:
         raise bad_partition(command, "is not a number")
     if number is None:
-        if topic.meta.needs_partition:
+        if topic.meta.ordered:
             raise bad_partition(command, f"is missing, and topic {name} needs it")
-        partition = topic.next_partition()
+        partition = topic.first_partition if topic.meta.multi_part else topic.next_partition()
     elif number not in topic.partitions:
         raise _not_here(command, name, number)
     else:
@@ -48,25 +48,30 @@ def to_publish(topics: Mapping[str, Topic], command: str, name: str, number: int
     return partition
 
 
-def to_consume(topics: Mapping[str, Topic], event: Subscribe) -> list[int] | None:
+def to_consume(
+    topics: Mapping[str, Topic], event: Subscribe, is_order_must: Callable[[Topic, str], bool]
+) -> list[int] | None:
     """The partitions that a subscription is for; None for a plain topic that may have to be created.
+
+    In order that is one: the first that is here unless another is named.
+
+    Args:
+        is_order_must: whether a channel of a topic may only be consumed in order.
 
     Raises:
         RemoteProtocolError: it cannot be had in this way.
     """
     topic = topics.get(event.topic)
     command, number = event.command, event.partition
-    if event.is_ordered and number is None:
-        raise bad_partition(command, "is missing")
     if number == NOT_A_NUMBER and (event.is_located or (topic is not None and topic.meta.is_partitioned)):
         raise bad_partition(command, "is not a number")
     if topic is None:
-        if _is_number(number):
+        if _is_number(number) or event.is_ordered:
             raise _not_here(command, event.topic, number)
         return None
     if number is not None and number != NOT_A_NUMBER and number not in topic.partitions:
         raise _not_here(command, event.topic, number)
-    if not event.is_ordered and _is_in_order(topic, event.channel):
+    if not event.is_ordered and is_order_must(topic, event.channel):
         what = f"{command} topic {event.topic} channel {event.channel} can only be consumed with SUB_ORDER"
         raise RemoteProtocolError("E_SUB_ORDER_IS_MUST", what, fatal=True)
     if topic.meta.disable_channel_auto_create and event.channel not in topic.channel_names:
@@ -74,13 +79,9 @@ def to_consume(topics: Mapping[str, Topic], event: Subscribe) -> list[int] | Non
         raise RemoteProtocolError("E_SUB_CHANNEL_NOT_REGISTERED", what, fatal=True)
     if not topic.meta.is_partitioned and not event.is_ordered:
         return None
-    return list(topic.partitions) if number is None else [number]
-
-
-def _is_in_order(topic: Topic, channel: str) -> bool:
-    if channel not in topic.channel_names:
-        return topic.meta.ordered
-    return any(part.keep_floor is not None for part in topic.channels(channel))
+    if number is None:
+        return [topic.first_partition.number] if event.is_ordered else list(topic.partitions)
+    return [number]
 
 
 def _is_number(number: int | None) -> bool:
@@ -93,5 +94,5 @@ def bad_partition(command: str, what: str) -> RemoteProtocolError:
 
 
 def _not_here(command: str, topic: str, number: int | None) -> RemoteProtocolError:
-    what = f"{command} topic {topic} partition {number} is not on this nsqd"
+    what = f"{command} topic {topic}{'' if number is None else f' partition {number}'} is not on this nsqd"
     return RemoteProtocolError("E_TOPIC_NOT_EXIST", what, fatal=True)

@@ -482,7 +482,7 @@ class Nsqd:
         if self._is_exiting:
             raise Exiting
         broker = self.engine.broker
-        numbers = partitions.to_consume(broker.topics, event)
+        numbers = partitions.to_consume(broker.topics, event, broker.is_order_must)
         start = places.start_of(event)
         knows_headers = session.negotiated is not None and session.negotiated.request.extend_support
         extended.check_support(broker.topics, event, knows_headers)
@@ -507,6 +507,7 @@ class Nsqd:
         if len(channels) == 1:
             (session.channel,) = channels.values()
             session.subscription = self._subscription(session, Subscription, topic.meta, layout)
+            session.subscription.wants_order = event.is_ordered
             session.channel.add(session.subscription)
         else:
             parts = {n: self._subscription(session, PartSubscription, topic.meta, layout) for n in channels}
@@ -514,7 +515,16 @@ class Nsqd:
             session.subscription = SharedSubscription(list(parts.values()))
             for number, channel in channels.items():
                 channel.add(parts[number])
+        if not event.is_ordered:
+            self._relax_order(topic, event.channel)
+            if any(channel.keep_floor is not None for channel in channels.values()):
+                what = "is consumed in order, so this consumer gets one message at a time"
+                log.info("TOPIC(%s): client %s: channel %s %s", topic.name, session.peer, event.channel, what)
         return self._when_durable(session, topic)
+
+    def _relax_order(self, topic: Topic, name: str) -> None:
+        if self.engine.broker.relax_order(topic, name):
+            log.info("TOPIC(%s): channel %s is no longer in order: nobody is left who asked for it", topic.name, name)
 
     def _subscription(
         self, session: Session, kind: type[AnySubscription], meta: TopicMeta, layout: Layout | None
@@ -548,6 +558,7 @@ class Nsqd:
                 if each in part.subscriptions:
                     part.remove(each)
                     broker.mark(part)
+        self._relax_order(topic, channel.name)
         self.engine.schedule()
         if channel.ephemeral and not any(part.subscriptions for part in topic.channels(channel.name)):
             self.delete_channel(topic, channel.name)

@@ -44,6 +44,8 @@ INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 
 NOT_A_NUMBER = -1
 """A partition that is not the number of one."""
+NO_PARTITION = b"-1"
+"""How clients of the redesigned NSQ say that they name none."""
 
 COMMANDS_MAX = 512
 """Parsed by one call: under a millisecond. A run of FINs counts as one."""
@@ -633,10 +635,13 @@ class ServerConnection:
 
     @staticmethod
     def partition_word(parameters: list[bytes], index: int) -> int | None:
-        """The partition that stands at ``index``, where NSQ has nothing."""
+        """The partition that stands at ``index``, where NSQ has nothing; None also for -1."""
         if len(parameters) <= index:
             return None
-        number = parse_partition(parameters[index].decode("ascii", "replace"))
+        word = parameters[index]
+        if word == NO_PARTITION:
+            return None
+        number = parse_partition(word.decode("ascii", "replace"))
         return NOT_A_NUMBER if number is None else number
 
     def _body(self, data: bytes, line_start: int, position: int, command: str) -> tuple[bytes, int]:
@@ -680,9 +685,12 @@ class ServerConnection:
         channel = parameters[2].decode("utf-8", "surrogateescape")
         if not is_valid_name(channel):
             raise _Refused("E_BAD_CHANNEL", f"{command} channel name {go_quote(parameters[2])} is not valid")
+        place = _shown(parameters[4]) if command != "SUB" and len(parameters) > 4 else None
+        event = Subscribe(topic, channel, self.partition_word(parameters, 3), command, place)
+        if event.is_ordered and place is not None:
+            raise _Refused("E_INVALID", f"{command} takes no place to begin at, which is {place}: SUB_ADVANCED does")
         self.state = SUBSCRIBED
-        place = _shown(parameters[4]) if command == "SUB_ADVANCED" and len(parameters) > 4 else None
-        events.append(Subscribe(topic, channel, self.partition_word(parameters, 3), command, place))
+        events.append(event)
         return at
 
     def message_body(self, data: bytes, start: int, at: int, command: str) -> tuple[bytes, int]:
