@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
+import msgspec
+
 from flintmq.env import Env
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.address import split_address
@@ -41,6 +43,15 @@ _ANSWER_DEADLINE_S = 1.0
 _PING_INTERVAL_S = 15.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.5, 1.0
 _CHANGES_MAX = 100_000  # then everything is registered anew instead
+PLAIN_WORDS = "plain"
+"""``REGISTER topic [channel]``, which NSQ's knows."""
+YOUZAN_WORDS = "youzan"
+"""``REGISTER topic partition [channel]``, which the redesigned NSQ's wants of a node that has said an id."""
+OUR_WORDS = "ours"
+"""The same, with partition -11 for a topic without partitions, and META."""
+
+
+_YOUZAN_VERSION = "-HA."
 
 
 class Registration(NamedTuple):
@@ -56,15 +67,18 @@ class Registration(NamedTuple):
     partitions: tuple[int, ...] = ()
     meta: TopicMeta = PLAIN
 
-    def commands(self, exists: bool, names_partitions: bool) -> list[bytes]:
+    def commands(self, exists: bool, dialect: str) -> list[bytes]:
         """What a nsqlookupd is sent.
 
         Args:
-            names_partitions: whether it knows of partitions; else it hears what NSQ's would.
+            dialect: what it understands: :data:`PLAIN_WORDS`, :data:`YOUZAN_WORDS` or :data:`OUR_WORDS`.
         """
         topic, channel = self.topic, self.channel
-        if not names_partitions:
-            return [(encode_register if exists else encode_unregister)(topic, channel)]
+        encode = encode_register if exists else encode_unregister
+        if dialect == PLAIN_WORDS:
+            return [encode(topic, channel)]
+        if dialect == YOUZAN_WORDS:  # there a plain topic has partition 0, under which it can be published to here
+            return [encode(topic, channel, number) for number in self.partitions or (0,)]
         if not exists:
             return [encode_unregister(topic, channel, ALL_PARTITIONS)]
         head = [] if channel or self.meta == PLAIN else [encode_describe(topic, self.meta)]
@@ -158,17 +172,20 @@ class LookupPeer:
         self._changed = asyncio.Event()
         self._reset = False
         self._said_partitions = False  # on this connection
+        self._hides_id = False  # it wants what we cannot say of a node with an id
         work = kept_up(self._run, f"registering with nsqlookupd {address}", self._failed)
         self._task = asyncio.get_running_loop().create_task(work)
 
     def register(self, registration: Registration, exists: bool) -> None:
         """Tell it of a topic or channel that was created or deleted."""
-        is_first = registration.meta != PLAIN and not self._said_partitions and self.info is not None
-        if is_first or len(self._changes) >= _CHANGES_MAX:
+        is_known = self._said_partitions or self._hides_id
+        is_first = registration.meta != PLAIN and not is_known and self.info is not None
+        # of what is gone it is not known here which partitions it had; who connects anew has registered nothing else
+        is_gone = not exists and self._dialect == YOUZAN_WORDS
+        if is_first or is_gone or len(self._changes) >= _CHANGES_MAX:
             self._changes.clear()
             self._reset = True  # what it has to know first is said when a connection begins
-        names_partitions = self.info is not None and self.info.partitions
-        self._changes += registration.commands(exists, names_partitions)
+        self._changes += registration.commands(exists, self._dialect)
         self._changed.set()
 
     def introduce_again(self) -> None:
@@ -182,6 +199,15 @@ class LookupPeer:
         self.tried.set()
         self._task.cancel()
         await asyncio.wait([self._task])
+
+    @property
+    def _dialect(self) -> str:
+        """How this connection registers."""
+        if self.info is None or not self._said_partitions:
+            return PLAIN_WORDS
+        if self.info.partitions:
+            return OUR_WORDS
+        return YOUZAN_WORDS if _YOUZAN_VERSION in self.info.version else PLAIN_WORDS
 
     async def _run(self) -> None:
         was_connected = True
@@ -207,19 +233,25 @@ class LookupPeer:
         connection = await self._connect()
         try:
             me = self._me()
-            answer = await connection.ask(_MAGIC_V1 + encode_identify(me), 1)
-            info = self.info = decode_lookupd_info(answer[0])
-            self._said_partitions = bool(me.distributed_id)
+            said = msgspec.structs.replace(me, distributed_id="") if self._hides_id else me
+            answer = await connection.ask(_MAGIC_V1 + encode_identify(said), 1)
+            self.info = decode_lookupd_info(answer[0])
+            self._said_partitions = bool(said.distributed_id)
             self.tried.set()
             self._reset = me != self._me()  # it has changed meanwhile
             self._changes.clear()
             rows = [] if self._reset else list(self._registrations())
-            await self._send(connection, [line for row in rows for line in row.commands(True, info.partitions)])
+            await self._send(connection, [line for row in rows for line in row.commands(True, self._dialect)])
             log.info("nsqlookupd %s: connected, version %s", self.address, self.info.version or "unknown")
             while not self._reset:
                 await self._wait(connection)
                 changes, self._changes = list(self._changes), deque()
                 await self._send(connection, changes or [PING])
+        except RemoteProtocolError as error:
+            if error.code in ("E_INVALID", "E_BAD_PARTITIONID") and self._said_partitions and not self._hides_id:
+                self._hides_id = True  # as a node of NSQ's it is welcome everywhere
+                log.warning("nsqlookupd %s: %s; it is told of topics without their partitions", self.address, error)
+            raise
         finally:
             connection.close()
 
