@@ -1,4 +1,6 @@
-"""What a topic with partitions was created with: fixed for its life, the same on every node that has a part of it.
+"""What a topic with partitions was created with, the same on every node that has a part of it.
+
+Most of it is fixed for the topic's life; what ``/topic/meta/update`` changes makes a new version of all of it.
 
 A plain topic, made by publishing or subscribing as NSQ does, has none of it: one partition, ids in hex.
 
@@ -22,8 +24,12 @@ REPLICATOR_MAX = 5
 SUGGESTED_LOAD_MAX = 10_000
 RETENTION_DAYS_MAX = 36_500
 SYNC_EVERY_MAX = 1_000_000
-_SIGNS = ("partition_num", "replicator", "syncdisk", "retention", "orderedmulti", "multipart", "extend",
-          "disable_channel_auto_create", "suggestload")  # fmt: skip
+VERSION_MAX = 999_999_999
+CHANGE_WORDS = ("retention", "syncdisk", "upgradeext", "disable_channel_auto_create", "replicator")
+"""The parameters of ``/topic/meta/update``."""
+CREATION_WORDS = ("partition_num", "replicator", "syncdisk", "retention", "orderedmulti", "multipart", "extend",
+                  "disable_channel_auto_create", "suggestload")  # fmt: skip
+"""The parameters of ``/topic/create`` that NSQ does not have."""
 
 
 class BadTopicMeta(FlintError):
@@ -42,6 +48,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         disable_channel_auto_create: subscribing creates no channel.
         retention_days: how long consumed messages stay; 0 as the node's options say.
         syncdisk: synced to the device after so many messages, 1 before each answer; 0 as ``--durability`` says.
+        version: how often it was changed; a node that has missed a change takes the higher one.
     """
 
     partition_num: int = 0
@@ -52,6 +59,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     disable_channel_auto_create: bool = False
     retention_days: int = 0
     syncdisk: int = 0
+    version: int = 0
 
     @property
     def is_partitioned(self) -> bool:
@@ -60,7 +68,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def query(self) -> dict[str, str]:
         """The parameters that :func:`meta_of_query` makes this of."""
-        numbers = {"syncdisk": self.syncdisk, "retention": self.retention_days}
+        numbers = {"syncdisk": self.syncdisk, "retention": self.retention_days, "version": self.version}
         switches = {
             "orderedmulti": self.ordered,
             "multipart": self.multi_part,
@@ -74,6 +82,25 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
             **{name: "true" for name, value in switches.items() if value},
         }
 
+    @property
+    def rank(self) -> tuple[int, bytes]:
+        """Of two states of one topic the higher one is in force; for all nodes the same one, also of equal versions."""
+        return self.version, encode_meta(self)
+
+    def is_like(self, other: TopicMeta) -> bool:
+        """Whether it says the same, however often it was changed."""
+        return msgspec.structs.replace(self, version=0) == msgspec.structs.replace(other, version=0)
+
+    def changes(self) -> dict[str, str]:
+        """The parameters of ``/topic/meta/update`` that make another state of this topic this one."""
+        return {
+            "retention": str(self.retention_days),
+            "syncdisk": str(self.syncdisk),
+            "upgradeext": "true" if self.extend_support else "false",
+            "disable_channel_auto_create": "true" if self.disable_channel_auto_create else "false",
+            "version": str(self.version),
+        }
+
     def for_clients(self) -> dict[str, object]:
         """``meta`` of ``/lookup``."""
         return {
@@ -85,6 +112,10 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
             "disable_channel_auto_create": self.disable_channel_auto_create,
         }
 
+    def for_operators(self) -> dict[str, object]:
+        """What ``/stats`` of nsqd says beside that."""
+        return {"retention_days": self.retention_days, "syncdisk": self.syncdisk, "meta_version": self.version}
+
 
 PLAIN = TopicMeta()
 EXTENDED_PLAIN = TopicMeta(extend_support=True)
@@ -95,12 +126,12 @@ decode_meta = msgspec.json.Decoder(TopicMeta).decode
 
 def asks_for_partitions(query: Mapping[str, str]) -> bool:
     """Whether a ``/topic/create`` is the redesigned NSQ's."""
-    return any(name in query for name in _SIGNS)
+    return any(name in query for name in CREATION_WORDS)
 
 
 def asks_for_headers_alone(query: Mapping[str, str]) -> bool:
     """Whether a ``/topic/create`` of an nsqd is for a plain topic whose messages may carry headers."""
-    return query.get("extend") == "true" and not any(name in query for name in _SIGNS if name != "extend")
+    return query.get("extend") == "true" and not any(name in query for name in CREATION_WORDS if name != "extend")
 
 
 def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
@@ -114,12 +145,13 @@ def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
     meta = TopicMeta(
         partition_num=_number(query, "partition_num", 1, 1, PARTITION_NUM_MAX, "INVALID_ARG_TOPIC_PARTITION_NUM"),
         replica=replica,
-        ordered=query.get("orderedmulti") == "true",
-        multi_part=query.get("multipart") == "true",
-        extend_support=query.get("extend") == "true",
-        disable_channel_auto_create=query.get("disable_channel_auto_create") == "true",
+        ordered=_switch(query, "orderedmulti"),
+        multi_part=_switch(query, "multipart"),
+        extend_support=_switch(query, "extend"),
+        disable_channel_auto_create=_switch(query, "disable_channel_auto_create"),
         retention_days=_number(query, "retention", 0, 0, RETENTION_DAYS_MAX, "INVALID_ARG_TOPIC_RETENTION_DAYS"),
         syncdisk=_number(query, "syncdisk", 0, 0, SYNC_EVERY_MAX, "INVALID_ARG_TOPIC_SYNC_DISK"),
+        version=_version(query, 0),
     )
     if replica > 1:
         raise BadTopicMeta(
@@ -127,6 +159,36 @@ def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
             "replication comes with several nodes; create the topic with replicator=1"
         )
     return meta
+
+
+def changed_meta(meta: TopicMeta, query: Mapping[str, str]) -> TopicMeta:
+    """What ``/topic/meta/update`` makes of a topic: what is not named stays as it is.
+
+    Its version is the next one, unless one is named, as between nodes.
+
+    Raises:
+        BadTopicMeta: a parameter is out of its range, or asks for what cannot be changed.
+    """
+    if not any(name in query for name in CHANGE_WORDS):
+        raise BadTopicMeta(f"MISSING_ARG_TOPIC_META: name at least one of {', '.join(CHANGE_WORDS)}")
+    replica = _number(query, "replicator", meta.replica, 1, REPLICATOR_MAX, "INVALID_ARG_TOPIC_REPLICATOR")
+    if replica != meta.replica:
+        raise BadTopicMeta(
+            f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and this release keeps one copy of a partition"
+        )
+    days = _number(query, "retention", meta.retention_days, 0, RETENTION_DAYS_MAX, "INVALID_ARG_TOPIC_RETENTION_DAYS")
+    sync_every = _number(query, "syncdisk", meta.syncdisk, 0, SYNC_EVERY_MAX, "INVALID_ARG_TOPIC_SYNC_DISK")
+    is_closed = meta.disable_channel_auto_create
+    if query.get("disable_channel_auto_create"):
+        is_closed = _switch(query, "disable_channel_auto_create")
+    return msgspec.structs.replace(
+        meta,
+        retention_days=days,
+        syncdisk=sync_every,
+        extend_support=meta.extend_support or _switch(query, "upgradeext"),
+        disable_channel_auto_create=is_closed,
+        version=_version(query, meta.version + 1),
+    )
 
 
 def partitions_of_text(text: str, partition_num: int) -> list[int]:
@@ -150,6 +212,17 @@ def parse_partition(text: str) -> int | None:
         return None
     number = int(text)
     return number if number < PARTITION_COUNT_MAX else None
+
+
+def _version(query: Mapping[str, str], default: int) -> int:
+    return _number(query, "version", default, 0, VERSION_MAX, "INVALID_ARG_TOPIC_VERSION")
+
+
+def _switch(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "")
+    if text not in ("true", "false", ""):
+        raise BadTopicMeta(f"INVALID_ARG_TOPIC_{name.upper()}: {name}={text[:64]}, it must be true or false")
+    return text == "true"
 
 
 def _number(query: Mapping[str, str], name: str, default: int, low: int, high: int, refusal: str) -> int:

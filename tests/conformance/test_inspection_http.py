@@ -58,7 +58,8 @@ def test_the_topic_must_be_a_name(nsqd: Nsqd, path: str):
 
 @pytest.mark.parametrize("path", [*GET, *POST])
 def test_the_topic_must_be_there(nsqd: Nsqd, topic: str, path: str):
-    assert_refused(nsqd.request(method_of(path), f"{path}?topic={topic}&channel=c"), 404, "TOPIC_NOT_FOUND")
+    channel = "&channel=c" if path in OF_CHANNELS else ""
+    assert_refused(nsqd.request(method_of(path), f"{path}?topic={topic}{channel}"), 404, "TOPIC_NOT_FOUND")
 
 
 @pytest.mark.parametrize("path", OF_CHANNELS)
@@ -70,14 +71,28 @@ def test_a_channel_is_needed_that_is_there(nsqd: Nsqd, topic: str, path: str):
     assert_refused(nsqd.request(method_of(path), f"{target}&channel=other"), 404, "CHANNEL_NOT_FOUND")
 
 
-@pytest.mark.parametrize("path", ["/channel/setoffset", "/channel/peek", "/message/get", "/message/finish"])
-def test_a_partition_must_be_one_that_is_here(nsqd: Nsqd, topic: str, path: str):
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/channel/setoffset?channel=c",
+        "/channel/peek?channel=c",
+        "/channel/skip?channel=c",
+        "/channel/unskip?channel=c",
+        "/message/get?search_mode=count&search_pos=1",
+        "/message/finish?channel=c&msgid=1",
+        "/message/cancel?msgid=1",
+    ],
+)
+def test_a_partition_must_be_one_that_is_here(nsqd: Nsqd, topic: str, target: str):
     eight(nsqd, topic)
-    target = f"{path}?topic={topic}&channel=c&search_mode=count&search_pos=1&msgid=1"
-    for partition, status, text in (("x", 400, "INVALID_ARG_PARTITION"), ("1", 404, "PARTITION_NOT_FOUND")):
-        answer = nsqd.request(method_of(path), f"{target}&partition={partition}", b"msgcount:0")
+    method = method_of(target.partition("?")[0])
+    for partition, status, text in (
+        ("x", 400, "INVALID_ARG_PARTITION: partition=x, it must be the number of a partition"),
+        ("1", 404, f"PARTITION_NOT_FOUND: topic {topic} has here partition 0, not 1"),
+    ):
+        answer = nsqd.request(method, f"{target}&topic={topic}&partition={partition}", b"msgcount:0")
         assert_refused(answer, status, text)
-    assert nsqd.request(method_of(path), f"{target}&partition=0", b"msgcount:0").status == 200
+    assert nsqd.request(method, f"{target}&topic={topic}&partition=0", b"msgcount:0").status == 200
 
 
 @pytest.mark.parametrize("path", GET)
@@ -368,7 +383,8 @@ def test_peek_of_several_partitions(nsqd: Nsqd, topic: str):
 )
 def test_finish_and_cancel_refuse(nsqd: Nsqd, topic: str, path: str, query: str, status: int, text: str):
     eight(nsqd, topic)
-    assert_refused(nsqd.request("POST", f"{path}?topic={topic}&channel=c{query}"), status, text)
+    channel = "&channel=c" if path in OF_CHANNELS else ""
+    assert_refused(nsqd.request("POST", f"{path}?topic={topic}{channel}{query}"), status, text)
 
 
 @pytest.mark.parametrize("form", ["3", "0000000000000003"])

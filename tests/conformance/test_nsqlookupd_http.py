@@ -130,12 +130,21 @@ def test_a_wrong_method_of_a_question_is_405(nsqlookupd: Nsqlookupd, method: str
     assert answer.headers["Allow"] == "GET, OPTIONS"
 
 
+def methods_of(path: str) -> set[str]:
+    """What ``path`` takes; ours also the redesigned NSQ's PUT."""
+    if path in GET_PATHS:
+        return {"GET", "OPTIONS"}
+    return {"POST", "PUT", "OPTIONS"} if path == "/topic/create" and is_ours("nsqlookupd") else {"POST", "OPTIONS"}
+
+
 @pytest.mark.parametrize("path", POST_PATHS)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_a_wrong_method_of_a_change_is_405(nsqlookupd: Nsqlookupd, method: str, path: str):
+    if method in methods_of(path):
+        pytest.skip("Youzan's tools create topics with it")
     answer = nsqlookupd.request(method, path)
     assert_error(answer, 405, "METHOD_NOT_ALLOWED")
-    assert set(answer.headers["Allow"].split(", ")) == {"POST", "OPTIONS"}
+    assert set(answer.headers["Allow"].split(", ")) == methods_of(path)
 
 
 @pytest.mark.parametrize("path", ["/ping", "/topics", "/topic/create"])
@@ -148,7 +157,7 @@ def test_head_is_405(nsqlookupd: Nsqlookupd, path: str):
 def test_options_is_200_and_empty(nsqlookupd: Nsqlookupd, path: str):
     answer = nsqlookupd.request("OPTIONS", path)
     assert (answer.status, answer.body) == (200, b"")
-    assert set(answer.headers["Allow"].split(", ")) == {"GET" if path in GET_PATHS else "POST", "OPTIONS"}
+    assert set(answer.headers["Allow"].split(", ")) == methods_of(path)
 
 
 @pytest.mark.parametrize("path", ["/topics/", "/Topics", "/TOPICS/"])

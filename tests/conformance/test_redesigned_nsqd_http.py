@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.conformance.conftest import is_ours
 from tests.conformance.protocol_helpers import consumer, fatal
-from tests.conformance.redesigned_helpers import create, in_order, placed, pub_to, sub_to
+from tests.conformance.redesigned_helpers import BARE, create, in_order, placed, pub_to, sub_to
 from tests.integration.daemons import Connection, Nsqd, mpub_body, pub
 
 pytestmark = pytest.mark.skipif(not is_ours("nsqd"), reason="NSQ has no partitions")
@@ -20,7 +20,7 @@ def parted(nsqd: Nsqd, topic: str) -> str:
 
 
 def refusal(nsqd: Nsqd, target: str, body: bytes = b"x") -> tuple[int, Any]:
-    answer = nsqd.request("POST", target, body)
+    answer = nsqd.request("POST", target, body, BARE)
     return answer.status, answer.json["message"]
 
 
@@ -98,6 +98,18 @@ def test_pub_and_mpub_to_a_partition(nsqd: Nsqd, parted: str):
     assert [row["message_count"] for row in nsqd.stats(parted)["partitions"]] == [0, 1, 4]
 
 
+def test_minus_1_names_no_partition(nsqd: Nsqd, parted: str):
+    nsqd.post(f"/mpub?topic={parted}&partition=-1", b"a\nb")
+    assert sum(row["message_count"] for row in nsqd.stats(parted)["partitions"]) == 2
+
+
+def test_a_multipart_topic_takes_what_names_no_partition(nsqd: Nsqd, topic: str):
+    create(nsqd, topic, 2, multipart="true")
+    for query in ("", "&partition=-1"):
+        nsqd.post(f"/pub?topic={topic}{query}", b"x")
+    assert [row["message_count"] for row in nsqd.stats(topic)["partitions"]] == [2, 0]
+
+
 def test_pub_without_a_partition_goes_round(nsqd: Nsqd, parted: str):
     for _ in range(3):
         nsqd.post(f"/pub?topic={parted}", b"x")
@@ -106,9 +118,15 @@ def test_pub_without_a_partition_goes_round(nsqd: Nsqd, parted: str):
 
 @pytest.mark.parametrize("path", ["/pub", "/mpub"])
 def test_publishing_to_what_is_not_here(nsqd: Nsqd, parted: str, topic: str, path: str):
-    assert refusal(nsqd, f"{path}?topic={parted}&partition=3") == (404, "E_TOPIC_NOT_EXIST")
-    assert refusal(nsqd, f"{path}?topic=no-such-topic&partition=0") == (404, "E_TOPIC_NOT_EXIST")
-    assert refusal(nsqd, f"{path}?topic={parted}&partition=x") == (400, "E_BAD_PARTITION")
+    for query, status, text in (
+        (f"topic={parted}&partition=3", 404, "E_TOPIC_NOT_EXIST"),
+        ("topic=no-such-topic&partition=0", 404, "E_TOPIC_NOT_EXIST"),
+        (f"topic={parted}&partition=x", 400, "E_BAD_PARTITION"),
+    ):
+        assert refusal(nsqd, f"{path}?{query}") == (status, text)
+        in_envelope = nsqd.request("POST", f"{path}?{query}", b"x")
+        assert in_envelope.json == {"status_code": 500, "status_txt": text, "data": None}
+        assert in_envelope.status == 500
 
 
 def test_publishing_to_an_ordered_topic_needs_a_partition(nsqd: Nsqd, topic: str):
@@ -138,12 +156,6 @@ def test_sums_and_partitions(nsqd: Nsqd, connection: Connection, parted: str):
     ]
     assert [each["message_bytes"] for each in row["partitions"]] == [3, 6, 0]
     assert {each["is_leader"] for each in row["partitions"]} == {True}
-
-
-def test_one_partition_of_the_statistics(nsqd: Nsqd, parted: str):
-    target = f"/stats?format=json&include_mem=false&topic={parted}&partition="
-    assert [row["topic_partition"] for row in nsqd.get(f"{target}1")["topics"][0]["partitions"]] == ["1"]
-    assert nsqd.get(f"{target}7")["topics"] == []
 
 
 def test_the_row_of_a_plain_topic_is_nsqs(nsqd: Nsqd, connection: Connection, topic: str):

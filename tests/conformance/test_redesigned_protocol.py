@@ -466,7 +466,8 @@ def test_order_without_a_partition_is_the_first_that_is_here(
         waiting.rdy(5)
         for body in (b"a", b"b"):
             message = waiting.message()
-            assert placed(message, True)[:1] + (placed(message, True).body,) == (1, body)
+            found = placed(message, True)
+            assert (found.partition, found.body) == (1, body)
             waiting.finish(message)
         waiting.silence(0.05)
 
@@ -513,15 +514,14 @@ def test_a_stray_order_command_closes_a_channel_to_nobody(nsqd: Nsqd, connection
 def test_a_plain_consumer_beside_one_in_order(nsqd: Nsqd, connection: Connection, parted: str):
     """It is taken, and shares the one message at a time, until nobody is left who asked for order."""
     connection.ok(mpub_to(parted, 0, [b"a", b"b", b"c"]))
-    with in_order(nsqd, parted, rdy_count=0) as strict:
-        with consumer(nsqd, parted, rdy_count=5) as plain:
-            first = plain.message()
-            plain.silence(0.05)
-            plain.finish(first)
-            assert placed(plain.message()).body == b"b"
-            plain.silence(0.05)
-            strict.close()
-            assert placed(plain.message()).body == b"c"
+    with in_order(nsqd, parted, rdy_count=0) as strict, consumer(nsqd, parted, rdy_count=5) as plain:
+        first = plain.message()
+        plain.silence(0.05)
+        plain.finish(first)
+        assert placed(plain.message()).body == b"b"
+        plain.silence(0.05)
+        strict.close()
+        assert placed(plain.message()).body == b"c"
 
 
 def test_what_an_operator_made_ordered_is_only_consumed_so(nsqd: Nsqd, parted: str):

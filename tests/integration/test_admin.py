@@ -139,7 +139,23 @@ def test_a_topic_with_partitions(admin: Any, flavour: str):
     assert caught.value.status == 400
     admin.create_channel(topic, "c")
     assert len(admin.stats(topic)["topics"][0]["partitions"]) == 2
-    assert len(admin.stats(topic, partition=1)["topics"][0]["partitions"]) == 1
+    (row,) = admin.stats(topic, partition=1)["topics"]
+    assert row["topic_full_name"] == f"{topic}-1"
+    admin.pause_channel(topic, "c", partition=1)
+    found = [
+        each["channels"][0]["paused"] for number in (0, 1) for each in admin.stats(topic, partition=number)["topics"]
+    ]
+    assert found == [False, True]
+    admin.empty_deferred(topic, "c", partition=0)
+    admin.delete_channel(topic, "c", partition=1)
+    assert "partition 0 channel c" in admin.channel_state(topic, "c")
+    admin.change_topic(topic, retention_days=5, auto_channels=True)
+    changed = admin.stats(topic)["topics"][0]
+    assert [changed[name] for name in ("retention_days", "meta_version")] == [5, 1]
+    assert admin.hourly_sizes(topic, partition=0) == {"hourly_pub_size": [0] * 22}
+    assert admin.server_stats()["server_pub_failed"] == 0
+    admin.limit_clients(topic, "c", 5)
+    admin.set_log_level("info")
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

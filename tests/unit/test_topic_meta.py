@@ -9,6 +9,7 @@ from flintmq.topic_meta import (
     BadTopicMeta,
     TopicMeta,
     asks_for_partitions,
+    changed_meta,
     decode_meta,
     encode_meta,
     meta_of_query,
@@ -25,6 +26,7 @@ METAS = st.builds(
     disable_channel_auto_create=st.booleans(),
     retention_days=st.integers(0, 1000),
     syncdisk=st.integers(0, 1000),
+    version=st.integers(0, 1000),
 )
 
 
@@ -37,6 +39,33 @@ def test_a_query_says_it_all(meta):
 @given(METAS)
 def test_what_is_stored_says_it_all(meta):
     assert decode_meta(encode_meta(meta)) == meta
+
+
+@given(METAS, METAS)
+def test_changes_make_one_state_of_a_topic_the_other(old, new):
+    """All that can be changed: headers come and never go, and the number of partitions stays."""
+    found = changed_meta(old, new.changes())
+    names = ("retention_days", "syncdisk", "disable_channel_auto_create", "version")
+    assert [getattr(found, name) for name in names] == [getattr(new, name) for name in names]
+    assert found.extend_support == (old.extend_support or new.extend_support)
+    assert (found.partition_num, found.ordered, found.multi_part) == (old.partition_num, old.ordered, old.multi_part)
+
+
+@given(METAS)
+def test_a_change_without_a_version_is_the_next_one(meta):
+    found = changed_meta(meta, {"retention": "1001"})
+    assert (found.version, found.retention_days, found.syncdisk) == (meta.version + 1, 1001, meta.syncdisk)
+    assert found.rank > meta.rank
+
+
+def test_a_change_that_changes_nothing_is_like_what_was():
+    meta = TopicMeta(partition_num=2, retention_days=3, version=4)
+    assert changed_meta(meta, {"retention": "3"}).is_like(meta)
+    assert not changed_meta(meta, {"retention": "4"}).is_like(meta)
+
+
+def test_what_was_stored_before_there_were_versions():
+    assert decode_meta(b'{"partition_num":3,"retention_days":2}') == TopicMeta(partition_num=3, retention_days=2)
 
 
 def test_defaults():

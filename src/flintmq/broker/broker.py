@@ -34,7 +34,7 @@ from flintmq.broker.latency import Latency
 from flintmq.broker.limiting import TopicLimits
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.retention import Retention, drop_consumed
-from flintmq.broker.seek import move
+from flintmq.broker.seek import drop_deferred, move
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
@@ -799,6 +799,16 @@ class Broker(TopicLimits):
         """
         for channel in self.parts(topic, name, partition):
             channel.empty()
+            self.was_changed(channel)
+
+    def empty_deferred(self, topic: Topic, name: str, partition: int | None = None) -> None:
+        """Drop what a channel has deferred, in all partitions or in one.
+
+        Raises:
+            ChannelNotFound: the topic has no such channel.
+        """
+        for channel in self.parts(topic, name, partition):
+            drop_deferred(channel)
             self.was_changed(channel)
 
     def parts(self, topic: Topic, name: str, partition: int | None = None) -> list[Channel]:

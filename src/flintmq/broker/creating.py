@@ -21,7 +21,7 @@ from flintmq.broker.work import NewTopic
 from flintmq.errors import FlintError, StorageError
 from flintmq.names import is_ephemeral
 from flintmq.storage import Creation, PartitionLog, channel_store
-from flintmq.topic_meta import EXTENDED_PLAIN, TopicMeta
+from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
 
 _CREATIONS_MAX = 16  # topics whose files are made at once
 
@@ -97,7 +97,7 @@ class TopicCreation(ABC):
         """
         topic = self.topics.get(name)
         if topic is not None:
-            if topic.meta != meta:
+            if not topic.meta.is_like(meta):
                 what = "with other properties" if topic.meta.is_partitioned else "without partitions"
                 raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
             missing = [number for number in numbers if number not in topic.partitions]
@@ -136,6 +136,30 @@ class TopicCreation(ABC):
         topic = self.topic(name, wall_ns, starting)
         topic.meta = topic.first_partition.meta = EXTENDED_PLAIN
         return topic
+
+    def change_meta(self, topic: Topic, meta: TopicMeta) -> bool:
+        """Put another state of a topic into force, unless it has that or a higher one; whether anything changed.
+
+        It is durable once :meth:`when_metadata_durable` calls back for the topic.
+
+        Raises:
+            TopicConflict: it says what cannot be changed.
+        """
+        if meta.rank <= topic.meta.rank:
+            return False
+        if meta.extend_support != topic.meta.extend_support:
+            raise TopicConflict(
+                f"topic {topic.name} cannot be given headers while it is there: "
+                "make another one with extend=true, and let publishers and consumers move to it"
+            )
+        topic.meta = meta
+        for partition in topic.partitions.values():
+            partition.meta = meta
+        if not topic.ephemeral:
+            self._metadata.append(channel_store.put_topic_meta(topic.name, meta, topic.partitions))
+            self._is_meta_new = True
+        self.on_topic_change(topic.name, None, True)
+        return True
 
     def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
         """The database has a new topic's meta, or could not take it."""
@@ -221,7 +245,7 @@ class TopicCreation(ABC):
     def _refuse_topic(self, new: NewTopic, error: StorageError) -> None:
         """Undo a topic that could not be created; the next who asks for it tries again."""
         topic = new.topic
-        has_rows = topic.channel_names or topic.paused or topic.meta.is_partitioned  # in the database
+        has_rows = topic.channel_names or topic.paused or topic.meta != PLAIN  # in the database
         for channel_name in list(topic.channel_names):
             self.delete_channel(topic, channel_name)
         if has_rows:

@@ -134,11 +134,12 @@ class Partition:
         is_unwaited: what is published and nobody waits for needs no sync, whatever the node's policy.
         producers: who publishes with sequences; None before the first.
         written_weight: what the last :meth:`write_pending` cost.
+        failed_count: publishes that could not be stored since the process started.
     """
 
     __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds", "bytes_count",
-                 "channels", "counted_from", "delayed", "durable_floor", "events", "is_deleted", "is_unwaited", "log",
-                 "number", "paused_at", "prefix", "producers", "topic_name", "write_error",
+                 "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count", "is_deleted",
+                 "is_unwaited", "log", "number", "paused_at", "prefix", "producers", "topic_name", "write_error",
                  "written_weight")  # fmt: skip
 
     def __init__(
@@ -155,6 +156,7 @@ class Partition:
         self.is_deleted = False
         self.counted_from = log.next_sequence
         self.bytes_count = 0
+        self.failed_count = 0
         self.durable_floor = log.start_sequence
         self._groups: deque[PublishGroup] = deque()  # oldest first
         self._group: PublishGroup | None = None  # the last of them while publishes may still join it
@@ -335,6 +337,7 @@ class Partition:
                 self._append(*group.pending.popleft(), wall_ns, group.once)
         except StorageError as error:
             self._groups.popleft()
+            self.failed_count += max(1, len(group.waiters))
             self.write_error = error
             group.end(error)
             if self.log.next_sequence == group.first_sequence:

@@ -162,6 +162,25 @@ def drop(channel: Channel, sequence: int) -> bool | None:
     return True
 
 
+def drop_deferred(channel: Channel) -> None:
+    """Finish everything that waits for its due time, though no consumer did; what is in flight or has come due stays.
+
+    A message published with a delay that the cursor has not reached yet waits for consumers like others, and stays.
+    """
+    channel.gather_waiting()
+    for sequence in sorted(channel._deferred):
+        channel._mark_done(sequence)
+    channel._deferred.clear()
+    channel._deferred_heap.clear()
+    aside = channel.aside
+    loaded, ready = list(aside.loaded.values()), list(aside.ready)
+    aside.clear()
+    for each in loaded:
+        aside.put_loaded(each)
+    aside.ready.extend(ready)
+    channel.dirty = True
+
+
 def drop_aside(channel: Channel, sequence: int, pack: int, generation: int) -> bool | None:
     """As :func:`drop`, when the database has the message in a pack; None when it has to be asked again."""
     dropped = drop(channel, sequence)

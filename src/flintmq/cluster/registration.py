@@ -286,11 +286,12 @@ class RegistrationDatabase:
             self._forget(entry, topic, name)
         return gone
 
-    def tombstone(self, topic: str, http_address: str, now_ns: int) -> int:
-        """Hide nodes from lookups of one topic for the tombstone's lifetime.
+    def tombstone(self, topic: str, http_address: str, now_ns: int | None) -> int:
+        """Hide nodes from lookups of one topic for the tombstone's lifetime, or no longer.
 
         Args:
             http_address: ``broadcast_address:http_port``.
+            now_ns: None lifts the tombstone.
 
         Returns:
             How many nodes matched.
@@ -373,9 +374,21 @@ class RegistrationDatabase:
         return Partitions(self.channels(topic), self.meta(topic), dict(sorted(leaders.items())), plain)
 
     def meta(self, topic: str) -> TopicMeta:
-        """What a topic was created with; of a plain or unknown one nothing. Nodes agree, or the most partitions win."""
+        """What a topic was created with and changed to; of a plain or unknown one nothing.
+
+        Nodes agree, or the highest version wins, and of one version the most partitions.
+        """
         metas = [registration.meta for registration in self._registrations(topic, TOPIC_ITSELF)]
-        return max(metas, key=lambda meta: (meta.partition_num, meta.extend_support), default=PLAIN)
+        return max(metas, key=lambda meta: (meta.version, meta.partition_num, meta.rank), default=PLAIN)
+
+    def behind(self, topic: str) -> list[NsqdNode]:
+        """Nodes that have missed a change of a topic which another one has."""
+        meta = self.meta(topic)
+        return [
+            registration.node
+            for registration in self._registrations(topic, TOPIC_ITSELF)
+            if registration.meta.rank < meta.rank and registration.meta.partition_num == meta.partition_num
+        ]
 
     def channels_of_partition(self, topic: str, partition: int) -> list[str]:
         """The channels that some node has of one partition."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
@@ -255,6 +255,14 @@ class Request:
             HttpError: 400 INVALID_REQUEST when it cannot be read.
         """
         return parse_query(self._query)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of the parameters; none of a query that cannot be read, which is for the handler to say in its turn."""
+        try:
+            return parse_query(self._query)
+        except HttpError:
+            return ()
 
     def header(self, name: str) -> str:
         """The value of a header, empty when absent."""

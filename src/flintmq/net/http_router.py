@@ -2,12 +2,14 @@
 
 Rules of this file: the hot path is one dictionary look-up by the bytes of method and path; everything else (patterns,
 escapes in the path, redirects, 404, 405, OPTIONS) is decided in :meth:`Router.resolve_slowly` and is a route as well,
-so that the connection knows no special cases. Source: reference/nsq.md 2.0 (httprouter's behaviour).
+so that the connection knows no special cases. A parameter that some route knows and this one does not obey is refused,
+because who sends it expects it to do something; names that nobody knows are ignored, as NSQ does.
+Source: reference/nsq.md 2.0 (httprouter's behaviour).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,6 +19,7 @@ from flintmq.net.http_messages import (
     JSON_TYPE,
     NO_PARAMETERS,
     NSQ_TYPE,
+    HttpError,
     PendingResponse,
     Request,
     Response,
@@ -27,6 +30,9 @@ from flintmq.net.http_messages import (
 
 BODY_LIMIT_BYTES = 64 * 1024
 """What routes without a use for a body read and drop."""
+
+_HARMLESS = ("format",)
+"""Known, and ignored where it is not obeyed: NSQ's tools ask everywhere for the form that an answer has anyway."""
 
 Handler = Callable[[Request], Response | PendingResponse | Coroutine[Any, Any, Response]]
 
@@ -40,6 +46,7 @@ class Route:
         body_limit_bytes: a longer body is answered with ``too_big`` before it is read, and the connection closed.
         plain: errors are sent as bare text, not as JSON.
         is_logged: one INFO line per request; off for routes that carry the load.
+        takes: the parameters it obeys; None for those that ignore what they do not know.
     """
 
     handler: Handler
@@ -47,6 +54,7 @@ class Route:
     too_big: Response
     plain: bool
     is_logged: bool
+    takes: tuple[str, ...] | None = None
 
 
 _BODY_TOO_BIG = error_response(413, "BODY_TOO_BIG")
@@ -63,10 +71,15 @@ BAD_PATH = always(plain_response("400 Bad Request", 400))
 
 
 class Router:
-    """The routes of one daemon. Build it completely before the server starts."""
+    """The routes of one daemon. Build it completely before the server starts.
 
-    def __init__(self) -> None:
+    Args:
+        known: parameters that mean something to those who send them, beside those that the routes take.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
         self.exact: dict[tuple[bytes, bytes], Route] = {}
+        self._known = set(known)
         self._routes: dict[tuple[str, ...], dict[str, Route]] = {}
 
     def add(
@@ -79,6 +92,9 @@ class Router:
         too_big: str = "BODY_TOO_BIG",
         plain: bool = False,
         is_logged: bool = True,
+        takes: Collection[str] | None = None,
+        ignores: Collection[str] = (),
+        form: Callable[[Handler], Handler] | None = None,
     ) -> None:
         """Answer ``method path`` with ``handler``.
 
@@ -87,13 +103,36 @@ class Router:
             too_big: the text of the 413 for a body of more than ``body_limit_bytes``.
             plain: errors of this route are bare text.
             is_logged: write one INFO line per request.
+            takes: the parameters it obeys; another one that is known is refused. None: it ignores all others.
+            ignores: what NSQ ignores there, although another of its routes takes it.
+            form: gives all answers another form, refusals of parameters as well.
         """
-        route = Route(handler, body_limit_bytes, error_response(413, too_big, plain), plain, is_logged)
+        if takes is not None:
+            self._known.update(name for name in takes if name not in _HARMLESS)
+            handler = self._strict(handler, tuple(takes), frozenset((*takes, *ignores)), f"{method} {path}")
+        if form is not None:
+            handler = form(handler)
+        too_big_answer = error_response(413, too_big, plain)
+        taken = None if takes is None else tuple(takes)
+        route = Route(handler, body_limit_bytes, too_big_answer, plain, is_logged, taken)
         methods = self._routes.setdefault(_segments(path), {})
         assert method not in methods, f"{method} {path} is routed twice"
         methods[method] = route
         if "{" not in path:
             self.exact[method.encode(), path.encode()] = route
+
+    def _strict(self, handler: Handler, takes: tuple[str, ...], allowed: frozenset[str], what: str) -> Handler:
+        """A handler that refuses parameters which it does not obey and somebody knows."""
+        known = self._known
+
+        def answer(request: Request) -> Response | PendingResponse | Coroutine[Any, Any, Response]:
+            for name in request.names:
+                if name not in allowed and name in known:
+                    obeyed = f"it takes {', '.join(takes)}" if takes else "it takes no parameters"
+                    raise HttpError(400, f"INVALID_ARG_{name.upper()}: {what} does not take {name}; {obeyed}")
+            return handler(request)
+
+        return answer
 
     def routes(self) -> Iterator[tuple[str, str, Route]]:
         """Every method and path, and how it is answered."""

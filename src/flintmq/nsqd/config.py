@@ -20,6 +20,7 @@ from flintmq.net import log as logs
 from flintmq.net.http_messages import HttpError, Request, Response, json_response, text_response
 from flintmq.net.http_router import Router
 from flintmq.net.networks import Networks
+from flintmq.nsqd.http_parameters import NSQ_WORDS
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.options import Row, rows
 
@@ -65,8 +66,11 @@ class ConfigApi:
     def add_routes(self, router: Router) -> None:
         """Route ``/config/{opt}``."""
         limit = self._nsqd.options().max_msg_size
-        router.add("GET", "/config/{opt}", self._get)
-        router.add("PUT", "/config/{opt}", self._put, body_limit_bytes=limit, too_big="INVALID_VALUE")
+        router.add("GET", "/config/{opt}", self._get, takes=(), ignores=NSQ_WORDS)
+        router.add(
+            "PUT", "/config/{opt}", self._put, body_limit_bytes=limit, too_big="INVALID_VALUE", takes=(),
+            ignores=NSQ_WORDS,
+        )  # fmt: skip
 
     def _get(self, request: Request) -> Response:
         return self._answer(request.parameters["opt"])
@@ -112,10 +116,3 @@ def _addresses(body: bytes) -> tuple[str, ...]:
 
 def _level(body: bytes) -> str:
     return body.decode("ascii").lower()
-
-
-def set_log_level(word: str) -> None:
-    """Make this process log at another level from now on; other libraries speak from ``warn`` upwards."""
-    level = logs.level_of(word)
-    logging.getLogger().setLevel(max(level, logging.WARNING))
-    logging.getLogger("flintmq").setLevel(level)

@@ -189,8 +189,8 @@ class DamageApi:
 
     def add_routes(self, router: Router) -> None:
         """Route ``/damage``."""
-        router.add("GET", "/damage", self._get)
-        router.add("POST", "/damage/acknowledge", self._acknowledge)
+        router.add("GET", "/damage", self._get, takes=())
+        router.add("POST", "/damage/acknowledge", self._acknowledge, takes=())
 
     def _get(self, request: Request) -> Response:
         return json_response(self._register.state())

@@ -205,9 +205,9 @@ class DrainApi:
 
     def add_routes(self, router: Router) -> None:
         """Route ``/drain``."""
-        router.add("GET", "/drain", self._get)
-        router.add("POST", "/drain", self._post)
-        router.add("DELETE", "/drain", self._delete)
+        router.add("GET", "/drain", self._get, takes=())
+        router.add("POST", "/drain", self._post, takes=("timeout",))
+        router.add("DELETE", "/drain", self._delete, takes=())
 
     async def _answer(self) -> Response:
         return json_response(await self._drain.state())

@@ -9,8 +9,9 @@ Source: reference/nsq.md 2.1.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -30,23 +31,35 @@ from flintmq.net.http_messages import (
     plain_response,
     text_response,
 )
-from flintmq.net.http_router import Router
+from flintmq.net.http_router import Handler, Router
+from flintmq.net.log_level import LogLevelApi
 from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
-from flintmq.nsqd import metrics, once, stats
+from flintmq.nsqd import metrics, once, stats, stats_youzan
 from flintmq.nsqd.config import ConfigApi, Running
 from flintmq.nsqd.damage import DamageApi
 from flintmq.nsqd.drain import DrainApi
 from flintmq.nsqd.http_extended import ExtendedApi
-from flintmq.nsqd.http_legacy import negotiated
-from flintmq.nsqd.http_names import found_topic, partition_of, publish_refusal, topic_name_of
+from flintmq.nsqd.http_names import (
+    found_topic,
+    partition_here,
+    partition_number,
+    partition_of,
+    publish_refusal,
+    topic_name_of,
+)
+from flintmq.nsqd.http_parameters import KNOWN, NSQ_WORDS, style_of, switch_of
 from flintmq.nsqd.inspection import InspectionApi
 from flintmq.nsqd.settings_api import SettingsApi
 from flintmq.nsqd.trace_api import TraceApi
+from flintmq.nsqd.youzan_api import YouzanApi
 from flintmq.topic_meta import (
+    CHANGE_WORDS,
+    CREATION_WORDS,
     BadTopicMeta,
     asks_for_headers_alone,
     asks_for_partitions,
+    changed_meta,
     meta_of_query,
     partitions_of_text,
 )
@@ -55,7 +68,13 @@ from flintmq.wire.server import RefusedBody, parse_mpub_body
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
 
+log = logging.getLogger(__name__)
+
 _TOPICS_PER_TURN = 20
+_PART = ("topic", "channel", "partition")
+_PUBLISH = ("topic", "partition", "binary", "producer_id", "sequence")
+_PublishingRoute: TypeAlias = tuple[str, Handler, tuple[int, str], tuple[str, ...]]
+_STATS = ("format", "topic", "channel", "include_clients", "include_mem", "partition", "leaderOnly", "needClients")
 _OK = text_response("OK")
 _HEALTHY = plain_response("OK")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -96,38 +115,53 @@ class HttpApi:
     def __init__(self, nsqd: Nsqd) -> None:
         self._nsqd = nsqd
         self._broker = nsqd.engine.broker
+        self._style = style_of(nsqd.options.http_style)
 
     def router(self) -> Router:
         """Every route, complete."""
-        router = Router()
+        router = Router(KNOWN)
         options = self._nsqd.options
+        negotiated = self._style.negotiated
         router.add("GET", "/ping", self._ping, plain=True, is_logged=False)
-        router.add("GET", "/info", negotiated(self._info))
-        router.add("GET", "/stats", negotiated(self._stats))
-        for path in ("/pub", "/put"):  # the second is its name before 1.0
-            pub, limit = negotiated(self._pub), options.max_msg_size
-            router.add("POST", path, pub, body_limit_bytes=limit, too_big="MSG_TOO_BIG", is_logged=False)
-        for path, several in (("/mpub", self._mpub), ("/mput", self._mpub), ("/mdpub", self._mdpub)):
-            mpub, limit = negotiated(several), options.max_body_size
-            router.add("POST", path, mpub, body_limit_bytes=limit, too_big="BODY_TOO_BIG", is_logged=False)
-        for path, handler in (
-            ("/topic/create", self._topic_create),
-            ("/topic/delete", self._topic_delete),
-            ("/topic/empty", self._topic_empty),
-            ("/topic/pause", self._topic_pause),
-            ("/topic/unpause", self._topic_unpause),
-            ("/channel/create", self._channel_create),
-            ("/channel/delete", self._channel_delete),
-            ("/channel/empty", self._channel_empty),
-            ("/channel/pause", self._channel_pause),
-            ("/channel/unpause", self._channel_unpause),
-            ("/channel/setorder", self._channel_set_order),
-        ):
-            router.add("POST", path, handler)
-        router.add("GET", "/metrics", self._metrics, is_logged=False)
+        router.add("GET", "/info", self._info, takes=(), ignores=NSQ_WORDS, form=negotiated)
+        router.add("GET", "/stats", self._stats, takes=_STATS, ignores=NSQ_WORDS, form=negotiated)
+        pub = (options.max_msg_size, "MSG_TOO_BIG")
+        mpub = (options.max_body_size, "BODY_TOO_BIG")
+        deferring = (*_PUBLISH, "defer")
+        publishing: tuple[_PublishingRoute, ...] = (
+            ("/pub", self._pub, pub, deferring),
+            ("/put", self._pub, pub, deferring),  # its name before 1.0
+            ("/mpub", self._mpub, mpub, _PUBLISH),
+            ("/mput", self._mpub, mpub, _PUBLISH),
+            ("/mdpub", self._mdpub, mpub, deferring),
+        )
+        for path, publish, (limit, too_big), takes in publishing:
+            router.add(
+                "POST", path, publish, body_limit_bytes=limit, too_big=too_big, is_logged=False, takes=takes,
+                ignores=NSQ_WORDS, form=negotiated,
+            )  # fmt: skip
+        changes: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
+            ("/topic/create", self._topic_create, ("topic", *CREATION_WORDS, "partitions", "version")),
+            ("/topic/meta/update", self._topic_meta_update, ("topic", *CHANGE_WORDS, "version")),
+            ("/topic/delete", self._topic_delete, ("topic",)),
+            ("/topic/empty", self._topic_empty, ("topic",)),
+            ("/topic/pause", self._topic_pause, ("topic",)),
+            ("/topic/unpause", self._topic_unpause, ("topic",)),
+            ("/channel/create", self._channel_create, _PART),
+            ("/channel/delete", self._channel_delete, _PART),
+            ("/channel/empty", self._channel_empty, _PART),
+            ("/channel/emptydelayed", self._channel_empty_deferred, _PART),
+            ("/channel/pause", self._channel_pause, _PART),
+            ("/channel/unpause", self._channel_unpause, _PART),
+            ("/channel/setorder", self._channel_set_order, ("topic", "channel", "order")),
+        )
+        for path, handler, takes in changes:
+            router.add("POST", path, handler, takes=takes, ignores=NSQ_WORDS)
+        router.add("GET", "/metrics", self._metrics, is_logged=False, takes=())
         networks = Networks(options.allow_config_from_cidr)
         running = Running(lambda: self._nsqd.options, self._nsqd.change_options, self._nsqd.options_filled_in)
         ConfigApi(running, networks).add_routes(router)
+        LogLevelApi(networks, lambda word: running.change(running.options().replace(log_level=word))).add_routes(router)
         self._nsqd.debug.add_routes(router)
         InspectionApi(self._nsqd.engine).add_routes(router)
         TraceApi(self._nsqd.engine, self._nsqd.tracing).add_routes(router)
@@ -135,6 +169,7 @@ class HttpApi:
         DamageApi(self._nsqd.engine, self._nsqd.damage).add_routes(router)
         SettingsApi(self._nsqd.engine).add_routes(router)
         nsqd = self._nsqd
+        YouzanApi(self._broker, nsqd.history, self._about, nsqd.engine.schedule).add_routes(router)
         ExtendedApi(nsqd.engine, nsqd.drain, nsqd.publish_extended, options.max_msg_size).add_routes(router)
         return router
 
@@ -151,11 +186,12 @@ class HttpApi:
 
     def _stats(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         query = request.query
+        if self._style.is_youzans(request):
+            return self._youzans_stats(request)
         topic, topics = query.get("topic", ""), self._broker.topics
-        partition = partition_of(request)
         include_clients = _BOOLEANS.get(query.get("include_clients", "true"), True)
         channel = query.get("channel", "")
-        rows = stats.topic_rows(topics, self._latencies(), topic, channel, include_clients, partition)
+        rows = stats.topic_rows(topics, self._latencies(), topic, channel, include_clients)
         if topic or len(topics) <= _TOPICS_PER_TURN:
             return self._stats_answer(query, list(rows), include_clients)
         return self._stats_in_turns(query, rows, include_clients)
@@ -198,6 +234,37 @@ class HttpApi:
             answer["memory"] = figures
         answer["producers"] = producers
         return json_response(answer)
+
+    async def _youzans_stats(self, request: Request) -> Response:
+        """One entry for each partition; all of them are led here, so that ``leaderOnly`` leaves none out."""
+        nsqd, query = self._nsqd, request.query
+        topic, number = query.get("topic", ""), partition_number(request)
+        switch_of(request, "leaderOnly")
+        has_clients = switch_of(request, "needClients")
+        if has_clients is None:
+            has_clients = _BOOLEANS.get(query.get("include_clients", ""), bool(topic))
+        rows = stats_youzan.rows(
+            self._broker.topics, self._latencies(), nsqd.history, nsqd.sessions, topic=topic, partition=number,
+            channel=query.get("channel", ""), has_clients=has_clients, clock_shift_ns=self._broker.clock_shift_ns,
+        )  # fmt: skip
+        found: list[dict[str, Any]] = []
+        for row in rows:
+            found.append(row)
+            if len(found) % _TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        if query.get("format") != "json":
+            now_ns = nsqd.env.clock.wall_ns()
+            times = stats.start_and_uptime(nsqd.start_ns, now_ns)
+            return text_response(stats_youzan.as_text(nsqd.version_line, nsqd.health(), found, *times))
+        answer: dict[str, Any] = {**self._about(), "topics": found}
+        if _BOOLEANS.get(query.get("include_mem", "")):
+            answer["memory"] = stats.memory(nsqd.gc_pauses)
+        return json_response(answer)
+
+    def _about(self) -> dict[str, Any]:
+        nsqd = self._nsqd
+        start_s = nsqd.start_ns // 1_000_000_000
+        return {"version": nsqd.version, "health": nsqd.health(), "start_time": start_s}
 
     def _latencies(self) -> stats.Latencies:
         nsqd = self._nsqd
@@ -278,7 +345,11 @@ class HttpApi:
             bodies = [line for line in request.body.split(b"\n") if line]
             if any(len(body) > self._nsqd.options.max_msg_size for body in bodies):
                 raise HttpError(413, "MSG_TOO_BIG")
-        return self._publish(request, topic, bodies, defer_ms) if bodies else self._created(topic, _OK)
+        if bodies:
+            return self._publish(request, topic, bodies, defer_ms)
+        if topic not in self._broker.topics and not self._nsqd.options.auto_create_topics:
+            raise HttpError(404, "E_TOPIC_NOT_EXIST")
+        return self._created(topic, _OK)
 
     # -- topics and channels -----------------------------------------------------------------------------------------
 
@@ -337,6 +408,22 @@ class HttpApi:
             raise HttpError(503, "EXITING") from None
         return self._durably(topic)
 
+    def _topic_meta_update(self, request: Request) -> Response | PendingResponse:
+        """Change what a topic was created with; nsqlookupd names the version, so that all nodes have the same."""
+        topic = found_topic(self._broker, topic_name_of(request))
+        try:
+            meta = changed_meta(topic.meta, request.query)
+            if "version" not in request.query and meta.is_like(topic.meta):
+                return self._durably(topic)
+            if meta.rank < topic.meta.rank:
+                at = f"topic {topic.name} is at version {topic.meta.version}"
+                raise HttpError(409, f"OLD_VERSION: {at}, this is {meta.version}")
+            if self._broker.change_meta(topic, meta):
+                log.info("TOPIC(%s): changed to version %d: %s", topic.name, meta.version, meta.changes())
+        except (BadTopicMeta, TopicConflict) as error:
+            raise HttpError(400, str(error)) from None
+        return self._durably(topic)
+
     def _topic_delete(self, request: Request) -> Response | PendingResponse:
         name = self._topic_name(request)
         found_topic(self._broker, name)
@@ -366,13 +453,17 @@ class HttpApi:
 
     def _channel_create(self, request: Request) -> Response | PendingResponse:
         topic, channel = self._channel_names(request)
-        self._broker.channel(topic, channel)
+        number = partition_here(request, topic)
+        self._broker.channel(topic, channel, numbers=None if number is None else [number])
         return self._durably(topic)
 
-    def _change_channel(self, request: Request, change: Callable[[Topic, str], object]) -> Response | PendingResponse:
+    def _change_channel(
+        self, request: Request, change: Callable[[Topic, str, int | None], object]
+    ) -> Response | PendingResponse:
         topic, channel = self._channel_names(request)
+        number = partition_here(request, topic)
         try:
-            change(topic, channel)
+            change(topic, channel, number)
         except ChannelNotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         return self._durably()
@@ -383,14 +474,17 @@ class HttpApi:
     def _channel_empty(self, request: Request) -> Response | PendingResponse:
         return self._change_channel(request, self._broker.empty_channel)
 
+    def _channel_empty_deferred(self, request: Request) -> Response | PendingResponse:
+        return self._change_channel(request, self._broker.empty_deferred)
+
     def _channel_pause(self, request: Request) -> Response | PendingResponse:
-        return self._change_channel(request, lambda t, c: self._broker.pause_channel(t, c, True))
+        return self._change_channel(request, lambda t, c, p: self._broker.pause_channel(t, c, True, p))
 
     def _channel_unpause(self, request: Request) -> Response | PendingResponse:
-        return self._change_channel(request, lambda t, c: self._broker.pause_channel(t, c, False))
+        return self._change_channel(request, lambda t, c, p: self._broker.pause_channel(t, c, False, p))
 
     def _channel_set_order(self, request: Request) -> Response | PendingResponse:
         is_ordered = _BOOLEANS.get(request.query.get("order", ""))
         if is_ordered is None:
             raise HttpError(400, "INVALID_ARG_ORDER")
-        return self._change_channel(request, lambda t, c: self._broker.order_channel(t, c, is_ordered, is_must=True))
+        return self._change_channel(request, lambda t, c, _: self._broker.order_channel(t, c, is_ordered, True))

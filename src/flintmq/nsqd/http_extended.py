@@ -23,12 +23,12 @@ import msgspec
 
 from flintmq.errors import UNREADABLE_JSON, FlintError, RemoteProtocolError
 from flintmq.message import HEADERS_SIZE_MAX
+from flintmq.net.http_envelope import enveloped
 from flintmq.net.http_messages import HttpError, PendingResponse, Request, json_response, text_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.extended import trace_id_bytes
-from flintmq.nsqd.http_legacy import enveloped
 from flintmq.nsqd.http_names import partition_of, publish_refusal, topic_name_of
 from flintmq.nsqd.slots import Slot, StoredSlot
 from flintmq.wire.extended import HEADERS_SIZE
@@ -87,8 +87,14 @@ class ExtendedApi:
     def add_routes(self, router: Router) -> None:
         """Add every route of this part."""
         limit = self._max_msg_size
-        for path, handler in (("/pubtrace", self._pub_trace), ("/pub_ext", enveloped(self._pub_ext))):
-            router.add("POST", path, handler, body_limit_bytes=limit, too_big="MSG_TOO_BIG", is_logged=False)
+        for path, handler, word, form in (
+            ("/pubtrace", self._pub_trace, "trace_id", None),
+            ("/pub_ext", self._pub_ext, "ext", enveloped),
+        ):
+            takes, too_big = ("topic", "partition", word), "MSG_TOO_BIG"
+            router.add(
+                "POST", path, handler, body_limit_bytes=limit, too_big=too_big, is_logged=False, takes=takes, form=form
+            )
 
     def _pub_trace(self, request: Request) -> PendingResponse:
         topic = _topic(request)

@@ -17,6 +17,8 @@ from flintmq.net.http_messages import HttpError, Request
 from flintmq.topic_meta import parse_partition
 from flintmq.wire.server import NOT_A_NUMBER
 
+_SHOWN_MAX = 20
+
 
 def topic_name_of(request: Request, invalid: str = "INVALID_ARG_TOPIC") -> str:
     """The name of a topic, which need not be here.
@@ -36,12 +38,44 @@ def topic_name_of(request: Request, invalid: str = "INVALID_ARG_TOPIC") -> str:
 
 
 def partition_of(request: Request) -> int | None:
-    """The partition that a request is for, as :class:`flintmq.wire.server.Publish` has it."""
+    """The partition that a publish is for, as :class:`flintmq.wire.server.Publish` has it; -1 names none."""
     text = request.query.get("partition")
-    if text is None:
+    if text is None or text == "-1":
         return None
     number = parse_partition(text)
     return NOT_A_NUMBER if number is None else number
+
+
+def partition_number(request: Request) -> int | None:
+    """The number of the partition that a request names, which need not be here; None when it names none.
+
+    Raises:
+        HttpError: 400, it is no number.
+    """
+    text = request.query.get("partition")
+    number = None if text is None else parse_partition(text)
+    if text is not None and number is None:
+        raise HttpError(400, f"INVALID_ARG_PARTITION: partition={text[:64]}, it must be the number of a partition")
+    return number
+
+
+def partition_here(request: Request, topic: Topic) -> int | None:
+    """As :func:`partition_number` for a topic that must have that partition here.
+
+    Raises:
+        HttpError: also 404, it is not here.
+    """
+    number = partition_number(request)
+    if number is not None and number not in topic.partitions:
+        raise HttpError(404, f"PARTITION_NOT_FOUND: topic {topic.name} has here {_shown(topic)}, not {number}")
+    return number
+
+
+def _shown(topic: Topic) -> str:
+    numbers = list(topic.partitions)
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"partition {numbers[0]}" if len(numbers) == 1 else f"partitions {numbers[0]} to {numbers[-1]}"
+    return "partitions " + ", ".join(map(str, numbers[:_SHOWN_MAX])) + (" ..." if len(numbers) > _SHOWN_MAX else "")
 
 
 def publish_refusal(error: FlintError, is_draining: bool = False) -> HttpError:

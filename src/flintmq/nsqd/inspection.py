@@ -46,10 +46,9 @@ from flintmq.message import (
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.http_names import channel_of, topic_of
+from flintmq.nsqd.http_names import channel_of, partition_here, topic_of
 from flintmq.nsqd.session import Session
 from flintmq.storage import ChannelStore
-from flintmq.topic_meta import parse_partition
 
 _PLACE_BYTES_MAX = 256
 _PEEK_COUNT_MAX = 100
@@ -73,27 +72,22 @@ class InspectionApi:
 
     def add_routes(self, router: Router) -> None:
         """Add them to a router."""
-        router.add("GET", "/message/get", self._get)
-        router.add("GET", "/channel/peek", self._peek)
-        router.add("POST", "/channel/setoffset", self._set_offset, body_limit_bytes=_PLACE_BYTES_MAX)
-        router.add("POST", "/channel/skip", lambda request: self._skip(request, True))
-        router.add("POST", "/channel/unskip", lambda request: self._skip(request, False))
-        router.add("POST", "/message/finish", self._finish)
-        router.add("POST", "/message/cancel", self._cancel)
+        part = ("topic", "channel", "partition")
+        found = ("topic", "partition", "search_mode", "search_pos", "needext")
+        router.add("GET", "/message/get", self._get, takes=found)
+        router.add("GET", "/channel/peek", self._peek, takes=(*part, "what", "count", "max_body"))
+        router.add("POST", "/channel/setoffset", self._set_offset, body_limit_bytes=_PLACE_BYTES_MAX, takes=part)
+        router.add("POST", "/channel/skip", lambda request: self._skip(request, True), takes=part)
+        router.add("POST", "/channel/unskip", lambda request: self._skip(request, False), takes=part)
+        router.add("POST", "/message/finish", self._finish, takes=(*part, "msgid"))
+        router.add("POST", "/message/cancel", self._cancel, takes=("topic", "partition", "msgid"))
 
     # -- what a request is about -----------------------------------------------------------------------------------
 
     def _partitions(self, request: Request, topic: Topic) -> list[Partition]:
         """The partition that is named, else all of them."""
-        text = request.query.get("partition")
-        if text is None:
-            return list(topic.partitions.values())
-        number = parse_partition(text)
-        if number is None:
-            raise HttpError(400, "INVALID_ARG_PARTITION")
-        if number not in topic.partitions:
-            raise HttpError(404, "PARTITION_NOT_FOUND")
-        return [topic.partitions[number]]
+        number = partition_here(request, topic)
+        return list(topic.partitions.values()) if number is None else [topic.partitions[number]]
 
     # -- one stored message ----------------------------------------------------------------------------------------
 
@@ -244,7 +238,11 @@ class InspectionApi:
 
     async def _skip(self, request: Request, skipped: bool) -> Response:
         topic, name = channel_of(self._broker, request)
-        self._broker.skip_channel(topic, name, skipped)
+        number = partition_here(request, topic)
+        try:
+            self._broker.skip_channel(topic, name, skipped, number)
+        except ChannelNotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         return await self._durably(())
 
     async def _finish(self, request: Request) -> Response:

@@ -38,7 +38,7 @@ class Nsqd(Protocol):
     drain: Drain
     _is_exiting: bool
 
-    def create_topic(self, name: str) -> Topic: ...
+    def wanted_topic(self, command: str, name: str) -> Topic: ...
 
 
 class Session(Protocol):
@@ -114,7 +114,7 @@ def publish(nsqd: Nsqd, event: PublishOnce) -> PublishGroup | None:
     found = partition_of(broker.topics, event.command, event.topic, event.partition)
     if nsqd.drain.is_on and not (found and found.has_published(event.producer_id, event.last)):
         nsqd.drain.check(event.command, event.topic, broker.topics)
-    partition = found or nsqd.create_topic(event.topic).first_partition
+    partition = found or nsqd.wanted_topic(event.command, event.topic).first_partition
     try:
         return broker.publish_once(partition, event.producer_id, event.sequence, event.bodies)
     except TopicFull as full:

@@ -16,6 +16,7 @@ from flintmq.errors import OptionError
 from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, MEMORY_BUDGET_MIN, SEQUENCE_MAX
 from flintmq.names import is_valid_name
 from flintmq.net.http_auth import check_options as check_http_auth
+from flintmq.net.http_envelope import NSQ, STYLES
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.net.origin import check_origins
 from flintmq.options import (
@@ -90,6 +91,14 @@ class NsqdOptions(Options):
         "where to listen for HTTPS clients; nothing listens there without --tls-cert and --tls-key",
         group=_ADDRESSES,
     )
+    http_style: str = option(
+        Choice(STYLES),
+        NSQ,
+        "how /stats, /pub, /mpub, /info answer: nsq - as NSQ, unless a request has a parameter of Youzan's NSQ alone; "
+        "youzan - as that, in its envelope where a request does not accept application/vnd.nsq; version=1.0",
+        group=_ADDRESSES,
+        origin="flintmq",
+    )
     broadcast_address: str = option(
         Text("HOST"),
         "",
@@ -145,7 +154,15 @@ class NsqdOptions(Options):
     allow_config_from_cidr: tuple[str, ...] = option(
         Items(Text("CIDR")),
         ("127.0.0.1/8", "::1/128"),
-        'addresses from which PUT /config and /debug are answered, "" for all',
+        'addresses from which PUT /config, /loglevel/set and /debug are answered, "" for all',
+        group=_OPERATION,
+        origin="flintmq",
+    )
+    auto_create_topics: bool = option(
+        Switch(),
+        True,
+        "create a topic when it is first published to or subscribed to; false: E_TOPIC_NOT_EXIST, until /topic/create "
+        "at nsqd or nsqlookupd has made it",
         group=_OPERATION,
         origin="flintmq",
     )

@@ -1,7 +1,7 @@
 """Which partitions a command is for, and what a client is told that names one which cannot serve it.
 
-A word behind the topic is a partition when it is a number, and -1 is as none; NSQ ignores what stands there, so anything
-else is ignored on a plain topic. Naming a partition creates nothing: it has to be here.
+A word behind the topic is a partition when it is a number, and -1 is none; NSQ ignores what stands there, so on a plain
+topic anything else is ignored. Naming a partition creates nothing: it has to be here.
 
 Rules of this file: no state, no IO; what is refused is a :class:`RemoteProtocolError` that says whether the connection
 is closed, which for some codes depends on the command.

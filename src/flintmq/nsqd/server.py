@@ -24,7 +24,7 @@ from flintmq import __version__
 from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker, BrokerOptions, TopicConflict
 from flintmq.broker.channel import Channel
-from flintmq.broker.partition import Ended, PublishGroup
+from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.subscription import Layout, Locality, Subscription
 from flintmq.broker.topic import Topic
@@ -40,17 +40,19 @@ from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_server import HttpServer
 from flintmq.net.isolation import for_each
 from flintmq.net.listen import Listener, listen
+from flintmq.net.log_level import set_log_level
 from flintmq.net.loop import loop_factory
 from flintmq.net.metrics import Family
 from flintmq.net.networks import Networks
 from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls, client_context
-from flintmq.nsqd import config, extended, metrics, partitions, places, stats, statsd
+from flintmq.nsqd import extended, metrics, partitions, places, stats, statsd
 from flintmq.nsqd.auth import AuthClient
 from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.damage import DamageRegister
 from flintmq.nsqd.drain import Drain, Draining, DrainSignal
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.history import HourlySizes
 from flintmq.nsqd.http_api import HttpApi
 from flintmq.nsqd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqd.lookup_peer import Registration
@@ -65,7 +67,7 @@ from flintmq.nsqd.topology import Topology
 from flintmq.nsqd.tracing import Tracing
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
 from flintmq.storage.channel_store import DATABASE_NAME
-from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
+from flintmq.topic_meta import PLAIN, TopicMeta
 from flintmq.wire import server as wire
 from flintmq.wire.identify import NSQ_VERSION, ServerFeatures
 from flintmq.wire.lookup import PeerInfo
@@ -118,6 +120,7 @@ class Nsqd:
         self.start_ns = env.clock.wall_ns()
         self.gc_pauses = stats.GcPauses(env.clock)
         self._loop_delays = LoopDelays()
+        self.history = HourlySizes(env.clock, self._partitions)
         self.sessions: dict[Session, None] = {}
         self.addresses = Addresses(None, None)
         self.restoring: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -228,6 +231,7 @@ class Nsqd:
             if topic.is_starting:
                 self._start_topic(topic)
         self.gc_pauses.start()
+        self.history.start()
         if options.http_address:
             self._loop_delays.start()
         if options.statsd_address:
@@ -298,6 +302,7 @@ class Nsqd:
         if self._statsd is not None:
             await self._statsd.close()
         self.gc_pauses.stop()
+        self.history.stop()
         self._loop_delays.stop()
         await self._all_gone(_DRAIN_DEADLINE_S)
         for_each(self.sessions, Session.abort, "aborting")
@@ -356,6 +361,18 @@ class Nsqd:
             self._start_topic(topic)
         return topic
 
+    def wanted_topic(self, command: str, name: str, is_extended: bool = False) -> Topic:
+        """The topic that a client publishes or subscribes to, which is created unless topics are not made so.
+
+        Raises:
+            Exiting: this nsqd is shutting down.
+            RemoteProtocolError: it is not there.
+        """
+        if not self.options.auto_create_topics and name not in self.engine.broker.topics:
+            what = f"{command} topic {name} is not on this nsqd, which creates none by itself: use /topic/create"
+            raise RemoteProtocolError("E_TOPIC_NOT_EXIST", what, fatal=True)
+        return self.create_extended_topic(name) if is_extended else self.create_topic(name)
+
     def create_extended_topic(self, name: str) -> Topic:
         """Find a plain topic whose messages may carry headers, or create it.
 
@@ -368,7 +385,7 @@ class Nsqd:
         broker = self.engine.broker
         is_new = name not in broker.topics
         topic = broker.extended_topic(name, self.env.clock.wall_ns(), bool(self._lookupds))
-        if topic.meta != EXTENDED_PLAIN:
+        if topic.meta.is_partitioned or not topic.meta.extend_support:
             what = "with partitions" if topic.meta.is_partitioned else "without headers"
             raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
         self.engine.schedule()
@@ -447,7 +464,7 @@ class Nsqd:
         found = partitions.to_publish(broker.topics, command, name, number)
         due_ns = self.engine.due_clock_ns() + defer_ms * 1_000_000 if defer_ms else 0
         try:
-            return broker.publish_to(found or self.create_topic(name).first_partition, bodies, due_ns)
+            return broker.publish_to(found or self.wanted_topic(command, name).first_partition, bodies, due_ns)
         except TopicFull as full:
             raise full.to(command) from None
 
@@ -491,7 +508,7 @@ class Nsqd:
         if event.is_ordered and session.negotiated is not None and session.negotiated.sample_rate:
             raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
         is_extended = knows_headers and event.topic not in broker.topics
-        topic = self.create_extended_topic(event.topic) if is_extended else self.create_topic(event.topic)
+        topic = self.wanted_topic(event.command, event.topic, is_extended)
         broker.channel(topic, event.channel, numbers=numbers)
         channels = {number: topic.partitions[number].channels[event.channel] for number in numbers or topic.partitions}
         limit = self.options.max_channel_consumers
@@ -699,7 +716,7 @@ class Nsqd:
         """Put options that may change at run time into force: the nsqlookupds and the log level."""
         self.options = options
         self._lookupds.set(options.lookupd_tcp_address)
-        config.set_log_level(options.log_level)
+        set_log_level(options.log_level)
 
     def options_filled_in(self) -> dict[str, Any]:
         """Options that are not shown as they were given, by their name in a configuration file."""
@@ -756,6 +773,9 @@ class Nsqd:
         node_id = self.options.node_id
         number = node_id_of(self.env.hostname) if node_id is None else node_id
         return msgspec.structs.replace(me, distributed_id=f"{me.broadcast_address}:0:{me.tcp_port}:{number}")
+
+    def _partitions(self) -> Iterator[Partition]:
+        return (partition for topic in self.engine.broker.topics.values() for partition in topic.partitions.values())
 
     def _registrations(self) -> list[Registration]:
         rows: list[Registration] = []

@@ -100,6 +100,8 @@ class Session(asyncio.Protocol):
         self.connected_ns = nsqd.env.clock.wall_ns()
         self.peer = "@"
         self.pub_counts: dict[str, int] = {}
+        self._ready_count = 0  # that RDY said last
+        self._ready_limit: int | None = None  # that an operator has set
         self._pub_partition: Partition | None = None
         self._transport: asyncio.Transport | None = None
         self._layers: LayeredTransport | None = None
@@ -844,8 +846,17 @@ class Session(asyncio.Protocol):
 
     def _ready(self, event: wire.Ready) -> None:
         assert self.subscription is not None and self.channel is not None
-        self.subscription.rdy_count = event.count
+        self._ready_count = event.count
+        limit = self._ready_limit
+        self.subscription.rdy_count = event.count if limit is None else min(limit, event.count)
         self._mark(self.channel)
+
+    def limit_ready(self, limit: int) -> None:
+        """Let this client hold at most so many messages from now on, whatever its RDY says."""
+        self._ready_limit = limit
+        if self.subscription is not None and self.channel is not None and self.parser.state == wire.SUBSCRIBED:
+            self.subscription.rdy_count = min(limit, self._ready_count)
+            self._mark(self.channel)
 
     def _finish_run(self, event: wire.FinishRun) -> None:
         assert self.subscription is not None and self.channel is not None

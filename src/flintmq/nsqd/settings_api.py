@@ -41,9 +41,12 @@ class SettingsApi:
 
     def add_routes(self, router: Router) -> None:
         """Add them to a router."""
-        for path, names in (("/topic/settings", self._of_topic), ("/channel/settings", self._of_channel)):
-            router.add("GET", path, partial(self._show, names))
-            router.add("POST", path, partial(self._change, names), body_limit_bytes=_BODY_BYTES_MAX)
+        for path, names, takes in (
+            ("/topic/settings", self._of_topic, ("topic",)),
+            ("/channel/settings", self._of_channel, ("topic", "channel")),
+        ):
+            router.add("GET", path, partial(self._show, names), takes=takes)
+            router.add("POST", path, partial(self._change, names), body_limit_bytes=_BODY_BYTES_MAX, takes=takes)
 
     def _of_topic(self, request: Request) -> tuple[Topic, str | None]:
         return topic_of(self._broker, request), None

@@ -113,6 +113,10 @@ class Latencies:
         self._summaries.clear()  # kept from its channels' turn to its own
         return row
 
+    def forget(self) -> None:
+        """Keep nothing of the channels that were asked for until now."""
+        self._summaries.clear()
+
     def _summary(self, channel: Channel) -> Summary:
         summary = self._summaries.get(channel)
         if summary is None:
@@ -228,6 +232,8 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
         row["partitions"] = [partition_row(each, names) for each in topic.partitions.values()]
     elif topic.meta.extend_support:
         row["extend_support"] = True
+    if topic.meta.is_partitioned or topic.meta.version:
+        row |= topic.meta.for_operators()
     return row
 
 
@@ -270,25 +276,18 @@ def topic_rows(
     topic: str = "",
     channel: str = "",
     include_clients: bool = False,
-    partition: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Topics by name, each as it is when its turn comes; they may come and go meanwhile.
 
     Args:
         topic: only this one; empty for all.
         channel: only this one, and only topics that have it; empty for all.
-        partition: only this one, and only topics that have it, under ``partitions``; None for all.
     """
     for name in [topic] if topic else sorted(topics):
         found = topics.get(name)
         if found is None or (channel and channel not in found.channel_names):
             continue
-        row = topic_row(found, channel, include_clients, latencies)
-        if partition is not None and "partitions" in row:
-            row["partitions"] = [each for each in row["partitions"] if each["topic_partition"] == str(partition)]
-            if not row["partitions"]:
-                continue
-        yield row
+        yield topic_row(found, channel, include_clients, latencies)
 
 
 def producer_rows(sessions: Iterable[Session]) -> list[dict[str, Any]] | None:
@@ -308,6 +307,12 @@ def go_duration(seconds: float) -> str:
     return f"{int(minutes)}m{text}" if minutes else text
 
 
+def start_and_uptime(start_ns: int, now_ns: int) -> tuple[str, str]:
+    """When a daemon started and for how long it has run, as Go prints them."""
+    started = datetime.fromtimestamp(start_ns // 1_000_000_000, UTC)
+    return started.isoformat().replace("+00:00", "Z"), go_duration((now_ns - start_ns) / 1e9)
+
+
 def as_text(
     version_line: str, stats: dict[str, Any], health: str, start_ns: int, now_ns: int, figures: dict[str, int] | None
 ) -> str:
@@ -316,11 +321,11 @@ def as_text(
     Args:
         stats: rows; those of topics may be what :func:`topic_lines` made of them.
     """
-    started = datetime.fromtimestamp(start_ns // 1_000_000_000, UTC)
+    started, uptime = start_and_uptime(start_ns, now_ns)
     lines = [
         version_line,
-        f"start_time {started.isoformat().replace('+00:00', 'Z')}",
-        f"uptime {go_duration((now_ns - start_ns) / 1e9)}",
+        f"start_time {started}",
+        f"uptime {uptime}",
         "",
         f"Health: {health}",
         "",

@@ -57,9 +57,10 @@ class TraceApi:
 
     def add_routes(self, router: Router) -> None:
         """Add them to a router."""
-        router.add("POST", "/message/trace/enable", self._enable)
-        router.add("POST", "/message/trace/disable", lambda request: self._switch(request, OFF))
-        router.add("GET", "/message/trace", self._find)
+        names = ("topic", "channel")
+        router.add("POST", "/message/trace/enable", self._enable, takes=(*names, "only"))
+        router.add("POST", "/message/trace/disable", lambda request: self._switch(request, OFF), takes=names)
+        router.add("GET", "/message/trace", self._find, takes=("topic", "msgid", "traceid", "limit"))
 
     # -- the switch ------------------------------------------------------------------------------------------------
 

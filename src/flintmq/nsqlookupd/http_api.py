@@ -17,14 +17,28 @@ from flintmq import __version__
 from flintmq.clock import Clock
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase, TooManyRegistrations
 from flintmq.names import is_ephemeral, is_valid_name
+from flintmq.net.http_envelope import NSQ, Style, enveloped
 from flintmq.net.http_router import Handler
 from flintmq.net.http_server import EMPTY, HttpError, Request, Response, Router, json_response, plain_response
-from flintmq.nsqlookupd.envelope import enveloped
+from flintmq.net.log_level import LogLevelApi, set_log_level
+from flintmq.net.networks import LOOPBACK, Networks
 from flintmq.nsqlookupd.topics import TopicAdmin
-from flintmq.topic_meta import BadTopicMeta, asks_for_partitions, meta_of_query, parse_partition
+from flintmq.topic_meta import (
+    CHANGE_WORDS,
+    CREATION_WORDS,
+    BadTopicMeta,
+    asks_for_partitions,
+    meta_of_query,
+    parse_partition,
+)
 from flintmq.wire.identify import NSQ_VERSION
 
 _log = logging.getLogger(__name__)
+
+_NSQ_WORDS = ("topic", "channel", "node", "format")  # which NSQ's nsqlookupd ignores where it does not take them
+_LOOKUP = ("access", "metainfo", "partition", "consistent")
+_KNOWN = (*_LOOKUP, "metaInfo", "force", "partition_num", "move_leader", "move_from", "move_to", "topn", "enable",
+          "remove_node", *CREATION_WORDS, *CHANGE_WORDS)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +67,50 @@ def build_router(
     admin: TopicAdmin,
     me: Callable[[], Member],
     allow_write_without_channels: bool = True,
+    style: str = NSQ,
 ) -> Router:
     """All routes of nsqlookupd.
 
     Args:
         me: this nsqlookupd; known when it listens.
         allow_write_without_channels: who wants to publish is also told of topics that have no channel yet.
+        style: ``youzan``: questions are answered as by the redesigned NSQ also when they show nothing of it.
     """
     api = HttpApi(database, clock, admin, me, allow_write_without_channels)
-    router = Router()
+    router = Router(_KNOWN)
+
+    def ask(path: str, handler: Handler, takes: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> None:
+        form = Style(style, words).negotiated
+        router.add("GET", path, handler, takes=(*takes, *words), ignores=_NSQ_WORDS, form=form)
+
+    def either(plain: Handler, redesigned: Handler, words: tuple[str, ...]) -> Handler:
+        """``redesigned`` for requests with one of its parameters, ``plain`` for all others."""
+        chosen = Style(style, words)
+        return lambda request: redesigned(request) if chosen.is_youzans(request) else plain(request)
+
     router.add("GET", "/ping", api.ping, plain=True)
-    router.add("GET", "/info", api.info)
-    lookup_words = ("access", "metainfo", "partition", "consistent")
-    router.add("GET", "/lookup", _either(api.lookup, api.lookup_partitions, lookup_words))
-    router.add("GET", "/listlookup", enveloped(api.members))
-    router.add("GET", "/topics", _either(api.topics, api.topics_with_meta, ("metaInfo",)))
-    router.add("GET", "/channels", _either(api.channels, api.channels_of_partition, ("partition",)))
-    router.add("GET", "/nodes", api.nodes)
-    router.add("GET", "/debug", api.debug)
-    router.add("POST", "/topic/create", api.create_topic)
-    router.add("POST", "/topic/delete", api.delete_topic)
-    router.add("POST", "/topic/tombstone", api.tombstone)
-    router.add("POST", "/channel/create", api.create_channel)
-    router.add("POST", "/channel/delete", api.delete_channel)
+    ask("/info", api.info)
+    ask("/lookup", either(api.lookup, api.lookup_partitions, _LOOKUP), ("topic",), _LOOKUP)
+    router.add("GET", "/listlookup", api.members, takes=(), form=enveloped)
+    ask("/topics", either(api.topics, api.topics_with_meta, ("metaInfo",)), (), ("metaInfo",))
+    ask("/channels", either(api.channels, api.channels_of_partition, ("partition",)), ("topic",), ("partition",))
+    ask("/nodes", api.nodes)
+    ask("/debug", api.debug)
+    creation = ("topic", *CREATION_WORDS)
+    channel = ("topic", "channel")
+    changes: tuple[tuple[str, str, Handler, tuple[str, ...]], ...] = (
+        ("POST", "/topic/create", api.create_topic, creation),
+        ("PUT", "/topic/create", api.create_topic, creation),
+        ("POST", "/topic/delete", api.delete_topic, ("topic", "partition")),
+        ("POST", "/topic/tombstone", api.tombstone, ("topic", "node", "restore")),
+        ("POST", "/topic/meta/update", api.change_topic, ("topic", *CHANGE_WORDS)),
+        ("POST", "/channel/create", api.create_channel, channel),
+        ("POST", "/channel/delete", api.delete_channel, channel),
+    )
+    for method, path, handler, takes in changes:
+        router.add(method, path, handler, takes=takes, ignores=_NSQ_WORDS)
+    LogLevelApi(Networks(LOOPBACK), set_log_level).add_routes(router)
     return router
-
-
-def _either(plain: Handler, redesigned: Callable[[Request], Response], words: tuple[str, ...]) -> Handler:
-    """``redesigned`` for requests with one of its parameters, ``plain`` for all others."""
-    in_envelope = enveloped(redesigned)
-
-    def answer(request: Request) -> Any:
-        return in_envelope(request) if any(word in request.query for word in words) else plain(request)
-
-    return answer
 
 
 class HttpApi:
@@ -167,7 +191,7 @@ class HttpApi:
     def topics_with_meta(self, request: Request) -> Response:
         names = self._database.topics()
         answer: dict[str, Any] = {"topics": names}
-        if request.query["metaInfo"] == "true":
+        if request.query.get("metaInfo") == "true":
             answer["meta_info"] = [self._meta_row(name) for name in names]
         return json_response(answer)
 
@@ -186,7 +210,10 @@ class HttpApi:
         return json_response({"channels": self._database.channels(_argument(request, "topic"))})
 
     def channels_of_partition(self, request: Request) -> Response:
-        topic, number = _argument(request, "topic"), parse_partition(request.query["partition"])
+        topic = _argument(request, "topic")
+        if "partition" not in request.query:
+            return self.channels(request)
+        number = parse_partition(request.query["partition"])
         if number is None:
             raise HttpError(400, "INVALID_ARG_TOPIC_PARTITION")
         return json_response({"channels": self._database.channels_of_partition(topic, number)})
@@ -239,6 +266,10 @@ class HttpApi:
         await self._admin.create(topic, meta)
         return EMPTY
 
+    async def change_topic(self, request: Request) -> Response:
+        await self._admin.change(_valid_argument(request, "topic"), request.query)
+        return EMPTY
+
     def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = _argument(request, "topic")
         if "partition" in request.query:
@@ -276,8 +307,13 @@ class HttpApi:
 
     def tombstone(self, request: Request) -> Response:
         topic, node = _argument(request, "topic"), _argument(request, "node")
-        count = self._database.tombstone(topic, node, self._clock.monotonic_ns())
-        _log.info("DB: setting tombstone for producer@%s of topic(%s), %d matched", node, topic, count)
+        restore = request.query.get("restore", "false")
+        if restore not in ("true", "false", ""):
+            raise HttpError(400, f"INVALID_ARG_RESTORE: restore={restore[:64]}, it must be true or false")
+        is_set = restore != "true"
+        count = self._database.tombstone(topic, node, self._clock.monotonic_ns() if is_set else None)
+        what = "setting" if is_set else "lifting"
+        _log.info("DB: %s tombstone for producer@%s of topic(%s), %d matched", what, node, topic, count)
         return EMPTY
 
     def _create(self, topic: str, channel: str = "") -> None:

@@ -40,4 +40,4 @@ def add_route(router: Router, clock: Clock, database: RegistrationDatabase, vers
     def metrics(request: Request) -> Response:
         return exposition([*collect(database, clock.monotonic_ns(), version), *process_families()])
 
-    router.add("GET", "/metrics", metrics, is_logged=False)
+    router.add("GET", "/metrics", metrics, is_logged=False, takes=())

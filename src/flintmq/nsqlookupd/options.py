@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from flintmq.errors import OptionError
 from flintmq.net.http_auth import check_options as check_http_auth
+from flintmq.net.http_envelope import NSQ, STYLES
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.net.origin import check_origins
 from flintmq.options import MILLISECOND, MINUTE, SECOND, Address, Choice, Duration, Items, Options, Switch, Text, option
@@ -46,6 +47,15 @@ class NsqlookupdOptions(Options):
     )
     broadcast_address: str = option(
         Text("HOST"), "", "the host nsqd is told", group=_ADDRESSES, default_text="the name of this host"
+    )
+
+    http_style: str = option(
+        Choice(STYLES),
+        NSQ,
+        "how questions are answered: nsq - as NSQ, unless a request has a path or parameter of Youzan's NSQ alone; "
+        "youzan - as that, in its envelope where a request does not accept application/vnd.nsq; version=1.0",
+        group=_ADDRESSES,
+        origin="flintmq",
     )
 
     inactive_producer_timeout_ns: int = option(

@@ -56,7 +56,15 @@ class Nsqlookupd:
         self._options = options
         token = TokenFile(options.nsqd_http_token_file, env) if options.nsqd_http_token_file else None
         admin = TopicAdmin(self.database, env.clock, token)
-        router = build_router(self.database, env.clock, admin, self._member, options.allow_write_with_nochannels)
+        router = build_router(
+            self.database,
+            env.clock,
+            admin,
+            self._member,
+            options.allow_write_with_nochannels,
+            options.http_style,
+        )
+        self._admin = admin
         metrics.add_route(router, env.clock, self.database, __version__)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
@@ -107,6 +115,7 @@ class Nsqlookupd:
         """Stop listening, close the nsqd connections, let HTTP requests in progress end."""
         if self._listener is not None:
             self._listener.close()
+        await self._admin.close()
         self._sessions.close_all()
         self._debug.close()
         for server in self._servers():

@@ -1,7 +1,8 @@
 """Topics with partitions: nsqlookupd places them, and tells the nsqds that get some over their HTTP API.
 
 Nothing of this is remembered here. What a topic was created with, and who has which partition, every nsqd registers
-again after a restart of either side; a creation that was interrupted is completed by asking for it again.
+again after a restart of either side; a creation that was interrupted is completed by asking for it again. A change of a
+topic has a version: an nsqd that registers a lower one was away, and is told of the higher one that another has.
 
 Rules of this file: one change at a time; every question to an nsqd has a deadline; a failure says which nsqd and why,
 and leaves what was done.
@@ -12,6 +13,7 @@ Source: reference/youzan.md 1.1 (``/topic/create``, ``/topic/delete``, ``/channe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlencode
@@ -26,13 +28,14 @@ from flintmq.net.address import split_address
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import ask
 from flintmq.net.http_messages import HttpError
-from flintmq.topic_meta import TopicMeta
+from flintmq.topic_meta import BadTopicMeta, TopicMeta, changed_meta
 
 _CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 10.0  # of a node that makes files for several partitions on a busy disk
 _REGISTERED_WITHIN_S = 5.0
 _CONCURRENT_MAX = 16
 _MESSAGE_SIZE_MAX = 300
+_ALIGN_AGAIN_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +62,90 @@ class TopicAdmin:
         self._lock = asyncio.Lock()
         self._asking = asyncio.Semaphore(_CONCURRENT_MAX)
         self._registered = asyncio.Event()
+        self._aligning: dict[str, asyncio.Task[None]] = {}
 
     def registered(self, topic: str) -> None:
         """Take note of something that an nsqd has registered."""
         self._registered.set()
+        if topic not in self._aligning and self._database.behind(topic):
+            task = self._aligning[topic] = asyncio.get_running_loop().create_task(self._align(topic))
+            task.add_done_callback(lambda done: self._aligned(topic, done))
+
+    async def close(self) -> None:
+        """Tell nobody anything any more."""
+        tasks = list(self._aligning.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _aligned(self, topic: str, task: asyncio.Task[None]) -> None:
+        self._aligning.pop(topic, None)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("TOPIC(%s): telling nsqds of a change ended unexpectedly", topic, exc_info=task.exception())
+
+    async def _align(self, topic: str) -> None:
+        """Tell nsqds that were away what a topic was changed to meanwhile, until all know it."""
+        deaf: dict[str, None] = {}  # NSQ's own, which know of no such changes
+        while True:
+            async with self._lock:
+                for node in self._database.behind(topic):
+                    if node.node_id not in deaf and not await self._is_capable(node):
+                        deaf[node.node_id] = None
+                behind = [node for node in self._database.behind(topic) if node.node_id not in deaf]
+                if not behind:
+                    return
+                failure = ""
+                try:
+                    await self._tell_meta(topic, self._database.meta(topic), behind)
+                except HttpError as error:
+                    failure = error.message
+                with contextlib.suppress(TimeoutError):
+                    await self._until_all_have(topic, deaf)
+                    _log.info("TOPIC(%s): %d nsqds were away and know now what it was changed to", topic, len(behind))
+                    return
+            _log.warning("TOPIC(%s): trying again to tell of a change: %s", topic, failure or "no nsqd registers it")
+            await asyncio.sleep(_ALIGN_AGAIN_S)
+
+    async def _tell_meta(self, topic: str, meta: TopicMeta, nodes: Iterable[NsqdNode]) -> None:
+        target = f"/topic/meta/update?{urlencode({'topic': topic, **meta.changes()})}"
+        await self._tell({node.node_id: (node, target) for node in nodes})
+
+    async def _until_all_have(self, topic: str, deaf: Mapping[str, None]) -> None:
+        """Wait until every node has registered the highest version.
+
+        Raises:
+            TimeoutError: one has not.
+        """
+        async with asyncio.timeout(_REGISTERED_WITHIN_S):
+            while any(node.node_id not in deaf for node in self._database.behind(topic)):
+                self._registered.clear()
+                await self._registered.wait()
+
+    async def change(self, topic: str, query: Mapping[str, str]) -> None:
+        """Change what a topic was created with, on every nsqd that has it; asked for again it completes a change.
+
+        Raises:
+            HttpError: nobody has it, a parameter cannot be taken, or an nsqd refused.
+        """
+        async with self._lock:
+            holders = self._database.holders(topic)
+            if not holders:
+                raise HttpError(400, "topic is not created")
+            known = self._database.meta(topic)
+            try:
+                meta = changed_meta(known, query)
+            except BadTopicMeta as error:
+                raise HttpError(400, str(error)) from None
+            if meta.is_like(known):
+                meta, holders = known, self._database.behind(topic)
+            await self._tell_meta(topic, meta, holders)
+            try:
+                await self._until_all_have(topic, {})
+            except TimeoutError:
+                text = f"topic {topic} is changed, and not every nsqd has registered it here yet; ask again"
+                raise HttpError(500, text) from None
+            _log.info("TOPIC(%s): changed to version %d on %d nsqds", topic, meta.version, len(holders))
 
     async def create(self, topic: str, meta: TopicMeta) -> None:
         """Create a topic, or those partitions of it that no node has.
@@ -87,7 +170,9 @@ class TopicAdmin:
                 by_node.setdefault(node_id, []).append(number)
             requests = {}
             for node_id, numbers in by_node.items():
-                query = {"topic": topic, **meta.query(), "partitions": ",".join(map(str, numbers))}
+                known = self._database.meta(topic)  # whoever gets the rest of a topic gets it as it was changed
+                mine = known if known.is_partitioned else meta
+                query = {"topic": topic, **mine.query(), "partitions": ",".join(map(str, numbers))}
                 requests[node_id] = (nodes[node_id], f"/topic/create?{urlencode(query)}")
             await self._tell(requests)
             _log.info("TOPIC(%s): %d partitions created on %d nsqds", topic, len(missing), len(by_node))
@@ -95,7 +180,7 @@ class TopicAdmin:
 
     def _check(self, topic: str, meta: TopicMeta) -> None:
         known = self._database.meta(topic)
-        if known.is_partitioned and known != meta:
+        if known.is_partitioned and not known.is_like(meta):
             raise HttpError(400, f"topic {topic} is there already, with {urlencode(known.query())}: delete it first")
         if not known.is_partitioned and self._database.holders(topic):
             raise HttpError(400, f"topic {topic} is there already, without partitions: delete it first")

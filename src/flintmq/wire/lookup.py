@@ -29,7 +29,7 @@ import msgspec
 from flintmq.errors import UNREADABLE_JSON, LocalProtocolError, RemoteProtocolError
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
-from flintmq.topic_meta import EXTENDED_PLAIN, TopicMeta, decode_meta, encode_meta
+from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 MAGIC_V1 = b"  V1"
 OK = b"OK"
@@ -316,7 +316,8 @@ def _decode_meta(body: bytes) -> TopicMeta:
         meta = decode_meta(body)
     except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_BAD_BODY", "META failed to decode JSON body") from error
-    if not 0 < meta.partition_num <= PARTITION_COUNT_MAX and meta != EXTENDED_PLAIN:
+    is_plain = meta.partition_num == 0 and (meta.extend_support or meta.version > 0)
+    if not 0 < meta.partition_num <= PARTITION_COUNT_MAX and not is_plain:
         limit = f"1 to {PARTITION_COUNT_MAX}"
         raise RemoteProtocolError("E_BAD_BODY", f"META partition_num {meta.partition_num} is not {limit}")
     return meta

@@ -36,6 +36,40 @@ def database():
     found.check()
 
 
+def test_the_highest_version_of_a_topic_wins_and_the_others_are_behind(database, a, b):
+    old = TopicMeta(partition_num=4, retention_days=9)
+    new = TopicMeta(partition_num=4, retention_days=1, version=1)
+    database.describe_topic(a.node_id, "t", old)
+    assert database.behind("t") == []
+    database.describe_topic(b.node_id, "t", new)
+    assert (database.meta("t"), database.behind("t")) == (new, [a])
+    database.describe_topic(a.node_id, "t", new)
+    assert database.behind("t") == []
+
+
+def test_two_changes_of_one_version_end_in_the_same_one_everywhere(database, a, b):
+    one = TopicMeta(partition_num=4, retention_days=1, version=1)
+    two = TopicMeta(partition_num=4, retention_days=2, version=1)
+    database.describe_topic(a.node_id, "t", one)
+    database.describe_topic(b.node_id, "t", two)
+    higher, behind = max((one, b), (two, a), key=lambda each: each[0].rank)
+    assert (database.meta("t"), database.behind("t")) == (higher, [behind])
+
+
+def test_who_has_a_plain_topic_is_not_behind_one_with_partitions(database, a, b):
+    database.register(a.node_id, "t")
+    database.describe_topic(b.node_id, "t", TopicMeta(partition_num=4, version=3))
+    assert database.behind("t") == []
+
+
+def test_a_tombstone_can_be_lifted(database, a):
+    database.register(a.node_id, "t")
+    database.tombstone("t", a.http_address, 5)
+    assert database.lookup("t", 6).nodes == []
+    assert database.tombstone("t", a.http_address, None) == 1
+    assert database.lookup("t", 6).nodes == [a]
+
+
 @pytest.fixture
 def a(database):
     found = node("a")

@@ -34,6 +34,16 @@ async def test_nsqlookupd():
     compare(Nsqlookupd(Env(), NsqlookupdOptions())._http.router, NSQLOOKUPD_TABLE)
 
 
+async def test_every_route_says_which_parameters_it_takes(tmp_path):
+    """What is not obeyed is refused: a new route has to say what it obeys."""
+    files = OsFiles(str(tmp_path))
+    nsqd = HttpApi(Nsqd(Env(), files, NsqdOptions())).router()
+    nsqlookupd = Nsqlookupd(Env(), NsqlookupdOptions())._http.router
+    silent = {path for router in (nsqd, nsqlookupd) for _, path, route in router.routes() if route.takes is None}
+    assert {path for path in silent if not path.startswith("/debug/")} == {"/ping"}
+    files.close()
+
+
 @pytest.mark.parametrize("table", [NSQD_TABLE, NSQLOOKUPD_TABLE])
 def test_what_concerns_one_topic_says_so(table):
     for (_, path), row in table.items():

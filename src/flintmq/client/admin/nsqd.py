@@ -62,7 +62,8 @@ def stats(
     """Return ``/stats`` as nsqd says it: ``["topics"][0]["channels"][0]["depth"]`` and so on.
 
     Args:
-        topic, channel, partition: only these.
+        topic, channel: only these.
+        partition: only this one, in the form of Youzan's NSQ: an entry for each partition instead of each topic.
         clients: with the clients of each channel, and the producers.
         memory: with figures of nsqd's memory.
     """
@@ -75,6 +76,25 @@ def stats(
 def metrics() -> Question[str]:
     """Return the figures as Prometheus reads them."""
     return get("/metrics", text)
+
+
+def server_stats() -> Question[dict[str, Any]]:
+    """Return version, health, start, and how many publishes could not be stored."""
+    return get("/serverstats", fields)
+
+
+def hourly_sizes(topic: str | None = None, *, partition: int | None = None) -> Question[dict[str, Any]]:
+    """Return bytes published in the last full hour to each partition; of one topic, in each of the last 22 hours.
+
+    Args:
+        partition: needed if the topic has several.
+    """
+    return get("/message/historystats", fields, topic=topic, partition=partition)
+
+
+def channel_state(topic: str, channel: str, *, partition: int | None = None) -> Question[str]:
+    """Return how far a channel is in every partition, or in one, as text for people."""
+    return get("/message/stats", text, topic=topic, channel=channel, partition=partition)
 
 
 # -- topics and channels ---------------------------------------------------------------------------------------------
@@ -118,6 +138,34 @@ def creation(meta: TopicMeta) -> dict[str, Any]:
     return query
 
 
+def change_topic(
+    topic: str,
+    *,
+    retention_days: int | None = None,
+    syncdisk: int | None = None,
+    auto_channels: bool | None = None,
+) -> Question[None]:
+    """Change what a topic was created with, on this nsqd; nsqlookupd tells the others that have a part of it.
+
+    Args:
+        retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.
+    """
+    return post("/topic/meta/update", nothing, topic=topic, **changes(retention_days, syncdisk, auto_channels))
+
+
+def changes(retention_days: int | None, syncdisk: int | None, auto_channels: bool | None) -> dict[str, Any]:
+    """The parameters of ``/topic/meta/update``.
+
+    Raises:
+        OptionError: nothing is to be changed.
+    """
+    is_closed = None if auto_channels is None else not auto_channels
+    query = {"retention": retention_days, "syncdisk": syncdisk, "disable_channel_auto_create": is_closed}
+    if all(value is None for value in query.values()):
+        raise OptionError("retention_days", None, "at least one of retention_days, syncdisk and auto_channels", SOURCE)
+    return query
+
+
 def delete_topic(topic: str) -> Question[None]:
     """Delete a topic with its channels and messages, on this nsqd."""
     return post("/topic/delete", nothing, topic=topic)
@@ -138,29 +186,53 @@ def unpause_topic(topic: str) -> Question[None]:
     return post("/topic/unpause", nothing, topic=topic)
 
 
-def create_channel(topic: str, channel: str) -> Question[None]:
-    """Create a channel of a topic that exists; one that is there stays as it is."""
-    return post("/channel/create", nothing, topic=topic, channel=channel)
+def create_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
+    """Create a channel of a topic that exists; one that is there stays as it is.
+
+    Args:
+        partition: where it was deleted, and is to be again; here and in what follows None is for all partitions.
+    """
+    return post("/channel/create", nothing, topic=topic, channel=channel, partition=partition)
 
 
-def delete_channel(topic: str, channel: str) -> Question[None]:
-    """Delete a channel; its consumers are disconnected."""
-    return post("/channel/delete", nothing, topic=topic, channel=channel)
+def delete_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
+    """Delete a channel, or what it has of one partition; its consumers are disconnected."""
+    return post("/channel/delete", nothing, topic=topic, channel=channel, partition=partition)
 
 
-def empty_channel(topic: str, channel: str) -> Question[None]:
+def empty_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
     """Drop what waits in a channel, is deferred or in flight."""
-    return post("/channel/empty", nothing, topic=topic, channel=channel)
+    return post("/channel/empty", nothing, topic=topic, channel=channel, partition=partition)
 
 
-def pause_channel(topic: str, channel: str) -> Question[None]:
+def empty_deferred(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
+    """Drop what is deferred in a channel; what waits or is in flight stays."""
+    return post("/channel/emptydelayed", nothing, topic=topic, channel=channel, partition=partition)
+
+
+def pause_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
     """Deliver nothing of a channel until it is unpaused."""
-    return post("/channel/pause", nothing, topic=topic, channel=channel)
+    return post("/channel/pause", nothing, topic=topic, channel=channel, partition=partition)
 
 
-def unpause_channel(topic: str, channel: str) -> Question[None]:
+def unpause_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
     """End :meth:`pause_channel`."""
-    return post("/channel/unpause", nothing, topic=topic, channel=channel)
+    return post("/channel/unpause", nothing, topic=topic, channel=channel, partition=partition)
+
+
+def limit_clients(
+    topic: str, channel: str, ready: int, *, client_prefix: str | None = None, partition: int | None = None
+) -> Question[None]:
+    """Let consumers of a channel that are connected now hold at most so many messages, whatever they ask for.
+
+    Args:
+        ready: how many; 0 for none.
+        client_prefix: only those whose address begins with this.
+    """
+    return post(
+        "/channel/setclientlimit", nothing, topic=topic, channel=channel, ready=ready, client_prefix=client_prefix,
+        partition=partition,
+    )  # fmt: skip
 
 
 def set_channel_order(topic: str, channel: str, ordered: bool) -> Question[None]:
@@ -184,14 +256,14 @@ def set_offset(topic: str, channel: str, start: StartAt, *, partition: int | Non
     return post("/channel/setoffset", nothing, place, topic=topic, channel=channel, partition=partition)
 
 
-def skip_channel(topic: str, channel: str) -> Question[None]:
+def skip_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
     """Finish everything of a channel without delivering it, until it is unskipped."""
-    return post("/channel/skip", nothing, topic=topic, channel=channel)
+    return post("/channel/skip", nothing, topic=topic, channel=channel, partition=partition)
 
 
-def unskip_channel(topic: str, channel: str) -> Question[None]:
+def unskip_channel(topic: str, channel: str, *, partition: int | None = None) -> Question[None]:
     """End :meth:`skip_channel`."""
-    return post("/channel/unskip", nothing, topic=topic, channel=channel)
+    return post("/channel/unskip", nothing, topic=topic, channel=channel, partition=partition)
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -408,6 +480,15 @@ def _option(name: str) -> str:
     if not (name.isascii() and name.replace("_", "").isalnum()):
         raise OptionError("name", name, "the name of an option, such as log_level", SOURCE)
     return name
+
+
+def set_log_level(level: str | int) -> Question[None]:
+    """Have nsqd log more or less from now on, from where ``--allow-config-from-cidr`` lets it.
+
+    Args:
+        level: ``debug``, ``info``, ``warn``, ``error`` or ``fatal``, or a number of Youzan's, 0 to 4.
+    """
+    return post("/loglevel/set", nothing, loglevel=level)
 
 
 def damage(*, acknowledge: bool = False) -> Question[DamageState]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flintmq.client.admin.nsqd import creation
+from flintmq.client.admin.nsqd import changes, creation
 from flintmq.client.admin.question import Question, fields, get, nothing, post, struct, text
 from flintmq.client.admin.results import Channels, Found, ListedNode, Nodes, Topics
 from flintmq.client.topology import parse_members
@@ -130,13 +130,38 @@ def delete_topic(topic: str, *, everywhere: bool = False) -> Question[None]:
     return post("/topic/delete", nothing, topic=topic, partition=ALL_PARTITIONS if everywhere else None)
 
 
-def tombstone(topic: str, node: str) -> Question[None]:
+def change_topic(
+    topic: str,
+    *,
+    retention_days: int | None = None,
+    syncdisk: int | None = None,
+    auto_channels: bool | None = None,
+) -> Question[None]:
+    """Change what a topic was created with, on every nsqd that has a part of it; one that is away is told later.
+
+    Args:
+        retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.
+    """
+    return post("/topic/meta/update", nothing, topic=topic, **changes(retention_days, syncdisk, auto_channels))
+
+
+def tombstone(topic: str, node: str, *, restore: bool = False) -> Question[None]:
     """Hide an nsqd from those who look for a topic, for a while, so that the topic can be deleted there.
 
     Args:
         node: ``broadcast_address:http_port``.
+        restore: show it again instead.
     """
-    return post("/topic/tombstone", nothing, topic=topic, node=node)
+    return post("/topic/tombstone", nothing, topic=topic, node=node, restore=restore or None)
+
+
+def set_log_level(level: str | int) -> Question[None]:
+    """Have nsqlookupd log more or less from now on; only from the machine that it runs on.
+
+    Args:
+        level: ``debug``, ``info``, ``warn``, ``error`` or ``fatal``, or a number of Youzan's, 0 to 4.
+    """
+    return post("/loglevel/set", nothing, loglevel=level)
 
 
 def create_channel(topic: str, channel: str) -> Question[None]:
