@@ -181,7 +181,7 @@ def test_messages_missing_at_the_end_of_a_log_are_told_of_until_it_is_acknowledg
     assert f"{lost} messages lost" in command("doctor", f"--lookupd-http-address=127.0.0.1:{lookupd.http[1]}")
     shown = json.loads(command("admin", "damage", f"--nsqd-http-address=127.0.0.1:{port}"))
     assert shown["lost"] == lost
-    command("admin", "damage", "--acknowledge", f"--nsqd-http-address=127.0.0.1:{port}")
+    command("admin", "acknowledge-damage", f"--nsqd-http-address=127.0.0.1:{port}")
     for _ in range(2):
         assert nsqd.get("/stats?format=json")["health"] == "OK"
         assert nsqd.get("/damage")["count"] == 0

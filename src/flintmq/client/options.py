@@ -23,6 +23,7 @@ from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.tls import VERSIONS
 from flintmq.wire.client import FRAME_SIZE_MAX_DEFAULT
+from flintmq.wire.codec import Snappy
 from flintmq.wire.identify import IdentifyRequest
 
 Seconds: TypeAlias = float | timedelta
@@ -187,12 +188,13 @@ _IN_A_CONTEXT = {"tls_ca_file": None, "tls_cert": None, "tls_min_version": "tls1
 """Options that a context of the user's takes the place of, and their defaults."""
 
 
-def _check_libraries(option: str, value: object) -> None:
+def _check_snappy() -> None:
+    """Say here, and not when the first connection needs it, that its library is missing."""
     try:
-        import flintmq.net.layers  # noqa: F401 - here, and not when the first connection needs it
+        Snappy()
     except ImportError as error:
         allowed = f"the package {error.name} is missing, which pip install flintmq brings"
-        raise OptionError(option, value, allowed, SOURCE) from error
+        raise OptionError("compression", Snappy.name, allowed, SOURCE) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,9 +268,8 @@ class ConnectionOptions:
         whole(self.deflate_level, "deflate_level", 1, 9)
         if self.compression not in (None, "snappy", "deflate"):
             raise OptionError("compression", self.compression, "'snappy', 'deflate' or None", SOURCE)
-        for name in ("tls", "compression"):
-            if getattr(self, name):
-                _check_libraries(name, getattr(self, name))
+        if self.compression == Snappy.name:
+            _check_snappy()
         if self.auth_secret is not None and not callable(self.auth_secret):
             checked_secret(self.auth_secret)
         token: object = self.lookup_token

@@ -24,10 +24,10 @@ Source: RFC 6454, the Fetch standard (Origin, CORS), W3C Fetch Metadata; net/htt
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv6Address, ip_address
-from pathlib import Path
 from typing import Any
 
 from flintmq.errors import OptionError
@@ -150,8 +150,11 @@ def local_names(path: str = HOSTS_FILE) -> tuple[str, ...]:
     Debian writes a machine's full name there: whoever asks it by that name arrives at 127.0.1.1.
     """
     try:
-        with Path(path).open("rb") as file:
-            lines = file.read(HOSTS_FILE_SIZE_MAX).decode("utf-8", "replace").splitlines()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            lines = os.read(descriptor, HOSTS_FILE_SIZE_MAX).decode("utf-8", "replace").splitlines()
+        finally:
+            os.close(descriptor)
     except OSError:
         return ()
     found: dict[str, None] = {}

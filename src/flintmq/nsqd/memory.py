@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Protocol
 
 from flintmq.broker.broker import Broker
@@ -25,6 +24,7 @@ SHARE = 4  # of the memory there is: a quarter
 LOOK_S = 0.02  # between two looks while memory is short
 UNREAD_S_MAX = 5.0  # before a connection is closed whose output others wait for
 _ENOUGH = 0.5  # of what may be used: connections are closed until it is no more
+_FILE_BYTES_MAX = 64 * 1024
 _CONTROLLERS = ((2, "memory.max"), (1, "memory.limit_in_bytes"))
 
 
@@ -36,7 +36,7 @@ class Loop(Protocol):
     def call_later(self, delay: float, callback: Callable[[], object]) -> object: ...
 
 
-def default_budget_bytes(root: Path = Path("/")) -> int:
+def default_budget_bytes(root: str = "/") -> int:
     """A quarter of the memory that this process may use, between bounds.
 
     Args:
@@ -45,35 +45,26 @@ def default_budget_bytes(root: Path = Path("/")) -> int:
     return min(MEMORY_BUDGET_MAX, max(MEMORY_BUDGET_MIN, memory_bytes(root) // SHARE))
 
 
-def memory_bytes(root: Path = Path("/")) -> int:
+def memory_bytes(root: str = "/") -> int:
     """The machine's memory, or the limit of the control group that this process is in, whichever is less."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits(root)])
 
 
-def _group_limits(root: Path) -> Iterator[int]:
+def _group_limits(root: str) -> Iterator[int]:
     """The limits of the group and those around it: in a container the innermost may be the root of what is seen."""
     for version, group in _groups(root):
-        base = root / "sys/fs/cgroup"
+        base = os.path.join(root, "sys/fs/cgroup") if version == 2 else os.path.join(root, "sys/fs/cgroup/memory")
         name = _CONTROLLERS[0][1] if version == 2 else _CONTROLLERS[1][1]
-        base = base if version == 2 else base / "memory"
-        path = base / group.lstrip("/")
-        for directory in (path, *path.parents):
-            limit = _number_in(directory / name)
+        directory = os.path.join(base, group.strip("/")).rstrip("/")
+        while len(directory) >= len(base):
+            limit = _number_in(os.path.join(directory, name))
             if limit is not None:
                 yield limit
-            if directory == base:
-                break
-        outermost = _number_in(base / name)
-        if outermost is not None:
-            yield outermost
+            directory = os.path.dirname(directory)
 
 
-def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
+def _groups(root: str) -> Iterator[tuple[int, str]]:
+    for line in (_read(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
         number, controllers, group = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
             yield 2, group
@@ -81,12 +72,20 @@ def _groups(root: Path) -> Iterator[tuple[int, str]]:
             yield 1, group
 
 
-def _number_in(path: Path) -> int | None:
+def _number_in(path: str) -> int | None:
+    text = (_read(path) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: str) -> str | None:
     try:
-        text = path.read_text(encoding="ascii", errors="replace").strip()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _FILE_BYTES_MAX).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
 
 
 class MemoryWatch:

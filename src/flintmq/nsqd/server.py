@@ -66,6 +66,7 @@ from flintmq.nsqd.slots import Slot, StoredSlot
 from flintmq.nsqd.topology import Topology
 from flintmq.nsqd.tracing import Tracing
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
+from flintmq.storage.channel_list import LIST_NAME
 from flintmq.storage.channel_store import DATABASE_NAME
 from flintmq.topic_meta import PLAIN, TopicMeta
 from flintmq.wire import server as wire
@@ -205,7 +206,7 @@ class Nsqd:
         broker = self.engine.broker
         if stop is not None:
             self.drain.finished = stop.set
-        if any(not name.startswith(DATABASE_NAME) for name in self._files.list("")):
+        if any(not name.startswith((DATABASE_NAME, LIST_NAME)) for name in self._files.list("")):
             from flintmq.nsqd import takeover  # a new nsqd has nothing to take over
 
             await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)

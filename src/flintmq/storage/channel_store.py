@@ -169,7 +169,7 @@ class ChannelStore:
         self._is_same_boot = opened.is_same_boot
         self._damages = opened.damages
         try:
-            self.commit((), False)  # tells whether it can be written, and notes since when the machine runs
+            self._database.commit([("DELETE FROM state WHERE 0", ((),))], False)  # tells whether it may be written
         except BaseException:
             self.close()
             raise

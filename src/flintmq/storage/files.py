@@ -293,7 +293,10 @@ class SqliteDatabase:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
         try:
             prepare_connection(self._connection)
             self._connection.execute("PRAGMA journal_mode=WAL")
@@ -463,8 +466,6 @@ class OsFiles:
                     calls[number]()
                 except OSError as error:
                     errors[number] = error
-                except Exception as defect:  # noqa: BLE001 - whoever reads the errors tells it; the others are made
-                    errors[number] = OSError(f"unexpected: {defect!r}")
 
         if len(calls) < 2:
             work()

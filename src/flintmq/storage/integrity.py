@@ -166,7 +166,7 @@ class _Opening:
         self._list = ChannelList(files)
         self._database: Database | None = None
         self._damages: list[Damage] = []
-        self._is_older = self._is_behind = self._is_same_boot = False
+        self._is_older = self._is_behind = self._is_same_boot = self._is_list_exact = False
 
     def open(self) -> Opened:
         try:
@@ -373,7 +373,7 @@ class _Opening:
         is_same = False
         if loaded is not None and is_list_good:
             generation = self._follow_list(contents, loaded, generation)
-            is_same = loaded.generation == generation and not self._list.wants_rewrite
+            is_same = self._is_list_exact and not self._list.wants_rewrite
         elif generation or loaded is not None:
             if self._is_older:
                 self._refuse(f"{DATABASE_NAME} is an older state of itself, and {self._list_text(loaded)}")
@@ -420,6 +420,7 @@ class _Opening:
                 self._damages.append(
                     Damage(LIST_NAME, f"{len(gone)} rows of table {name} are missing; they are in {DATABASE_NAME}")
                 )
+        self._is_list_exact = loaded.generation == until  # else what it has beyond would be believed one day
         if statements:
             self._database.commit(statements, True)
             for name, table in LISTED.items():
@@ -483,7 +484,7 @@ class _Opening:
             self._damages.append(Damage(LIST_NAME, f"{self._list_text(loaded)}; it is written anew"))
         identity = identity or self._new_identity
         rows[STATE.name] = [(1, SCHEMA_VERSION, identity, max(generation, 1), commits + 1)]
-        had_database = self._database is not None
+        had_database = DATABASE_NAME in self._files.list("")
         kept = f"; the damaged one is kept as {self._bad_name(DATABASE_NAME)}" if had_database else ""
         self._write_rebuilt(rows)
         self._damages.append(

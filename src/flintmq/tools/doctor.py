@@ -477,7 +477,7 @@ def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
     health = (fields.get("data") or fields).get("health", "OK")
     if str(health).startswith("NOK - damage"):
         text = f"its data directory was damaged: {str(health).removeprefix('NOK - damage: ')[:500]}"
-        advice = "flintmq admin damage lists what was found; with --acknowledge this is not told any more"
+        advice = "flintmq admin damage lists what was found; after flintmq admin acknowledge-damage this ends"
         findings.append(Finding(PROBLEM, subject, text, advice))
     if waiting:
         text = f"{_count(waiting, 'message', 'messages')} in topics that have no channel"

@@ -68,7 +68,7 @@ async def test_writing_progress_goes_on(caplog, monkeypatch):
 
 
 async def test_a_sync_that_ends_unexpectedly_is_an_error_for_who_published(caplog):
-    failing = Failing("_run_tickets", 0)
+    failing = Failing("run_tickets", 0)
     running = new_engine(failing, "fsync")
     running.start()
     topic = running.broker.topic("t", 1)
@@ -80,7 +80,7 @@ async def test_a_sync_that_ends_unexpectedly_is_an_error_for_who_published(caplo
     second = running.broker.publish_to(topic.first_partition, [b"y"])
     running.schedule()
     await until(lambda: second.ended)
-    assert isinstance(second.error, WriteFailed) and "_run_tickets" in str(second.error)
+    assert isinstance(second.error, WriteFailed) and "run_tickets" in str(second.error)
     assert topic.first_partition.log.failed  # /ping says so, until nsqd is started again
     assert "syncing ended unexpectedly" in caplog.text
     await running.close()

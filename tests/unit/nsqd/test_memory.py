@@ -25,7 +25,7 @@ def write(root, path, text):
 
 
 def test_without_a_control_group_it_is_the_machine_s(tmp_path):
-    assert memory_bytes(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory_bytes(str(tmp_path)) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_the_limit_of_the_control_group_counts(tmp_path, group, files, expected)
     write(tmp_path, "proc/self/cgroup", group + "\n")
     for path, number in files.items():
         write(tmp_path, path, f"{number * MEBIBYTE if isinstance(number, int) else number}\n")
-    assert memory_bytes(tmp_path) == expected * MEBIBYTE
-    assert default_budget_bytes(tmp_path) == max(MEMORY_BUDGET_MIN, expected * MEBIBYTE // 4)
+    assert memory_bytes(str(tmp_path)) == expected * MEBIBYTE
+    assert default_budget_bytes(str(tmp_path)) == max(MEMORY_BUDGET_MIN, expected * MEBIBYTE // 4)
 
 
 def test_no_limit_in_the_files_is_none(tmp_path):
     write(tmp_path, "proc/self/cgroup", "0::/a\nnonsense\n4:memory\n")
     write(tmp_path, "sys/fs/cgroup/a/memory.max", "max\n")
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
-    assert memory_bytes(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert MEMORY_BUDGET_MIN <= default_budget_bytes(tmp_path) <= MEMORY_BUDGET_MAX
+    assert memory_bytes(str(tmp_path)) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert MEMORY_BUDGET_MIN <= default_budget_bytes(str(tmp_path)) <= MEMORY_BUDGET_MAX
 
 
 class Loop:

@@ -148,6 +148,7 @@ class NsqdAdmin(Admin):
     set_config = asked(nsqd.set_config)
     set_log_level = asked(nsqd.set_log_level)
     damage = asked(nsqd.damage)
+    acknowledge_damage = asked(nsqd.acknowledge_damage)
     drain_state = asked(nsqd.drain_state)
     drain = asked(nsqd.drain)
     stop_drain = asked(nsqd.stop_drain)

@@ -491,15 +491,14 @@ def set_log_level(level: str | int) -> Question[None]:
     return post("/loglevel/set", nothing, loglevel=level)
 
 
-def damage(*, acknowledge: bool = False) -> Question[DamageState]:
-    """Return what nsqd has found damaged in its data directory, which ``/stats`` tells of until it is acknowledged.
-
-    Args:
-        acknowledge: whether it is known now, and nothing is to be told of it any more.
-    """
-    if acknowledge:
-        return post("/damage/acknowledge", struct(DamageState))
+def damage() -> Question[DamageState]:
+    """Return what nsqd has found damaged in its data directory, which ``/stats`` tells of until it is acknowledged."""
     return get("/damage", struct(DamageState))
+
+
+def acknowledge_damage() -> Question[DamageState]:
+    """Have nsqd tell no more of the damage that :meth:`damage` returns; returns what is left of it."""
+    return post("/damage/acknowledge", struct(DamageState))
 
 
 def drain_state() -> Question[DrainState]:
