@@ -5,7 +5,7 @@ cut, repeated, spliced, flipped, given extreme numbers, and sent in pieces, in c
 known by its name alone: the same name makes the same bytes, TLS apart.
 
 Rules of this file: only what leaves the daemons running is in the tables: no drain, no other nsqlookupd; topics begin
-with ``fuzz``; nothing but 127.0.0.1 is named.
+with ``fuzz``; an address that a daemon could connect to is 127.0.0.1, whatever else becomes of its stream.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import socket
 import ssl
 import struct
@@ -44,6 +45,7 @@ _NUMBERS = (
 _ANSWER_WAIT_S = 0.02  # most cases break the connection, and are answered at once
 _PIECES_MAX = 12
 _STREAM_MAX = 256 * 1024
+_ADDRESS = re.compile(rb'("broadcast_address"\s*:\s*)"[^"]*"')
 _PARTITIONED, _HEADERS = "fuzz-parts", "fuzz-headers"
 TOPICS = (*(f"fuzz{number}" for number in range(6)), "fuzz#ephemeral", _PARTITIONED, _HEADERS)
 
@@ -164,6 +166,8 @@ _NSQD_PATHS = (
     "/channel/setoffset", "/channel/setorder", "/channel/skip", "/channel/unskip", "/message/get", "/message/finish",
     "/message/cancel", "/message/trace", "/message/trace/enable", "/message/trace/disable", "/config/log_level",
     "/debug/state", "/debug/tasks", "/debug/threads", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/goroutine",
+    "/channel/emptydelayed", "/channel/setclientlimit", "/loglevel/set", "/message/stats", "/message/historystats",
+    "/serverstats", "/damage", "/damage/acknowledge",
 )  # fmt: skip
 _LOOKUPD_PATHS = (
     "/ping", "/info", "/lookup", "/lookup?access=w&metainfo=true", "/topics", "/channels", "/nodes", "/debug",
@@ -213,7 +217,7 @@ def _requests(chance: random.Random, paths: Sequence[str]) -> bytes:
 def _registration(chance: random.Random) -> bytes:
     """What an nsqd tells nsqlookupd."""
     fields: dict[str, Sequence[Any]] = {
-        "broadcast_address": ["127.0.0.1"], "hostname": ["h"], "tcp_port": [1, 4150], "http_port": [1, 4151],
+        "broadcast_address": ["127.0.0.1"], "hostname": ["h"], "tcp_port": [1], "http_port": [1],
         "version": ["1.3.0"], "topology_zone": ["z"], "id": ["i"], "distributed_id": ["d"],
     }  # fmt: skip
     stream = b"  V1IDENTIFY\n" + sized(_json(chance, fields))
@@ -250,7 +254,7 @@ def mutated(chance: random.Random, stream: bytes, another: Callable[[], bytes]) 
             stream = stream[:at] + chance.choice(_NUMBERS).encode() + stream[at:]
         else:
             stream = stream.replace(b"\n", chance.choice((b"\r\n", b"\n\n", b"\r", b"", b" \n")), 3)
-    return stream[:_STREAM_MAX]
+    return _ADDRESS.sub(rb'\1"127.0.0.1"', stream[:_STREAM_MAX])
 
 
 def _send(chance: random.Random, connection: socket.socket, stream: bytes) -> None:

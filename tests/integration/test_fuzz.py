@@ -1,13 +1,14 @@
 """Malformed streams on every port at once: nothing breaks, and a consumer beside them gets every message.
 
-``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints the
-seed and the last cases.
+``FUZZ_SECONDS`` says for how long on each event loop (default 6), ``FUZZ_SEED`` which streams; a failure prints both
+and the last cases.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import re
@@ -23,7 +24,7 @@ from pathlib import Path
 import pytest
 from tests.certificates import Certificates
 from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, pub, wait_until
-from tests.integration.fuzzing import Targets, lookupd_answers, play
+from tests.integration.fuzzing import Targets, lookupd_answers, mutated, play
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "6"))
 SEED = os.environ.get("FUZZ_SEED") or secrets.token_hex(4)
@@ -182,6 +183,19 @@ def test_malformed_streams_on_every_port(daemons: Daemons, tmp_path: Path, loop:
             assert daemon.request("GET", "/ping").body == b"OK"
             daemon.stop()
             assert not daemon.crashes()
+
+
+def test_no_accident_names_another_machine():
+    """nsqd asks the nsqlookupds that it knows, and nsqlookupd tells nsqds, at the addresses that these say."""
+    chance = random.Random("addresses")
+    stream = b'{"broadcast_address": "127.0.0.1"}'
+    streams = [mutated(chance, stream, lambda: stream) for _ in range(5000)]
+    assert len(set(streams)) > 1000
+    for each in streams:
+        with contextlib.suppress(ValueError):
+            fields = json.loads(each)
+            address = fields.get("broadcast_address") if isinstance(fields, dict) else None
+            assert address == "127.0.0.1" or not isinstance(address, str), each
 
 
 def test_a_case_is_known_by_its_name():
