@@ -281,6 +281,8 @@ class Broker(TopicLimits):
             self._marks[partition] = mark
             self._grown[partition] = None
             gone = log.start_sequence - backlog_start
+            if log.start_sequence > min([backlog_start, *(cursor.row.floor for cursor in mine.values())]):
+                told[number].append(log.told_gap())
             gone -= _overlap(told[number], backlog_start, log.start_sequence)
             if not mine and gone > 0 and not stored.is_behind:
                 self._tell_gone(partition, backlog_start, gone)
@@ -1258,5 +1260,9 @@ class Broker(TopicLimits):
 
 
 def _overlap(ranges: Iterable[tuple[int, int]], first: int, end: int) -> int:
-    """How many numbers from ``first`` to ``end`` (exclusive) lie in ranges."""
-    return sum(max(0, min(stop, end) - max(start, first)) for start, stop in ranges)
+    """How many numbers from ``first`` to ``end`` (exclusive) lie in one of the ranges at least."""
+    count = 0
+    for start, stop in sorted(ranges):
+        count += max(0, min(stop, end) - max(start, first))
+        first = max(first, min(stop, end))
+    return count

@@ -158,8 +158,10 @@ class DamageRegister:
         count = self.count
         if not count:
             return "OK"
-        more = "at least " if any(damage.is_more_possible for _, damage in self.reports) else ""
-        return f"NOK - damage: {count} reports, {more}{self.lost} messages lost; see flintmq admin damage"
+        lost = f"{self.lost} messages lost"
+        if any(damage.is_more_possible for _, damage in self.reports):
+            lost = f"at least {lost}" if self.lost else "messages may be lost"
+        return f"NOK - damage: {count} reports, {lost}; see flintmq admin damage"
 
     def state(self) -> dict[str, Any]:
         """The answer to ``GET /damage``."""

@@ -40,8 +40,10 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
             where += f" channel {self.channel}" if self.channel else ""
             where = f" ({where})"
         text = f"{self.path}{where}: {self.reason}"
-        if self.lost or self.is_more_possible:
+        if self.lost:
             text += f"; {'at least ' if self.is_more_possible else ''}{self.lost} messages are lost"
+        elif self.is_more_possible:
+            text += "; messages may be lost"
         if self.first:
             text += f", sequences {self.first} to {self.end - 1}"
         return text

@@ -45,6 +45,7 @@ from flintmq.storage.old_schema import migration
 from flintmq.storage.rows import Statement, Table
 from flintmq.storage.tables import (
     CHANNEL,
+    LOG,
     META,
     SCHEMA,
     SCHEMA_VERSION,
@@ -491,7 +492,8 @@ class _Opening:
             Damage(
                 DATABASE_NAME,
                 f"{contents.text}; it is made anew of what is whole and of {LIST_NAME}{kept}",
-                is_more_possible=not contents.knows_channels and not is_list_good,
+                # how far logs were is not known either, so nothing missing at their ends would be noticed
+                is_more_possible=bool(contents.reason) or LOG.name in contents.bad,
             )
         )
         self._is_older = self._is_behind = True  # progress that was in damaged rows is missing from it

@@ -51,7 +51,14 @@ from flintmq.storage.producers import write_snapshot
 from flintmq.storage.read_ahead import decode_run
 from flintmq.storage.recovery import Recovered, Recovery, parents_of, recover
 from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
-from flintmq.storage.segment import Corruption, Found, Home, Segment
+from flintmq.storage.segment import (
+    SEGMENT_HEADER_BYTES,
+    Corruption,
+    Found,
+    Home,
+    Segment,
+    decode_segment_header,
+)
 from flintmq.storage.syncing import sync_together
 
 __all__ = ["Corruption", "LogPlace", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket", "run_tickets"]
@@ -365,6 +372,15 @@ class PartitionLog:
     def start_sequence(self) -> int:
         """First sequence still stored; ``next_sequence`` when there is none."""
         return self._firsts[0]
+
+    def told_gap(self) -> tuple[int, int]:
+        """Sequences in front of the oldest segment that were missing when it was begun, the end exclusive.
+
+        That was told of then; what is missing beyond that was dropped since, or has gone.
+        """
+        oldest = self._segments[0]
+        header = decode_segment_header(oldest.read(0, SEGMENT_HEADER_BYTES)) if self.is_created else None
+        return oldest.first if header is None else header.previous_end, oldest.first
 
     # appending
 

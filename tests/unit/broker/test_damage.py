@@ -440,3 +440,24 @@ def test_a_topic_whose_deletion_was_cut_short_is_gone(damaged):
     assert "plain" not in again.broker.topics
     assert again.unfinished().keys() == {key for key in expected if key[0] != "plain"}
     again.close()
+
+
+def test_what_was_never_synced_and_went_with_the_power_is_no_damage_at_any_later_start(damaged, monkeypatch):
+    """Its gap stays in front of the log, and where the first channel begins may not have been written since."""
+    copy, _ = damaged
+    path = copy("killed")
+    node = Node(path)
+    node.publish(node.create("unsynced"), 50)
+    node.flush()
+    node.close()
+    (segment,) = (path / "topics" / "t-unsynced" / "p-0000").glob("*.log")
+    os.truncate(segment, 64)
+    monkeypatch.setattr(OsFiles, "boot_id", lambda self: "after the power loss")
+    for start in range(3):
+        node = Node(path)
+        assert not [damage for damage in node.damages if damage.topic == "unsynced"], f"start {start}: {node.told()}"
+        gaps = [each for each in node.corruptions if "t-unsynced" in each.path]
+        assert len(gaps) == (start == 0), "the log tells of it once"
+        assert all(gap.first_sequence_lost >= gap.synced_before for gap in gaps), "nobody was promised these"
+        assert node.broker.topics["unsynced"].first_partition.log.next_sequence == 51
+        node.close()
