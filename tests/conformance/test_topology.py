@@ -240,7 +240,7 @@ def test_an_nsqd_without_a_place_has_no_local_consumers(placeless: Nsqd, topic: 
 def test_an_unknown_experiment_is_refused_with_those_there_are(shared_daemons: Daemons):
     nsqd = shared_daemons.new_nsqd("--enable-experiment=warp-drive")
     nsqd.launch()
-    assert nsqd.wait() == 1
+    assert nsqd.wait() == 2
     assert "warp-drive" in nsqd.log and "topology-aware-consumption" in nsqd.log
 
 

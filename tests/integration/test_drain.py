@@ -65,7 +65,10 @@ def test_a_topic_with_partitions(nsqd: Nsqd):
         begin(nsqd)
         for command in (b"PUB p 0\n\0\0\0\1x", b"PUB p 1\n\0\0\0\1x"):
             assert producer.error(command) == "E_FAILED_ON_NOT_WRITABLE PUB topic p: draining"
-        assert nsqd.request("POST", "/pub?topic=p&partition=0", b"x").error == DRAINING
+        bare = {"Accept": "application/vnd.nsq; version=1.0"}
+        assert nsqd.request("POST", "/pub?topic=p&partition=0", b"x", bare).error == DRAINING
+        enveloped = nsqd.request("POST", "/pub?topic=p&partition=0", b"x")
+        assert (enveloped.status, enveloped.json["status_txt"]) == (500, DRAINING[1])
         more = nsqd.request("POST", "/topic/create?topic=q&partition_num=2&replicator=1", b"")
         assert more.error == DRAINING
         nsqd.request("DELETE", "/drain")

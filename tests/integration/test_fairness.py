@@ -115,7 +115,7 @@ class Flood:
         self._socket.close()
 
 
-PING = b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n"
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PEER = b'{"broadcast_address":"there","tcp_port":1,"http_port":2,"version":"1"}'
 FLOODS = {
     "PUB": ("tcp", b"  V2", pub("flood", b"x") * 20_000),
@@ -187,7 +187,7 @@ def test_everything_of_a_pipeline_is_answered_in_order(either: Nsqd):
 
 def test_a_pipeline_of_requests_is_answered_in_order(either: Nsqd):
     count = 3_000
-    requests = b"".join(b"GET /ping?%d HTTP/1.1\r\nHost: nsqd\r\n\r\n" % number for number in range(count))
+    requests = b"".join(b"GET /ping?%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(count))
     with socket.create_connection(either.http, timeout=PATIENCE_S) as connection:
         threading.Thread(target=connection.sendall, args=(requests + PING.replace(b"/ping", b"/nowhere"),)).start()
         received = b""

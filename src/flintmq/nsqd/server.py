@@ -643,15 +643,17 @@ class Nsqd:
 
     def health(self) -> str:
         """``OK``, or why the disk cannot be trusted now."""
+        error = self.engine.broker.write_error
+        if isinstance(error, DiskFull):
+            if not self._has_space(error):
+                return f"NOK - {error}"  # progress cannot be written then either, and this says what to do
+            error = None
         if self.engine.health:
             return f"NOK - {self.engine.health}"
         for each in self.engine.broker.logs():
             if each.failed:
                 return f"NOK - {each.directory}: {each.failed}"
-        error = self.engine.broker.write_error
-        if error is None or (isinstance(error, DiskFull) and self._has_space(error)):
-            return "OK"
-        return f"NOK - {error}"
+        return "OK" if error is None else f"NOK - {error}"
 
     def state_of_health(self) -> str:
         """As :meth:`health`, or that damage was found that nobody has acknowledged; the node serves all the same."""
