@@ -47,6 +47,7 @@ ID_POSITION = 18
 
 NO_HEADERS, TAG, JSON = 0, 2, 4
 """Versions of the headers in front of a body: none, a dispatch tag, a JSON object."""
+EMPTY_HEADERS = bytes((NO_HEADERS,))
 HEADERS = Struct(">BH")
 HEADERS_SIZE_MAX = 2**16 - 1
 TAG_HEADER, TRACE_ID_HEADER = "##client_dispatch_tag", "##trace_id"
@@ -122,6 +123,13 @@ def without_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
     body = view[body_position(frame) :]
     size = _SIZE.pack(FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES + len(body))
     return b"".join((size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], body))
+
+
+def with_empty_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
+    """Copy one message frame that was stored without headers for a consumer that expects them."""
+    view = memoryview(frame)
+    size = _SIZE.pack(len(frame) - SIZE_FIELD_BYTES + 1)
+    return b"".join((size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], EMPTY_HEADERS, view[FRAME_OVERHEAD_BYTES:]))
 
 
 def with_location(frame: bytes | memoryview, offset_bytes: int) -> bytes:

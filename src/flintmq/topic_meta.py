@@ -83,9 +83,12 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         }
 
     @property
-    def rank(self) -> tuple[int, bytes]:
-        """Of two states of one topic the higher one is in force; for all nodes the same one, also of equal versions."""
-        return self.version, encode_meta(self)
+    def rank(self) -> tuple[int, bool, bytes]:
+        """Of two states of one topic the higher one is in force; for all nodes the same one, also of equal versions.
+
+        Of equal versions one with headers is higher, because a node that has them cannot give them up.
+        """
+        return self.version, self.extend_support, encode_meta(self)
 
     def is_like(self, other: TopicMeta) -> bool:
         """Whether it says the same, however often it was changed."""

@@ -232,7 +232,8 @@ class Broker(TopicLimits):
                 backlog_start, paused_at = stored.partitions.get((name, number), (1, None))
                 mark = stored.logs.get((name, number), channel_store.StoredLog(0, 1, 1))
                 durable_end = mark.written if stored.is_same_boot else mark.synced
-                first = max([*ends, backlog_start, paused_at or 1, mark.written])
+                headers_from = stored.headers_from.get((name, number), 1)
+                first = max([*ends, backlog_start, paused_at or 1, mark.written, headers_from])
                 places.append(LogPlace(log_directory(name, number), number, first, durable_end))
         self._told_lost = {place.directory: [] for place in places}
         return PartitionLog.open_all(
@@ -276,6 +277,7 @@ class Broker(TopicLimits):
             assert self._told_lost is not None
             told[number] = self._told_lost[log.directory]
             partition = Partition(name, number, log, self._delayed_notes)
+            partition.headers_from = stored.headers_from.get((name, number), 0)
             partition.backlog_start = max(backlog_start, log.start_sequence)
             partition.paused_at = log.start_sequence if paused_at is None and stored.topics.get(name) else paused_at
             self._marks[partition] = mark
@@ -553,6 +555,8 @@ class Broker(TopicLimits):
             self._random,
             depth_max=self.options.ephemeral_depth_max if ephemeral or topic.ephemeral else None,
         )
+        if isinstance(channel, TaggedChannel):
+            channel.headers_from = partition.headers_from
         channel.budget = self.budget
         channel.paused = paused
         channel.limit = partition.paused_at
@@ -935,8 +939,8 @@ class Broker(TopicLimits):
         error = None
         for partition in list(self._publishing):
             del self._publishing[partition]  # first: if writing it goes wrong, the others come in the next turn
-            if not partition.log.is_created:
-                continue  # until its files are there
+            if not partition.is_writable:
+                continue  # until its files are there, or the database knows of its headers
             self._grown[partition] = None
             # a quarter of what there is at least: it does not grow beyond four times what a turn brings
             left = max(_TURN_WEIGHT, partition.pending_weight // 4)

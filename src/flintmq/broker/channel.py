@@ -767,7 +767,8 @@ class Channel(SettingAside):
         if subscription.slot == SHARED:
             for sequence in range(first, end):
                 self._shared[sequence] = subscription
-        frames = batch.frames(first, end) if subscription.layout is None else subscription.laid_out(batch, first, end)
+        is_as_stored = subscription.layout_at(first) is None  # of all: headers begin with a batch
+        frames = batch.frames(first, end) if is_as_stored else subscription.laid_out(batch, first, end)
         self._put(subscription, frames, count)
         if self.events is not None:
             self.events.delivered(subscription, batch, first, end, 1)
@@ -815,7 +816,7 @@ class Channel(SettingAside):
             if self.latency is not None:
                 self.latency.delivered(sequence, sequence + 1, batch.timestamp_ns, self.floor)
             if self._is_sampled_out(subscription) or not self._is_taken(
-                subscription, batch.frames(sequence, sequence + 1)
+                subscription, sequence, batch.frames(sequence, sequence + 1)
             ):
                 self._window.append(DONE)
                 self._strip()
@@ -832,7 +833,7 @@ class Channel(SettingAside):
                 self.events.delivered(subscription, batch, sequence, sequence + 1, 1)
             self._start_run(subscription, sequence, sequence + 1, now_ns)
 
-    def _is_taken(self, subscription: Subscription, frame: bytes | memoryview) -> bool:
+    def _is_taken(self, subscription: Subscription, sequence: int, frame: bytes | memoryview) -> bool:
         """Whether a consumer takes a message that it is to get; when not, it is to be finished."""
         ext_filter = subscription.ext_filter
         if ext_filter is None:
@@ -840,7 +841,7 @@ class Channel(SettingAside):
         self._looked_cost += ext_filter.cost(frame)
         if self._looked_cost >= _LOOKED_COST_MAX:
             self.wants_turn = True
-        if ext_filter.takes(frame):
+        if ext_filter.takes(frame, has_headers=sequence >= subscription.headers_from):
             return True
         self.filtered_count += 1
         subscription.filtered_count += 1
@@ -906,7 +907,9 @@ class Channel(SettingAside):
         attempts = self._attempts.get(sequence, 1) + 1
         is_sampled_out = attempts == 1 and self._is_sampled_out(subscription)
         is_filtered = subscription.ext_filter is not None
-        if is_sampled_out or (is_filtered and not self._is_taken(subscription, batch.frames(sequence, sequence + 1))):
+        if is_sampled_out or (
+            is_filtered and not self._is_taken(subscription, sequence, batch.frames(sequence, sequence + 1))
+        ):
             self._mark_done(sequence)
             if self.keep_floor is not None:
                 self.wants_turn = True

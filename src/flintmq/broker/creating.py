@@ -16,6 +16,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.partition import Partition
 from flintmq.broker.subscription import Subscription
+from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
 from flintmq.broker.work import NewTopic
 from flintmq.errors import FlintError, StorageError
@@ -147,19 +148,54 @@ class TopicCreation(ABC):
         """
         if meta.rank <= topic.meta.rank:
             return False
-        if meta.extend_support != topic.meta.extend_support:
-            raise TopicConflict(
-                f"topic {topic.name} cannot be given headers while it is there: "
-                "make another one with extend=true, and let publishers and consumers move to it"
-            )
+        is_upgrade = meta.extend_support and not topic.meta.extend_support
+        if topic.meta.extend_support and not meta.extend_support:
+            raise TopicConflict(f"topic {topic.name} has headers, and keeps them for its life")
         topic.meta = meta
         for partition in topic.partitions.values():
-            partition.meta = meta
+            if is_upgrade:
+                self._add_headers(partition, meta)
+            else:
+                partition.meta = meta
         if not topic.ephemeral:
-            self._metadata.append(channel_store.put_topic_meta(topic.name, meta, topic.partitions))
-            self._is_meta_new = True
+            self._put_meta(topic)
+            if is_upgrade:
+                self._hold(topic)
         self.on_topic_change(topic.name, None, True)
         return True
+
+    def _add_headers(self, partition: Partition, meta: TopicMeta) -> None:
+        partition.add_headers(meta)
+        for channel in partition.channels.values():
+            TaggedChannel.take_over(channel, partition.headers_from)
+
+    def _put_meta(self, topic: Topic) -> None:
+        headers_from = {n: each.headers_from for n, each in topic.partitions.items() if each.headers_from}
+        self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions, headers_from))
+        self._is_meta_new = True
+
+    def _hold(self, topic: Topic) -> None:
+        """Write nothing to a topic before the database knows that it has headers, and from which message on.
+
+        Else a restart would not know how messages are laid out. While the database cannot take it, publishes fail.
+        """
+        for partition in topic.partitions.values():
+            partition.is_held = True
+        self._metadata_waiters.append(lambda error: self._release(topic, error))
+
+    def _release(self, topic: Topic, error: BaseException | None) -> None:
+        if self.topics.get(topic.name) is not topic:
+            return  # deleted meanwhile
+        if error is not None:
+            failure = StorageError(f"cannot give topic {topic.name} headers: {error}")
+            for partition in topic.partitions.values():
+                partition.end_pending(failure)
+            self._hold(topic)
+            return
+        for partition in topic.partitions.values():
+            partition.is_held = False
+            if partition.has_pending:
+                self._publishing[partition] = None
 
     def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
         """The database has a new topic's meta, or could not take it."""
@@ -182,8 +218,7 @@ class TopicCreation(ABC):
         topic.add(partition)
         for channel_name, paused in topic.channel_names.items():
             self._put_channel(self._add_channel(topic, partition, channel_name, None, paused))
-        self._metadata.append(channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions))
-        self._is_meta_new = True
+        self._put_meta(topic)
         self._limit_topic(topic)
         self._put_partition(partition)
         self.on_topic_change(topic.name, None, True)

@@ -94,7 +94,8 @@ def dead_letter(
     source: Partition, channel: str, target: Partition, given_up: GivenUp, frame: bytes | memoryview
 ) -> bytes:
     """What is stored in the dead-letter topic for one message frame, trace id and headers included."""
-    position = body_position(frame) if source.meta.extend_support else FRAME_OVERHEAD_BYTES
+    has_headers = source.has_headers(given_up.sequence)
+    position = body_position(frame) if has_headers else FRAME_OVERHEAD_BYTES
     body = bytes(frame[position:])
     if target.meta.extend_support:
         _, _, timestamp_ns, _, _ = MESSAGE_HEADER.unpack_from(frame)
@@ -110,7 +111,7 @@ def dead_letter(
         if given_up.client:
             about["client"] = given_up.client
         mine = {PREFIX + name: value for name, value in about.items()}
-        kept = _headers(frame) if source.meta.extend_support else {}
+        kept = _headers(frame) if has_headers else {}
         body = extended_body(_joined(kept, mine, len(body)), body)
     if target.meta.is_partitioned:
         at = ID_POSITION + TRACE_ID_SIZE

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from flintmq.message import JSON, headers_of
+from flintmq.message import JSON, NO_HEADERS, headers_of
 from flintmq.wire.identify import ExtFilterRule
 
 VALUE_SIZE_MAX = 1024
@@ -74,9 +74,13 @@ class ExtFilter:
 
         return is_found
 
-    def takes(self, frame: bytes | memoryview) -> bool:
-        """Whether the consumer wants a message, by its stored frame."""
-        version, headers = headers_of(frame)
+    def takes(self, frame: bytes | memoryview, has_headers: bool = True) -> bool:
+        """Whether the consumer wants a message, by its stored frame.
+
+        Args:
+            has_headers: False when it was stored before its topic had them.
+        """
+        version, headers = headers_of(frame) if has_headers else (NO_HEADERS, b"")
         if version != JSON:
             return self._is_inverse
         return (self._known(headers) if len(headers) <= _KNOWN_SIZE_MAX else self._matches(headers)) != self._is_inverse

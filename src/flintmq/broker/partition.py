@@ -21,7 +21,7 @@ from flintmq.broker.events import PartitionEvents
 from flintmq.broker.producers import OncePublish, Producers
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import BATCH_COUNT_MAX
-from flintmq.message import FRAME_OVERHEAD_BYTES, TRACE_ID_SIZE
+from flintmq.message import EMPTY_HEADERS, FRAME_OVERHEAD_BYTES, TRACE_ID_SIZE
 from flintmq.settings import Limits
 from flintmq.storage import MemoryLog, PartitionLog
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -97,10 +97,11 @@ class PublishGroup(Ended):
         weight: what that costs, about as much as writing so many bytes.
         notes: of who listens to the partition's events.
         once: the publish of a producer that counts, which has a group of its own; None for others.
+        longer_from: of its messages those from here on are a byte longer than they were when they were published.
     """
 
-    __slots__ = ("end_sequence", "first_offset", "first_sequence", "frame_bytes", "message_count", "notes", "once",
-                 "partition", "pending", "weight")  # fmt: skip
+    __slots__ = ("end_sequence", "first_offset", "first_sequence", "frame_bytes", "longer_from", "message_count",
+                 "notes", "once", "partition", "pending", "weight")  # fmt: skip
 
     def __init__(self, partition: Partition) -> None:
         super().__init__()
@@ -114,6 +115,7 @@ class PublishGroup(Ended):
         self.weight = 0
         self.notes: object = None
         self.once: Once | None = None
+        self.longer_from = 1 << 62
 
 
 Once: TypeAlias = OncePublish[PublishGroup]
@@ -126,6 +128,9 @@ class Partition:
         backlog_start: where the first channel begins: what was published while there was no channel.
         paused_at: while the topic is paused or starting, nothing from this sequence on is handed to channels.
         meta: of its topic.
+        headers_from: of an extended topic: messages below this sequence were stored before it had headers, without
+            room for them.
+        is_held: nothing is written for now; what is published waits.
         prefix: what a stored body begins with that has neither trace id nor headers; None on a plain topic.
         write_error: why the last turn with publishes was not stored; None when it was.
         events: who wants to know what is published, if anybody does.
@@ -138,9 +143,9 @@ class Partition:
     """
 
     __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds", "bytes_count",
-                 "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count", "is_deleted",
-                 "is_unwaited", "log", "number", "paused_at", "prefix", "producers", "topic_name", "write_error",
-                 "written_weight")  # fmt: skip
+                 "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count", "headers_from",
+                 "is_deleted", "is_held", "is_unwaited", "log", "number", "paused_at", "prefix", "producers",
+                 "topic_name", "write_error", "written_weight")  # fmt: skip
 
     def __init__(
         self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
@@ -167,6 +172,8 @@ class Partition:
         self.bounds: Bounds | None = None
         self.delayed = DelayedAhead(notes)
         self.is_unwaited = False
+        self.headers_from = 0
+        self.is_held = False
         self.producers: Producers[PublishGroup] | None = None
         self.written_weight = 0
 
@@ -178,8 +185,43 @@ class Partition:
     def meta(self, meta: TopicMeta) -> None:
         self._meta = meta
         self.log.layout = (RAW_IDS if meta.is_partitioned else 0) | (EXTENDED if meta.extend_support else 0)
-        prefix = (bytes(TRACE_ID_SIZE) if meta.is_partitioned else b"") + (b"\0" if meta.extend_support else b"")
+        prefix = (bytes(TRACE_ID_SIZE) if meta.is_partitioned else b"") + (
+            EMPTY_HEADERS if meta.extend_support else b""
+        )
         self.prefix = prefix or None
+
+    def add_headers(self, meta: TopicMeta) -> None:
+        """Let messages have headers from the next one that is written on.
+
+        What has been published and is not written has none, which it says from now on.
+
+        Args:
+            meta: what the topic becomes.
+        """
+        at = TRACE_ID_SIZE if meta.is_partitioned else 0
+        for group in self._groups:
+            is_begun = group.first_sequence >= 0
+            group.longer_from = self.log.next_sequence - group.first_sequence if is_begun else 0
+            group.pending = deque(
+                (
+                    due_ns,
+                    [body[:at] + EMPTY_HEADERS + body[at:] for body in bodies],
+                    size + len(bodies) if size >= 0 else size,
+                )
+                for due_ns, bodies, size in group.pending
+            )
+        self._group = self._open = None
+        self.headers_from = self.log.next_sequence
+        self.meta = meta
+
+    def has_headers(self, sequence: int) -> bool:
+        """Whether a message was stored with room for headers, so that its body begins behind them."""
+        return self._meta.extend_support and sequence >= self.headers_from
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is published is written with the turn; else it waits, and takes memory."""
+        return self.log.is_created and not self.is_held
 
     def publish(self, bodies: Sequence[bytes], due_ns: int, is_stored_form: bool = False) -> PublishGroup:
         """Take messages for the end of the turn; the answer ends when they are stored.

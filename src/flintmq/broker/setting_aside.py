@@ -63,7 +63,7 @@ class SettingAside(ABC):
     def _is_sampled_out(self, subscription: Subscription) -> bool: ...
 
     @abstractmethod
-    def _is_taken(self, subscription: Subscription, frame: bytes | memoryview) -> bool: ...
+    def _is_taken(self, subscription: Subscription, sequence: int, frame: bytes | memoryview) -> bool: ...
 
     @abstractmethod
     def _leave_flight(self, subscription: Subscription) -> None: ...
@@ -147,7 +147,8 @@ class SettingAside(ABC):
         """Hand out a run of those in line that were set aside, with one put for all."""
         ready, loaded, policy = self.aside.ready, self.aside.loaded, self.policy
         is_choosy = subscription.sample_rate or subscription.ext_filter is not None
-        if is_choosy or subscription.layout is not None or self.events is not None or count_max == 1:
+        is_laid_out = subscription.layout is not None or subscription.older_layout is not None
+        if is_choosy or is_laid_out or self.events is not None or count_max == 1:
             self._redeliver_aside(subscription, ready[0], now_ns)
             ready.popleft()  # only now: when the log cannot be read, it is tried again
             return
@@ -177,11 +178,11 @@ class SettingAside(ABC):
         if aside is None or aside.owner is not None or (self.policy is not None and self.policy.takes_aside(aside)):
             return
         is_sampled_out = aside.attempts == 0 and self._is_sampled_out(subscription)
-        if is_sampled_out or not self._is_taken(subscription, aside.frame):
+        if is_sampled_out or not self._is_taken(subscription, sequence, aside.frame):
             self.aside.finish(sequence)
             self.dirty = True
             return
-        batch = None if subscription.layout is None else self.log.read(sequence)  # first: it may fail
+        batch = None if subscription.layout_at(sequence) is None else self.log.read(sequence)  # first: it may fail
         aside.attempts += 1
         aside.owner, aside.number = subscription, subscription.message_count
         aside.delivered_ns = now_ns

@@ -68,6 +68,8 @@ class Subscription:
         wants_order: it asked for messages in order, one at a time.
         layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
             are stored, whole runs at once.
+        older_layout: as that, of messages below ``headers_from``, which were stored before their topic had headers.
+        headers_from: see :class:`flintmq.broker.partition.Partition`.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class Subscription:
         "ext_filter",
         "filtered_count",
         "finish_count",
+        "headers_from",
         "in_flight_count",
         "is_watched",
         "layout",
@@ -86,6 +89,7 @@ class Subscription:
         "max_msg_timeout_ns",
         "message_count",
         "msg_timeout_ns",
+        "older_layout",
         "out",
         "owner",
         "put_bytes",
@@ -126,6 +130,8 @@ class Subscription:
         self.filtered_count = 0
         self.wants_order = False
         self.layout: Layout | None = None
+        self.older_layout: Layout | None = None
+        self.headers_from = 0
         self.runs: deque[Run] = deque()
         self._rdy_count = 0
         self._room_bytes = WRITE_BUFFER_HIGH_BYTES
@@ -168,6 +174,10 @@ class Subscription:
         """How many more messages may be sent now."""
         return self._rdy_count - self.in_flight_count if self._is_open and self._room_bytes > 0 else 0
 
+    def layout_at(self, sequence: int) -> Layout | None:
+        """:attr:`layout` or :attr:`older_layout`, whichever is for a message."""
+        return self.layout if sequence >= self.headers_from else self.older_layout
+
     def laid_out(self, batch: Batch, first: int, end: int) -> bytes | memoryview:
         """What is sent of the messages from ``first`` to ``end`` of a batch; only with a layout."""
         return b"".join(self.one(batch.frames(s, s + 1), batch, s) for s in range(first, end))
@@ -178,10 +188,11 @@ class Subscription:
         Args:
             batch: that holds the message; when the log has it no more, its offset is given as 0.
         """
-        if self.layout is None:
+        layout = self.layout_at(sequence)
+        if layout is None:
             return frame
         is_there = batch is not None and batch.first <= sequence < batch.end
-        return self.layout(frame, batch.offset_of(sequence) if batch is not None and is_there else 0)
+        return layout(frame, batch.offset_of(sequence) if batch is not None and is_there else 0)
 
     def find_place(self) -> None:
         """Join the end of the line, keep the place there, or leave it, as capacity says."""

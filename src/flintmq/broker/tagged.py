@@ -187,14 +187,29 @@ class TaggedChannel(Channel):
 
     Attributes:
         waiting_max: messages that wait for one group at most.
+        headers_from: see :class:`flintmq.broker.partition.Partition`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._groups = TaggedLines()
+        super().__init__(*args, **options)
+        self._begin()
+
+    @staticmethod
+    def take_over(channel: Channel, headers_from: int) -> None:
+        """Make a tagged channel of one whose topic gets headers, with all that it holds and all who consume it."""
+        lines, count = channel._ready, len(channel.subscriptions)
+        channel.__class__ = TaggedChannel
+        assert isinstance(channel, TaggedChannel)
+        channel._begin()
+        channel.headers_from = headers_from
+        channel._groups.untagged.lines = lines  # nobody of them desires a tag, and each keeps the place in line
+        channel._groups.untagged.member_count = count
+
+    def _begin(self) -> None:
+        self.headers_from = 0
         self.waiting_max = TAG_WAITING_MAX
         self._is_new_owed = False  # what the last lost connection may have died of came again
-        super().__init__(*args, **options)
-        self._ready = self._groups
+        self._ready = self._groups = TaggedLines()
 
     @property
     def depth(self) -> int:
@@ -375,7 +390,7 @@ class TaggedChannel(Channel):
         aside = self.aside.loaded.get(sequence)
         if aside is None or aside.owner is not None:
             return True
-        group = self._groups.group_of(tag_at(aside.frame))
+        group = self._groups.group_of(tag_at(aside.frame) if sequence >= self.headers_from else "")
         if self.keep_floor is None:
             if group.aside_bytes > LOADED_BYTES_MAX or not self._wait_for(group, sequence, group.again):
                 return False

@@ -20,10 +20,11 @@ import msgspec
 
 from flintmq.broker.ext_filter import BadGlob, ExtFilter
 from flintmq.broker.partition import Partition
-from flintmq.broker.subscription import Layout
+from flintmq.broker.subscription import Layout, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import UNREADABLE_JSON, RemoteProtocolError
 from flintmq.message import (
+    EMPTY_HEADERS,
     FRAME_OVERHEAD_BYTES,
     JSON,
     LOCATION,
@@ -32,6 +33,7 @@ from flintmq.message import (
     TRACE_ID,
     TRACE_ID_HEADER,
     TRACE_ID_SIZE,
+    with_empty_headers,
     with_location,
     with_location_behind_headers,
     without_headers,
@@ -237,6 +239,28 @@ def layout_of(meta: TopicMeta, is_located: bool, knows_headers: bool) -> Layout 
     if knows_headers:
         return with_location_behind_headers if is_located else None
     return _located_without_headers if is_located else without_headers
+
+
+def older_layout_of(is_located: bool, knows_headers: bool) -> Layout | None:
+    """As :func:`layout_of`, of messages that were stored before their topic had headers."""
+    if knows_headers:
+        return _located_with_empty_headers if is_located else with_empty_headers
+    return with_location if is_located else None
+
+
+def go_on(subscription: Subscription, partition: Partition) -> None:
+    """Let a consumer without headers go on with a plain topic that has got them: it gets the bodies alone."""
+    is_located = subscription.layout is not None
+    subscription.headers_from = partition.headers_from
+    subscription.older_layout = subscription.layout
+    subscription.layout = layout_of(partition.meta, is_located, knows_headers=False)
+
+
+def _located_with_empty_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
+    location = EMPTY_HEADERS + LOCATION.pack(offset_bytes, len(frame) - SIZE_FIELD_BYTES)
+    size = UINT32.pack(len(frame) - SIZE_FIELD_BYTES + len(location))
+    view = memoryview(frame)
+    return b"".join((size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], location, view[FRAME_OVERHEAD_BYTES:]))
 
 
 def _located_without_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:

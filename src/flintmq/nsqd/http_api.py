@@ -418,7 +418,7 @@ class HttpApi:
             if meta.rank < topic.meta.rank:
                 at = f"topic {topic.name} is at version {topic.meta.version}"
                 raise HttpError(409, f"OLD_VERSION: {at}, this is {meta.version}")
-            if self._broker.change_meta(topic, meta):
+            if self._nsqd.change_meta(topic, meta):
                 log.info("TOPIC(%s): changed to version %d: %s", topic.name, meta.version, meta.changes())
         except (BadTopicMeta, TopicConflict) as error:
             raise HttpError(400, str(error)) from None

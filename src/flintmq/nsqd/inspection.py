@@ -108,7 +108,7 @@ class InspectionApi:
             raise HttpError(503, str(error)) from None
         if found is None:
             raise HttpError(404, "MESSAGE_NOT_FOUND")
-        row = _as_stored(partition.number, found, found.size, topic.meta.extend_support)
+        row = _as_stored(partition.number, found, found.size, partition.has_headers(found.sequence))
         if request.query.get("needext") != "true":
             row["ext"] = ""
         return json_response(row)
@@ -135,8 +135,7 @@ class InspectionApi:
             raise HttpError(400, "INVALID_ARG_WHAT")
         count = bounded(query.get("count"), _PEEK_COUNT, 1, _PEEK_COUNT_MAX, "INVALID_ARG_COUNT")
         body_bytes = bounded(query.get("max_body"), _BODY_BYTES, 0, _BODY_BYTES_MAX, "INVALID_ARG_MAX_BODY")
-        has_headers = topic.meta.extend_support
-        look_bytes = body_bytes + (HEADERS.size + HEADERS_SIZE_MAX if has_headers else 0)
+        look_bytes = body_bytes + (HEADERS.size + HEADERS_SIZE_MAX if topic.meta.extend_support else 0)
         rows: list[dict[str, Any]] = []
         left = _BODIES_BYTES_MAX
         for partition in self._partitions(request, topic):
@@ -145,6 +144,7 @@ class InspectionApi:
                 continue  # deleted in this partition
             try:
                 async for found in self._look(partition, channel, what, count - len(rows), look_bytes):
+                    has_headers = partition.has_headers(found.sequence)
                     stored = _as_stored(partition.number, found, min(body_bytes, max(0, left)), has_headers)
                     stored["body_size"] = found.size - _body_at(found, has_headers)
                     row = self._row(stored, partition.number, found, what)

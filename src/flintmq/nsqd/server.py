@@ -26,7 +26,7 @@ from flintmq.broker.broker import Broker, BrokerOptions, TopicConflict
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
-from flintmq.broker.subscription import Layout, Locality, Subscription
+from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
@@ -521,14 +521,15 @@ class Nsqd:
             places.begin_at(broker, topic, channels, start)
         session.topic = topic
         session.parser.raw_ids = topic.meta.is_partitioned
-        layout = extended.layout_of(topic.meta, event.is_located, knows_headers)
         if len(channels) == 1:
             (session.channel,) = channels.values()
-            session.subscription = self._subscription(session, Subscription, topic.meta, layout)
+            (number,) = channels
+            session.subscription = self._subscription(session, Subscription, topic.partitions[number], event)
             session.subscription.wants_order = event.is_ordered
             session.channel.add(session.subscription)
         else:
-            parts = {n: self._subscription(session, PartSubscription, topic.meta, layout) for n in channels}
+            held = topic.partitions
+            parts = {n: self._subscription(session, PartSubscription, held[n], event) for n in channels}
             session.channel = ChannelParts(channels, parts)
             session.subscription = SharedSubscription(list(parts.values()))
             for number, channel in channels.items():
@@ -545,7 +546,7 @@ class Nsqd:
             log.info("TOPIC(%s): channel %s is no longer in order: nobody is left who asked for it", topic.name, name)
 
     def _subscription(
-        self, session: Session, kind: type[AnySubscription], meta: TopicMeta, layout: Layout | None
+        self, session: Session, kind: type[AnySubscription], partition: Partition, event: wire.Subscribe
     ) -> AnySubscription:
         negotiated = session.negotiated
         msg_timeout_ms = negotiated.msg_timeout_ms if negotiated else self.features.msg_timeout_ms
@@ -557,8 +558,13 @@ class Nsqd:
             session,
             self._topology.locality(negotiated.request) if negotiated else Locality.GLOBAL,
         )
-        subscription.layout = layout
-        if negotiated is not None and meta.extend_support:
+        has_headers = partition.meta.extend_support
+        knows_headers = negotiated is not None and negotiated.request.extend_support
+        subscription.layout = extended.layout_of(partition.meta, event.is_located, knows_headers)
+        if has_headers and partition.headers_from:
+            subscription.headers_from = partition.headers_from
+            subscription.older_layout = extended.older_layout_of(event.is_located, knows_headers)
+        if negotiated is not None and has_headers:
             subscription.tag = negotiated.request.desired_tag
             subscription.ext_filter = session.ext_filter
         return subscription
@@ -628,6 +634,29 @@ class Nsqd:
         log.info("TOPIC(%s): deleted channel %s%s", topic.name, name, where)
         if topic.ephemeral and not topic.channel_names:
             self.delete_topic(topic.name)
+
+    def change_meta(self, topic: Topic, meta: TopicMeta) -> bool:
+        """Put another state of a topic into force; see :meth:`Broker.change_meta`.
+
+        Who consumes a topic with partitions that gets headers is sent away, because it does not know them; of a plain
+        topic it goes on, and gets the bodies alone.
+        """
+        had_headers = topic.meta.extend_support
+        if not self.engine.broker.change_meta(topic, meta):
+            return False
+        self.engine.schedule()
+        if meta.extend_support and not had_headers:
+            self._look_up_again()  # publishes wait now, and what waits is counted
+            sessions: dict[Session, None] = {}
+            for partition in topic.partitions.values():
+                for channel in partition.channels.values():
+                    for subscription in channel.subscriptions:
+                        extended.go_on(subscription, partition)
+                        if meta.is_partitioned and isinstance(subscription.owner, Session):
+                            sessions[subscription.owner] = None
+            what = f"topic {topic.name}: messages have headers from now on, identify with extend_support"
+            for_each(list(sessions), lambda session: session.dismiss("E_SUB_EXTEND_NEED", what), "closing")
+        return True
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its channels and close their consumers."""

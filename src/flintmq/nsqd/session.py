@@ -345,6 +345,13 @@ class Session(asyncio.Protocol):
         """Look at the next publish closely: where the last one went may take none now."""
         self._pub_partition = None
 
+    def dismiss(self, code: str, detail: str) -> None:
+        """Send an error that nothing was sent for, the last frame, and close; what the client holds is queued again."""
+        if self._transport is not None and not self._is_finished:
+            self._resume_reading(self._transport)  # to see the peer close
+            self._fail(code, detail)
+            self.loop.call_soon(self._finish_when_answered)
+
     def drain(self) -> None:
         """Send our last frames and the end of stream; what the client has finished until it closes still counts."""
         if self.subscription is not None:
@@ -724,10 +731,7 @@ class Session(asyncio.Protocol):
             source.is_open = False
 
         def refuse(code: str, detail: str) -> None:
-            if self._transport is not None and not self._is_finished:
-                self._resume_reading(self._transport)  # to see the peer close
-                self._fail(code, detail)
-                self.loop.call_soon(self._finish_when_answered)
+            self.dismiss(code, detail)
 
         consumer = Consumer(
             ask=lambda done: self._ask_server(auth, done),
@@ -764,7 +768,7 @@ class Session(asyncio.Protocol):
             return
         self.count_published(event.topic, event.bodies)
         self.note_group(group, event.bodies)
-        if group.partition.log.is_created:
+        if group.partition.is_writable:
             is_turned = event.partition is None and group.partition.meta.is_partitioned
             self._pub_partition = None if is_turned or group.partition.events is not None else group.partition
         last = self._slots[-1] if self._slots else None
@@ -787,8 +791,8 @@ class Session(asyncio.Protocol):
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(bodies)
 
     def note_group(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
-        """Bound what waits for the files of a new topic, and tell who traces the topic where messages come from."""
-        if not group.partition.log.is_created:
+        """Bound what waits for a topic that cannot be written yet, and tell who traces it where messages come from."""
+        if not group.partition.is_writable:
             self._await_topic(group, bodies)
         if group.partition.events is not None:
             group.partition.events.publisher(group, self.peer)
@@ -818,7 +822,7 @@ class Session(asyncio.Protocol):
         self.engine.schedule()
 
     def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
-        """Bound what waits for the files of new topics: nothing of it is on disk before they are there."""
+        """Bound what waits for the files of new topics, or for the database: nothing of it is on disk before."""
         self._new_topic_group = group
         self._new_topic_bytes += sum(map(len, bodies)) + _NEW_TOPIC_BYTES
         if self._new_topic_bytes > WRITE_BUFFER_HIGH_BYTES and self._transport is not None:

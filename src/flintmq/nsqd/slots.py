@@ -68,7 +68,7 @@ class StoredSlot(Slot):
         bodies: as they are stored.
     """
 
-    __slots__ = ("_first_bytes", "_first_index", "_is_several", "_sizes", "_traces")
+    __slots__ = ("_first_bytes", "_first_index", "_is_as_published", "_is_several", "_sizes", "_traces")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class StoredSlot(Slot):
         self._sizes = [len(body) + overhead for body in bodies]
         self._first_index = group.message_count - len(bodies)
         self._first_bytes = group.frame_bytes - sum(self._sizes)
+        self._is_as_published = True
         self._traces = traces
         self._is_several = is_several
 
@@ -96,6 +97,13 @@ class StoredSlot(Slot):
         group: PublishGroup = self.source
         if group.first_sequence < 0:
             return None
+        if self._is_as_published and group.longer_from < group.message_count:
+            self._is_as_published = False  # its topic got headers before it was written
+            end = self._first_index + len(self._sizes)
+            longer_count = max(0, end - max(self._first_index, group.longer_from))
+            first_longer = len(self._sizes) - longer_count
+            self._sizes = [size + (index >= first_longer) for index, size in enumerate(self._sizes)]
+            self._first_bytes += max(0, self._first_index - group.longer_from)
         trace_id = 0 if self._is_several else int.from_bytes(self._traces[0] or b"", "big")
         sizes = self._sizes if self._is_several else self._sizes[:1]
         return Stored(

@@ -12,7 +12,7 @@ Source: design/reliability.md R3 and R4, docs/decisions/0011.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +46,16 @@ from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 _TOLD_MAX = 100  # channels of which each is told of
 UNKNOWN_COUNT = -1  # of messages set aside, until they are counted again
+
+
+class _HeadersFrom(msgspec.Struct):
+    """What stands beside the fields of a topic's meta, of this node alone."""
+
+    headers_from: dict[int, int] = {}
+
+
+_encode_headers_from = msgspec.json.Encoder().encode
+_decode_headers_from = msgspec.json.Decoder(_HeadersFrom).decode
 
 
 class CursorRow(msgspec.Struct, array_like=True):
@@ -121,6 +131,7 @@ class StoredTopics:
     Attributes:
         topics: and whether they are paused.
         metas: of topics with partitions, with the numbers held here.
+        headers_from: topic and number -> first message with headers, of topics that got them while they were there.
         partitions: topic and number -> start of the backlog, and where a paused topic stopped.
         channels: topic, partition and name.
         next_cursor: the first number that no cursor has, and no messages set aside belong to.
@@ -132,6 +143,7 @@ class StoredTopics:
 
     topics: dict[str, bool] = field(default_factory=dict)
     metas: dict[str, tuple[TopicMeta, list[int]]] = field(default_factory=dict)
+    headers_from: dict[tuple[str, int], int] = field(default_factory=dict)
     partitions: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
     channels: dict[tuple[str, int, str], StoredChannel] = field(default_factory=dict)
     logs: dict[tuple[str, int], StoredLog] = field(default_factory=dict)
@@ -181,6 +193,11 @@ class ChannelStore:
         rows = {table.name: table.read(self._database.query)[0] for table in TABLES} if found is None else found
         stored = StoredTopics(is_older=self._is_older, is_behind=self._is_behind, is_same_boot=self._is_same_boot)
         stored.topics = {name: bool(paused) for name, paused in rows[TOPIC.name]}
+        stored.headers_from = {
+            (name, number): sequence
+            for name, meta, _ in rows[META.name]
+            for number, sequence in _decode_headers_from(meta).headers_from.items()
+        }
         stored.metas = {
             name: (decode_meta(meta), [int(number) for number in numbers.split(",") if number])
             for name, meta, numbers in rows[META.name]
@@ -330,9 +347,18 @@ def put_topic(name: str, paused: bool) -> Statement:
     return TOPIC.put((name, int(paused)))
 
 
-def put_topic_meta(name: str, meta: TopicMeta, partitions: Iterable[int]) -> Statement:
-    """Remember what a topic with partitions is, and which of them are held here."""
-    return META.put((name, encode_meta(meta), ",".join(map(str, partitions))))
+def put_topic_meta(
+    name: str, meta: TopicMeta, partitions: Iterable[int], headers_from: Mapping[int, int] | None = None
+) -> Statement:
+    """Remember what a topic with partitions is, and which of them are held here.
+
+    Args:
+        headers_from: of a topic that got headers while it was there: number of a partition -> first message with them.
+    """
+    encoded = encode_meta(meta)
+    if headers_from:
+        encoded = encoded[:-1] + b"," + _encode_headers_from(_HeadersFrom(dict(headers_from)))[1:]
+    return META.put((name, encoded, ",".join(map(str, partitions))))
 
 
 def put_partition(topic: str, partition: int, backlog_start: int, paused_at: int | None) -> Statement:
