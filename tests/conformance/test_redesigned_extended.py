@@ -212,7 +212,8 @@ def test_headers_for_a_topic_without(nsqd: Nsqd, connection: Connection, topic: 
         if name != topic:
             connection.ok(pub(name, b"x"))
         error = refused_but_open(connection, COMMANDS[command](name, 0))
-        assert error == f"E_EXT_NOT_SUPPORT {command} topic {name} has no headers: create it with extend=true"
+        what = "has no headers: create it with extend=true, or upgrade it with upgradeext=true"
+        assert error == f"E_EXT_NOT_SUPPORT {command} topic {name} {what}"
 
 
 @pytest.mark.parametrize(
@@ -477,6 +478,28 @@ def test_whoever_asks_for_nothing_sees_plain_nsq(nsqd: Nsqd, connection: Connect
     assert "desired_tag" not in answer and "extend_support" not in answer
     connection.ok(pub(topic, b"x"))
     assert connection.subscribe(topic, "c", 1).message().body == b"x"
+
+
+# -- topics that get headers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partition_num", [0, 2])
+def test_headers_from_then_on(nsqd: Nsqd, connection: Connection, knowing: Connection, topic: str, partition_num: int):
+    """One way, once; an old body stays what it is, even one that would be headers and a body."""
+    update = f"/topic/meta/update?topic={topic}&upgradeext"
+    old = b"\x02\x00\x01bdy"
+    nsqd.post(f"/topic/create?topic={topic}{f'&partition_num={partition_num}' if partition_num else ''}")
+    nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    connection.ok(pub_to(topic, 0, old) if partition_num else pub(topic, old))
+    assert refused_but_open(connection, COMMANDS["PUB_EXT"](topic, 0)).startswith("E_EXT_NOT_SUPPORT ")
+    for value in ("false", "true", "true", "false"):
+        nsqd.post(f"{update}={value}")
+    row = nsqd.stats(topic)
+    assert (row["extend_support"], row["meta_version"]) == (True, 1)
+    connection.ok(one("PUB_EXT", topic, 0, headed({"k": "v"}, b"new")))
+    connection.ok(pub_to(topic, 0, b"bare") if partition_num else pub(topic, b"bare"))
+    found = [extended(each.body) for each in knowing.subscribe(topic, "c", 9).messages(3)]
+    assert found == [(0, b"", old), (4, b'{"k": "v"}', b"new"), (0, b"", b"bare")]
 
 
 # -- plain topics with headers -----------------------------------------------------------------------------------------

@@ -151,7 +151,10 @@ def test_a_topic_with_partitions(admin: Any, flavour: str):
     assert "partition 0 channel c" in admin.channel_state(topic, "c")
     admin.change_topic(topic, retention_days=5, auto_channels=True)
     changed = admin.stats(topic)["topics"][0]
-    assert [changed[name] for name in ("retention_days", "meta_version")] == [5, 1]
+    assert [changed[name] for name in ("retention_days", "meta_version", "extend_support")] == [5, 1, False]
+    admin.change_topic(topic, headers=True)
+    changed = admin.stats(topic)["topics"][0]
+    assert [changed[name] for name in ("retention_days", "meta_version", "extend_support")] == [5, 2, True]
     assert admin.hourly_sizes(topic, partition=0) == {"hourly_pub_size": [0] * 22}
     assert admin.server_stats()["server_pub_failed"] == 0
     admin.limit_clients(topic, "c", 5)

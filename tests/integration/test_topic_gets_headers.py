@@ -242,7 +242,7 @@ def test_tags_from_then_on(daemons: Daemons):
             assert [extended(each.body).body for each in found] == [b"1", b"3", b"5"]
             tagged.finish(*found)
             stays.send(req(first.id, 0))
-            left = []
+            left: list[Message] = []
             while len(left) < 6:
                 left.append(stays.message())
                 stays.finish(left[-1])
@@ -379,7 +379,7 @@ def test_our_consumer_goes_on(daemons: Daemons, flavour: Flavour, partition_num:
     nsqd.publish("t", b"old")
     wait_until(lambda: nsqlookupd.producers("t"), "it is registered")
     seen: list[Any] = []
-    where = {"nsqlookupd_http_addresses": f"http://127.0.0.1:{nsqlookupd.http[1]}"}
+    where: dict[str, Any] = {"nsqlookupd_http_addresses": f"http://127.0.0.1:{nsqlookupd.http[1]}"}
     with flavour.consumer("t", "c", seen.append, **where):
         wait_until(lambda: len(seen) == 1, "the old one")
         nsqlookupd.post(UPGRADE)

@@ -92,7 +92,7 @@ def partition_of(topics: Mapping[str, Topic], event: PublishExtended) -> Partiti
     if found is None:
         raise RemoteProtocolError("E_TOPIC_NOT_EXIST", f"{event.command} topic {event.topic} is not on this nsqd")
     if event.has_headers and not found.meta.extend_support:
-        raise _no_room(event, "no headers: create it with extend=true")
+        raise _no_room(event, "no headers: create it with extend=true, or upgrade it with upgradeext=true")
     if not event.has_headers and not found.meta.is_partitioned:
         raise _no_room(
             event, "no partitions, so its message ids have no room for a trace id: create it with partition_num=1"

@@ -261,3 +261,11 @@ def test_a_pattern_costs_more_than_a_comparison():
     frame = frame_of(b'{"k":"%s"}' % (b"x" * 2000))
     assert make().cost(frame) == 1
     assert make(kind=2).cost(frame) > 100
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_a_message_from_before_its_topic_had_headers_has_none(inverse):
+    """Whatever its body looks like."""
+    frame = frame_of(b'{"k":"v"}')
+    assert make(inverse=inverse).takes(frame) is not inverse
+    assert make(inverse=inverse).takes(frame, has_headers=False) is inverse

@@ -39,6 +39,13 @@ def new_world(meta=None, **options):
     return world, world.broker.topics["t"]
 
 
+def frame_at(log, sequence):
+    """A stored message."""
+    batch = log.read(sequence)
+    assert batch is not None
+    return bytes(batch.frames(sequence, sequence + 1))
+
+
 def bodies(log, first=1):
     """Stored messages from a sequence on, each with whether it has headers."""
     found = []
@@ -204,9 +211,9 @@ def test_of_two_states_of_one_version_the_one_with_headers_is_in_force():
 @pytest.mark.parametrize("written", [0, 1, 2])
 def test_answers_of_what_was_under_way(written):
     """Some of it may be in the log already, the rest gets longer by a byte each."""
-    log = MemoryLog(0, 10**9)
-    partition = Partition("t", 0, log)
-    Topic("t", {0: partition}, meta=TopicMeta(partition_num=1))
+    _, topic = new_world(PARTED)
+    partition = topic.first_partition
+    log = partition.log
     pieces = [[bytes(8) + b"x" * (10 * each + number) for number in range(100)] for each in range(3)]
     slots = []
     for piece in pieces:
@@ -221,6 +228,7 @@ def test_answers_of_what_was_under_way(written):
     for number, slot in enumerate(slots):
         first = 1 + 100 * (number // 2)
         found = slot.stored()
+        assert found is not None
         frames = [log.read(each).frames(each, each + 1) for each in range(first, first + 100)]
         size = sum(map(len, frames)) - 400 if number % 2 == 0 else len(frames[0]) - 4
         assert (found.offset, found.raw_size) == (log.read(first).offset_of(first), size)
@@ -258,7 +266,7 @@ def test_what_was_set_aside_is_told_by_its_sequence(is_restarted):
         world.die(False)
     partition = world.broker.topics["t"].first_partition
     channel = partition.channels["c"]
-    untagged, tagged = Subscription([], HOUR, HOUR), Subscription([], HOUR, HOUR)
+    untagged, tagged = (Subscription([], 9 * HOUR, 9 * HOUR) for _ in range(2))
     tagged.tag = "b"
     for each in (untagged, tagged):
         go_on(each, partition)
@@ -318,7 +326,7 @@ def test_dead_letters_keep_the_whole_old_body():
     source.write_pending(1)
     target = Partition("d", 0, MemoryLog(0, 10**9))
     Topic("d", {0: target})
-    frames = [source.log.read(sequence).frames(sequence, sequence + 1) for sequence in (1, 2)]
+    frames = [frame_at(source.log, sequence) for sequence in (1, 2)]
     found = [dead_letter(source, "c", target, GivenUp(number, 1), frame) for number, frame in enumerate(frames, 1)]
     assert found == [LIKE_A_TAG, b"new"]
 
@@ -328,7 +336,7 @@ def test_dead_letters_keep_the_whole_old_body():
 def test_layouts_of_messages_from_before(is_located, knows_headers):
     log = MemoryLog(0, 10**9)
     log.append([LIKE_A_TAG], 1)
-    frame = bytes(log.read(1).frames(1, 2))
+    frame = frame_at(log, 1)
     layout = older_layout_of(is_located, knows_headers)
     sent = frame if layout is None else bytes(layout(frame, 77))
     place = (77).to_bytes(8, "big") + (len(frame) - 4).to_bytes(4, "big") if is_located else b""
@@ -345,5 +353,5 @@ def test_a_consumer_goes_on_with_either_kind():
     partition.add_headers(EXTENDED_PLAIN)
     go_on(subscription, partition)
     assert subscription.layout_at(1) is None and subscription.layout_at(2) is without_headers
-    assert without_headers(with_empty_headers(frame := bytes(partition.log.read(1).frames(1, 2)))) == frame
+    assert without_headers(with_empty_headers(frame := frame_at(partition.log, 1))) == frame
     assert layout_of(EXTENDED_PLAIN, False, False) is without_headers

@@ -351,3 +351,20 @@ def test_a_row_of_another_table_is_not_whole(store):
     whole = channel_store.put_settings("t", "c", Settings(max_attempts=3))[0][1][0]
     assert SETTINGS.is_whole(whole)
     assert not META_TABLE.is_whole(whole)
+
+
+def test_from_where_on_a_topic_has_headers(tmp_path):
+    """Beside its meta, which a release that does not know it reads as ever; what is older says nothing."""
+    files = OsFiles(str(tmp_path))
+    store = ChannelStore(files)
+    headed = TopicMeta(partition_num=3, extend_support=True, version=2)
+    rows = [
+        channel_store.put_topic_meta("old", META, [0]),
+        channel_store.put_topic_meta("t", headed, [0, 2], {0: 7, 2: 1}),
+        channel_store.put_topic_meta("plain", TopicMeta(extend_support=True), [0], {0: 9}),
+    ]
+    store.commit(rows, False)
+    store.close()
+    stored = ChannelStore(files).load()
+    assert stored.metas == {"old": (META, [0]), "t": (headed, [0, 2]), "plain": (TopicMeta(extend_support=True), [0])}
+    assert stored.headers_from == {("t", 0): 7, ("t", 2): 1, ("plain", 0): 9}

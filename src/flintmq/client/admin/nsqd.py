@@ -144,25 +144,36 @@ def change_topic(
     retention_days: int | None = None,
     syncdisk: int | None = None,
     auto_channels: bool | None = None,
+    headers: bool = False,
 ) -> Question[None]:
     """Change what a topic was created with, on this nsqd; nsqlookupd tells the others that have a part of it.
 
     Args:
         retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.
+        headers: True: messages may carry headers from now on, for good; False leaves it as it is.
     """
-    return post("/topic/meta/update", nothing, topic=topic, **changes(retention_days, syncdisk, auto_channels))
+    query = changes(retention_days, syncdisk, auto_channels, headers)
+    return post("/topic/meta/update", nothing, topic=topic, **query)
 
 
-def changes(retention_days: int | None, syncdisk: int | None, auto_channels: bool | None) -> dict[str, Any]:
+def changes(
+    retention_days: int | None, syncdisk: int | None, auto_channels: bool | None, headers: bool
+) -> dict[str, Any]:
     """The parameters of ``/topic/meta/update``.
 
     Raises:
         OptionError: nothing is to be changed.
     """
     is_closed = None if auto_channels is None else not auto_channels
-    query = {"retention": retention_days, "syncdisk": syncdisk, "disable_channel_auto_create": is_closed}
+    query = {
+        "retention": retention_days,
+        "syncdisk": syncdisk,
+        "disable_channel_auto_create": is_closed,
+        "upgradeext": headers or None,
+    }
     if all(value is None for value in query.values()):
-        raise OptionError("retention_days", None, "at least one of retention_days, syncdisk and auto_channels", SOURCE)
+        allowed = "at least one of retention_days, syncdisk, auto_channels and headers"
+        raise OptionError("retention_days", None, allowed, SOURCE)
     return query
 
 

@@ -136,13 +136,16 @@ def change_topic(
     retention_days: int | None = None,
     syncdisk: int | None = None,
     auto_channels: bool | None = None,
+    headers: bool = False,
 ) -> Question[None]:
     """Change what a topic was created with, on every nsqd that has a part of it; one that is away is told later.
 
     Args:
         retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.
+        headers: True: messages may carry headers from now on, for good; False leaves it as it is.
     """
-    return post("/topic/meta/update", nothing, topic=topic, **changes(retention_days, syncdisk, auto_channels))
+    query = changes(retention_days, syncdisk, auto_channels, headers)
+    return post("/topic/meta/update", nothing, topic=topic, **query)
 
 
 def tombstone(topic: str, node: str, *, restore: bool = False) -> Question[None]:
