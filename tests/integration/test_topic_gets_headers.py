@@ -369,6 +369,21 @@ def test_a_plain_topic_through_nsqlookupd(daemons: Daemons):
             assert bodies_of(consumer.messages(2)) == [(4, b'{"k": "v"}', b"new"), (0, b"", b"old")]
 
 
+def test_a_plain_topic_that_has_headers_on_one_node_only(daemons: Daemons):
+    """It is left so, until it is changed: then nodes that have one version of it have one kind."""
+    nsqlookupd = daemons.nsqlookupd()
+    bare, with_headers = [daemons.nsqd("--durability=os", lookup_flag(nsqlookupd)) for _ in range(2)]
+    bare.publish("t", b"old")
+    with_headers.post("/topic/create?topic=t&extend=true")
+    wait_until(lambda: len(nsqlookupd.producers("t")) == 2, "the topic on both")
+    assert "extend_support" not in bare.stats("t")
+    with_headers.post("/topic/meta/update?topic=t&retention=3")
+    wait_until(lambda: bare.stats("t").get("extend_support"), "both have headers", PATIENCE_S)
+    assert bare.stats("t")["retention_days"] == 3
+    with knowing(bare) as consumer:
+        assert bodies_of(consumer.messages(1)) == [(0, b"", b"old")]
+
+
 @pytest.mark.parametrize("partition_num", [0, 2])
 def test_our_consumer_goes_on(daemons: Daemons, flavour: Flavour, partition_num: int):
     """Partitions send it away, and it comes back knowing headers; a plain topic leaves it where it is."""

@@ -376,10 +376,11 @@ class RegistrationDatabase:
     def meta(self, topic: str) -> TopicMeta:
         """What a topic was created with and changed to; of a plain or unknown one nothing.
 
-        Nodes agree, or the highest version wins, and of one version the most partitions.
+        Nodes agree, or the highest version wins, and of one version the most partitions. Headers that a topic has on
+        some nodes because it was created with them there are no change that the others have missed.
         """
         metas = [registration.meta for registration in self._registrations(topic, TOPIC_ITSELF)]
-        return max(metas, key=lambda meta: (meta.version, meta.partition_num, meta.rank), default=PLAIN)
+        return max(metas, key=_precedence, default=PLAIN)
 
     def behind(self, topic: str) -> list[NsqdNode]:
         """Nodes that have missed a change of a topic which another one has."""
@@ -505,3 +506,7 @@ class RegistrationDatabase:
         self._key_count -= 1
         if channel == TOPIC_ITSELF:
             del self._topics[topic]
+
+
+def _precedence(meta: TopicMeta) -> tuple[object, ...]:
+    return meta.version, meta.partition_num, meta.version > 0 or not meta.extend_support, meta.rank

@@ -56,6 +56,22 @@ def test_two_changes_of_one_version_end_in_the_same_one_everywhere(database, a, 
     assert (database.meta("t"), database.behind("t")) == (higher, [behind])
 
 
+@pytest.mark.parametrize("partition_num", [0, 4])
+def test_headers_that_a_topic_was_created_with_on_one_node_are_no_change(database, a, b, partition_num):
+    bare, headed = (TopicMeta(partition_num=partition_num, extend_support=each) for each in (False, True))
+    database.describe_topic(a.node_id, "t", bare)
+    database.describe_topic(b.node_id, "t", headed)
+    assert (database.meta("t"), database.behind("t")) == (bare, [])
+
+
+def test_of_one_version_headers_win(database, a, b):
+    """Whatever else it says: a node that has them cannot give them up."""
+    bare, headed = TopicMeta(retention_days=9, version=1), TopicMeta(extend_support=True, version=1)
+    database.describe_topic(a.node_id, "t", bare)
+    database.describe_topic(b.node_id, "t", headed)
+    assert (database.meta("t"), database.behind("t")) == (headed, [a])
+
+
 def test_who_has_a_plain_topic_is_not_behind_one_with_partitions(database, a, b):
     database.register(a.node_id, "t")
     database.describe_topic(b.node_id, "t", TopicMeta(partition_num=4, version=3))
