@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import threading
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +26,7 @@ from tests.conformance.redesigned_helpers import (
 )
 from tests.integration.daemons import (
     PATIENCE_S,
+    Closed,
     Connection,
     Daemons,
     Message,
@@ -321,6 +325,53 @@ def test_publishers_do_not_notice(daemons: Daemons, partition_num: int):
         assert message.body[0] == 0 and message.body[1 + LOCATION.size :] == b"%d" % (answer.trace_id - 1)
         assert (offset, raw_size) == (answer.offset, answer.raw_size)
         assert placed(message).trace_id == answer.trace_id
+
+
+@pytest.mark.parametrize("after_ms", [0, 1, 3, 10, 30])
+def test_a_kill_9_at_that_moment(daemons: Daemons, after_ms: int):
+    """Before or after the database has it: whatever was answered is there, each with its own body, and no other."""
+    nsqd = daemons.nsqd("--durability=os")
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    answered: list[bytes] = []
+    sent: list[bytes] = []
+    under_way = threading.Event()
+
+    def publish() -> None:
+        with contextlib.suppress(OSError, Closed), nsqd.connect() as connection:
+            while True:
+                sent.append(LIKE_HEADERS + b"%d" % len(sent))
+                connection.ok(pub("t", sent[-1]))
+                answered.append(sent[-1])
+                if len(answered) > 50:
+                    under_way.set()
+
+    def upgrade() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            nsqd.request("POST", UPGRADE)
+
+    threads = [threading.Thread(target=each) for each in (publish, upgrade)]
+    threads[0].start()
+    assert under_way.wait(PATIENCE_S)
+    threads[1].start()
+    time.sleep(after_ms / 1000)
+    nsqd.kill()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    nsqd.start()
+    has_headers = nsqd.stats("t").get("extend_support", False)
+    with nsqd.connect() as consumer:
+        consumer.identify(extend_support=has_headers)
+        count = nsqd.stats("t", "c")["depth"]
+        consumer.subscribe("t", "c", 100)
+        found = []
+        for _ in range(count):
+            message = consumer.message()
+            found.append(message.body)
+            consumer.finish(message)
+        wait_until(lambda: nsqd.unfinished("t", "c") == 0)
+    bodies = [extended(body).body for body in found] if has_headers else found
+    assert set(answered) <= set(bodies) <= set(sent) and len(set(bodies)) == len(bodies)
 
 
 # -- over several nodes ------------------------------------------------------------------------------------------------
