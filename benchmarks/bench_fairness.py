@@ -37,7 +37,7 @@ TARGET_FACTOR = 3.0
 TARGET_MS = 10.0
 DURABILITIES = ("os", "fsync")
 LOOPS = ("uvloop", "asyncio")
-PING_RATE = 500
+PING_RATE = 100
 _TURN = re.compile(r'^flintmq_nsqd_loop_delays_total\{over="([^"]+)"\} (\d+)', re.MULTILINE)
 
 
