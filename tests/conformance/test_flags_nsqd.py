@@ -76,7 +76,8 @@ def test_default_of_tls_files(nsqd: Nsqd, name: str):
 def test_addresses_and_data_path(shared_daemons: Daemons, told: dict[str, Nsqd], form: str):
     nsqd = told[form]
     assert config(nsqd, "data_path") == str(nsqd.data_path)
-    assert config(nsqd, "tcp_address") == config(nsqd, "http_address") == "127.0.0.1:0"
+    assert config(nsqd, "tcp_address") == f"127.0.0.1:{nsqd.tcp[1]}"
+    assert config(nsqd, "http_address") == f"127.0.0.1:{nsqd.http[1]}"
 
 
 def test_default_of_node_id_is_a_hash_of_the_host_name(nsqd: Nsqd):

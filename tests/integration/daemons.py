@@ -28,6 +28,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
+from tests.ports import reserved_port
+
 PATIENCE_S = 15.0
 """How long a test waits for what must come; a busy machine needs some of it, a broken daemon all of it."""
 
@@ -350,12 +352,16 @@ class Daemon:
         self._limits = list(limits)  # a command that runs the daemon, such as prlimit --nofile=64
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._reserved: list[socket.socket] = []
 
     # life
 
     def launch(self) -> None:
         """Start the process without waiting for it."""
         assert self._process is None, "it runs already"
+        if not self._reserved:
+            self._reserved = [reserved_port(), reserved_port()]
+            self.tcp, self.http = (each.getsockname() for each in self._reserved)
         addresses = (f"--tcp-address=127.0.0.1:{self.tcp[1]}", f"--http-address=127.0.0.1:{self.http[1]}")
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
         with self._log_path.open("ab") as log:
@@ -431,6 +437,8 @@ class Daemon:
 
     def discard(self) -> None:
         """End it, if it runs, at the end of a test."""
+        while self._reserved:
+            self._reserved.pop().close()
         if self._process is None:
             return
         if self._process.poll() is None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from tests.ports import reserved_port
 
 import flintmq
 from flintmq.spark.encode import encode_bodies
@@ -39,8 +40,8 @@ class NsqdProcess:
         data_path.mkdir(parents=True, exist_ok=True)
         self._data_path = data_path
         self._durability = durability
-        self.address = "127.0.0.1:0"
-        self.http_address = "127.0.0.1:0"
+        self._reserved = [reserved_port(), reserved_port()]
+        self.address, self.http_address = (f"127.0.0.1:{each.getsockname()[1]}" for each in self._reserved)
         self._process: subprocess.Popen[str] | None = None
         self.log: list[str] = []
         self.start()
