@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from flintmq import errors, sync
     from flintmq.client.admin.clients import LookupdAdmin, NsqdAdmin
     from flintmq.client.admin.question import HttpRefused
+    from flintmq.client.aio.consumer import Consumer
+    from flintmq.client.aio.producer import Producer
     from flintmq.client.app import App
-    from flintmq.client.consumer import Consumer
-    from flintmq.client.message import Discard, Message, Requeue
+    from flintmq.client.core.message import Discard, Message, Requeue
+    from flintmq.client.core.order import OrderViolation
+    from flintmq.client.core.start import Start
     from flintmq.client.options import ConnectionOptions
-    from flintmq.client.order import OrderViolation
-    from flintmq.client.producer import Producer
     from flintmq.client.publish import Published
     from flintmq.client.security import TlsRefused
-    from flintmq.client.start import Start
     from flintmq.client.telemetry import Telemetry
     from flintmq.errors import (
         BodyError,
@@ -95,20 +95,20 @@ _MODULES = ("errors", "sync", "testing")
 
 _CLIENT = {
     "App": "flintmq.client.app",
-    "Producer": "flintmq.client.producer",
-    "Consumer": "flintmq.client.consumer",
-    "Message": "flintmq.client.message",
-    "Requeue": "flintmq.client.message",
-    "Discard": "flintmq.client.message",
+    "Producer": "flintmq.client.aio.producer",
+    "Consumer": "flintmq.client.aio.consumer",
+    "Message": "flintmq.client.core.message",
+    "Requeue": "flintmq.client.core.message",
+    "Discard": "flintmq.client.core.message",
     "ConnectionOptions": "flintmq.client.options",
-    "Start": "flintmq.client.start",
+    "Start": "flintmq.client.core.start",
     "NsqdAdmin": "flintmq.client.admin.clients",
     "LookupdAdmin": "flintmq.client.admin.clients",
     "HttpRefused": "flintmq.client.admin.question",
     "TlsRefused": "flintmq.client.security",
     "Telemetry": "flintmq.client.telemetry",
     "Published": "flintmq.client.publish",
-    "OrderViolation": "flintmq.client.order",
+    "OrderViolation": "flintmq.client.core.order",
 }
 
 

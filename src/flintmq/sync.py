@@ -19,12 +19,12 @@ from flintmq.client.admin.question import HttpRefused
 from flintmq.client.blocking.admin import LookupdAdmin, NsqdAdmin
 from flintmq.client.blocking.consumer import Consumer
 from flintmq.client.blocking.producer import Producer
-from flintmq.client.message import Discard, Message, Requeue
+from flintmq.client.core.message import Discard, Message, Requeue
+from flintmq.client.core.order import OrderViolation
+from flintmq.client.core.start import Start
+from flintmq.client.core.stats import ConsumerStats, ProducerStats
 from flintmq.client.options import ConnectionOptions
-from flintmq.client.order import OrderViolation
 from flintmq.client.publish import Published
-from flintmq.client.start import Start
-from flintmq.client.stats import ConsumerStats, ProducerStats
 from flintmq.errors import (
     BodyError,
     ConnectionFailed,

@@ -25,7 +25,7 @@ from tests.integration.proxy import Proxy
 from tests.integration.test_once import stored
 
 from flintmq import OptionError, Producer, PublishRefused, PublishUnknown, sync
-from flintmq.client.once import POOL_SIZE_MAX
+from flintmq.client.core.once import POOL_SIZE_MAX
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, wai
 from tests.unit.client.fake_cluster import Cluster
 
 from flintmq import Consumer, Message, NsqdError, Producer, PublishRefused
-from flintmq.client.sharding import partition_of
+from flintmq.client.core.sharding import partition_of
 from flintmq.wire.commands import COMMANDS
 
 

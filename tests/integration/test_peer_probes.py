@@ -685,8 +685,8 @@ def test_importing_configures_no_logging():
     """ansq calls basicConfig and nsq-py adds handlers when they are imported."""
     import logging
 
-    import flintmq.client.consumer
-    import flintmq.client.producer  # noqa: F401
+    import flintmq.client.aio.consumer
+    import flintmq.client.aio.producer  # noqa: F401
 
     assert logging.getLogger("flintmq.client").handlers == []
     assert logging.getLogger("flintmq").handlers == []

@@ -20,7 +20,7 @@ import pytest
 from tests.integration.daemons import PATIENCE_S, wait_until
 from tests.integration.test_client_partitions import Flintmq, Youzan, flintmq, youzan
 
-from flintmq.client.sharding import partition_of
+from flintmq.client.core.sharding import partition_of
 from flintmq.sync import (
     Consumer,
     DiscoveryError,

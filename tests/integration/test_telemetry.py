@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from flintmq import App, Consumer, Discard, Message, Producer, PublishError, Requeue, Telemetry
-from flintmq.client.envelope import MAGIC
+from flintmq.client.core.envelope import MAGIC
 from flintmq.testing import MemoryNsqd
 
 

@@ -26,7 +26,7 @@ from tests.unit.client.fake_cluster import HANG_UP, OK, SILENCE, STORE_AND_HANG_
 from tests.unit.client.world import until
 
 from flintmq import Message, Producer, PublishError, PublishUnknown
-from flintmq.client.sharding import partition_of
+from flintmq.client.core.sharding import partition_of
 
 SEEDS = 120
 DEADLINE_S = 4.0

@@ -1,11 +1,8 @@
 """The client: producer, consumer, and the policies they follow; on asyncio here, on blocking sockets in ``blocking``.
 
-Layers inside, upper to lower: ``app``, ``consumer``, ``dead_letters``, ``producer``, ``sending | subscribing``,
-``flow | links | lanes | following | handlers``, ``admission | routing``, ``publish``,
-``connection | discovery | inbox | order | trace``, ``message``, ``topology | rdy | backoff | start``, ``options``.
-Beside them, on ``discovery``: ``admin``, the HTTP APIs of the daemons.
-The policies (``rdy``, ``backoff``, ``routing``, ``topology``, ``order``) read no clock and draw no random number:
-values come in.
+Rooms, lower to upper: ``core`` (what every client does alike; no event loop, no thread, no socket), ``aio`` and
+``blocking`` (the same on asyncio and on blocking sockets), and beside them ``admin``, the HTTP APIs of the daemons.
+Upon both: ``app`` and ``prometheus``.
 """
 
 from __future__ import annotations
@@ -14,21 +11,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flintmq.client.aio.consumer import Consumer
+    from flintmq.client.aio.producer import Producer
     from flintmq.client.app import App
-    from flintmq.client.consumer import Consumer
-    from flintmq.client.message import Discard, Message, Requeue
+    from flintmq.client.core.message import Discard, Message, Requeue
     from flintmq.client.options import ConnectionOptions
-    from flintmq.client.producer import Producer
 
 __all__ = ["App", "ConnectionOptions", "Consumer", "Discard", "Message", "Producer", "Requeue"]
 
 _MODULES = {
     "App": "app",
-    "Consumer": "consumer",
-    "Producer": "producer",
-    "Message": "message",
-    "Requeue": "message",
-    "Discard": "message",
+    "Consumer": "aio.consumer",
+    "Producer": "aio.producer",
+    "Message": "core.message",
+    "Requeue": "core.message",
+    "Discard": "core.message",
     "ConnectionOptions": "options",
 }
 

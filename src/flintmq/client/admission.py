@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from flintmq.client.core.stats import ProducerStats
 from flintmq.client.publish import closed_error
-from flintmq.client.stats import ProducerStats
 from flintmq.errors import FlintError, LocalProtocolError, PublishRefused
 
 

@@ -21,12 +21,12 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from flintmq.client.consumer import Consumer
+from flintmq.client.aio.consumer import Consumer
+from flintmq.client.aio.handlers import is_async
+from flintmq.client.aio.producer import Producer
+from flintmq.client.core.message import Message
 from flintmq.client.discovery import Fetch
-from flintmq.client.handlers import is_async
-from flintmq.client.message import Message
 from flintmq.client.options import SOURCE, ConnectionOptions, addresses
-from flintmq.client.producer import Producer
 from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.loop import loop_factory

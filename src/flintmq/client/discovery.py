@@ -4,7 +4,7 @@ Rules of this file:
 
 - Which nsqlookupd there are is asked first (``listlookup``); the configured ones stay whatever they say. NSQ's own
   answers 404 and is asked that rarely.
-- All nsqlookupd are asked at the same time and their answers are united (:mod:`flintmq.client.topology`).
+- All nsqlookupd are asked at the same time and their answers are united (:mod:`flintmq.client.core.topology`).
 - Every request has a deadline and a limit on the answer's size; the slowest nsqlookupd delays a poll by no more.
 - One that fails again and again is asked last (:class:`Directory`).
 - What an nsqlookupd said last stands while it fails: its outage takes no nsqd away from us.
@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, urlsplit
 
+from flintmq.client.core.topology import Node, Remembered, Topology, parse_answer, parse_members, parse_nodes, unite
 from flintmq.client.options import NSQLOOKUPD_COUNT_MAX, ConnectionOptions, why_unreachable
 from flintmq.client.security import explain
-from flintmq.client.topology import Node, Remembered, Topology, parse_answer, parse_members, parse_nodes, unite
 from flintmq.errors import DiscoveryError, OptionError
 from flintmq.net.tls_engine import reason_of
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from flintmq.client.message import Delivery, Link, Message
+from flintmq.client.core.message import Delivery, Link, Message
 from flintmq.wire.client import Record
 
 if TYPE_CHECKING:

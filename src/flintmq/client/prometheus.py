@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from flintmq.client.stats import ConsumerStats, ProducerStats
+from flintmq.client.core.stats import ConsumerStats, ProducerStats
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

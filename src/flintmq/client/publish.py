@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from flintmq.client.backoff import jittered_s
-from flintmq.client.bodies import encoded, is_model
+from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.bodies import encoded, is_model
 from flintmq.client.options import SOURCE, whole
 from flintmq.errors import (
     FlintError,
@@ -38,9 +38,9 @@ from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
 if TYPE_CHECKING:
     import asyncio
 
-    from flintmq.client.connection import Answered, Connection
-    from flintmq.client.once import Writer
-    from flintmq.client.sharding import ShardingId
+    from flintmq.client.aio.connection import Answered, Connection
+    from flintmq.client.core.once import Writer
+    from flintmq.client.core.sharding import ShardingId
 
 TRIES_MAX = 3
 RETRY_BASE_S = 0.02

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from flintmq.client.core.sharding import ShardingId, partition_of
+from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.client.options import SOURCE, whole
 from flintmq.client.publish import TOPIC_COUNT_MAX
-from flintmq.client.sharding import ShardingId, partition_of
-from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.errors import OptionError
 
 if TYPE_CHECKING:
-    from flintmq.client.connection import Connection
+    from flintmq.client.aio.connection import Connection
 
 DISTRUST_S = 10.0
 

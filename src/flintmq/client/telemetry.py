@@ -12,7 +12,7 @@ Rules of this file:
 - Spans are named and filled as OpenTelemetry's conventions for messaging say: ``send orders``, ``process orders``,
   ``messaging.system`` = ``nsq``. A handler's span continues the trace of the message's producer, and links to it.
 - The context travels in headers (``traceparent``): of the message where its topic has headers, else in the envelope of
-  :mod:`flintmq.client.envelope`, if that is switched on; else each side has traces of its own.
+  :mod:`flintmq.client.core.envelope`, if that is switched on; else each side has traces of its own.
 
 Source: OpenTelemetry semantic conventions for messaging; reference/clients.md D and E ("tracing").
 """
@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flintmq import __version__
-from flintmq.client.handlers import is_async
-from flintmq.client.message import Discard, Message, Requeue
+from flintmq.client.aio.handlers import is_async
+from flintmq.client.core.message import Discard, Message, Requeue
 from flintmq.client.options import SOURCE
 from flintmq.errors import OptionError
 

@@ -23,7 +23,7 @@ import msgspec
 from flintmq.wire.extended import split_id
 
 if TYPE_CHECKING:
-    from flintmq.client.message import Delivery
+    from flintmq.client.core.message import Delivery
     from flintmq.wire.extended import Stored
 
 log = logging.getLogger("flintmq.trace")

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from flintmq.client.start import BEGINNING, END, Start, StartAt
+from flintmq.client.core.start import BEGINNING, END, Start, StartAt
 from flintmq.errors import OptionError, UsageError
 from flintmq.options import nearest, parse_duration_ns
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin

@@ -28,7 +28,7 @@ import aiohttp
 import msgspec
 
 from flintmq import __version__
-from flintmq.client.connection import Connection
+from flintmq.client.aio.connection import Connection
 from flintmq.client.discovery import ANSWER_SIZE_MAX, Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused

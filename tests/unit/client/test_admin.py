@@ -15,8 +15,8 @@ from flintmq.client.admin import clients, nsqd, nsqlookupd
 from flintmq.client.admin.question import TEXT_SIZE_MAX, HttpRefused, Question, base_url, fields, get, nothing, post
 from flintmq.client.admin.results import PeekedMessage, StoredMessage
 from flintmq.client.blocking import admin as blocking
+from flintmq.client.core.start import PART_COUNT_MAX, PROMPT_S, Beginning, Start, StartAt, start_text
 from flintmq.client.options import ConnectionOptions
-from flintmq.client.start import PART_COUNT_MAX, PROMPT_S, Beginning, Start, StartAt, start_text
 from flintmq.errors import OptionError, RemoteProtocolError
 from flintmq.net.http_auth import Table
 from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from flintmq.client.core.message import Delivery, Message
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message
 from flintmq.wire.client import Record
 
 NOW = 1000.0

@@ -12,8 +12,8 @@ from tests.unit.client.cluster_world import PlainLookup, play
 from tests.unit.client.world import World, until
 
 from flintmq import Consumer, Message
-from flintmq.client.message import take_apart
-from flintmq.client.order import Order, OrderViolation
+from flintmq.client.core.message import take_apart
+from flintmq.client.core.order import Order, OrderViolation
 from flintmq.errors import DiscoveryError, NsqdError, OptionError, RemoteProtocolError
 from flintmq.wire.extended import Extension
 

@@ -24,9 +24,9 @@ from flintmq.client.admin.results import (
     StoredMessage,
     Trace,
 )
-from flintmq.client.message import is_hex
+from flintmq.client.core.message import is_hex
+from flintmq.client.core.start import StartAt, start_text
 from flintmq.client.options import DAY_S, DELAY_MAX_S, SOURCE, Seconds, milliseconds, system_env
-from flintmq.client.start import StartAt, start_text
 from flintmq.errors import OptionError
 from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.topic_meta import TopicMeta

@@ -13,7 +13,7 @@ from typing import Any
 from flintmq.client.admin.nsqd import changes, creation
 from flintmq.client.admin.question import Question, fields, get, nothing, post, struct, text
 from flintmq.client.admin.results import Channels, Found, ListedNode, Nodes, Topics
-from flintmq.client.topology import parse_members
+from flintmq.client.core.topology import parse_members
 from flintmq.topic_meta import TopicMeta
 
 ALL_PARTITIONS = "**"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from flintmq.client.topology import Node, TopicMeta
+from flintmq.client.core.topology import Node, TopicMeta
 from flintmq.errors import UNREADABLE_JSON
 
 

@@ -14,9 +14,9 @@ from flintmq.errors import FlintError
 from flintmq.wire.client import ClientConnection
 
 if TYPE_CHECKING:
-    from flintmq.client.once import Writer
+    from flintmq.client.core.once import Writer
+    from flintmq.client.core.sharding import ShardingId
     from flintmq.client.publish import Published
-    from flintmq.client.sharding import ShardingId
 
 Build = Callable[[ClientConnection, int | None], bytes]
 """Makes the command that publishes; to a partition, if it is told one."""

@@ -20,7 +20,7 @@ import msgspec
 
 from flintmq.client.blocking.line import HEARTBEATS_MISSED_MAX, Line
 from flintmq.client.blocking.timers import CallTimer, Timers
-from flintmq.client.handshake import refusal
+from flintmq.client.core.handshake import refusal
 from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds
 from flintmq.client.routing import Target
 from flintmq.errors import ConnectionFailed, FlintError, TouchFailed
@@ -47,7 +47,7 @@ class ConnectionOwner(Protocol):
 
 
 class Connection:
-    """One connection; a :class:`flintmq.client.message.Link`.
+    """One connection; a :class:`flintmq.client.core.message.Link`.
 
     Args:
         line: subscribed; it is this object's from now on.

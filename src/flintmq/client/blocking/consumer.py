@@ -14,7 +14,8 @@ Rules of this file:
 - A partition has a connection of its own; in order, each partition backs off for itself.
 - Stopping is one way: RDY 0, queued messages given back, answers sent, CLS, close.
 
-What decides is shared with :mod:`flintmq.client.consumer`: flow, RDY, backoff, inbox, messages, discovery's answers.
+What decides is shared with :mod:`flintmq.client.aio.consumer`: flow, RDY, backoff, inbox, messages, discovery's
+answers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from flintmq.client import trace as trace_log
-from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.forking import watch
@@ -42,15 +42,18 @@ from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.blocking.subscribing import Opened, Subscriptions
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.bodies import reader
+from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
+from flintmq.client.core.bodies import reader
+from flintmq.client.core.envelope import open_delivery
+from flintmq.client.core.flow import BACKOFF_JITTER, Flow
+from flintmq.client.core.message import Delivery, Message, Value, is_hex, take_apart
+from flintmq.client.core.start import StartAt
+from flintmq.client.core.stats import ConsumerStats
+from flintmq.client.core.topology import Topology
+from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Letters, Unreadable, letter_headers, read_error
 from flintmq.client.discovery import PollTimes
-from flintmq.client.envelope import open_delivery
-from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message, Value, is_hex, take_apart
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
-from flintmq.client.start import StartAt
-from flintmq.client.stats import ConsumerStats
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
     DRAIN_SAID_S,
@@ -67,8 +70,6 @@ from flintmq.client.subscription import (
     new_policy,
     new_times,
 )
-from flintmq.client.topology import Topology
-from flintmq.client.unreadable import BLOCKING, REQUEUED, Letters, Unreadable, letter_headers, read_error
 from flintmq.env import Env
 from flintmq.errors import BodyError, FlintError, LocalProtocolError, PublishRefused, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from flintmq.client.backoff import jittered_s
 from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.topology import Topology
 from flintmq.client.discovery import NODES_PATH, topic_path
 from flintmq.client.publish import LOOKUP_JITTER
 from flintmq.client.routing import Routes
-from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NoNsqd
 

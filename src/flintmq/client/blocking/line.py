@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from flintmq.client.blocking.opening import open_stream
 from flintmq.client.blocking.stream import Time
-from flintmq.client.handshake import refusal
+from flintmq.client.core.handshake import refusal
 from flintmq.client.options import ConnectionOptions, seconds
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError

@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, TypeVar
 
-from flintmq.client.backoff import ReconnectDelay
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core.backoff import ReconnectDelay
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError
 

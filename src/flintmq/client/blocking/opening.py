@@ -12,7 +12,7 @@ import msgspec
 
 from flintmq import __version__
 from flintmq.client.blocking.stream import Stream, Time, connect
-from flintmq.client.handshake import Handshake, Next
+from flintmq.client.core.handshake import Handshake, Next
 from flintmq.client.options import SOURCE, ConnectionOptions, seconds, split_address
 from flintmq.client.security import Secret, checked_secret
 from flintmq.env import Env

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from flintmq.client.backoff import ReconnectDelay
 from flintmq.client.blocking.line import Line
+from flintmq.client.core.backoff import ReconnectDelay
 
 
 class Pool:

@@ -4,8 +4,9 @@ Rules of this file:
 
 - A call takes a line out of a pool, asks, and puts it back; it waits for a line, for an answer and between tries, never
   beyond its deadline, and never with the lock held.
-- The outcomes and the retry table are those of :mod:`flintmq.client.producer`: an error in the message is final; "not
-  here, not now" is tried again, up to ``max_tries``; without an answer it is sent to another nsqd (``retry_unknown``).
+- The outcomes and the retry table are those of :mod:`flintmq.client.aio.producer`: an error in the message is final;
+  "not here, not now" is tried again, up to ``max_tries``; without an answer it is sent to another nsqd
+  (``retry_unknown``).
 - Lines are opened by a crew, so that neither a name that does not resolve nor an nsqd that is gone holds up a call
   beyond its deadline. A keeper answers heartbeats on free lines and replaces those that are lost.
 - Calls that keep an order stand in a queue of their partition (:mod:`flintmq.client.blocking.queues`) and go there or
@@ -37,8 +38,11 @@ from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.envelope import wrap
-from flintmq.client.once import GAP_CODE, Spot, check_not_delayed, check_not_once, new_writers
+from flintmq.client.core.envelope import wrap
+from flintmq.client.core.once import GAP_CODE, Spot, check_not_delayed, check_not_once, new_writers
+from flintmq.client.core.sharding import ShardingId, partition_of
+from flintmq.client.core.stats import ProducerStats
+from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,
@@ -76,9 +80,6 @@ from flintmq.client.publish import (
 )
 from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
-from flintmq.client.sharding import ShardingId, partition_of
-from flintmq.client.stats import ProducerStats
-from flintmq.client.unreadable import HEADERS_REFUSED_CODES
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,

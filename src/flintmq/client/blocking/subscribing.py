@@ -21,18 +21,19 @@ import logging
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from flintmq.client.backoff import jittered_s
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.links import Links
 from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.timers import CallTimer, Timers
+from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.start import NS_PER_S, Beginning
+from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.client.discovery import PollTimes, topic_path
 from flintmq.client.options import ConnectionOptions, seconds
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.client.security import Refusals
-from flintmq.client.start import NS_PER_S, Beginning
 from flintmq.client.subscription import (
     DOUBT_S,
     EXTEND_CODES,
@@ -41,7 +42,6 @@ from flintmq.client.subscription import (
     TOPIC_CODES,
     OrderCommands,
 )
-from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NsqdError
 

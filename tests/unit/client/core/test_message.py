@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from flintmq.client.message import Delivery, Discard, Message, Requeue, ThreadMessage
+from flintmq.client.core.message import Delivery, Discard, Message, Requeue, ThreadMessage
 from flintmq.errors import LocalProtocolError, OptionError, TouchFailed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.rdy import SETTLE_S, RdyPolicy, Share
+from flintmq.client.core.rdy import SETTLE_S, RdyPolicy, Share
 
 NOW = 100.0
 

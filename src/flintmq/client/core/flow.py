@@ -1,4 +1,4 @@
-"""A consumer's flow control: applies the policies of :mod:`flintmq.client.rdy` and :mod:`flintmq.client.backoff`.
+"""A consumer's flow control: applies the policies of :mod:`.rdy` and :mod:`.backoff`.
 
 Rules of this file: it is the only one that sends RDY and the single owner of what is in flight; it decides nothing
 itself. A connection *joins* when it is subscribed and *leaves* when it is lost; messages of a lost connection that the
@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from flintmq.client.backoff import Backoff, BackoffState, jittered_s
-from flintmq.client.rdy import RdyPolicy, Share
+from flintmq.client.core.backoff import Backoff, BackoffState, jittered_s
+from flintmq.client.core.rdy import RdyPolicy, Share
 from flintmq.env import Env
 from flintmq.wire.client import Features
 

@@ -2,12 +2,13 @@
 
 Rules of this file:
 
-- It joins the parts and decides nothing that a policy can decide: :mod:`flintmq.client.connection` (bytes),
-  :mod:`flintmq.client.flow` (RDY, backoff), :mod:`flintmq.client.discovery` (addresses), :mod:`flintmq.client.inbox`
-  (what waits to be handed out), :mod:`flintmq.client.handlers` (who is handed it).
-- One task per nsqd, or per partition, keeps it connected (:mod:`flintmq.client.subscribing`); one follows the
-  nsqlookupd (:mod:`flintmq.client.following`); the handler's workers are the only others.
-- In order (:mod:`flintmq.client.order`), no message is ever finished or skipped that the application did not finish.
+- It joins the parts and decides nothing that a policy can decide: :mod:`flintmq.client.aio.connection` (bytes),
+  :mod:`flintmq.client.core.flow` (RDY, backoff), :mod:`flintmq.client.discovery` (addresses),
+  :mod:`flintmq.client.inbox` (what waits to be handed out), :mod:`flintmq.client.aio.handlers` (who is handed it).
+- One task per nsqd, or per partition, keeps it connected (:mod:`flintmq.client.aio.subscribing`); one follows the
+  nsqlookupd (:mod:`flintmq.client.aio.following`); the handler's workers are the only others.
+- In order (:mod:`flintmq.client.core.order`), no message is ever finished or skipped that the application did not
+  finish.
 - When a connection is lost, its queued messages go with it: nsqd delivers them again.
 - Stopping is one way: RDY 0, queued messages given back, handlers end, answers sent, CLS, close.
 """
@@ -23,17 +24,22 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from flintmq.client import handlers
 from flintmq.client import trace as trace_log
-from flintmq.client.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
-from flintmq.client.bodies import reader
-from flintmq.client.connection import Connection
-from flintmq.client.dead_letters import DeadLetters
+from flintmq.client.aio import handlers
+from flintmq.client.aio.connection import Connection
+from flintmq.client.aio.dead_letters import DeadLetters
+from flintmq.client.aio.producer import Producer
+from flintmq.client.aio.subscribing import Subscriptions
+from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
+from flintmq.client.core.bodies import reader
+from flintmq.client.core.envelope import open_delivery
+from flintmq.client.core.flow import BACKOFF_JITTER, Flow
+from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, is_hex, take_apart
+from flintmq.client.core.start import StartAt
+from flintmq.client.core.stats import ConsumerStats
+from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Unreadable, letter_headers, read_error
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
-from flintmq.client.envelope import open_delivery
-from flintmq.client.flow import BACKOFF_JITTER, Flow
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message, ThreadMessage, Value, is_hex, take_apart
 from flintmq.client.options import (
     ConnectionOptions,
     Seconds,
@@ -42,10 +48,6 @@ from flintmq.client.options import (
     system_env,
     whole,
 )
-from flintmq.client.producer import Producer
-from flintmq.client.start import StartAt
-from flintmq.client.stats import ConsumerStats
-from flintmq.client.subscribing import Subscriptions
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
     DRAIN_SAID_S,
@@ -62,7 +64,6 @@ from flintmq.client.subscription import (
     new_policy,
     new_times,
 )
-from flintmq.client.unreadable import BLOCKING, REQUEUED, Unreadable, letter_headers, read_error
 from flintmq.env import Env
 from flintmq.errors import BodyError, FlintError, RemoteProtocolError
 from flintmq.limits import ATTEMPTS_MAX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.client.backoff import Backoff, BackoffState, ReconnectDelay, jittered_s, requeue_delay_s
+from flintmq.client.core.backoff import Backoff, BackoffState, ReconnectDelay, jittered_s, requeue_delay_s
 
 
 def fail_through(backoff: Backoff, count: int) -> list[float | None]:

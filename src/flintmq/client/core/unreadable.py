@@ -19,8 +19,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flintmq.client.bodies import encoded
-from flintmq.client.message import Message, is_hex
+from flintmq.client.core.bodies import encoded
+from flintmq.client.core.message import Message, is_hex
 from flintmq.errors import BodyError, LocalProtocolError, PublishRefused
 from flintmq.message import HEADERS_SIZE_MAX, TAG_HEADER, TRACE_ID_HEADER
 

@@ -10,8 +10,8 @@ Rules of this file:
 - A publish that must keep its order stands in the line of its partition (:mod:`flintmq.client.lanes`) and goes there
   or nowhere; while the number of partitions is not known, it waits in the order of the calls.
 - Nothing is sent again from inside a callback of a connection: that connection is about to be lost.
-- A publish with a writer (:mod:`flintmq.client.once`) is sent again to the same nsqd alone until its fate is known; one
-  that finds all writers in use waits for one, with those behind it gathered.
+- A publish with a writer (:mod:`flintmq.client.core.once`) is sent again to the same nsqd alone until its fate is
+  known; one that finds all writers in use waits for one, with those behind it gathered.
 - What was sent counts against the back-pressure until it is answered or its connection is lost, also when its call has
   ended: its bytes are still in the way. A connection is given up for what it does not answer, not for being slow.
 """
@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf
 
-from flintmq.client import sharding, trace
+from flintmq.client import trace
 from flintmq.client.admission import Admission
-from flintmq.client.connection import AnswerLost, Connection
+from flintmq.client.aio.connection import AnswerLost, Connection
+from flintmq.client.core import sharding
+from flintmq.client.core.once import GAP_CODE, Spot, Writer, Writers
+from flintmq.client.core.stats import ProducerStats
 from flintmq.client.lanes import Lane, fits
-from flintmq.client.once import GAP_CODE, Spot, Writer, Writers
 from flintmq.client.publish import (
     CONGESTED_CODE,
     CONGESTED_FACTOR,
@@ -44,7 +46,6 @@ from flintmq.client.publish import (
 )
 from flintmq.client.routing import Place, Routes, Turns
 from flintmq.client.security import Refusals
-from flintmq.client.stats import ProducerStats
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NoNsqd, NsqdError, RemoteProtocolError
 
@@ -52,7 +53,7 @@ _cached_partition = lru_cache(maxsize=8192, typed=True)(sharding.partition_of)
 
 
 def partition_of(sharding_id: sharding.ShardingId, count: int, function: str) -> int:
-    """As :func:`flintmq.client.sharding.partition_of`, and quick: the same ids come again and again.
+    """As :func:`flintmq.client.core.sharding.partition_of`, and quick: the same ids come again and again.
 
     Raises:
         OptionError: likewise.

@@ -4,8 +4,8 @@ Rules of this file:
 
 - The producer is made when the first message is to be buried, because most consumers never need it.
 - A message is finished only after nsqd has its copy.
-- Why it is there stands in its headers (:mod:`flintmq.client.unreadable`), where the topic has room for them; whether
-  it has is found out by the first one.
+- Why it is there stands in its headers (:mod:`flintmq.client.core.unreadable`), where the topic has room for them;
+  whether it has is found out by the first one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from flintmq.client.producer import Producer
-from flintmq.client.unreadable import Letters
+from flintmq.client.aio.producer import Producer
+from flintmq.client.core.unreadable import Letters
 from flintmq.errors import LocalProtocolError, PublishRefused
 
 log = logging.getLogger("flintmq.client")

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from flintmq.client.backoff import ReconnectDelay
-from flintmq.client.connection import Connection
+from flintmq.client.aio.connection import Connection
+from flintmq.client.core.backoff import ReconnectDelay
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, ProtocolError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.client.sharding import java_hash, murmur3_32, partition_of
+from flintmq.client.core.sharding import java_hash, murmur3_32, partition_of
 from flintmq.errors import OptionError
 
 VECTORS = [

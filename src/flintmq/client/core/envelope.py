@@ -25,7 +25,7 @@ from flintmq.wire.client import Record
 from flintmq.wire.extended import Extension
 
 if TYPE_CHECKING:
-    from flintmq.client.message import Delivery
+    from flintmq.client.core.message import Delivery
 
 MAGIC = b"\xf1FMH"
 _HEAD = Struct(">4sH")

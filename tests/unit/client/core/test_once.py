@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.client.once import NAME_SIZE_MAX, Spot, Writers, check_not_once, new_writers
+from flintmq.client.core.once import NAME_SIZE_MAX, Spot, Writers, check_not_once, new_writers
 from flintmq.client.options import system_env
 from flintmq.errors import OptionError, PublishRefused, PublishUnknown
 from flintmq.wire.identify import ServerFeatures
@@ -51,7 +51,7 @@ def test_ids_are_valid_and_nobody_else_s():
 
 
 def test_writers_of_many_topics_are_bounded(monkeypatch):
-    monkeypatch.setattr("flintmq.client.once.SPOT_COUNT_MAX", 10)
+    monkeypatch.setattr("flintmq.client.core.once.SPOT_COUNT_MAX", 10)
     writers = Writers("", system_env())
     for number in range(100):
         spot = Spot("a:1", str(number), None)

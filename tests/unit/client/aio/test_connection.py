@@ -14,9 +14,9 @@ from tests.sim.loop import SimTransport
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.client.connection import AnswerLost, Connection
-from flintmq.client.handshake import Handshake
-from flintmq.client.opening import Opening
+from flintmq.client.aio.connection import AnswerLost, Connection
+from flintmq.client.aio.opening import Opening
+from flintmq.client.core.handshake import Handshake
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.security import TlsRefused
 from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError, TouchFailed

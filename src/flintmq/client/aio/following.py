@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from flintmq.client.backoff import jittered_s
+from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.client.discovery import Lookup, PollTimes
 from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.client.subscription import PARTITIONED_POLL_S, SOON_S
-from flintmq.client.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError
 

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from flintmq.client.envelope import MAGIC, open_delivery, unwrap, wrap
-from flintmq.client.message import Delivery
+from flintmq.client.core.envelope import MAGIC, open_delivery, unwrap, wrap
+from flintmq.client.core.message import Delivery
 from flintmq.errors import LocalProtocolError
 from flintmq.message import JSON
 from flintmq.wire.extended import Extension

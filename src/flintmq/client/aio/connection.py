@@ -21,8 +21,8 @@ from typing import Protocol, cast
 import msgspec
 
 from flintmq import __version__
-from flintmq.client.handshake import Handshake, refusal
-from flintmq.client.opening import Opening
+from flintmq.client.aio.opening import Opening
+from flintmq.client.core.handshake import Handshake, refusal
 from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address, why_unreachable
 from flintmq.client.security import obtain_secret
 from flintmq.env import Env
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
         """Subscribe, and say where the channel begins.
 
         Args:
-            named: the partition as nsqd is told it, see :class:`flintmq.client.start.Beginning`.
+            named: the partition as nsqd is told it, see :class:`flintmq.client.core.start.Beginning`.
             start: None: it goes on where it is.
 
         Raises:

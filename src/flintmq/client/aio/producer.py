@@ -3,7 +3,7 @@
 Rules of this file:
 
 - Every call ends within its deadline: with a result once nsqd answered OK, or with an exception
-  (:mod:`flintmq.client.sending`).
+  (:mod:`flintmq.client.aio.sending`).
 - What is on its way is bounded in bytes; who wants to publish more waits, first come first served
   (:mod:`flintmq.client.admission`).
 - This file checks what is asked for and keeps connections and routes; it sends nothing itself.
@@ -24,12 +24,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, overload
 
 from flintmq.client.admission import Admission
-from flintmq.client.backoff import jittered_s
-from flintmq.client.connection import Connection
+from flintmq.client.aio.connection import Connection
+from flintmq.client.aio.links import Links
+from flintmq.client.aio.sending import Policy, Sender, partition_of
+from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.envelope import wrap
+from flintmq.client.core.once import Writers, check_not_delayed, check_not_once
+from flintmq.client.core.sharding import ShardingId
+from flintmq.client.core.stats import ProducerStats
+from flintmq.client.core.topology import Topology
+from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
 from flintmq.client.discovery import Fetch, HttpFetch, Lookup
-from flintmq.client.envelope import wrap
-from flintmq.client.links import Links
-from flintmq.client.once import Writers, check_not_delayed, check_not_once
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,
@@ -61,11 +66,6 @@ from flintmq.client.publish import (
 )
 from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
-from flintmq.client.sending import Policy, Sender, partition_of
-from flintmq.client.sharding import ShardingId
-from flintmq.client.stats import ProducerStats
-from flintmq.client.topology import Topology
-from flintmq.client.unreadable import HEADERS_REFUSED_CODES
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,

@@ -30,7 +30,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 import msgspec
 import msgspec.inspect
 
-from flintmq.client.message import Discard, Requeue
+from flintmq.client.core.message import Discard, Requeue
 from flintmq.errors import BodyError, OptionError
 
 Value = TypeVar("Value")

@@ -13,7 +13,7 @@ import pydantic.dataclasses
 import pytest
 
 from flintmq import BodyError, Consumer, Discard, OptionError, Requeue
-from flintmq.client.bodies import REASON_SIZE_MAX, decoder, encoded, reader
+from flintmq.client.core.bodies import REASON_SIZE_MAX, decoder, encoded, reader
 from flintmq.sync import Consumer as BlockingConsumer
 
 

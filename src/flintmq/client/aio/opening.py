@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from flintmq.client.handshake import Handshake, Next, Step
+from flintmq.client.core.handshake import Handshake, Next, Step
 from flintmq.errors import FlintError
 from flintmq.net.tls_engine import StandardTls, TlsFailed
 

@@ -19,7 +19,7 @@ import pytest
 from tests.certificates import Certificates
 from tests.integration.upgraded import CODECS
 
-from flintmq.client.handshake import ANSWER_BYTES_MAX, Handshake, Next, Step, refusal
+from flintmq.client.core.handshake import ANSWER_BYTES_MAX, Handshake, Next, Step, refusal
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.security import ClientTls, TlsRefused, explain, is_final
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, RemoteProtocolError

@@ -19,18 +19,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from flintmq.client.connection import Connection, ConnectionOwner
+from flintmq.client.aio.connection import Connection, ConnectionOwner
+from flintmq.client.aio.following import Following
+from flintmq.client.aio.links import Links
+from flintmq.client.core.flow import Flow
+from flintmq.client.core.start import NS_PER_S, Beginning
+from flintmq.client.core.topology import Topology
 from flintmq.client.discovery import Lookup, PollTimes
-from flintmq.client.flow import Flow
-from flintmq.client.following import Following
-from flintmq.client.links import Links
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import Target
 from flintmq.client.security import Refusals
-from flintmq.client.start import NS_PER_S, Beginning
 from flintmq.client.subscription import DOUBT_S, EXTEND_CODES, TOPIC_CODES, OrderCommands
-from flintmq.client.topology import Topology
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NsqdError
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.sim.loop import Simulation
 
-from flintmq.client.links import Links
+from flintmq.client.aio.links import Links
 from flintmq.errors import ConnectionFailed
 
 

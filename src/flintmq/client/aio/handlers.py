@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
+from flintmq.client.core.message import Delivery, Message
 from flintmq.client.inbox import Inbox
-from flintmq.client.message import Delivery, Message
 from flintmq.client.options import SOURCE
 from flintmq.clock import Clock
 from flintmq.env import Env
