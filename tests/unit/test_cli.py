@@ -175,10 +175,11 @@ def test_as_a_module_it_answers_without_loading_what_it_does_not_need():
 
 
 HEAVY = {
-    "aiohttp", "cramjam", "cryptography", "difflib", "email", "flintmq.client", "flintmq.demo", "flintmq.nsqd.takeover",
-    "flintmq.spark", "flintmq.storage.diskqueue", "flintmq.tools", "html", "http.client", "idna",
-    "importlib.metadata", "multiprocessing", "opentelemetry", "OpenSSL", "pathlib", "pdb", "prometheus_client",
-    "pyarrow", "pydantic", "pyspark", "pytest", "tempfile", "tomllib", "unittest", "urllib.request", "xml", "yaml",
+    "aiohttp", "cramjam", "cryptography", "difflib", "email", "flintmq.client", "flintmq.demo",
+    "flintmq.migrate.diskqueue", "flintmq.migrate.takeover", "flintmq.spark", "flintmq.tools", "html",
+    "http.client", "idna", "importlib.metadata", "multiprocessing", "OpenSSL", "opentelemetry", "pathlib", "pdb",
+    "prometheus_client", "pyarrow", "pydantic", "pyspark", "pytest", "tempfile", "tomllib", "unittest",
+    "urllib.request", "xml", "yaml",
 }  # fmt: skip
 
 

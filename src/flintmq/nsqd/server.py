@@ -32,6 +32,7 @@ from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
 from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError, TakeoverStopped
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
+from flintmq.migrate.metadata_file import MetadataFile
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
 from flintmq.net.descriptors import descriptor_limit, is_scarce
@@ -59,7 +60,6 @@ from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.lookupds import Lookupds
 from flintmq.nsqd.loop_delays import LoopDelays
 from flintmq.nsqd.memory import default_budget_bytes
-from flintmq.nsqd.metadata_file import MetadataFile
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqd.session import Session
 from flintmq.nsqd.slots import Slot, StoredSlot
@@ -207,9 +207,12 @@ class Nsqd:
         if stop is not None:
             self.drain.finished = stop.set
         if any(not name.startswith((DATABASE_NAME, LIST_NAME)) for name in self._files.list("")):
-            from flintmq.nsqd import takeover  # a new nsqd has nothing to take over
+            from flintmq.migrate import takeover  # a new nsqd has nothing to take over
 
-            await takeover.take_over(self.env, self._files, self._store, options, self._report, stop)
+            settings = takeover.Settings(options.max_bytes_per_file, options.max_msg_size)
+            await takeover.take_over(
+                self.env, self._files, self._store, settings, options.data_path, self._report, stop
+            )
         with self.restoring():
             broker.open(self.env.clock.wall_ns())
         self.tracing.start()

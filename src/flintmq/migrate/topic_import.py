@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from flintmq.batch import Batch, decode_header, encode_batch, with_stamps
 from flintmq.errors import WriteFailed
 from flintmq.message import internal_id
+from flintmq.migrate.diskqueue import Chunk
 from flintmq.storage import PartitionLog, channel_store
 from flintmq.storage.channel_store import CursorRow, Statement, StoredChannel, StoredCursor, StoredTopics
-from flintmq.storage.diskqueue import Chunk
 
 EVERYBODY = ""
 _NOBODY = None

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, MESSAGE_ID_SIZE
-from flintmq.storage.files import File, Files
+from flintmq.storage import File, Files
 
 CHUNK_BYTES = 1024 * 1024
 CHUNK_COUNT_MAX = 16_384  # messages handed over at once

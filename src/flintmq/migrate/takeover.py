@@ -4,7 +4,7 @@ Steps, before anything else uses the database or a log::
 
     survey     read nsqd.dat, meta files and sizes; whatever cannot be read stops the start, and nothing was changed
     journal    write down where each log concerned ends now
-    import     stream every queue into its topic's log and sync it                     (takeover_topic.py)
+    import     stream every queue into its topic's log and sync it                     (topic_import.py)
     commit     one transaction: topics, channels, pauses, cursors, and the list of files to move
     move       rename NSQ's files into a directory of their own, where they stay
 
@@ -36,10 +36,9 @@ from flintmq.env import Env
 from flintmq.errors import DiskFull, StorageError
 from flintmq.errors import TakeoverStopped as TakeoverStopped
 from flintmq.limits import DISK_RESERVE_BYTES
-from flintmq.names import directory_name, is_ephemeral, is_valid_name
-from flintmq.nsqd import metadata_file
-from flintmq.nsqd.options import NsqdOptions
-from flintmq.nsqd.takeover_topic import (
+from flintmq.migrate import metadata_file
+from flintmq.migrate.diskqueue import META_BYTES_MAX, Fault, Meta, Queue, find_queues, parse_meta, read_records, unread
+from flintmq.migrate.topic_import import (
     EVERYBODY,
     KnownTopic,
     LogDiffers,
@@ -48,8 +47,8 @@ from flintmq.nsqd.takeover_topic import (
     WantedTopic,
     known_topics,
 )
+from flintmq.names import directory_name, is_ephemeral, is_valid_name
 from flintmq.storage import ChannelStore, Corruption, Files, PartitionLog, ReadCache, channel_store
-from flintmq.storage.diskqueue import META_BYTES_MAX, Fault, Meta, Queue, find_queues, parse_meta, read_records, unread
 
 log = logging.getLogger(__name__)
 
@@ -562,20 +561,25 @@ async def take_over(
     env: Env,
     files: Files,
     store: ChannelStore,
-    options: NsqdOptions,
+    settings: Settings,
+    data_path: str,
     report: Callable[[Corruption], None],
     stop: asyncio.Event | None,
 ) -> None:
     """Take over what NSQ's nsqd left in the data directory, if anything; before the broker is opened.
+
+    Args:
+        data_path: for messages only.
+        report: told of damage in our own logs.
+        stop: when set, it ends early.
 
     Raises:
         TakeoverFailed: a file cannot be used; nothing of NSQ's was changed.
         TakeoverStopped: ``stop`` was set before all was done.
         StorageError: our own data directory cannot be used.
     """
-    settings = Settings(options.max_bytes_per_file, options.max_msg_size)
     is_stopping = stop.is_set if stop is not None else lambda: False
-    takeover = Takeover(files, store, settings, env.clock, options.data_path, report, is_stopping)
+    takeover = Takeover(files, store, settings, env.clock, data_path, report, is_stopping)
     if takeover.is_due():
         await env.run_blocking(takeover.run)
 

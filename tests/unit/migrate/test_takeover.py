@@ -17,8 +17,8 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.subscription import Subscription
 from flintmq.errors import StorageError
 from flintmq.message import MESSAGE_HEADER
-from flintmq.nsqd import metadata_file, takeover
-from flintmq.nsqd.takeover import ARCHIVE_NAME, Settings, Takeover, TakeoverFailed, TakeoverStopped
+from flintmq.migrate import metadata_file, takeover
+from flintmq.migrate.takeover import ARCHIVE_NAME, Settings, Takeover, TakeoverFailed, TakeoverStopped
 from flintmq.storage import ChannelStore, PartitionLog, ReadCache
 from flintmq.testing import ManualClock
 from flintmq.testing.files import DiskCrashed, MemoryDisk, MemoryFiles

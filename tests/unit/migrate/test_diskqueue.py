@@ -7,7 +7,7 @@ import struct
 import pytest
 from tests.nsq_files import Queued, bodies, meta, numbered, queue_files, write_files
 
-from flintmq.storage.diskqueue import CHUNK_BYTES, Fault, Meta, Queue, find_queues, parse_meta, read_records, unread
+from flintmq.migrate.diskqueue import CHUNK_BYTES, Fault, Meta, Queue, find_queues, parse_meta, read_records, unread
 from flintmq.testing.files import MemoryFiles
 
 MIB = 1024 * 1024

@@ -12,8 +12,16 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
 from flintmq.errors import StorageError
-from flintmq.nsqd import metadata_file
-from flintmq.nsqd.metadata_file import MetadataFile, TopicEntry, describe, own_digest, parse, read_small, write_metadata
+from flintmq.migrate import metadata_file
+from flintmq.migrate.metadata_file import (
+    MetadataFile,
+    TopicEntry,
+    describe,
+    own_digest,
+    parse,
+    read_small,
+    write_metadata,
+)
 from flintmq.storage import MemoryLog, replace_file
 from flintmq.testing.files import DiskCrashed, MemoryDisk, MemoryFiles, Operation
 
