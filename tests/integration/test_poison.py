@@ -66,6 +66,32 @@ def test_of_a_handler_that_dies_of_one_message_all_others_are_through(daemons: D
     assert nsqd.unfinished("t", "c") == 1, "the poison is still there"
 
 
+def test_what_comes_back_waits_behind_one_that_is_there(daemons: Daemons):
+    """By REQ 0, a timeout or a lost connection, as in NSQ, which puts it at the end of the queue."""
+    nsqd = published(daemons, b"first", b"second", b"third", b"fourth")
+    with nsqd.connect() as consumer:
+        consumer.identify(msg_timeout=1000)
+        consumer.subscribe("t", "c", 1)
+        message = consumer.message()
+        assert message.body == b"first"
+        consumer.send(req(message.id, 0))
+        message = consumer.message()
+        assert (message.body, message.attempts) == (b"second", 1)
+        consumer.finish(message)
+        message = consumer.message()
+        assert (message.body, message.attempts) == (b"first", 2)
+        message = consumer.message()  # when the time is out
+        assert (message.body, message.attempts) == (b"third", 1)
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c", 1)
+        bodies: list[bytes] = []
+        while len(bodies) < 3:
+            message = consumer.message()
+            bodies.append(message.body)
+            consumer.finish(message)
+    assert bodies == [b"first", b"fourth", b"third"] or bodies == [b"fourth", b"first", b"third"]
+
+
 def test_a_message_that_is_always_given_back_takes_turns_with_the_others(daemons: Daemons):
     nsqd = published(daemons, POISON, *good(30))
     with nsqd.connect() as consumer:
@@ -78,7 +104,7 @@ def test_a_message_that_is_always_given_back_takes_turns_with_the_others(daemons
                 consumer.send(req(message.id, 0))
             else:
                 consumer.finish(message)
-    assert [body for body in bodies if body != POISON] == good(29)
+    assert [body for body in bodies if body != POISON] == good(30)
     assert all(POISON in pair for pair in pairwise(bodies[1:])), "they take turns"
 
 

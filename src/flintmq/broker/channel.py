@@ -21,9 +21,10 @@ Invariants:
 - I7: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
 
 Turns: what comes again (``_requeued``, ``aside.ready``) and what is new are handed out one for one while both wait, so
-that neither a message that always comes back nor a long backlog holds the other up. What came back first is first. Of
-what a lost connection held, the message it had held longest is last, because it may be what the consumer died of, and
-what had come again before keeps its place. In order nothing takes turns.
+that neither a message that always comes back nor a long backlog holds the other up. What is new begins, if some of it
+waits when the first message is given back, times out or loses its connection. What came back first is first. Of what a
+lost connection held, the message it had held longest is last, because it may be what the consumer died of, and what had
+come again before keeps its place. In order nothing takes turns.
 
 Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
 the process runs, as the caller provides it); runs of messages are handled by slices; only messages that were
@@ -464,12 +465,19 @@ class Channel(SettingAside):
         self.dirty = True  # the attempt that ended here counts after a restart too
         if self.policy is not None and self.policy.gives_up(sequence, subscription):
             return
+        self._begin_turns(subscription)
         self._window[sequence - self.floor] = QUEUED
         self._requeued.append(sequence)
 
     def _ready_again(self, aside: Aside) -> None:
         if self.policy is None or not self.policy.gives_up_aside(aside):
+            self._begin_turns(aside.owner)
             self.aside.make_ready(aside)
+
+    def _begin_turns(self, _subscription: Subscription | None) -> None:
+        """Before a message is queued again: let the first one that is wait behind one that is there already."""
+        if not self._requeued and not self.aside.ready and self.next < self.end:
+            self._owed_count = max(1, self._owed_count)
 
     def touch(self, subscription: Subscription, internal: int, now_ns: int) -> bool:
         """Restart a message's timeout, up to the longest allowed since its delivery; False when not in flight here."""

@@ -208,7 +208,7 @@ class TaggedChannel(Channel):
     def _begin(self) -> None:
         self.headers_from = 0
         self.waiting_max = TAG_WAITING_MAX
-        self._is_new_owed = False  # what the last lost connection may have died of came again
+        self._is_new_owed = False  # for what the last lost connection gave back
         self._ready = self._groups = TaggedLines()
 
     @property
@@ -232,10 +232,12 @@ class TaggedChannel(Channel):
         """Detach a consumer; what waits for the last that desires a tag falls to the untagged."""
         group = self._groups.group_of(subscription.tag)
         held_count = subscription.in_flight_count
+        begins_turns = self._begins_turns(group) and not self._has_unsorted()
         if held_count or (group.member_count == 1 and subscription.tag):
             self._gather(group)  # also so that what it held gets its place among them
         super().remove(subscription)
         if held_count:
+            self._is_new_owed = self._is_new_owed or begins_turns
             group.is_owed = self._is_new_owed
         if not self._groups.groups:
             self._gather(self._groups.untagged)
@@ -243,6 +245,16 @@ class TaggedChannel(Channel):
     def _take_back(self, subscription: Subscription, held: list[int]) -> None:
         self._is_new_owed = self._has_come_again(held[0])
         super()._take_back(subscription, held)
+
+    def _begin_turns(self, subscription: Subscription | None) -> None:
+        super()._begin_turns(subscription)
+        if subscription is not None:
+            group = self._groups.group_of(subscription.tag)
+            group.is_owed = group.is_owed or self._begins_turns(group)
+
+    def _begins_turns(self, group: Group) -> bool:
+        """Whether what comes again for a group would be the first that does, and something new may be there for it."""
+        return not group.again and (bool(group.waiting) or self.next < self.end)
 
     def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
@@ -299,11 +311,12 @@ class TaggedChannel(Channel):
         while is_moving and not self.wants_turn and not self.budget.is_full:
             self._serve_waiting(now_ns, is_cursor_done=False)
             self._sort(now_ns)
+            has_served = self._serve_waiting(now_ns, is_cursor_done=False)  # what has just been sorted has turns, too
             if not self._has_unsorted() and self.next < self.end:
                 self._deliver_new(now_ns, wall_ns, self.end)
                 if self._has_unsorted():
                     continue  # a full window was spilled: the cursor goes on when what came out of it has been sorted
-            is_moving = self._serve_waiting(now_ns, is_cursor_done=True)
+            is_moving = self._serve_waiting(now_ns, is_cursor_done=True) or has_served
 
     def _has_unsorted(self) -> bool:
         return bool(self._requeued or self.aside.ready)

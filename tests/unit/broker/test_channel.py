@@ -187,7 +187,7 @@ def test_disconnect_requeues_at_once_and_the_slot_is_used_again():
     assert channel.in_flight_count == 0
     second = subscribe(channel)
     channel.pump(0, 0)
-    assert [message[:2] for message in received(second)] == [(3, 2), (4, 2), (1, 2), (5, 1), (6, 1)]
+    assert [message[:2] for message in received(second)] == [(5, 1), (3, 2), (4, 2), (1, 2), (6, 1)]
 
 
 def test_deferred_publish_is_overtaken_and_comes_when_due_with_attempts_1():
