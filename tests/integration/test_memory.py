@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import socket
 from functools import partial
 
 import pytest
 from tests.integration.daemons import Connection, Daemons, Nsqd, pub, wait_until
+from tests.integration.upgraded import Deflate
 
 MEBIBYTE = 1024 * 1024
 BUDGET_BYTES = 64 * MEBIBYTE
@@ -24,6 +26,13 @@ def used(nsqd: Nsqd, share: str) -> int:
     text = nsqd.request("GET", "/metrics").text
     found = re.search(rf'^flintmq_nsqd_memory_used_bytes{{share="{share}"}} (\d+)', text, re.MULTILINE)
     assert found, text
+    return int(found[1])
+
+
+def closed_count(nsqd: Nsqd) -> int:
+    """Connections closed because they did not read while others waited."""
+    found = re.search(r"^flintmq_nsqd_memory_closed_total (\d+)", nsqd.request("GET", "/metrics").text, re.MULTILINE)
+    assert found
     return int(found[1])
 
 
@@ -97,22 +106,55 @@ def test_nothing_is_lost_while_memory_is_short(small: Nsqd):
 
 
 def test_who_does_not_read_is_closed_when_others_wait(small: Nsqd):
-    """A consumer that comes when all memory is used up by those that do not read has its turn in the end."""
+    """All memory is used up by those that read once and do so no more: who comes and reads has its turn in the end."""
     with contextlib.ExitStack() as stack:
-        for number in range(20):
+        small.publish("t", b"first")
+        for number in range(60):
             stuck = stack.enter_context(small.connect(receive_buffer_bytes=4096))
+            small.post(f"/channel/create?topic=t&channel=c{number}")
             stuck.subscribe("t", f"c{number}", rdy_count=100)
+            small.publish("t", b"next")
+            stuck.finish(stuck.message())
         for _ in range(8):
             small.publish("t", BODY)
-        wait_until(lambda: used(small, "output") > OUTPUT_BYTES // 2, "memory is short")
-        late = stack.enter_context(small.connect())
-        late.subscribe("t", "c0", rdy_count=1)
-        other = stack.enter_context(small.connect())
-        other.subscribe("u", "c", rdy_count=1)
+        wait_until(lambda: used(small, "output") > OUTPUT_BYTES * 5 // 6, "all memory for newcomers is used")
+        new = stack.enter_context(small.connect())
+        new.subscribe("u", "c", rdy_count=1)
         small.publish("u", BODY)
-        assert other.message(60.0).body == BODY
-        assert "others wait for memory" in small.log
-    assert "flintmq_nsqd_memory_closed_total 0" not in small.request("GET", "/metrics").text
+        assert new.message(60.0).body == BODY
+        wait_until(lambda: "others wait for memory" in small.log, "somebody was closed for it", 60.0)
+        assert closed_count(small) > 0
+
+
+def test_who_reads_and_is_new_is_served_beside_hundreds_that_never_read(small: Nsqd):
+    """300 never read, half of them through deflate, and 12 messages of 1 MB wait: a new reader gets all 12, by its own
+    reading and not because others are closed for it."""
+    bodies = [random.Random(number).randbytes(len(BODY)) for number in range(12)]  # deflate makes nothing of them
+    small.post("/topic/create?topic=t")
+    small.post("/channel/create?topic=t&channel=new")
+    with contextlib.ExitStack() as stack:
+        for number in range(300):
+            stuck = stack.enter_context(small.connect(receive_buffer_bytes=4096))
+            commands = b"SUB t c%d\nRDY 100\n" % number
+            if number % 2:
+                stuck.identify(deflate=True, deflate_level=1)
+                commands = Deflate().compress(commands)
+            stuck.send(commands)
+        wait_until(lambda: len(small.stats("t")["channels"]) == 301, "subscribed")
+        for body in bodies:
+            small.publish("t", body)
+        wait_until(lambda: used(small, "output") > OUTPUT_BYTES // 2, "memory is short")
+        new = stack.enter_context(small.connect())
+        new.subscribe("t", "new", rdy_count=1)
+        for body in bodies:
+            message = new.message(60.0)
+            assert message.body == body
+            new.finish(message)
+            assert used(small, "output") <= OUTPUT_BYTES
+        wait_until(lambda: small.unfinished("t", "new") == 0, "everything is finished")
+        channels = small.stats("t")["channels"]
+        assert sum(channel["client_count"] for channel in channels) == 301, "nobody was closed for it"
+        assert closed_count(small) == 0
 
 
 def test_an_ephemeral_topic_is_bounded_in_bytes(small: Nsqd):

@@ -755,11 +755,10 @@ class Channel(SettingAside):
 
     def _is_held_back(self, subscription: Subscription) -> bool:
         """While memory is short: whether who is first in line has to wait, and is not in line any more."""
-        if subscription.has_finished:
+        if self.budget.gives(subscription, subscription.owner):
             return False
         subscription.hold_back()
         subscription.find_place()
-        self.budget.held_back[subscription.owner] = None
         return True
 
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
@@ -787,7 +786,7 @@ class Channel(SettingAside):
         budget = self.budget
         budget.output_bytes += len(frames)
         if budget.output_bytes > budget.output_short_bytes:
-            subscription.hold_back()
+            subscription.had_one()
         self.in_flight_count += count
         self.locality_counts[subscription.locality] += count
         self._sent_to[subscription] = None

@@ -46,6 +46,10 @@ class PartSubscription(Subscription):
     def hold_back(self) -> None:
         self.shared.room_left = 0
 
+    def had_one(self) -> None:
+        self.shared.room_left = 0
+        self.shared.has_answered = False
+
     def served(self) -> None:
         super().served()
         self.find_place()
@@ -108,8 +112,18 @@ class SharedSubscription:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the consumer has finished a message, so that it certainly reads."""
-        return any(part.finish_count for part in self.parts)
+        """Whether the consumer has finished a message or given one back, so that it certainly reads."""
+        return any(part.finish_count or part.requeue_count for part in self.parts)
+
+    @property
+    def has_answered(self) -> bool:
+        """See :class:`flintmq.budget.Reader`; of all parts together."""
+        return self.parts[0].has_answered
+
+    @has_answered.setter
+    def has_answered(self, has_answered: bool) -> None:
+        for part in self.parts:
+            part.has_answered = has_answered
 
     def take_put_bytes(self) -> int:
         """What has been put into the output since the last call."""

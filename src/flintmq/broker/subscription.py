@@ -64,6 +64,7 @@ class Subscription:
         tag: of an extended topic: it gets the messages with this dispatch tag, and no others; empty: see tagged.py.
         ext_filter: of an extended topic: which messages it takes; what it is to get and does not take is finished.
         filtered_count: how many those were.
+        has_answered: see :class:`flintmq.budget.Reader`.
         put_bytes: put into ``out`` since :meth:`take_put_bytes`.
         wants_order: it asked for messages in order, one at a time.
         layout: makes what is sent of a stored frame and its virtual offset in the partition; None: frames go as they
@@ -79,6 +80,7 @@ class Subscription:
         "ext_filter",
         "filtered_count",
         "finish_count",
+        "has_answered",
         "headers_from",
         "in_flight_count",
         "is_watched",
@@ -120,6 +122,7 @@ class Subscription:
         self.message_count = 0
         self.put_bytes = 0
         self.finish_count = 0
+        self.has_answered = False
         self.requeue_count = 0
         self.slot = 0
         self.mark = b""
@@ -215,12 +218,17 @@ class Subscription:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the consumer has finished a message, so that it certainly reads."""
-        return self.finish_count > 0
+        """Whether the consumer has finished a message or given one back, so that it certainly reads."""
+        return self.finish_count > 0 or self.requeue_count > 0
 
     def hold_back(self) -> None:
         """Take nothing more before the connection gives room again; :meth:`served` follows, as for :meth:`put`."""
         self._room_bytes = 0
+
+    def had_one(self) -> None:
+        """Take nothing more, as :meth:`hold_back`, behind a delivery that an answer was worth."""
+        self._room_bytes = 0
+        self.has_answered = False
 
     def take_put_bytes(self) -> int:
         """What has been put into ``out`` since the last call."""

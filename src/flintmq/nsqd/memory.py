@@ -103,7 +103,9 @@ class MemoryWatch:
         self._is_on = False
 
     def begin(self) -> None:
-        """Memory is short; nothing when that is known."""
+        """Memory is short; ask who has not shown that it reads, and watch it."""
+        if self._budget.to_ask:
+            self._ask()
         if self._is_on:
             return
         self._is_on = True
@@ -116,7 +118,7 @@ class MemoryWatch:
         self._count(budget.holders, now_s)
         if budget.is_full and budget.waiting:
             self._close_unread(now_s, budget.output_max_bytes)
-        elif budget.is_short and budget.held_back:
+        elif budget.newcomers and budget.output_bytes >= budget.newcomers_max_bytes:
             self._close_unread(now_s, budget.output_short_bytes)
         if budget.waiting and not budget.is_full:
             waiting, budget.waiting = budget.waiting, {}
@@ -124,13 +126,23 @@ class MemoryWatch:
                 if isinstance(channel, Channel) and self._broker.has(channel):
                     self._broker.mark(channel)
             self._schedule()
+        if budget.newcomers and budget.output_bytes < budget.newcomers_max_bytes:
+            newcomers, budget.newcomers = budget.newcomers, {}
+            self._count(newcomers, now_s)  # in the order of their coming
         if budget.is_short or budget.waiting:
+            self._ask()
             self._loop.call_later(LOOK_S, self._look)
             return
         self._is_on = False
+        budget.to_ask.clear()
         held_back, budget.held_back = budget.held_back, {}
-        self._count(held_back, now_s)  # in the order of their coming
+        self._count(held_back, now_s)  # as above
         self._count(budget.holders, now_s)  # once more: those looked at first had to wait still
+
+    def _ask(self) -> None:
+        """Ask those that have been held back since the last time whether they read."""
+        to_ask, self._budget.to_ask = self._budget.to_ask, {}
+        for_each(to_ask, lambda each: each.ask_whether_it_reads(), "asking whether it reads:")
 
     def _count(self, holders: Iterable[Holder], now_s: float) -> None:
         for_each(holders, lambda holder: holder.look_at_output(now_s), "counting the output of")

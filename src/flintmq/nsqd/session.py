@@ -115,6 +115,7 @@ class Session(asyncio.Protocol):
         self._new_topic_group: PublishGroup | None = None  # the last one that waits for files of its topic
         self._new_topic_bytes = 0  # that wait with it
         self._has_commanded = False
+        self._is_asked = False  # whether it reads
         self._is_finished = False
         self._is_draining = False  # our end of the stream has been sent, or is about to be
         self._is_at_end = False  # the client has sent its last byte
@@ -154,7 +155,7 @@ class Session(asyncio.Protocol):
             self._renewal.close()
         self._transport = self._layers = None
         self.meter.close()
-        self.budget.held_back.pop(self, None)
+        self.budget.forget(self)
         self._slots.clear()
         self._waiting.clear()
         self.out.clear()
@@ -263,13 +264,25 @@ class Session(asyncio.Protocol):
         had_room = subscription.room_bytes > 0
         must_wait, budget = self._is_write_paused, self.budget
         if budget.output_bytes > budget.output_short_bytes and not must_wait:
-            is_held_back = not subscription.has_finished
-            must_wait = is_held_back or unwritten_bytes > 0
-            if is_held_back:
-                budget.held_back[self] = None
+            must_wait = unwritten_bytes > 0 or not budget.gives(subscription, self)
         subscription.room_bytes = 0 if must_wait else WRITE_BUFFER_HIGH_BYTES - unwritten_bytes
         if not had_room and subscription.room_bytes > 0 and self.channel is not None:
             self._mark(self.channel)
+
+    def ask_whether_it_reads(self) -> None:
+        """Send a heartbeat: who reads answers it."""
+        if self._transport is not None and not self._is_finished:
+            self._is_asked = True
+            self.out.append(HEARTBEAT_FRAME)
+            self.engine.wants_output(self)
+
+    def _has_read(self) -> None:
+        """The client was asked whether it reads, and has sent what shows it."""
+        self._is_asked = False
+        if self.subscription is not None and self._transport is not None:
+            self.budget.forget(self)
+            self.subscription.has_answered = True
+            self._update_room(self._transport.get_write_buffer_size())
 
     # -- deadlines -------------------------------------------------------------------------------------------------
 
@@ -871,6 +884,8 @@ class Session(asyncio.Protocol):
         if failed:
             as_sent = raw_id if self.parser.raw_ids else hex_id
             self._reply(b"".join([self._not_in_flight_frame("FIN", as_sent(each), each) for each in failed]))
+        if self._is_asked and not failed:
+            self._has_read()
         self._mark(self.channel)
 
     def _finish_odd(self, event: wire.Finish) -> None:
@@ -899,6 +914,8 @@ class Session(asyncio.Protocol):
         if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, due_clock_ns):  # type: ignore[arg-type]
             self._not_in_flight("REQ", event.message_id)
             return
+        if self._is_asked:
+            self._has_read()
         self._mark(self.channel)
 
     def _touch(self, event: wire.Touch) -> None:
@@ -917,7 +934,9 @@ class Session(asyncio.Protocol):
         self._reply(CLOSE_WAIT_FRAME)
 
     def _nop(self, event: wire.Nop) -> None:
-        """A NOP only shows that the client lives, which data_received has noted."""
+        """A NOP shows that the client lives, which data_received has noted, and answers a heartbeat, which was read."""
+        if self._is_asked:
+            self._has_read()
 
     def _offsets(self, event: wire.Offsets) -> None:
         if not self._may(event, "OFFSETS", event.topic, None):

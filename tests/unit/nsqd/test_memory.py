@@ -82,6 +82,8 @@ class Connection:
         self.peer = peer
         self.is_aborted = False
         self.looked_at = 0
+        self.asked = 0
+        self.has_answered = self.has_finished = False
         self.unwritten = 0
 
     def fill(self, size):
@@ -91,6 +93,9 @@ class Connection:
     def look_at_output(self, now_s):
         self.looked_at += 1
         self.meter.look(self.unwritten, now_s)
+
+    def ask_whether_it_reads(self):
+        self.asked += 1
 
     def abort(self):
         self.is_aborted = True
@@ -151,7 +156,7 @@ def test_channels_that_wait_go_on_when_there_is_room():
     assert (world.scheduled, world.budget.waiting) == (1, {})
 
 
-@pytest.mark.parametrize("who", ["held back", "a channel"])
+@pytest.mark.parametrize("who", ["somebody new", "a channel"])
 def test_who_does_not_read_is_closed_when_others_wait_the_largest_first(who, caplog):
     caplog.set_level(logging.WARNING)
     world = World()
@@ -159,7 +164,7 @@ def test_who_does_not_read_is_closed_when_others_wait_the_largest_first(who, cap
     if who == "a channel":
         world.budget.waiting[world.broker] = None
     else:
-        world.budget.held_back[Connection(world.budget, "held back")] = None
+        world.budget.newcomers[Connection(world.budget, "new, and reads")] = None
     world.watch.begin()
     world.loop.run(0)
     for _ in range(4):
@@ -168,15 +173,53 @@ def test_who_does_not_read_is_closed_when_others_wait_the_largest_first(who, cap
         world.loop.run(UNREAD_S_MAX / 4)
     assert large.is_aborted
     # of the whole share until half is left, of the part that is for everybody likewise
-    assert small.is_aborted == (who == "held back")
+    assert small.is_aborted == (who == "somebody new")
     assert not reads.is_aborted
-    assert world.budget.closed_count == (2 if who == "held back" else 1)
+    assert world.budget.closed_count == (2 if who == "somebody new" else 1)
     assert "c1 has not read 300 bytes in 5 s, and others wait for memory" in caplog.records[0].message
 
 
-def test_nobody_is_closed_while_nobody_waits():
+def test_who_is_held_back_is_asked_once_whether_it_reads():
     world = World()
-    connections = world.connections(300, 300)
+    world.connections(400)
+    first, second = (Connection(world.budget, name) for name in ("first", "second"))
+    for each in (first, second, first):
+        assert not world.budget.gives(each, each)
+    world.watch.begin()
+    world.loop.run(0)
+    assert not world.budget.gives(first, first)
+    world.loop.run(0.02)
+    assert (first.asked, second.asked) == (1, 1)
+    world.budget.forget(second)
+    second.has_answered = True
+    assert world.budget.gives(second, second)
+    world.budget.forget(second)
+    second.has_answered = False  # it was worth one delivery
+    assert not world.budget.gives(second, second)
+    world.loop.run(0.02)
+    assert (first.asked, second.asked) == (1, 2)
+
+
+def test_who_has_answered_goes_on_when_there_is_room_for_newcomers():
+    world = World()
+    (one,) = world.connections(500)
+    new = Connection(world.budget, "new")
+    new.has_answered = True
+    assert not world.budget.gives(new, new)
+    world.watch.begin()
+    world.loop.run(0)
+    assert (new.looked_at, new.asked) == (0, 0)
+    one.unwritten = 499
+    world.loop.run(0.02)
+    assert (new.looked_at, world.budget.newcomers) == (1, {})
+    assert world.budget.gives(new, new)
+
+
+def test_nobody_is_closed_while_nobody_waits_that_reads():
+    world = World()
+    connections = world.connections(250, 200)
+    silent = Connection(world.budget, "never answers")
+    assert not world.budget.gives(silent, silent)
     world.watch.begin()
     for _ in range(10):
         world.loop.run(UNREAD_S_MAX)
