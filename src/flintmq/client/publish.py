@@ -38,7 +38,8 @@ from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
 if TYPE_CHECKING:
     import asyncio
 
-    from flintmq.client.aio.connection import Answered, Connection
+    from flintmq.client.aio.connection import Connection
+    from flintmq.client.core.link import Answered
     from flintmq.client.core.once import Writer
     from flintmq.client.core.sharding import ShardingId
 

@@ -193,9 +193,16 @@ async def obtain_secret(secret: Secret, address: str, env: Env) -> bytes:
             given = await given
         return checked_secret(given)
     except OptionError as error:
-        raise ConnectionFailed(address, f"auth_secret() must return {error.allowed}, not {error.value}") from None
-    except Exception as error:  # the user's code; its text may hold the secret, so only the cause carries it
-        raise ConnectionFailed(address, f"auth_secret() raised {type(error).__name__}") from error
+        raise secret_failed(error, address) from None
+    except Exception as error:
+        raise secret_failed(error, address) from error
+
+
+def secret_failed(error: Exception, address: str) -> ConnectionFailed:
+    """What to raise when the user's function gave no secret: its text may hold one, so only the cause carries that."""
+    if isinstance(error, OptionError):
+        return ConnectionFailed(address, f"auth_secret() must return {error.allowed}, not {error.value}")
+    return ConnectionFailed(address, f"auth_secret() raised {type(error).__name__}")
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -619,8 +619,7 @@ class Consumer(Generic[Value]):
         if self._opens_envelopes and not (connection.is_extended or connection.is_ordered):
             open_delivery(delivery)
         if self.trace:
-            ends = connection.local_ip, connection.remote_ip
-            trace_log.received(self.topic, self.channel, delivery, connection.partition, ends)
+            trace_log.received(self.topic, self.channel, delivery, connection.partition, connection.ends)
         self._stats.received += len(records)
         is_first = self._flow.received(connection, len(records), now)
         if self._stopped.is_set():

@@ -26,8 +26,9 @@ from math import inf
 
 from flintmq.client import trace
 from flintmq.client.admission import Admission
-from flintmq.client.aio.connection import AnswerLost, Connection
+from flintmq.client.aio.connection import Connection
 from flintmq.client.core import sharding
+from flintmq.client.core.link import AnswerLost
 from flintmq.client.core.once import GAP_CODE, Spot, Writer, Writers
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.lanes import Lane, fits

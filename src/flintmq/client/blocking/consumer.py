@@ -40,7 +40,7 @@ from flintmq.client.blocking.keeper import Keeper
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Fetch, Lookup
 from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.producer import Producer
-from flintmq.client.blocking.subscribing import Opened, Subscriptions
+from flintmq.client.blocking.subscribing import Subscriptions
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.core.bodies import reader
@@ -54,6 +54,7 @@ from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Letters, Unreadab
 from flintmq.client.discovery import PollTimes
 from flintmq.client.inbox import Inbox
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
+from flintmq.client.routing import Target
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
     DRAIN_SAID_S,
@@ -422,7 +423,7 @@ class Consumer(Generic[Value]):
                     log.warning(
                         "closing %s with %d messages not answered; nsqd delivers them again", connection.address, held
                     )
-                connection.leave()
+                connection.end_subscription()
         self._pump_until(lambda: all(each.has_left or each.is_lost for each in connections), CLOSE_WAIT_S)
         for connection in connections:
             if not connection.has_left:
@@ -576,9 +577,16 @@ class Consumer(Generic[Value]):
             pass  # closed: nobody waits; full: whoever waits is being woken
 
     def watch(self, connection: Connection, is_choked: bool) -> None:
-        """Wait for a connection's socket to take more, or no longer."""
+        """Wait for a connection's socket to be readable; also until it takes more, if it is choked."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_choked else 0)
-        self._selector.modify(connection, events, connection)
+        if self._flow.has_joined(connection):
+            self._selector.modify(connection, events, connection)
+        else:
+            self._selector.register(connection, events, connection)
+
+    def unwatch(self, connection: Connection) -> None:
+        """Wait for a connection's socket no longer."""
+        self._selector.unregister(connection)
 
     def _wait(self, timeout_s: float) -> None:
         """Wait until there may be something to hand out, and pump meanwhile."""
@@ -877,11 +885,11 @@ class Consumer(Generic[Value]):
             return
         now = self.time()
         delivery = Delivery(connection, self, now, records)
-        if connection.partition is not None or connection.has_prefixes:
+        if connection.partition is not None or connection.is_extended or connection.is_located:
             delivery.partition = connection.partition
             if connection.is_ordered:
                 delivery.failed = partial(self._partition_failed, connection)
-            if connection.has_prefixes and not self._take_apart(connection, delivery):
+            if not self._take_apart(connection, delivery):
                 return
         if self._opens_envelopes and not (connection.is_extended or connection.is_ordered):
             open_delivery(delivery)
@@ -898,6 +906,8 @@ class Consumer(Generic[Value]):
 
     def _take_apart(self, connection: Connection, delivery: Delivery) -> bool:
         """Take off bodies what stands in front of them, and check the order; False when nsqd sends nonsense."""
+        if not (connection.is_extended or connection.is_located):
+            return True
         if connection.is_located and connection.partition is None and not is_hex(delivery.records[0][2]):
             self.fail(has_partitions(self.topic))
             return False
@@ -933,15 +943,17 @@ class Consumer(Generic[Value]):
 
     def on_lost(self, connection: Connection, error: FlintError) -> None:
         """Let a connection go, and its queued messages with it."""
-        self._selector.unregister(connection)
+        if not self._flow.has_joined(connection):
+            return
+        target = Target(connection.address, connection.partition)
         if not self._is_stopped:
-            log.warning("lost nsqd %s: %s", connection.target, error)
+            log.warning("lost nsqd %s: %s", target, error)
         dropped = sum(len(delivery.records) for delivery in self._inbox.remove(connection))
         self._stats.dropped += dropped
         self._orphaned[connection] = None  # what the application still holds of it is counted when it is answered
         self._timers.call_later(connection.msg_timeout_s, self._orphaned.pop, connection, None)
         self._flow.leave(connection, dropped)
-        self._subscriptions.note_lost(connection.target, self.time() - connection.opened_at)
+        self._subscriptions.note_lost(target, self.time() - connection.opened_at)
 
     def _expired(self, delivery: Delivery, count: int) -> None:
         """Messages waited here for longer than nsqd waits for an answer."""
@@ -961,22 +973,11 @@ class Consumer(Generic[Value]):
         """Whether something is subscribed now."""
         return bool(self._flow.connections)
 
-    def join(self, opened: Opened) -> None:
-        """Take in a line that is subscribed; in a thread of the crew."""
-        line, target, is_extended = opened
-        connection = Connection(
-            line,
-            self,
-            self._options,
-            self._timers,
-            self._lock,
-            target,
-            is_ordered=self._is_ordered,
-            is_extended=is_extended,
-            is_located=self._subscriptions.are_located,
-        )
+    def join(self, connection: Connection) -> None:
+        """Take in a connection that is subscribed; in a thread of the crew."""
+        target = Target(connection.address, connection.partition)
         log.info("subscribed to %s/%s on %s", self.topic, self.channel, target)
-        self._selector.register(connection, selectors.EVENT_READ, connection)
+        connection.begin_pumping(self._timers)
         self._flow.join(connection)
         if not self._subscriptions.leads(target):
             connection.abort("another nsqd leads the partition by now")

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from flintmq.client.blocking.crew import Crew
-from flintmq.client.core.flow import Timer, Timers
+from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.core.topology import Topology, parse_members
 from flintmq.client.discovery import LIST_PATH, LISTS_INTERVAL_S, NO_LIST_S, Answers, Directory
 from flintmq.errors import DiscoveryError, FlintError

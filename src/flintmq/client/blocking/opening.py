@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import inspect
 
-import msgspec
-
-from flintmq import __version__
 from flintmq.client.blocking.stream import Stream, Time, connect
 from flintmq.client.core.handshake import Handshake, Next
-from flintmq.client.options import SOURCE, ConnectionOptions, seconds, split_address
-from flintmq.client.security import Secret, checked_secret
-from flintmq.env import Env
+from flintmq.client.options import SOURCE, ConnectionOptions, seconds
+from flintmq.client.security import Secret, checked_secret, secret_failed
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, OptionError, ProtocolError
-from flintmq.wire.client import ClientConnection
-from flintmq.wire.identify import ExtendedIdentifyRequest, OnceIdentifyRequest
 
 
 def check_options(options: ConnectionOptions) -> None:
@@ -27,20 +21,8 @@ def check_options(options: ConnectionOptions) -> None:
         raise OptionError("auth_secret", "an async function", "a plain function: there is no event loop", SOURCE)
 
 
-def open_stream(
-    address: str,
-    wire: ClientConnection,
-    options: ConnectionOptions,
-    env: Env,
-    time: Time,
-    desired_tag: str | None,
-    once: bool = False,
-) -> tuple[Stream, Handshake]:
+def open_stream(handshake: Handshake, options: ConnectionOptions, time: Time) -> Stream:
     """Connect, identify, put in TLS and compression, authorise.
-
-    Args:
-        desired_tag: tell nsqd that headers are understood, which messages to be given first (empty: any); None: don't.
-        once: take only an nsqd that knows producer sequences.
 
     Raises:
         ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
@@ -49,43 +31,20 @@ def open_stream(
     """
     timeout_s = seconds(options.connect_timeout, "connect_timeout")
     deadline = time() + timeout_s
-    handshake = _new_handshake(address, wire, options, env, desired_tag, once)
     stream: Stream | None = None
     try:
-        stream = connect(address, deadline, time)
+        stream = connect(handshake.address, deadline, time)
         _shake_hands(handshake, stream, options.auth_secret, deadline)
     except BaseException as error:
         if stream is not None:
             stream.abort()
         if isinstance(error, TimeoutError):
             reason = f"no answer within {timeout_s:g} s: waiting for {handshake.waits_for}"
-            raise ConnectionFailed(address, reason) from error
+            raise ConnectionFailed(handshake.address, reason) from error
         if isinstance(error, FlintError) and not isinstance(error, ConnectionFailed | NsqdError | ProtocolError):
             raise handshake.ended(error) from error
         raise
-    return stream, handshake
-
-
-def _new_handshake(
-    address: str, wire: ClientConnection, options: ConnectionOptions, env: Env, desired_tag: str | None, once: bool
-) -> Handshake:
-    try:
-        tls = options.client_tls(address, split_address(address)[0]) if options.tls else None
-    except OptionError as error:  # a file that was there when the options were made
-        raise ConnectionFailed(address, str(error)) from error
-    request = options.identify_request(env.hostname, __version__)
-    if once:
-        request = OnceIdentifyRequest(**msgspec.structs.asdict(request))
-    if desired_tag is not None:
-        request = ExtendedIdentifyRequest(**msgspec.structs.asdict(request), desired_tag=desired_tag)
-    return Handshake(
-        address,
-        wire,
-        request,
-        tls,
-        has_secret=options.auth_secret is not None,
-        can_renew_secret=callable(options.auth_secret),
-    )
+    return stream
 
 
 def _shake_hands(handshake: Handshake, stream: Stream, secret: Secret | None, deadline: float) -> None:
@@ -122,6 +81,6 @@ def _obtain(secret: Secret, address: str) -> bytes:
     try:
         return checked_secret(secret())
     except OptionError as error:
-        raise ConnectionFailed(address, f"auth_secret() must return {error.allowed}, not {error.value}") from None
-    except Exception as error:  # the user's code; its text may hold the secret, so only the cause carries it
-        raise ConnectionFailed(address, f"auth_secret() raised {type(error).__name__}") from error
+        raise secret_failed(error, address) from None
+    except Exception as error:
+        raise secret_failed(error, address) from error

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from flintmq.client.blocking.connection import Connection, ConnectionOwner
 from flintmq.client.blocking.crew import Crew
-from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.links import Links
 from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.timers import CallTimer, Timers
@@ -30,7 +30,7 @@ from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.start import NS_PER_S, Beginning
 from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.client.discovery import PollTimes, topic_path
-from flintmq.client.options import ConnectionOptions, seconds
+from flintmq.client.options import ConnectionOptions
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.client.security import Refusals
@@ -48,23 +48,15 @@ from flintmq.errors import DiscoveryError, FlintError, NsqdError
 log = logging.getLogger("flintmq.client")
 
 
-class Opened(NamedTuple):
-    """A line that is subscribed, and to what."""
-
-    line: Line
-    target: Target
-    is_extended: bool
-
-
-class SubscriptionOwner(Protocol):
+class SubscriptionOwner(ConnectionOwner, Protocol):
     """Whose subscriptions these are."""
 
     @property
     def has_connections(self) -> bool:
         """Whether something is subscribed now."""
 
-    def join(self, opened: Opened) -> None:
-        """Take in a line that is subscribed."""
+    def join(self, connection: Connection) -> None:
+        """Take in a connection that is subscribed."""
 
     def give_up_wrong(self, topology: Topology) -> None:
         """Give up the connections to nsqd that do not lead their partition any more."""
@@ -74,9 +66,6 @@ class SubscriptionOwner(Protocol):
 
     def fail(self, error: FlintError) -> None:
         """End, for good."""
-
-    def wake(self) -> None:
-        """Look at what may have changed."""
 
 
 class Subscriptions:
@@ -93,7 +82,6 @@ class Subscriptions:
 
     Attributes:
         is_polled: the nsqlookupd were asked once.
-        are_located: messages come with their position in front of their bodies.
     """
 
     def __init__(
@@ -113,7 +101,6 @@ class Subscriptions:
         wants_headers: bool,
         beginning: Beginning | None,
     ) -> None:
-        self.are_located = is_ordered or beginning is not None
         self.is_polled = False
         self._topic = topic
         self._channel = channel
@@ -128,9 +115,8 @@ class Subscriptions:
         self._desired_tag = desired_tag
         self._wants_headers = wants_headers
         self._beginning = beginning
-        self._connect_timeout_s = seconds(options.connect_timeout, "connect_timeout")
         crew = Crew("flintmq-connect")
-        self._links: Links[Target, Opened] = Links(
+        self._links: Links[Target, Connection] = Links(
             self._open, owner.join, self._note_attempt, _drop, crew, timers, lock, env
         )
         self._topology = Topology()
@@ -177,32 +163,41 @@ class Subscriptions:
 
     # --- connecting ---
 
-    def _open(self, target: Target) -> Opened:
+    def _open(self, target: Target) -> Connection:
         """Connect and subscribe; in a thread of the crew, without the lock."""
         wants = self._wants_headers or (self._lookup is None and bool(self._desired_tag))
         is_extended = wants or (self._lookup is not None and self._topology.is_extended)
-        tag = self._desired_tag if is_extended else None
-        line = Line(target.address, self._options, self._env, self._timers.time, tag)
+        connection = Connection.open(
+            target.address,
+            self._owner,
+            self._options,
+            self._env,
+            self._timers.time,
+            self._lock,
+            extended=is_extended,
+            desired_tag=self._desired_tag if is_extended else "",
+        )
         try:
-            line.ask(self._subscribe(line, target), self._timers.time() + self._connect_timeout_s)
+            self._subscribe(connection, target)
         except BaseException as error:
-            line.abort("not subscribed")
+            connection.abort("not subscribed")
             if self._may_know_other_name(error, target.address) or self._has_no_topic(error, target):
                 return self._open(target)
             raise
         self._note_begun(target)
-        return Opened(line, target, is_extended)
+        return connection
 
-    def _subscribe(self, line: Line, target: Target) -> bytes:
+    def _subscribe(self, connection: Connection, target: Target) -> None:
         if self._beginning is not None:
             with self._lock:
                 named, start = self._beginning.words(*target, self._env.clock.wall_ns() / NS_PER_S)
-            return line.wire.sub_advanced(self._topic, self._channel, None, named, start)
-        if not self._is_ordered:
-            return line.wire.sub(self._topic, self._channel, None, target.partition)
-        assert target.partition is not None
-        command = self._order_commands.name(target.address, line.features.version)
-        return line.wire.sub_order(self._topic, self._channel, target.partition, None, command)
+            connection.subscribe_from(self._topic, self._channel, target.partition, named, start)
+        elif not self._is_ordered:
+            connection.subscribe(self._topic, self._channel, target.partition)
+        else:
+            assert target.partition is not None
+            command = self._order_commands.name(target.address, connection.features.version)
+            connection.subscribe_in_order(self._topic, self._channel, target.partition, command)
 
     def _note_begun(self, target: Target) -> bool:
         """Note that a channel has begun where it was told; False if that is not to be told, or was before."""
@@ -307,5 +302,5 @@ class Subscriptions:
         return jittered_s(interval_s, jitter, self._env.random.random())
 
 
-def _drop(opened: Opened) -> None:
-    opened.line.close()
+def _drop(connection: Connection) -> None:
+    connection.close()

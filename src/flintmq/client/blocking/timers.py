@@ -39,7 +39,7 @@ class CallTimer:
 
 
 class Timers:
-    """What is due when; a :class:`flintmq.client.core.flow.Timers`.
+    """What is due when; a :class:`flintmq.client.core.timers.Timers`.
 
     Args:
         clock: its monotonic time is the time of everything here.

@@ -8,11 +8,11 @@ application still holds stay counted until they are answered, at most for a mess
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from flintmq.client.core.backoff import Backoff, BackoffState, jittered_s
 from flintmq.client.core.rdy import RdyPolicy, Share
+from flintmq.client.core.timers import Timer, Timers
 from flintmq.env import Env
 from flintmq.wire.client import Features
 
@@ -20,20 +20,6 @@ log = logging.getLogger("flintmq.client")
 
 BACKOFF_JITTER = 0.2
 QUEUE_SLACK = 1000
-
-
-class Timer(Protocol):
-    """A call that is to come."""
-
-    def cancel(self) -> None: ...
-
-
-class Timers(Protocol):
-    """What is needed of an event loop, or of what stands in for it."""
-
-    def time(self) -> float: ...
-    def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
 
 
 class Source(Protocol):

@@ -14,9 +14,10 @@ from tests.sim.loop import SimTransport
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.client.aio.connection import AnswerLost, Connection
+from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.opening import Opening
 from flintmq.client.core.handshake import Handshake
+from flintmq.client.core.link import AnswerLost
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.security import TlsRefused
 from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError, TouchFailed

@@ -9,15 +9,14 @@ from typing import Any, cast
 import pytest
 
 from flintmq.client.blocking.connection import Connection
-from flintmq.client.blocking.line import Line
-from flintmq.client.blocking.stream import StreamEnded
+from flintmq.client.blocking.stream import Stream, StreamEnded
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core.handshake import Handshake
 from flintmq.client.options import ConnectionOptions
-from flintmq.client.routing import Target
-from flintmq.errors import FlintError
+from flintmq.errors import ConnectionFailed, FlintError, NsqdError
 from flintmq.message import FRAME_HEADER, MESSAGE_HEADER
 from flintmq.testing import ManualClock
-from flintmq.wire.client import ClientConnection, Features, MessageFailed, Record
+from flintmq.wire.client import Features, MessageFailed, Record
 
 OK = FRAME_HEADER.pack(6, 0) + b"OK"
 
@@ -51,6 +50,14 @@ class FakeStream:
 
     more = read
 
+    def receive(self, deadline: float) -> bytes:
+        if not self.pieces:
+            raise TimeoutError
+        return self.read()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        self.put(data)
+
     def put(self, data: bytes) -> None:
         if self.error is not None:
             raise self.error
@@ -75,13 +82,17 @@ class Owner:
         self.failures: list[MessageFailed] = []
         self.settled: list[tuple[int, int, int]] = []
         self.lost: list[str] = []
-        self.watched: list[bool] = []
+        self.watched: list[bool | None] = []
 
     def wake(self) -> None:
         self.woken += 1
 
     def watch(self, connection: Connection, is_choked: bool) -> None:
         self.watched.append(is_choked)
+
+    def unwatch(self, connection: Connection) -> None:
+        assert connection.fileno() == 7, "the selector still needs its number"
+        self.watched.append(None)
 
     def on_messages(self, connection: Connection, records: list[Record]) -> None:
         self.records += records
@@ -95,7 +106,6 @@ class Owner:
             connection.rdy(50)
 
     def on_lost(self, connection: Connection, error: FlintError) -> None:
-        assert connection.fileno() == 7, "the selector still needs its number"
         self.lost.append(str(error))
 
 
@@ -105,15 +115,19 @@ class World:
         self.timers = Timers(self.clock)
         self.stream = FakeStream()
         self.owner = Owner()
-        wire = ClientConnection()
-        wire.sub("t", "c")
-        wire.receive(OK)
-        line = SimpleNamespace(
-            address="n:4150", features=Features(), layers=(), opened_at=0.0, stream=self.stream, wire=wire
+        self.connection = self.connected()
+        self.stream.pieces.append(OK)
+        self.connection.subscribe("t", "c")
+        self.stream.sent.clear()
+        self.connection.begin_pumping(self.timers)
+
+    def connected(self) -> Connection:
+        connection = Connection(
+            "n:4150", self.owner, ConnectionOptions(heartbeat_interval=1), self.timers.time, threading.RLock()
         )
-        self.connection = Connection(
-            cast(Line, line), self.owner, ConnectionOptions(heartbeat_interval=1), self.timers, threading.RLock()
-        )
+        connection._stream = cast(Stream, self.stream)
+        connection._begin(cast(Handshake, SimpleNamespace(features=Features(), layers=())))
+        return connection
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(round(seconds * 1e9))
@@ -184,6 +198,7 @@ def test_finishing_wakes_who_waits(world):
     world.connection.finish(A)
     assert world.owner.woken == 0
     world.owner.is_waiting = True
+    world.connection.flush()  # as it is before anybody waits
     world.connection.finish(B)
     assert world.owner.woken == 1
 
@@ -251,40 +266,44 @@ def test_what_the_kernel_does_not_take_is_waited_for(world):
     world.connection.flush()
     world.connection.rdy(6)
     world.connection.flush()
-    assert world.owner.watched == [True]
+    assert world.owner.watched == [False, True]
     world.connection.on_writable()
-    assert world.owner.watched == [True, False]
+    assert world.owner.watched == [False, True, False]
+    world.connection.abort("no longer")
+    assert world.owner.watched[-1] is None
 
 
 def test_leaving(world):
     world.connection.finish(A)
-    world.connection.leave()
+    world.connection.end_subscription()
     assert b"".join(world.stream.sent).endswith(b"CLS\n")
     assert not world.connection.has_left
     world.receive(frame(0, b"CLOSE_WAIT"))
     assert world.connection.has_left
 
 
-def test_what_stands_in_front_of_bodies_and_how_many_may_come():
-    world = World()
+def test_what_stands_in_front_of_bodies_and_how_many_may_come(world):
     plain = world.connection
-    assert (plain.partition, plain.has_prefixes, plain.target.address) == (None, False, "n:4150")
-    wire = ClientConnection()
-    wire.sub_order("t", "c", 3)
-    line = SimpleNamespace(
-        address="n:4150", features=Features(), layers=(), opened_at=0.0, stream=world.stream, wire=wire
-    )
-    ordered = Connection(
-        cast(Line, line),
-        world.owner,
-        ConnectionOptions(heartbeat_interval=1),
-        world.timers,
-        threading.RLock(),
-        Target("n:4150", 3),
-        is_ordered=True,
-    )
-    assert (ordered.partition, ordered.has_prefixes, ordered.features.max_rdy_count) == (3, True, 1)
+    assert (plain.partition, plain.is_located, plain.is_extended) == (None, False, False)
+    ordered = world.connected()
+    world.stream.pieces.append(OK)
+    ordered.subscribe_in_order("t", "c", 3)
+    assert (ordered.partition, ordered.is_located, ordered.features.max_rdy_count) == (3, True, 1)
     assert ordered.describe().startswith("n:4150/3 ")
+
+
+def test_a_subscription_that_is_refused_or_not_answered_ends_the_connection(world):
+    refused = world.connected()
+    world.stream.pieces.append(frame(1, b"E_BAD_TOPIC no"))
+    with pytest.raises(NsqdError, match="E_BAD_TOPIC"):
+        refused.subscribe("t", "c")
+    assert refused.is_lost
+    late = world.connected()
+    with pytest.raises(ConnectionFailed, match="SUB was not answered within"):
+        late.subscribe("t", "c")
+    assert late.is_lost
+    with pytest.raises(ConnectionFailed, match="closed"):
+        late.subscribe("t", "c")
 
 
 def test_an_error_that_no_command_has_caused_ends_the_connection():
