@@ -8,79 +8,88 @@ Source: reference/nsq.md 2.3.
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
+from flintmq.client.blocking.http import get
+from flintmq.client.discovery import ANSWER_SIZE_MAX, NODES_PATH, topic_path
+from flintmq.client.options import ConnectionOptions, join_address
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 from flintmq.names import is_valid_name
-from flintmq.spark.options import split_address
+from flintmq.spark.link import in_sparks_words, lookup_options
+from flintmq.spark.options import PLAIN, LinkOptions
 
-BODY_SIZE_MAX = 16 << 20
+BODY_SIZE_MAX = ANSWER_SIZE_MAX
+TOPICS_PATH = "/topics"
+_WHAT_TO_DO = {
+    401: "it asks for permissions: set nsqlookupdToken to where a token is that it knows",
+    403: "the token (or certificate) does not allow this: see docs/http-auth.md",
+}
 
 log = logging.getLogger("flintmq.spark")
 
 
-def nsqds_of_topic(lookupds: Sequence[str], topic: str, timeout_s: float) -> list[str]:
+class LookupRefused(DiscoveryError):
+    """Every nsqlookupd that answers refuses this client, now or later."""
+
+
+class _Refused(ValueError):
+    """One nsqlookupd refuses this client."""
+
+
+def nsqds_of_topic(lookupds: Sequence[str], topic: str, timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
     """Addresses of the nsqds that have a topic, sorted; none when nobody knows it.
 
     Raises:
-        DiscoveryError: no nsqlookupd answered.
+        DiscoveryError: no nsqlookupd answered, or (LookupRefused) none lets this client ask.
+        OptionError: a file or token that ``link`` names is not to be had on this host.
     """
-    return _addresses(_ask_all(lookupds, f"/lookup?topic={quote(topic)}", timeout_s))
+    return _addresses(_ask_all(lookupds, topic_path(topic), timeout_s, link))
 
 
-def all_nsqds(lookupds: Sequence[str], timeout_s: float) -> list[str]:
-    """Addresses of all nsqds, sorted.
-
-    Raises:
-        DiscoveryError: no nsqlookupd answered.
-    """
-    return _addresses(_ask_all(lookupds, "/nodes", timeout_s))
+def all_nsqds(lookupds: Sequence[str], timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
+    """Addresses of all nsqds, sorted; raises as :func:`nsqds_of_topic`."""
+    return _addresses(_ask_all(lookupds, NODES_PATH, timeout_s, link))
 
 
-def all_topics(lookupds: Sequence[str], timeout_s: float) -> list[str]:
-    """Names of all topics, sorted.
-
-    Raises:
-        DiscoveryError: no nsqlookupd answered.
-    """
-    answers = _ask_all(lookupds, "/topics", timeout_s)
+def all_topics(lookupds: Sequence[str], timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
+    """Names of all topics, sorted; raises as :func:`nsqds_of_topic`."""
+    answers = _ask_all(lookupds, TOPICS_PATH, timeout_s, link)
     names = {name for answer in answers for name in _list(answer, "topics") if isinstance(name, str)}
     return sorted(name for name in names if is_valid_name(name))
 
 
-def _ask_all(lookupds: Sequence[str], path: str, timeout_s: float) -> list[Mapping[str, Any]]:
-    answers, failures = [], []
+def _ask_all(lookupds: Sequence[str], path: str, timeout_s: float, link: LinkOptions) -> list[Mapping[str, Any]]:
+    options = lookup_options(link, timeout_s)
+    answers, failures, refused_count = [], [], 0
     for address in lookupds:
         try:
-            answers.append(_ask(address, path, timeout_s))
-        except (OSError, http.client.HTTPException, *UNREADABLE_JSON) as error:
-            log.warning("nsqlookupd %s does not answer %s: %s", address, path, error)
-            failures.append(f"{address}: {error}")
+            answers.append(_ask(address, path, timeout_s, options))
+        except (OSError, *UNREADABLE_JSON) as error:
+            reason = in_sparks_words(str(error))
+            log.warning("nsqlookupd %s does not answer %s: %s", address, path, reason)
+            failures.append(f"{address}: {reason}")
+            refused_count += isinstance(error, _Refused)
     if not answers:
-        raise DiscoveryError(f"no nsqlookupd answers {path}: " + "; ".join(failures))
+        kind = LookupRefused if refused_count == len(failures) else DiscoveryError
+        raise kind(f"no nsqlookupd answers {path}: " + "; ".join(failures))
     return answers
 
 
-def _ask(address: str, path: str, timeout_s: float) -> Mapping[str, Any]:
-    host, port = split_address(address)
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-    try:
-        connection.request("GET", path, headers={"Accept": "application/vnd.nsq; version=1.0"})
-        response = connection.getresponse()
-        body = response.read(BODY_SIZE_MAX + 1)
-    finally:
-        connection.close()
+def _ask(address: str, path: str, timeout_s: float, options: ConnectionOptions) -> Mapping[str, Any]:
+    url = address if "://" in address else f"http://{address}"
+    status, body = get(url + path, timeout_s, options, time.monotonic)
     if len(body) > BODY_SIZE_MAX:
         raise ValueError(f"an answer of more than {BODY_SIZE_MAX} bytes")
-    if response.status == 404:  # TOPIC_NOT_FOUND: an answer, and an empty one
+    if status == 404:  # TOPIC_NOT_FOUND: an answer, and an empty one
         return {}
-    if response.status != 200:
-        raise ValueError(f"HTTP status {response.status}")
+    if status in _WHAT_TO_DO:
+        raise _Refused(f"HTTP status {status}: {_WHAT_TO_DO[status]}")
+    if status != 200:
+        raise ValueError(f"HTTP status {status}")
     answer = json.loads(body)
     if isinstance(answer, dict) and isinstance(answer.get("data"), dict):
         answer = answer["data"]
@@ -97,7 +106,7 @@ def _addresses(answers: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             host, port = producer.get("broadcast_address"), producer.get("tcp_port")
             if isinstance(host, str) and host and isinstance(port, int):
-                found.add(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+                found.add(join_address(host, port))
     return sorted(found)
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from flintmq.batch import BatchError
-from flintmq.errors import ConnectionFailed, NsqdError, RemoteProtocolError
-from flintmq.spark.broker import POOL, BatchBuffer, ConnectionPool, NsqdConnection
+from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.spark.broker import FAILURES, POOL, BatchBuffer, ConnectionPool, NsqdConnection, is_final
 from flintmq.spark.decode import Decoder, locate
 from flintmq.spark.errors import DataLost
 from flintmq.spark.options import SourceOptions
@@ -46,6 +46,7 @@ class RangeReader:
     ) -> None:
         self._wanted = wanted
         self._options = options
+        self._link = options.link
         self._pool = pool
         self._retries = Retries(options.retries, sleep)
         self._position = wanted.start
@@ -63,8 +64,8 @@ class RangeReader:
         while self._position < self._end:
             try:
                 yield from self._read_on()
-            except (ConnectionFailed, RemoteProtocolError, NsqdError, BatchError, _EndMissing) as error:
-                if isinstance(error, NsqdError) and not error.retryable:
+            except (*FAILURES, BatchError, _EndMissing) as error:
+                if isinstance(error, FlintError) and is_final(error, self._wanted.nsqd, self._link):
                     raise
                 self._try_again(error)
 
@@ -81,7 +82,9 @@ class RangeReader:
 
     def _read_on(self) -> Iterator[pa.RecordBatch]:
         options = self._options
-        with self._pool.lend(self._wanted.nsqd, options.connect_timeout, options.fetch_timeout) as connection:
+        with self._pool.lend(
+            self._wanted.nsqd, options.connect_timeout, options.fetch_timeout, self._link
+        ) as connection:
             epoch = self._enter(connection)
             if self._position < self._end:
                 yield from self._stream(connection, epoch)

@@ -1,7 +1,9 @@
 """Options of ``format("nsq")``: one row per option, from which parsing, checks and the tables of docs/spark.md follow.
 
 The rules of this file: the field name in snake case is the option name in camel case; Spark hands options over as text
-in any case; a name nobody knows is an error that says the nearest one. Names are Kafka's where the meaning is equal.
+in any case; a name nobody knows is an error that says the nearest one. Names are Kafka's where the meaning is equal;
+other spellings of the same are in ``ALIASES``. No option holds a secret, only where it is: Spark shows options in its
+pages, plans and event logs, and what is refused is shown nowhere.
 
 Source: design/spark.md section 10.
 """
@@ -16,17 +18,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.names import is_valid_name
+from flintmq.net.tls import VERSIONS
 from flintmq.spark.offsets import RESERVED_TOPICS
 from flintmq.spark.schema import COLUMNS, TYPES
 
 # what Spark itself leaves among the options of a source or sink
+SOURCE = "option of format nsq"
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "numpartitions"})
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+ALIASES = {
+    "security.protocol": "tls",
+    "ssl.truststore.location": "tls_ca_file",
+    "ssl.keystore.location": "tls_cert",
+    "tls_v1": "tls",
+    "tls_root_ca_file": "tls_ca_file",
+    "tls_cert": "tls_cert",
+    "tls_key": "tls_key",
+    "tls_min_version": "tls_min_version",
+    "auth_secret": "auth_secret",
+}
+"""What users of Kafka and of NSQ's own tools write, and the field it is; Kafka's also behind ``kafka.``."""
+
+HIDDEN = "<hidden>"
+_SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:(?://)?/[^\0]+")
+_PROTOCOLS = {"plaintext": False, "ssl": True}
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -36,8 +58,10 @@ T = TypeVar("T")
 Parse = Callable[[str], Any]
 
 
-def _option(default: T, parse: Parse, allowed: str, text: str, shown: str | None = None) -> T:
-    metadata = {"parse": parse, "allowed": allowed, "help": text, "shown": shown}
+def _option(
+    default: T, parse: Parse, allowed: str, text: str, shown: str | None = None, *, is_secret: bool = False
+) -> T:
+    metadata = {"parse": parse, "allowed": allowed, "help": text, "shown": shown, "is_secret": is_secret}
     field: T = dataclasses.field(default=default, metadata=metadata)
     return field
 
@@ -76,6 +100,33 @@ def _flag(text: str) -> bool:
     return {"true": True, "false": False}[text.strip().lower()]
 
 
+def _tls(text: str) -> bool:
+    """A flag, or Kafka's ``security.protocol``."""
+    word = text.strip().lower()
+    return _PROTOCOLS[word] if word in _PROTOCOLS else _flag(word)
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError(text)
+    return text.strip()
+
+
+def _one_of(*words: str) -> Parse:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in words:
+            raise ValueError(text)
+        return text.strip().lower()
+
+    return parse
+
+
+def _secret(text: str) -> str:
+    if not _SECRET.fullmatch(text.strip()):
+        raise ValueError
+    return text.strip()
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -103,6 +154,20 @@ def _addresses(text: str) -> tuple[str, ...]:
     addresses = _names(text)
     for address in addresses:
         split_address(address)
+    if not addresses:
+        raise ValueError(text)
+    return tuple(sorted(set(addresses)))
+
+
+def _lookupds(text: str) -> tuple[str, ...]:
+    """Addresses of nsqlookupd: ``host:port``, or ``http://`` or ``https://`` in front."""
+    addresses = tuple(address.rstrip("/") for address in _names(text))
+    for address in addresses:
+        scheme, _, place = address.rpartition("://")
+        if scheme not in ("", "http", "https") or any(sign in place for sign in "/@?#"):
+            raise ValueError(address)
+        if not scheme or urlsplit(address).port is None:
+            split_address(place)
     if not addresses:
         raise ValueError(text)
     return tuple(sorted(set(addresses)))
@@ -145,12 +210,6 @@ def _timestamp_ns(text: str) -> int:
     return nanoseconds
 
 
-def _oversize(text: str) -> str:
-    if text.strip().lower() not in ("fail", "drop"):
-        raise ValueError(text)
-    return text.strip().lower()
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Split ``host:port``, with brackets around an IPv6 host.
 
@@ -170,6 +229,7 @@ def camel(field_name: str) -> str:
 
 
 _ADDRESSES = "host:port, several separated by commas"
+_LOOKUPDS = "host:port or https://host:port, without a user or a path; several separated by commas"
 _DURATION = "a duration such as 500ms, 30s, 15m"
 _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 
@@ -178,12 +238,14 @@ _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 class _Options:
     @classmethod
     def markdown(cls) -> str:
-        """The table of all options for docs/spark.md; the allowed values stand in the error for any other."""
+        """The table of a class's own options for docs/spark.md; allowed values stand in the error for any other."""
         lines = ["| option | default | meaning |", "|---|---|---|"]
-        for field in dataclasses.fields(cls):
-            shown = field.metadata["shown"]
-            default = str(field.default).lower() if shown is None else shown
-            lines.append(f"| `{camel(field.name)}` | {default} | {field.metadata['help']} |")
+        inherited = {field.name for base in cls.__bases__ if base is not object for field in _fields(base)}
+        for field in _fields(cls):
+            if field.name not in inherited:
+                shown = field.metadata["shown"]
+                default = str(field.default).lower() if shown is None else shown
+                lines.append(f"| `{camel(field.name)}` | {default} | {field.metadata['help']} |")
         return "\n".join(lines)
 
     @classmethod
@@ -191,23 +253,26 @@ class _Options:
         """Read the options of one source or sink.
 
         Raises:
-            OptionError: a name is unknown, or a value is not allowed.
+            OptionError: a name is unknown, a value is not allowed, or two options exclude each other.
         """
-        known = {camel(field.name).lower(): field for field in dataclasses.fields(cls)}
+        fields = {field.name: field for field in _fields(cls)}
+        known = {camel(name).lower(): name for name in fields}
+        known |= {alias: name for alias, name in ALIASES.items() if name in fields}
         values: dict[str, Any] = {}
-        for name, text in raw.items():
-            field = known.get(name.lower())
-            if field is None:
-                if name.lower() in _SPARKS_OWN:
+        given: dict[str, str] = {}
+        for option, text in raw.items():
+            name = known.get(option.lower()) or known.get(option.lower().removeprefix("kafka."))
+            if name is None:
+                if option.lower() in _SPARKS_OWN:
                     continue
-                near = difflib.get_close_matches(name.lower(), known, 1)
-                hint = f"did you mean {camel(known[near[0]].name)}?" if near else "see docs/spark.md for the list"
-                raise OptionError(name, None, hint, "option of format nsq")
-            try:
-                values[field.name] = field.metadata["parse"](text)
-            except (ValueError, KeyError, re.error):
-                allowed = field.metadata["allowed"]
-                raise OptionError(camel(field.name), text, allowed, "option of format nsq") from None
+                near = difflib.get_close_matches(option.lower(), known, 1)
+                hint = f"did you mean {camel(known[near[0]])}?" if near else "see docs/spark.md for the list"
+                raise OptionError(option, None, hint, SOURCE)
+            shown = camel(name) if option.lower() == camel(name).lower() else option
+            value = _parsed(fields[name], shown, text)
+            if values.setdefault(name, value) != value:
+                raise _refuse(shown, text, f"it is another name of {given[name]}, which says something else: give one")
+            given[name] = shown
         options = cls(**values)
         options._check()
         return options
@@ -216,17 +281,120 @@ class _Options:
         raise NotImplementedError
 
 
+def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
+def _parsed(field: dataclasses.Field[Any], option: str, text: str) -> Any:
+    try:
+        return field.metadata["parse"](text)
+    except (ValueError, KeyError, re.error):
+        shown = HIDDEN if field.metadata["is_secret"] else text
+        raise _refuse(option, shown, field.metadata["allowed"]) from None
+
+
 def _refuse(option: str, value: object, allowed: str) -> OptionError:
-    return OptionError(option, value, allowed, "option of format nsq")
+    return OptionError(option, value, allowed, SOURCE)
+
+
+_PATH = "the path of a PEM file, the same on the driver and on every executor"
+_SECRET_ALLOWED = (
+    "Spark shows options in its pages, plans and event logs, so write where the secret is, env:NAME or "
+    "file:/path, which driver and executors read for themselves"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions(_Options):
+class LinkOptions(_Options):
+    """How connections to nsqd and nsqlookupd are secured; the same for reading and writing.
+
+    Secrets are references, ``env:NAME`` or ``file:/path``; :mod:`flintmq.spark.link` makes something of all this.
+    """
+
+    tls: bool = _option(
+        False,
+        _tls,
+        "true or false (as security.protocol: SSL or PLAINTEXT; what SASL is for is authSecret)",
+        "secure connections to nsqd; its chain and its name are verified",
+    )
+    tls_ca_file: str = _option("", _text, _PATH, "PEM file with the authorities to trust; without it the system's", "")
+    tls_cert: str = _option("", _text, _PATH, "PEM file with this client's certificate and chain, if one is wanted", "")
+    tls_key: str = _option("", _text, _PATH, "PEM file with its key, if that is not in `tlsCert`", "")
+    tls_server_name: str = _option(
+        "", _text, "a host name", "name expected in the certificate, if not the one that is connected to", ""
+    )
+    tls_min_version: str = _option(
+        "tls1.2", _one_of(*VERSIONS), f"one of {', '.join(VERSIONS)}", "oldest version of TLS that is spoken"
+    )
+    tls_verify: bool = _option(
+        True, _flag, "true or false", "false trusts everybody, also whoever sits between; said in the log"
+    )
+    compression: str = _option(
+        "none", _one_of("none", "snappy", "deflate"), "none, snappy or deflate", "of connections to nsqd, on slow links"
+    )
+    deflate_level: int = _option(6, _whole(1, 9), "1, fast, to 9, small", "with `compression=deflate`")
+    auth_secret: str = _option(
+        "",
+        _secret,
+        _SECRET_ALLOWED,
+        "where the secret for AUTH is: `env:NAME` or `file:/path`, read in every process that connects",
+        "",
+        is_secret=True,
+    )
+    nsqlookupd_token: str = _option(
+        "",
+        _secret,
+        _SECRET_ALLOWED,
+        "where the bearer token for nsqlookupd is, likewise; only for `https://` addresses in `lookupd`",
+        "",
+        is_secret=True,
+    )
+
+    @property
+    def link(self) -> LinkOptions:
+        """These options without those of a subclass: connections are alike when theirs are equal."""
+        return LinkOptions(**{field.name: getattr(self, field.name) for field in _fields(LinkOptions)})
+
+    def _check(self) -> None:
+        self._check_link(())
+
+    def _check_link(self, lookupd: tuple[str, ...]) -> None:
+        has_https = any(address.startswith("https://") for address in lookupd)
+        if not self.tls and not has_https:
+            for option in ("tls_ca_file", "tls_cert", "tls_server_name", "tls_min_version", "tls_verify"):
+                if getattr(self, option) != LinkOptions.__dataclass_fields__[option].default:
+                    allowed = "nothing is secured that it could be for: set tls=true, or lookupd to https:// addresses"
+                    raise _refuse(camel(option), getattr(self, option), allowed)
+        if self.tls_key and not self.tls_cert:
+            raise _refuse("tlsKey", self.tls_key, "it needs the certificate it belongs to: set tlsCert")
+        if self.tls_ca_file and not self.tls_verify:
+            raise _refuse("tlsVerify", "false", "nobody is verified then: leave it out, or tlsCaFile")
+        if self.tls_server_name and not (self.tls and self.tls_verify):
+            raise _refuse("tlsServerName", self.tls_server_name, "it needs tls=true, and tlsVerify=true")
+        if self.deflate_level != 6 and self.compression != "deflate":
+            raise _refuse("deflateLevel", self.deflate_level, "it needs compression=deflate")
+        if self.nsqlookupd_token and not lookupd:
+            raise _refuse("nsqlookupdToken", self.nsqlookupd_token, "it needs lookupd, whom it is for")
+        if self.nsqlookupd_token and not all(address.startswith("https://") for address in lookupd):
+            open_ones = ",".join(address for address in lookupd if not address.startswith("https://"))
+            raise _refuse(
+                "nsqlookupdToken",
+                self.nsqlookupd_token,
+                f"whoever sees the traffic could read it: {open_ones} must be https://",
+            )
+
+
+PLAIN = LinkOptions()
+"""Neither secured nor compressed, and without secrets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(LinkOptions):
     """What ``spark.read`` and ``spark.readStream`` accept; durations in seconds, sizes in bytes, times in ns."""
 
     nsqd: tuple[str, ...] = _option((), _addresses, _ADDRESSES, "nsqd TCP addresses to read from", "")
     lookupd: tuple[str, ...] = _option(
-        (), _addresses, _ADDRESSES, "nsqlookupd HTTP addresses that know the nsqds; instead of `nsqd`", ""
+        (), _lookupds, _LOOKUPDS, "nsqlookupd HTTP or `https://` addresses that know the nsqds; instead of `nsqd`", ""
     )
     topic: str = _option("", _source_topic, "a topic name (not _log, _from)", "topic to read", "")
     topics: tuple[str, ...] = _option(
@@ -342,6 +510,7 @@ class SourceOptions(_Options):
     def _check(self) -> None:
         if bool(self.nsqd) == bool(self.lookupd):
             raise _refuse("nsqd", ",".join(self.nsqd), "give either nsqd or lookupd")
+        self._check_link(self.lookupd)
         if sum((bool(self.topic), bool(self.topics), bool(self.topic_pattern))) != 1:
             raise _refuse("topic", self.topic, "give exactly one of topic, topics, topicPattern")
         if self.topic_pattern and not self.lookupd:
@@ -390,14 +559,14 @@ class SourceOptions(_Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions(_Options):
+class SinkOptions(LinkOptions):
     """What ``df.write`` and ``df.writeStream`` accept; durations in seconds, sizes in bytes."""
 
     nsqd: tuple[str, ...] = _option(
         (), _addresses, _ADDRESSES, "nsqd TCP addresses to publish to; tasks are spread over them", ""
     )
     lookupd: tuple[str, ...] = _option(
-        (), _addresses, _ADDRESSES, "nsqlookupd HTTP addresses that know the nsqds; instead of `nsqd`", ""
+        (), _lookupds, _LOOKUPDS, "nsqlookupd HTTP or `https://` addresses that know the nsqds; instead of `nsqd`", ""
     )
     topic: str = _option("", _name, "a topic name", "topic for all rows; without it the column `topic` decides", "")
     batch_messages: int = _option(1000, _whole(1, 65_536), "1 to 65536", "most messages of one MPUB")
@@ -410,7 +579,10 @@ class SinkOptions(_Options):
     )
     max_in_flight: int = _option(8, _whole(1, 1000), "1 to 1000", "MPUBs sent and not yet answered, per task")
     oversize: str = _option(
-        "fail", _oversize, "fail or drop", "what to do with a body longer than `maxMessageSize`; drops are counted"
+        "fail",
+        _one_of("fail", "drop"),
+        "fail or drop",
+        "what to do with a body longer than `maxMessageSize`; drops are counted",
     )
     max_message_size: int = _option(1 << 20, _size(1, 1 << 30), "a size such as 1MiB", "nsqd's --max-msg-size", "1MiB")
     max_body_size: int = _option(
@@ -425,5 +597,6 @@ class SinkOptions(_Options):
     def _check(self) -> None:
         if bool(self.nsqd) == bool(self.lookupd):
             raise _refuse("nsqd", ",".join(self.nsqd), "give either nsqd or lookupd")
+        self._check_link(self.lookupd)
         if self.batch_bytes > self.max_body_size:
             raise _refuse("batchBytes", self.batch_bytes, f"at most maxBodySize={self.max_body_size}")

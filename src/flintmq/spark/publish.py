@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
 
-from flintmq.errors import ConnectionFailed, NsqdError, PublishRefused, RemoteProtocolError
-from flintmq.spark.broker import NsqdConnection
+from flintmq.errors import NsqdError, PublishRefused, RemoteProtocolError
+from flintmq.spark.broker import FAILURES, NsqdConnection, is_final
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.retry import Retries
 
@@ -40,10 +40,12 @@ class Publisher:
     ) -> None:
         self._addresses = addresses
         self._options = options
+        self._link = options.link
         self._retries = Retries(options.retries, sleep)
         self._pending: deque[bytes] = deque()
         self._unsent = 0  # how many of the last pending ones this connection has not been given
         self._turn = 0
+        self._refused_by: set[str] = set()
         self._connection: NsqdConnection | None = None
 
     def publish(self, topic: str, count: int, messages: memoryview) -> None:
@@ -83,11 +85,17 @@ class Publisher:
                 self._send_unsent()
                 while len(self._pending) > in_flight_max:
                     self._take_answer()
-            except (ConnectionFailed, RemoteProtocolError, NsqdError) as error:
+            except FAILURES as error:
+                was_connected = self._connection is not None
                 self.close()
                 self._unsent = len(self._pending)
-                if isinstance(error, NsqdError) and not error.retryable:
-                    raise self._refused(error) from error
+                if is_final(error, self._address, self._link):
+                    # what one nsqd has against this client another may not have; what it has against a message it has
+                    self._refused_by.add(self._address)
+                    if was_connected or self._refused_by.issuperset(self._addresses):
+                        if isinstance(error, NsqdError):
+                            raise self._refused(error) from error
+                        raise
                 self._turn += 1
                 self._retries.failed(error, f"publishing to nsqd {self._address}")
 
@@ -98,7 +106,7 @@ class Publisher:
     def _send_unsent(self) -> None:
         options = self._options
         if self._connection is None:
-            self._connection = NsqdConnection(self._address, options.connect_timeout, options.pub_timeout)
+            self._connection = NsqdConnection(self._address, options.connect_timeout, options.pub_timeout, self._link)
         while self._unsent:
             # after a failure there may be more to send again than may be unanswered; a window's worth at most
             self._connection.send(self._pending[len(self._pending) - self._unsent])

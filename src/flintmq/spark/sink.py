@@ -86,7 +86,7 @@ class RowWriter:
     def _addresses(self) -> list[str]:
         """The nsqds, each task beginning with another one."""
         options = self._options
-        addresses = list(options.nsqd) or all_nsqds(options.lookupd, options.connect_timeout)
+        addresses = list(options.nsqd) or all_nsqds(options.lookupd, options.connect_timeout, options.link)
         if not addresses:
             raise NoNsqd(options.topic, f"nsqlookupd {','.join(options.lookupd)} knows none")
         context = TaskContext.get()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from flintmq.clock import Clock, SystemClock
-from flintmq.errors import ConnectionFailed, FlintError, NsqdError, RemoteProtocolError
-from flintmq.spark.broker import POOL, PartitionLog
-from flintmq.spark.discovery import all_topics, nsqds_of_topic
+from flintmq.errors import FlintError, OptionError
+from flintmq.spark.broker import FAILURES, POOL, PartitionLog, is_final
+from flintmq.spark.discovery import LookupRefused, all_topics, nsqds_of_topic
 from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retries
@@ -94,15 +94,16 @@ class Surveyor:
         while True:
             try:
                 return self.try_cursor(key, sequence)
-            except (ConnectionFailed, RemoteProtocolError, NsqdError) as error:
-                if isinstance(error, NsqdError) and not error.retryable:
+            except FAILURES as error:
+                if is_final(error, key.nsqd, self._options.link):
                     raise
                 retries.failed(error, f"setting the cursor of {key.topic} {key.label}")
 
     def try_cursor(self, key: PartitionKey, sequence: int) -> int:
         """:meth:`move_cursor` without a second attempt."""
-        with POOL.lend(key.nsqd, self._options.connect_timeout, self._options.fetch_timeout) as connection:
-            return connection.cursor(key.topic, self._options.channel, key.partition, sequence)
+        options = self._options
+        with POOL.lend(key.nsqd, options.connect_timeout, options.fetch_timeout, options.link) as connection:
+            return connection.cursor(key.topic, options.channel, key.partition, sequence)
 
     def _wanted(self, known: Iterable[PartitionKey], is_waiting: bool) -> dict[str, set[str]]:
         wanted: dict[str, set[str]] = {}
@@ -128,6 +129,8 @@ class Surveyor:
                 self._discovered = self._ask_lookupds()
                 break
             except FlintError as error:
+                if isinstance(error, LookupRefused | OptionError):
+                    raise
                 if self._discovered_ns is not None and not is_waiting:
                     break  # go on with what is known; ask again when it is due
                 retries.failed(error, "discovery")
@@ -135,20 +138,22 @@ class Surveyor:
         return self._discovered
 
     def _ask_lookupds(self) -> dict[str, tuple[str, ...]]:
-        lookupds, timeout_s = self._options.lookupd, self._options.connect_timeout
+        lookupds, timeout_s, link = self._options.lookupd, self._options.connect_timeout, self._options.link
         topics: Iterable[str] = self._options.named_topics
         if self._options.topic_pattern:
             pattern = re.compile(self._options.topic_pattern)
-            found = all_topics(lookupds, timeout_s)
+            found = all_topics(lookupds, timeout_s, link)
             topics = [topic for topic in found if pattern.fullmatch(topic) and topic not in RESERVED_TOPICS]
-        return {topic: tuple(nsqds_of_topic(lookupds, topic, timeout_s)) for topic in topics}
+        return {topic: tuple(nsqds_of_topic(lookupds, topic, timeout_s, link)) for topic in topics}
 
     def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[list[PartitionLog]]:
         retries = Retries(self._options.retries, self._sleep)
         while True:
             try:
                 return self._offsets(address, topics, timestamp_ns)
-            except (ConnectionFailed, RemoteProtocolError) as error:
+            except FAILURES as error:
+                if is_final(error, address, self._options.link):
+                    raise
                 retries.failed(error, f"asking nsqd {address} for offsets")
 
     def _ask_once(
@@ -161,7 +166,9 @@ class Surveyor:
             return []
         try:
             found = self._offsets(address, topics, timestamp_ns)
-        except (ConnectionFailed, RemoteProtocolError) as error:
+        except FAILURES as error:
+            if is_final(error, address, self._options.link):
+                raise
             absence = absence or _Absence(now_ns, str(error))
             # an address that does not even refuse costs connectTimeout, so it is tried ever more seldom
             pause_s = min(FIRST_PAUSE_S * 2**absence.attempts, PAUSE_MAX_S)
@@ -178,5 +185,6 @@ class Surveyor:
         return found
 
     def _offsets(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[list[PartitionLog]]:
-        with POOL.lend(address, self._options.connect_timeout, self._options.fetch_timeout) as connection:
+        options = self._options
+        with POOL.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
             return connection.offsets(topics, timestamp_ns)

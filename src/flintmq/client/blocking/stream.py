@@ -164,6 +164,26 @@ class Stream:
             if piece := self.read():
                 return piece
 
+    def receive_into(self, view: memoryview, deadline: float) -> None:
+        """Wait until ``view`` is filled; what comes behind stays for the next read.
+
+        Raises:
+            TimeoutError: not all of it came in time.
+            StreamEnded, TlsFailed, CorruptStream: nothing more will come.
+        """
+        if view and self._tls is None and self._codec is None and not self._read:  # straight from the kernel
+            while (size := self._read_raw_into(view)) < len(view):
+                view = view[size:]
+                self._wait(select.POLLIN, deadline)
+            return
+        while view:
+            piece = self.receive(deadline)
+            size = min(len(piece), len(view))
+            view[:size] = piece[:size]
+            if size < len(piece):
+                self.give_back(piece[size:])
+            view = view[size:]
+
     def _read_tls(self, tls: StandardTls) -> bytes:
         plain = tls.read()
         if output := tls.take_output():  # an answer to the peer's new keys
@@ -182,6 +202,17 @@ class Stream:
         if not data:
             raise StreamEnded("closed by the peer")
         return data
+
+    def _read_raw_into(self, view: memoryview) -> int:
+        try:
+            size = self._socket.recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise StreamEnded(error.strerror or str(error)) from error
+        if not size:
+            raise StreamEnded("closed by the peer")
+        return size
 
     # --- writing ---
 
