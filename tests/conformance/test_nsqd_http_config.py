@@ -141,8 +141,8 @@ def test_the_default_id_is_a_number_below_1024(nsqd: Nsqd):
 @pytest.mark.parametrize("name", ["tcp_address", "http_address", "https_address", "data_path", "broadcast_address"])
 def test_addresses_and_paths_are_shown_as_given(nsqd: Nsqd, name: str):
     given = {
-        "tcp_address": "127.0.0.1:0",
-        "http_address": "127.0.0.1:0",
+        "tcp_address": f"127.0.0.1:{nsqd.tcp[1]}",
+        "http_address": f"127.0.0.1:{nsqd.http[1]}",
         "https_address": "0.0.0.0:4152",
         "data_path": str(nsqd.data_path),
         "broadcast_address": "127.0.0.1",

@@ -359,7 +359,7 @@ class Daemon:
     def launch(self) -> None:
         """Start the process without waiting for it."""
         assert self._process is None, "it runs already"
-        if not self._reserved:
+        if not (self.tcp[1] or self.http[1]):
             self._reserved = [reserved_port(), reserved_port()]
             self.tcp, self.http = (each.getsockname() for each in self._reserved)
         addresses = (f"--tcp-address=127.0.0.1:{self.tcp[1]}", f"--http-address=127.0.0.1:{self.http[1]}")
