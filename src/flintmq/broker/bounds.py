@@ -37,10 +37,6 @@ class TopicFull(RemoteProtocolError):
     def __init__(self, detail: str, fatal: bool, command: str = "PUB") -> None:
         super().__init__(f"E_{command}_FAILED", detail, fatal)
 
-    def to(self, command: str) -> TopicFull:
-        """The answer to a command."""
-        return TopicFull(self.detail, self.fatal, command)
-
 
 class TopicBounds:
     """The bounds of one topic, shared by its partitions here.

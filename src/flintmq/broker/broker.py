@@ -903,23 +903,29 @@ class Broker(TopicLimits):
         return self.publish_to(topic.next_partition(), bodies, due_ns)
 
     def publish_to(
-        self, partition: Partition, bodies: Sequence[bytes], due_ns: int = 0, is_stored_form: bool = False
+        self,
+        partition: Partition,
+        bodies: Sequence[bytes],
+        due_ns: int = 0,
+        is_stored_form: bool = False,
+        producer: tuple[bytes, int] | None = None,
     ) -> PublishGroup:
-        """As :meth:`publish` for a partition that was looked up before; see :meth:`Partition.publish`."""
+        """As :meth:`publish` for a partition that was looked up before; see :meth:`Partition.publish`.
+
+        Args:
+            producer: who counts these messages, and the sequence that it gave the first of them; see
+                :meth:`Partition.publish_once`.
+        """
+        if producer is not None:
+            group = partition.publish_once(*producer, bodies)
+            if partition.has_pending:
+                self._publishing[partition] = None
+            self._note_snapshot(partition)
+            return group
         if partition.bounds is not None:
             partition.bounds.admit(partition, bodies)
         self._publishing[partition] = None
         return partition.publish(bodies, due_ns, is_stored_form)
-
-    def publish_once(
-        self, partition: Partition, producer_id: bytes, sequence: int, bodies: Sequence[bytes]
-    ) -> PublishGroup | None:
-        """As :meth:`publish_to`, of a producer that counts its messages; see :meth:`Partition.publish_once`."""
-        group = partition.publish_once(producer_id, sequence, bodies)
-        if partition.has_pending:
-            self._publishing[partition] = None
-        self._note_snapshot(partition)
-        return group
 
     def _note_snapshot(self, partition: Partition) -> None:
         log = partition.log

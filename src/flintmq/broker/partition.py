@@ -257,14 +257,14 @@ class Partition:
             group.pending.append((due_ns, self._open, -1))
         return group
 
-    def publish_once(self, producer_id: bytes, sequence: int, bodies: Sequence[bytes]) -> PublishGroup | None:
+    def publish_once(self, producer_id: bytes, sequence: int, bodies: Sequence[bytes]) -> PublishGroup:
         """As :meth:`publish`, of a producer that counts its messages: what it published before is not stored again.
 
         Args:
             sequence: that it gave the first of ``bodies``.
 
         Returns:
-            What ends when all of them are stored; None when they are.
+            What ends when all of them are stored; it has ended when they are.
 
         Raises:
             SequenceGap: it left out a sequence; nothing is stored.
@@ -280,7 +280,11 @@ class Partition:
         end = sequence + len(bodies)
         ranges = producers.new_ranges(producer_id, sequence, end)
         if not ranges:
-            return producers.carrier_of(producer_id, sequence, end)
+            carrier = producers.carrier_of(producer_id, sequence, end)
+            if carrier is None:
+                carrier = PublishGroup(self)
+                carrier.end(None)
+            return carrier
         is_whole = ranges[0] == (sequence, end)
         parts = [bodies] if is_whole else [bodies[start - sequence : stop - sequence] for start, stop in ranges]
         if self.bounds is not None:

@@ -1,7 +1,7 @@
 """Trace ids and headers: what is stored of them, which topics have room for them, and who is sent what.
 
 What messages look like on the disk and to consumers: :mod:`flintmq.message`; what publishers send:
-:mod:`flintmq.wire.extended`.
+:mod:`flintmq.wire.bodies`.
 
 Rules of this file: no state, no IO; headers are checked and kept as they came; nothing is done per message that can be
 done for all messages of a command.
@@ -39,14 +39,12 @@ from flintmq.message import (
     without_headers,
 )
 from flintmq.net.regex import BadPattern, Pattern
-from flintmq.nsqd import partitions
-from flintmq.nsqd.slots import NO_TRACE
+from flintmq.nsqd.pending_reply import NO_TRACE
 from flintmq.topic_meta import TopicMeta
-from flintmq.wire.extended import HEADERS_SIZE, TRACE_ID_MAX
+from flintmq.wire.bodies import HEADED, HEADERS_SIZE, TRACE_ID_MAX, TRACED, headers_end
 from flintmq.wire.frames import UINT32
 from flintmq.wire.identify import ExtFilterRule, bad_filter
-from flintmq.wire.server import PublishExtended, Subscribe
-from flintmq.wire.server_extended import headers_end
+from flintmq.wire.server import Publish, Subscribe
 
 _TRACE_ID_DIGITS_MAX = 20
 _FILTER_STEPS_MAX = 256  # of a pattern that headers are matched against
@@ -82,35 +80,31 @@ class _Headers:
 # -- publishing --------------------------------------------------------------------------------------------------------
 
 
-def partition_of(topics: Mapping[str, Topic], event: PublishExtended) -> Partition:
-    """The partition that takes a publish with trace ids or headers.
+def check_room(event: Publish, meta: TopicMeta) -> None:
+    """Refuse trace ids or headers for a topic that has no room for them.
 
     Raises:
-        RemoteProtocolError: there is none, or its topic has no room for them.
+        RemoteProtocolError: as said; not fatal.
     """
-    found = partitions.to_publish(topics, event.command, event.topic, event.partition)
-    if found is None:
-        raise RemoteProtocolError("E_TOPIC_NOT_EXIST", f"{event.command} topic {event.topic} is not on this nsqd")
-    if event.has_headers and not found.meta.extend_support:
+    if event.front is HEADED and not meta.extend_support:
         raise _no_room(event, "no headers: create it with extend=true, or upgrade it with upgradeext=true")
-    if not event.has_headers and not found.meta.is_partitioned:
+    if event.front is TRACED and not meta.is_partitioned:
         raise _no_room(
             event, "no partitions, so its message ids have no room for a trace id: create it with partition_num=1"
         )
-    return found
 
 
-def _no_room(event: PublishExtended, what: str) -> RemoteProtocolError:
+def _no_room(event: Publish, what: str) -> RemoteProtocolError:
     return RemoteProtocolError("E_EXT_NOT_SUPPORT", f"{event.command} topic {event.topic} has {what}", fatal=False)
 
 
-def stored_form(event: PublishExtended, meta: TopicMeta) -> Form:
+def stored_form(event: Publish, meta: TopicMeta) -> Form:
     """What is stored of a publish to a topic that has room for it.
 
     Raises:
         RemoteProtocolError: headers are not a JSON object, or their trace id is not a number; not fatal.
     """
-    if event.has_headers:
+    if event.front is HEADED:
         return _with_headers(event, meta)
     traces = [body[:TRACE_ID_SIZE] for body in event.bodies]
     if not meta.extend_support:
@@ -118,7 +112,7 @@ def stored_form(event: PublishExtended, meta: TopicMeta) -> Form:
     return Form([b"%b\0%b" % (body[:TRACE_ID_SIZE], body[TRACE_ID_SIZE:]) for body in event.bodies], traces)
 
 
-def _with_headers(event: PublishExtended, meta: TopicMeta) -> Form:
+def _with_headers(event: Publish, meta: TopicMeta) -> Form:
     bodies = event.bodies
     first = bodies[0][: headers_end(bodies[0])]
     headers = _headers(event.command, first, meta)

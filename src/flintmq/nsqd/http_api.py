@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from flintmq.broker.broker import ChannelNotFound, TopicConflict
-from flintmq.broker.partition import Ended
-from flintmq.broker.producers import SequenceGap
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError
 from flintmq.names import is_ephemeral, is_valid_name
@@ -35,20 +33,19 @@ from flintmq.net.http_router import Handler, Router
 from flintmq.net.log_level import LogLevelApi
 from flintmq.net.metrics import exposition, process_families
 from flintmq.net.networks import Networks
-from flintmq.nsqd import metrics, once, stats, stats_youzan
+from flintmq.nsqd import metrics, stats, stats_youzan
 from flintmq.nsqd.config import ConfigApi, Running
 from flintmq.nsqd.damage import DamageApi
 from flintmq.nsqd.drain import DrainApi
-from flintmq.nsqd.http_extended import ExtendedApi
+from flintmq.nsqd.http_answer import PendingAnswer
 from flintmq.nsqd.http_names import (
     found_topic,
     partition_here,
     partition_number,
-    partition_of,
-    publish_refusal,
     topic_name_of,
 )
 from flintmq.nsqd.http_parameters import KNOWN, NSQ_WORDS, style_of, switch_of
+from flintmq.nsqd.http_publishing import PublishingApi
 from flintmq.nsqd.inspection import InspectionApi
 from flintmq.nsqd.settings_api import SettingsApi
 from flintmq.nsqd.trace_api import TraceApi
@@ -63,7 +60,6 @@ from flintmq.topic_meta import (
     meta_of_query,
     partitions_of_text,
 )
-from flintmq.wire.server import RefusedBody, parse_mpub_body
 
 if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
@@ -72,41 +68,9 @@ log = logging.getLogger(__name__)
 
 _TOPICS_PER_TURN = 20
 _PART = ("topic", "channel", "partition")
-_PUBLISH = ("topic", "partition", "binary", "producer_id", "sequence")
-_PublishingRoute: TypeAlias = tuple[str, Handler, tuple[int, str], tuple[str, ...]]
 _STATS = ("format", "topic", "channel", "include_clients", "include_mem", "partition", "leaderOnly", "needClients")
-_OK = text_response("OK")
 _HEALTHY = plain_response("OK")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _integer(text: str) -> int:
-    """A number as Go's ``ParseInt`` reads it, a sign included; -1 for anything else, huge numbers too."""
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else -1
-
-
-class _Answer:
-    """Answers one request when what it waits for has ended."""
-
-    __slots__ = ("_ok", "_source", "pending")
-
-    def __init__(self, source: Any, ok: Response) -> None:
-        self.pending = PendingResponse()
-        self._source = source
-        self._ok = ok
-        source.waiters.append(self)
-        if source.ended:
-            self.publish_ended()
-
-    def publish_ended(self) -> None:
-        if self._source.error is None:
-            self.pending.complete(self._ok)
-        elif isinstance(self._source.error, SequenceGap):
-            self.pending.fail(once.gap_answer(self._source.error))
-        else:
-            # nsqd answers EXITING for any failure of a put; the reason is in /ping and the log
-            self.pending.fail(HttpError(503, "EXITING"))
 
 
 class HttpApi:
@@ -125,21 +89,10 @@ class HttpApi:
         router.add("GET", "/ping", self._ping, plain=True, is_logged=False)
         router.add("GET", "/info", self._info, takes=(), ignores=NSQ_WORDS, form=negotiated)
         router.add("GET", "/stats", self._stats, takes=_STATS, ignores=NSQ_WORDS, form=negotiated)
-        pub = (options.max_msg_size, "MSG_TOO_BIG")
-        mpub = (options.max_body_size, "BODY_TOO_BIG")
-        deferring = (*_PUBLISH, "defer")
-        publishing: tuple[_PublishingRoute, ...] = (
-            ("/pub", self._pub, pub, deferring),
-            ("/put", self._pub, pub, deferring),  # its name before 1.0
-            ("/mpub", self._mpub, mpub, _PUBLISH),
-            ("/mput", self._mpub, mpub, _PUBLISH),
-            ("/mdpub", self._mdpub, mpub, deferring),
-        )
-        for path, publish, (limit, too_big), takes in publishing:
-            router.add(
-                "POST", path, publish, body_limit_bytes=limit, too_big=too_big, is_logged=False, takes=takes,
-                ignores=NSQ_WORDS, form=negotiated,
-            )  # fmt: skip
+        nsqd = self._nsqd
+        PublishingApi(
+            nsqd.engine, nsqd.drain, nsqd.wire_limits, nsqd.publish, self._publish_nothing, negotiated
+        ).add_routes(router)
         changes: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
             ("/topic/create", self._topic_create, ("topic", *CREATION_WORDS, "partitions", "version")),
             ("/topic/meta/update", self._topic_meta_update, ("topic", *CHANGE_WORDS, "version")),
@@ -168,9 +121,7 @@ class HttpApi:
         DrainApi(self._nsqd.drain).add_routes(router)
         DamageApi(self._nsqd.engine, self._nsqd.damage).add_routes(router)
         SettingsApi(self._nsqd.engine).add_routes(router)
-        nsqd = self._nsqd
         YouzanApi(self._broker, nsqd.history, self._about, nsqd.engine.schedule).add_routes(router)
-        ExtendedApi(nsqd.engine, nsqd.drain, nsqd.publish_extended, options.max_msg_size).add_routes(router)
         return router
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -274,82 +225,15 @@ class HttpApi:
         topics = await metrics.collect_topics(self._broker.topics, self._latencies())
         return exposition([*self._nsqd.metrics(), *topics, *process_families()])
 
-    # -- publishing --------------------------------------------------------------------------------------------------
+    def _publish_nothing(self, topic: str, answer: Response) -> Response | PendingResponse:
+        """A publish without messages, which creates its topic."""
+        if topic not in self._broker.topics and not self._nsqd.options.auto_create_topics:
+            raise HttpError(404, "E_TOPIC_NOT_EXIST")
+        return self._created(topic, answer)
 
     def _refuse_while_draining(self) -> None:
         if self._nsqd.drain.is_on:
             raise HttpError(503, "DRAINING")
-
-    def _publish(self, request: Request, topic: str, bodies: Sequence[bytes], defer_ms: int = 0) -> PendingResponse:
-        if once.is_asked_for(request.query):
-            return self._publish_once(request, topic, bodies)
-        self._refuse_while_draining()
-        try:
-            group = self._nsqd.publish(topic, bodies, defer_ms, partition_of(request))
-        except FlintError as error:
-            raise publish_refusal(error) from None
-        if group.partition.events is not None:
-            group.partition.events.publisher(group, request.remote_address)
-        self._nsqd.engine.schedule()
-        return _Answer(group, _OK).pending
-
-    def _publish_once(self, request: Request, topic: str, bodies: Sequence[bytes]) -> PendingResponse:
-        """Publish unless it was before; a duplicate is answered even while this nsqd drains."""
-        event = once.publish_of(request.query, topic, partition_of(request), bodies)
-        try:
-            group = once.publish(self._nsqd, event)
-        except SequenceGap as gap:
-            raise once.gap_answer(gap) from None
-        except FlintError as error:
-            raise publish_refusal(error, self._nsqd.drain.is_on) from None
-        if group is None:
-            ended = Ended()
-            ended.end(None)
-            return _Answer(ended, _OK).pending
-        if group.partition.events is not None:
-            group.partition.events.publisher(group, request.remote_address)
-        self._nsqd.engine.schedule()
-        return _Answer(group, _OK).pending
-
-    def _pub(self, request: Request) -> PendingResponse:
-        body = request.body
-        if not body:
-            raise HttpError(400, "MSG_EMPTY")
-        topic = topic_name_of(request, "INVALID_TOPIC")
-        return self._publish(request, topic, (body,), self._defer_ms(request))
-
-    def _defer_ms(self, request: Request) -> int:
-        text = request.query.get("defer")
-        if text is None:
-            return 0
-        defer_ms = _integer(text)
-        if not 0 <= defer_ms <= self._nsqd.wire_limits.max_req_timeout_ms:
-            raise HttpError(400, "INVALID_DEFER")
-        return defer_ms
-
-    def _mdpub(self, request: Request) -> PendingResponse | Response:
-        """As /mpub with a delay; /mpub itself takes none, as NSQ's."""
-        if "defer" not in request.query:
-            raise HttpError(400, "MISSING_ARG_DEFER")
-        return self._mpub(request, self._defer_ms(request))
-
-    def _mpub(self, request: Request, defer_ms: int = 0) -> PendingResponse | Response:
-        topic = topic_name_of(request, "INVALID_TOPIC")
-        binary = request.query.get("binary")
-        if binary is not None and _BOOLEANS.get(binary, True):
-            try:
-                bodies = parse_mpub_body(request.body, self._nsqd.wire_limits)
-            except RefusedBody as refused:
-                raise HttpError(413, refused.args[0].removeprefix("E_")) from None
-        else:
-            bodies = [line for line in request.body.split(b"\n") if line]
-            if any(len(body) > self._nsqd.options.max_msg_size for body in bodies):
-                raise HttpError(413, "MSG_TOO_BIG")
-        if bodies:
-            return self._publish(request, topic, bodies, defer_ms)
-        if topic not in self._broker.topics and not self._nsqd.options.auto_create_topics:
-            raise HttpError(404, "E_TOPIC_NOT_EXIST")
-        return self._created(topic, _OK)
 
     # -- topics and channels -----------------------------------------------------------------------------------------
 
@@ -363,7 +247,7 @@ class HttpApi:
         """Answer when the change survives, and the topic, which may be new."""
         self._nsqd.engine.schedule()
         source = self._nsqd.metadata_durable(topic)
-        return answer if source is None else _Answer(source, answer).pending
+        return answer if source is None else PendingAnswer(source, answer).pending
 
     def _created(self, name: str, answer: Response) -> Response | PendingResponse:
         """Answer when a topic exists and will."""

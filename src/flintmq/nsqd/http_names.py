@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker, TopicNotFound
+from flintmq.broker.producers import SequenceGap
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.names import is_valid_name
@@ -82,6 +83,8 @@ def publish_refusal(error: FlintError, is_draining: bool = False) -> HttpError:
     """The answer to a publish that nsqd does not take."""
     if isinstance(error, TopicFull):
         return HttpError(429, "TOPIC_FULL")
+    if isinstance(error, SequenceGap):
+        return HttpError(409, f"SEQUENCE_GAP: {error}")
     if isinstance(error, RemoteProtocolError):
         return HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code)
     return HttpError(503, "DRAINING" if is_draining else "EXITING")

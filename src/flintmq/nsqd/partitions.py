@@ -16,34 +16,54 @@ from collections.abc import Callable, Mapping
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.errors import RemoteProtocolError
-from flintmq.wire.server import NOT_A_NUMBER, Subscribe
+from flintmq.nsqd import extended
+from flintmq.wire.commands import COMMANDS
+from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
 
 
-def to_publish(topics: Mapping[str, Topic], command: str, name: str, number: int | None) -> Partition | None:
+def to_publish(topics: Mapping[str, Topic], event: Publish) -> Partition | None:
     """The partition that takes a publish; None for a plain topic that is to be created.
 
     Raises:
-        RemoteProtocolError: there is none.
+        RemoteProtocolError: there is none, it has to be named, or its topic has no room for trace ids or headers.
     """
+    command, name, number = event.command, event.topic, event.partition
     topic = topics.get(name)
+    if event.producer_id is not None:
+        _check_counted(command, number, topic)
     if topic is None:
-        if _is_number(number):
+        if _is_number(number) or event.front:
             raise _not_here(command, name, number)
         return None
+    partition = _partition_of(topic, command, number)
+    if event.front:
+        extended.check_room(event, topic.meta)
+    return partition
+
+
+def _check_counted(command: str, number: int | None, topic: Topic | None) -> None:
+    """A producer counts the messages of each partition, so it says which one it means."""
+    if number == NOT_A_NUMBER:
+        raise bad_partition(command, "is neither a number nor -")
+    if number is None and topic is not None and topic.meta.partition_num > 1:
+        raise bad_partition(command, f"is missing, and topic {topic.name} has several")
+
+
+def _partition_of(topic: Topic, command: str, number: int | None) -> Partition:
     if not topic.meta.is_partitioned and not _is_number(number):
         return topic.first_partition
     if number == NOT_A_NUMBER:
         raise bad_partition(command, "is not a number")
     if number is None:
         if topic.meta.ordered:
-            raise bad_partition(command, f"is missing, and topic {name} needs it")
+            raise bad_partition(command, f"is missing, and topic {topic.name} needs it")
         partition = topic.first_partition if topic.meta.multi_part else topic.next_partition()
     elif number not in topic.partitions:
-        raise _not_here(command, name, number)
+        raise _not_here(command, topic.name, number)
     else:
         partition = topic.partitions[number]
     if partition.log.failed and topic.meta.is_partitioned:
-        what = f"{command} topic {name} partition {partition.number}: {partition.log.failed}"
+        what = f"{command} topic {topic.name} partition {partition.number}: {partition.log.failed}"
         raise RemoteProtocolError("E_FAILED_ON_NOT_WRITABLE", what, fatal=False)
     return partition
 
@@ -94,5 +114,6 @@ def bad_partition(command: str, what: str) -> RemoteProtocolError:
 
 
 def _not_here(command: str, topic: str, number: int | None) -> RemoteProtocolError:
-    what = f"{command} topic {topic}{'' if number is None else f' partition {number}'} is not on this nsqd"
-    return RemoteProtocolError("E_TOPIC_NOT_EXIST", what, fatal=True)
+    shown = f" partition {number}" if number is not None and number != NOT_A_NUMBER else ""
+    what = f"{command} topic {topic}{shown} is not on this nsqd"
+    return RemoteProtocolError("E_TOPIC_NOT_EXIST", what, COMMANDS[command].closes("E_TOPIC_NOT_EXIST"))

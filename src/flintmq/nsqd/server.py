@@ -13,7 +13,7 @@ import logging
 import platform
 import resource
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,10 +21,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from flintmq import __version__
-from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker, BrokerOptions, TopicConflict
 from flintmq.broker.channel import Channel
-from flintmq.broker.partition import Ended, Partition, PublishGroup
+from flintmq.broker.partition import Ended, Partition
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.topic import Topic
@@ -61,8 +60,9 @@ from flintmq.nsqd.lookupds import Lookupds
 from flintmq.nsqd.loop_delays import LoopDelays
 from flintmq.nsqd.memory import default_budget_bytes
 from flintmq.nsqd.options import NsqdOptions, node_id_of
+from flintmq.nsqd.pending_reply import PendingReply
+from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.session import Session
-from flintmq.nsqd.slots import Slot, StoredSlot
 from flintmq.nsqd.topology import Topology
 from flintmq.nsqd.tracing import Tracing
 from flintmq.storage import ChannelStore, Corruption, Files, OsFiles
@@ -186,6 +186,7 @@ class Nsqd:
             sync_timeout_ns=options.sync_timeout_ns,
         )
         self.drain = Drain(env, self.engine, options.drain_timeout_ns, self._drain_changed)
+        self._publishing = Publishing(self.engine, self.drain, self.wanted_topic)
         self.tracing = Tracing(
             self.engine, options.trace_topic, options.trace_max_rate, self.create_topic, self._look_up_again
         )
@@ -448,50 +449,16 @@ class Nsqd:
                 log.info("TOPIC(%s): new channel(%s), which nsqlookupd knows", topic.name, name)
                 self.engine.broker.channel(topic, name)
 
-    def publish(
-        self, name: str, bodies: Sequence[bytes], defer_ms: int, number: int | None = None, command: str = "PUB"
-    ) -> PublishGroup:
-        """Publish messages.
-
-        Args:
-            number: of the partition, as in :class:`flintmq.wire.server.Publish`.
+    def publish(self, event: wire.Publish) -> PendingReply:
+        """Take messages; what is returned ends when they are stored.
 
         Raises:
-            Exiting, Draining: this nsqd is shutting down, or about to.
-            RemoteProtocolError: there is no such partition here, or it takes no messages; TopicFull: no more of them.
+            Exiting: this nsqd is shutting down.
+            FlintError: as :meth:`flintmq.nsqd.publishing.Publishing.publish`.
         """
         if self._is_exiting:
             raise Exiting
-        broker = self.engine.broker
-        if self.drain.is_on:
-            self.drain.check(command, name, broker.topics)
-        found = partitions.to_publish(broker.topics, command, name, number)
-        due_ns = self.engine.due_clock_ns() + defer_ms * 1_000_000 if defer_ms else 0
-        try:
-            return broker.publish_to(found or self.wanted_topic(command, name).first_partition, bodies, due_ns)
-        except TopicFull as full:
-            raise full.to(command) from None
-
-    def publish_extended(self, event: wire.PublishExtended) -> Slot:
-        """Publish messages with trace ids or headers; what is returned makes the answer.
-
-        Raises:
-            Exiting, Draining, RemoteProtocolError: as :meth:`publish`, and when trace ids or headers cannot be stored.
-        """
-        if self._is_exiting:
-            raise Exiting
-        broker = self.engine.broker
-        if self.drain.is_on:
-            self.drain.check(event.command, event.topic, broker.topics)
-        partition = extended.partition_of(broker.topics, event)
-        form = extended.stored_form(event, partition.meta)
-        try:
-            group = broker.publish_to(partition, form.bodies, is_stored_form=True)
-        except TopicFull as full:
-            raise full.to(event.kind) from None
-        if event.command == "MPUB_EXT":
-            return Slot(group, event.kind)
-        return StoredSlot(group, event.kind, form.traces, form.bodies)
+        return self._publishing.publish(event)
 
     def subscribe(self, session: Session, event: wire.Subscribe) -> Ended:
         """Attach a connection to a channel; what is returned ends when the channel is durable.

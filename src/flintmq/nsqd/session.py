@@ -21,7 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -31,6 +31,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.ext_filter import ExtFilter
 from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.parts import ChannelParts, SharedSubscription
+from flintmq.broker.producers import SequenceGap
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.budget import COUNTED_BYTES, OutputMeter
@@ -49,15 +50,15 @@ from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
 from flintmq.net.tls_engine import TlsFailed, TlsSession
 from flintmq.net.turns import SLICE_NS
-from flintmq.nsqd import once
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.extended import filter_of
+from flintmq.nsqd.pending_reply import GAP_CODE, PendingReply
 from flintmq.nsqd.reading import fetch, offsets
 from flintmq.nsqd.renewal import Consumer, Renewal
-from flintmq.nsqd.slots import Slot
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
+from flintmq.wire.commands import COMMANDS
 from flintmq.wire.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
 from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
 from flintmq.wire.server import FINISH_RUN_MAX
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
     from flintmq.nsqd.server import Nsqd
 
 log = logging.getLogger(__name__)
-
-AnyPublish = TypeVar("AnyPublish", wire.Publish, wire.PublishExtended)
 
 _STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
 _SMALL_READ_BYTES = 2048  # what is read at once and holds one command is not timed
@@ -108,7 +107,7 @@ class Session(asyncio.Protocol):
         self._is_upgrading = False  # from the answer to IDENTIFY until its layers stand
         self._asking: asyncio.Task[Grants] | None = None
         self._renewal: Renewal | None = None
-        self._slots: deque[Slot | PublishGroup | bytes] = deque()  # a group stands for one PUB
+        self._slots: deque[PendingReply | PublishGroup | bytes] = deque()  # a group stands for one PUB
         self._waiting: deque[wire.Event] = deque()
         self._slice_left_ns = SLICE_NS
         self._slot_bytes = 0
@@ -426,7 +425,7 @@ class Session(asyncio.Protocol):
                     self.out.append(OK_FRAME)
                     slots.popleft()
                     continue
-                slot = Slot(slot, "PUB")
+                slot = PendingReply(slot, "PUB")
             if isinstance(slot, bytes):
                 self.out.append(slot)
                 self._slot_bytes -= len(slot)
@@ -580,7 +579,7 @@ class Session(asyncio.Protocol):
         if self._slots:
             ended = Ended()
             ended.end(None)
-            self._slots.append(Slot(ended, "IDENTIFY", replies=0, on_stored=lambda: self.loop.call_soon(do)))
+            self._slots.append(PendingReply(ended, "IDENTIFY", replies=0, on_stored=lambda: self.loop.call_soon(do)))
         else:
             self.loop.call_soon(do)
 
@@ -725,7 +724,7 @@ class Session(asyncio.Protocol):
         except FlintError as error:
             self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
             return
-        self._slots.append(Slot(source, "SUB", on_stored=self._open_subscription))
+        self._slots.append(PendingReply(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
 
     def _open_subscription(self) -> None:
@@ -764,38 +763,56 @@ class Session(asyncio.Protocol):
         self.engine.schedule()
 
     def _publish(self, event: wire.Publish) -> None:
-        command = event.command
-        if not self._may(event, command, event.topic):
+        if not self._may(event, event.command, event.topic):
             return
         try:
-            group = self.nsqd.publish(event.topic, event.bodies, event.defer_ms, event.partition, command)
-        except RemoteProtocolError as error:
-            if event.replies > 1 and isinstance(error, TopicFull):
-                self._one_by_one(event, self._publish)  # those that fit are stored
-                return
-            for _ in range(1 if error.fatal else event.replies):
-                self._fail(error.code, error.detail, error.fatal)
-            return
+            reply = self.nsqd.publish(event)
         except FlintError as error:
-            self._fail(f"E_{command}_FAILED", f"{command} failed {error}")
+            self._refuse_publish(event, error)
             return
         self.count_published(event.topic, event.bodies)
-        self.note_group(group, event.bodies)
-        if group.partition.is_writable:
-            is_turned = event.partition is None and group.partition.meta.is_partitioned
-            self._pub_partition = None if is_turned or group.partition.events is not None else group.partition
+        group = reply.source
+        if group.ended:  # of a producer that counts: a duplicate, or its log takes nothing
+            self._slots.append(reply)
+            self.engine.wants_output(self)
+            return
+        assert isinstance(group, PublishGroup)
+        self._note_group(group, event)
+        reply.note_publisher(self.peer)
         last = self._slots[-1] if self._slots else None
-        if type(last) is Slot and last.source is group and last.command == command:
+        if (
+            type(last) is PendingReply and last.source is group and last.command == event.command
+            and last.place is reply.place is None
+        ):  # fmt: skip
             last.replies += event.replies
         else:
-            self._slots.append(Slot(group, command, event.replies))
+            self._slots.append(reply)
             group.waiters.append(self)
         self.engine.schedule()
 
-    def _one_by_one(self, event: AnyPublish, publish: Callable[[AnyPublish], None]) -> None:
+    def _refuse_publish(self, event: wire.Publish, error: FlintError) -> None:
+        """Answer a publish that nsqd does not take; of a run each message, as long as the connection goes on."""
+        row = COMMANDS[event.command]
+        if isinstance(error, RemoteProtocolError):
+            is_its_own = isinstance(error, TopicFull) or (bool(event.front) and not error.fatal)
+            if event.replies > 1 and event.producer_id is None and is_its_own:
+                self._one_by_one(event)
+                return
+            code, detail, is_closing = error.code, error.detail, error.fatal
+        else:
+            code, detail = row.failure, f"{event.command} failed {error}"
+            is_closing = row.closes(code)
+        for index in range(1 if is_closing else event.replies):
+            if isinstance(error, SequenceGap):
+                gap = SequenceGap(error.producer_id, error.sequence + index, error.expected)
+                self._fail(GAP_CODE, f"{event.command} {gap}")
+            else:
+                self._fail(code, detail, is_closing)
+
+    def _one_by_one(self, event: wire.Publish) -> None:
         """Publish each message of a run on its own, because what is wrong with one is not with the others."""
         for body in event.bodies:
-            publish(replace(event, bodies=[body], replies=1))
+            self._publish(replace(event, bodies=[body], replies=1))
             if self._is_finished:
                 break
 
@@ -803,36 +820,14 @@ class Session(asyncio.Protocol):
         """Count what this client has published, for /stats."""
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(bodies)
 
-    def note_group(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
-        """Bound what waits for a topic that cannot be written yet, and tell who traces it where messages come from."""
-        if not group.partition.is_writable:
-            self._await_topic(group, bodies)
-        if group.partition.events is not None:
-            group.partition.events.publisher(group, self.peer)
-
-    def _publish_extended(self, event: wire.PublishExtended) -> None:
-        if self._may(event, event.command, event.topic):
-            self._publish_with_more(event)
-
-    def _publish_with_more(self, event: wire.PublishExtended) -> None:
-        """Publish with trace ids or headers."""
-        try:
-            slot = self.nsqd.publish_extended(event)
-        except FlintError as error:
-            refusal = error if isinstance(error, RemoteProtocolError) else None
-            if event.replies > 1 and not (refusal and refusal.fatal):
-                self._one_by_one(event, self._publish_with_more)
-            elif refusal:
-                self._fail(refusal.code, refusal.detail, refusal.fatal)
-            else:
-                self._fail(f"E_{event.kind}_FAILED", f"{event.command} failed {error}")
-            return
-        group: PublishGroup = slot.source
-        self.count_published(event.topic, event.bodies)
-        self.note_group(group, event.bodies)
-        self._slots.append(slot)
-        group.waiters.append(self)
-        self.engine.schedule()
+    def _note_group(self, group: PublishGroup, event: wire.Publish) -> None:
+        """Note where this PUB went, and bound what waits for a topic that cannot be written yet."""
+        partition = group.partition
+        if not partition.is_writable:
+            self._await_topic(group, event.bodies)
+        elif event.command == "PUB":
+            is_turned = event.partition is None and partition.meta.is_partitioned
+            self._pub_partition = None if is_turned or partition.events is not None else partition
 
     def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
         """Bound what waits for the files of new topics, or for the database: nothing of it is on disk before."""
@@ -963,7 +958,7 @@ class Session(asyncio.Protocol):
             self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")
             return
         source, channel = self.nsqd.place_cursor(self, topic, event)
-        self._slots.append(Slot(source, "CURSOR", replies=0))
+        self._slots.append(PendingReply(source, "CURSOR", replies=0))
         self._reply(response_frame(msgspec.json.encode({"sequence": channel.floor})))
 
     # -- statistics ------------------------------------------------------------------------------------------------
@@ -1003,6 +998,4 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Offsets: Session._offsets,
     wire.Fetch: Session._fetch,
     wire.Cursor: Session._cursor,
-    wire.PublishExtended: Session._publish_extended,
-    wire.PublishOnce: once.execute,
 }

@@ -41,6 +41,7 @@ from flintmq.nsqlookupd.server import Nsqlookupd
 from flintmq.options import resolve
 from flintmq.testing.clock import ManualClock
 from flintmq.testing.files import MemoryDisk
+from flintmq.wire.server import Publish
 
 DEADLINE_S = 30.0
 POLL_S = 0.002
@@ -245,7 +246,8 @@ class MemoryNsqd:
         self._await(self._publish(topic, bodies, round(delay * 1000)))
 
     async def _publish(self, topic: str, bodies: tuple[bytes, ...], defer_ms: int) -> None:
-        group = self._running().publish(topic, bodies, defer_ms)
+        command = "MDPUB" if defer_ms else "MPUB"
+        group = self._running().publish(Publish(command, topic, bodies, 1, defer_ms)).source
         waiter = _Waiter()
         group.waiters.append(waiter)
         self._running().engine.schedule()

@@ -6,6 +6,7 @@ Rules of this file:
   comes; nsqd answers in the order of the commands, so the oldest pending command is the one that is answered.
 - Consecutive message frames of one read are one :class:`Messages` event of plain tuples. Nothing else is made per
   message: this loop is the hot path of every consumer.
+- What a command is, and in which states it may be sent, say the rows of :mod:`flintmq.wire.commands`.
 - States are taken as soon as a command is built (SUB -> subscribed): a SUB that is refused is fatal for the connection.
 - A frame is not gathered beyond ``frame_size_max``, and what was received is joined once per frame, not once per read.
 - :class:`Broken` is the last event of a connection.
@@ -25,23 +26,20 @@ import msgspec
 from flintmq.errors import UNREADABLE_JSON, LocalProtocolError, RemoteProtocolError
 from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.message import FRAME_HEADER, FRAME_OVERHEAD_BYTES, MESSAGE_HEADER, SIZE_FIELD_BYTES
-from flintmq.wire import commands, extended, once
+from flintmq.wire import commands, extended
 from flintmq.wire.codes import CODES, is_fatal
-from flintmq.wire.commands import COMMANDS
+from flintmq.wire.commands import BROKEN as BROKEN
+from flintmq.wire.commands import CLOSING as CLOSING
+from flintmq.wire.commands import COMMANDS, Command
+from flintmq.wire.commands import INIT as INIT
+from flintmq.wire.commands import SUBSCRIBED as SUBSCRIBED
 from flintmq.wire.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE
 from flintmq.wire.identify import IdentifyRequest
 
-INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
-
 FRAME_SIZE_MAX_DEFAULT = 64 * 1024 * 1024
 MESSAGE_SIZE_MIN = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
-_LIKE = {
-    "PUB_TRACE": "PUB", "PUB_EXT": "PUB", "MPUB_TRACE": "MPUB", "MPUB_EXT": "MPUB",
-    extended.SUB_ORDER: "SUB", extended.SUB_ORDERED: "SUB",
-}  # fmt: skip
-"""Commands of the redesigned NSQ, and whose states they share."""
-MESSAGE_CODES = {"E_FIN_FAILED": "FIN", "E_REQ_FAILED": "REQ", "E_TOUCH_FAILED": "TOUCH"}
-
+MESSAGE_CODES = {row.failure: row.name for row in COMMANDS.values() if row.failure and not row.reply}
+"""Errors about one message, which answer no pending command, and the command that each is about."""
 Record = tuple[int, int, bytes, bytes]
 """A message as it came: timestamp in ns, attempts, message id, body."""
 
@@ -168,13 +166,19 @@ class ClientConnection:
 
     # --- calls in, bytes out ---
 
-    def _check(self, name: str) -> None:
-        if self.state not in COMMANDS[_LIKE.get(name, name)].states:
-            raise LocalProtocolError("E_INVALID", f"cannot {name} in state {self.state}")
+    def _check(self, row: Command) -> None:
+        if self.state not in row.states:
+            raise LocalProtocolError("E_INVALID", f"cannot {row.name} in state {self.state}")
 
-    def _expect(self, name: str, token: object) -> None:
-        self._check(name)
-        self.pending.append((name, token))
+    def _send(self, row: Command, data: bytes, token: object, partition: int | None = None) -> bytes:
+        """Note what is sent: what waits for an answer, and the state behind it."""
+        self._check(row)
+        if row.reply:
+            self.pending.append((row.name, token))
+        if row.then:
+            self.state = row.then
+        self._names_partitions |= partition is not None
+        return data
 
     def open(self) -> bytes:
         """The first bytes of a connection."""
@@ -182,15 +186,11 @@ class ClientConnection:
 
     def identify(self, request: IdentifyRequest, token: object = None) -> bytes:
         """Describe the client and ask for features."""
-        data = commands.identify(msgspec.json.encode(request))
-        self._expect("IDENTIFY", token)
-        return data
+        return self._send(COMMANDS["IDENTIFY"], commands.identify(msgspec.json.encode(request)), token)
 
     def auth(self, secret: bytes, token: object = None) -> bytes:
         """Authorise the connection."""
-        data = commands.auth(secret)
-        self._expect("AUTH", token)
-        return data
+        return self._send(COMMANDS["AUTH"], commands.auth(secret), token)
 
     def expect_layer(self, name: str) -> None:
         """Note that nsqd answers OK once both sides have put in a layer of this name; there is no command for it."""
@@ -198,45 +198,80 @@ class ClientConnection:
 
     def sub(self, topic: str, channel: str, token: object = None, partition: int | None = None) -> bytes:
         """Subscribe; nothing is delivered before :meth:`rdy`."""
-        data = commands.sub(topic, channel, partition)
-        self._expect("SUB", token)
-        self._names_partitions |= partition is not None
-        self.state = SUBSCRIBED
-        return data
+        return self._send(COMMANDS["SUB"], commands.sub(topic, channel, partition), token, partition)
 
     def sub_order(
         self, topic: str, channel: str, partition: int, token: object = None, command: str = extended.SUB_ORDER
     ) -> bytes:
         """Subscribe in order; ``command`` is ``SUB_ORDER`` or ``SUB_ORDERED``."""
         data = extended.sub_order(topic, channel, partition, command)
-        self._expect(command, token)
-        self._names_partitions = True
-        self.state = SUBSCRIBED
-        return data
+        return self._send(COMMANDS[command], data, token, partition)
 
     def sub_advanced(
         self, topic: str, channel: str, token: object, partition: int | None = None, start: str | None = None
     ) -> bytes:
         """Subscribe, and say where the channel begins; messages come with their place in the partition."""
         data = extended.sub_advanced(topic, channel, partition, start)
-        self._expect("SUB_ADVANCED", token)
-        self._names_partitions |= partition is not None
-        self.state = SUBSCRIBED
-        return data
+        return self._send(COMMANDS["SUB_ADVANCED"], data, token, partition)
+
+    def publish(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        token: object = None,
+        *,
+        partition: int | None = None,
+        defer_ms: int | None = None,
+        trace_ids: Sequence[int] | None = None,
+        headers: Sequence[bytes] | None = None,
+        producer_id: str | None = None,
+        sequence: int = 0,
+    ) -> bytes:
+        """Publish one message, or several as one, with the command that says all of it.
+
+        Args:
+            partition: None where the server chooses; some servers want it with trace ids and headers.
+            defer_ms: milliseconds before they are delivered; only FlintMQ's nsqd takes it with a partition.
+            trace_ids: one for each body; the answer is for :func:`flintmq.wire.extended.parse_stored`.
+            headers: JSON objects, one for each body.
+            producer_id: who counts them, so that none is stored twice; only FlintMQ's nsqd knows it.
+            sequence: of the first body then, from 1 on.
+
+        Raises:
+            LocalProtocolError: a server would refuse it, or there is no command that says all of it.
+        """
+        row = commands.publish_row(
+            len(bodies),
+            is_delayed=defer_ms is not None,
+            is_traced=trace_ids is not None,
+            has_headers=headers is not None,
+            is_once=producer_id is not None,
+        )
+        fronts: Sequence[object] | None = headers if trace_ids is None else trace_ids
+        return self._publish(row, topic, bodies, token, partition, defer_ms or 0, fronts, producer_id, sequence)
+
+    def _publish(
+        self,
+        row: Command,
+        topic: str,
+        bodies: Sequence[bytes],
+        token: object,
+        partition: int | None,
+        defer_ms: int = 0,
+        fronts: Sequence[object] | None = None,
+        producer_id: str | None = None,
+        sequence: int = 0,
+    ) -> bytes:
+        data = commands.publish(row, topic, bodies, partition, defer_ms, fronts, producer_id, sequence)
+        return self._send(row, data, token, partition)
 
     def pub(self, topic: str, body: bytes, token: object = None, partition: int | None = None) -> bytes:
         """Publish one message."""
-        data = commands.pub(topic, body, partition)
-        self._expect("PUB", token)
-        self._names_partitions |= partition is not None
-        return data
+        return self._publish(COMMANDS["PUB"], topic, (body,), token, partition)
 
     def mpub(self, topic: str, bodies: Sequence[bytes], token: object = None, partition: int | None = None) -> bytes:
         """Publish several messages as one."""
-        data = commands.mpub(topic, bodies, partition)
-        self._expect("MPUB", token)
-        self._names_partitions |= partition is not None
-        return data
+        return self._publish(COMMANDS["MPUB"], topic, bodies, token, partition)
 
     def pub_once(
         self,
@@ -248,80 +283,58 @@ class ClientConnection:
         partition: int | None = None,
     ) -> bytes:
         """Publish one message or several, unless they were before; only FlintMQ's nsqd knows it."""
-        if len(bodies) == 1:
-            data = once.pub_once(topic, partition, producer_id, sequence, bodies[0])
-        else:
-            data = once.mpub_once(topic, partition, producer_id, sequence, bodies)
-        self._expect("PUB_ONCE" if len(bodies) == 1 else "MPUB_ONCE", token)
-        self._names_partitions |= partition is not None
-        return data
+        row = COMMANDS["PUB_ONCE" if len(bodies) == 1 else "MPUB_ONCE"]
+        return self._publish(row, topic, bodies, token, partition, producer_id=producer_id, sequence=sequence)
 
     def pub_trace(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], token: object) -> bytes:
         """Publish (trace id, body), one or several; the answer is for :func:`flintmq.wire.extended.parse_stored`."""
-        if len(messages) == 1:
-            data = extended.pub_trace(topic, partition, *messages[0])
-        else:
-            data = extended.mpub_trace(topic, partition, messages)
-        self._expect("PUB_TRACE" if len(messages) == 1 else "MPUB_TRACE", token)
-        self._names_partitions = True
-        return data
+        trace_ids = [trace_id for trace_id, _ in messages]
+        return self.publish(topic, [body for _, body in messages], token, partition=partition, trace_ids=trace_ids)
 
     def pub_ext(self, topic: str, partition: int | None, headers: bytes, body: bytes, token: object) -> bytes:
         """Publish one message with headers, a JSON object."""
-        data = extended.pub_ext(topic, partition, headers, body)
-        self._expect("PUB_EXT", token)
-        self._names_partitions |= partition is not None
-        return data
+        return self._publish(COMMANDS["PUB_EXT"], topic, (body,), token, partition, fronts=(headers,))
 
     def mpub_ext(
         self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], token: object
     ) -> bytes:
         """Publish several messages as one, as (headers, body); the answer is OK, also where they have trace ids."""
-        data = extended.mpub_ext(topic, partition, messages)
-        self._expect("MPUB_EXT", token)
-        self._names_partitions |= partition is not None
-        return data
+        fronts = [headers for headers, _ in messages]
+        bodies = [body for _, body in messages]
+        return self._publish(COMMANDS["MPUB_EXT"], topic, bodies, token, partition, fronts=fronts)
 
     def dpub(self, topic: str, defer_ms: int, body: bytes, token: object = None, partition: int | None = None) -> bytes:
         """Publish one message for delivery after ``defer_ms``; only FlintMQ's nsqd knows it with a partition."""
-        data = commands.dpub(topic, defer_ms, body, partition)
-        self._expect("DPUB", token)
-        self._names_partitions |= partition is not None
-        return data
+        return self._publish(COMMANDS["DPUB"], topic, (body,), token, partition, defer_ms)
 
     def mdpub(
         self, topic: str, defer_ms: int, bodies: Sequence[bytes], token: object = None, partition: int | None = None
     ) -> bytes:
         """Publish several messages for delivery after ``defer_ms``; only FlintMQ's nsqd knows it."""
-        data = commands.mdpub(topic, defer_ms, bodies, partition)
-        self._expect("MDPUB", token)
-        self._names_partitions |= partition is not None
-        return data
+        return self._publish(COMMANDS["MDPUB"], topic, bodies, token, partition, defer_ms)
 
     def cls(self, token: object = None) -> bytes:
         """Ask for no more messages; the answer proves that everything sent before was executed."""
-        self._expect("CLS", token)
-        self.state = CLOSING
-        return commands.CLS
+        return self._send(COMMANDS["CLS"], commands.CLS, token)
 
     def rdy(self, count: int) -> bytes:
         """Say how many messages may be in flight."""
-        self._check("RDY")
+        self._check(COMMANDS["RDY"])
         return commands.rdy(count)
 
     def finish(self, message_ids: Sequence[bytes]) -> bytes:
         """Finish a run of messages."""
-        self._check("FIN")
+        self._check(COMMANDS["FIN"])
         return commands.fins(message_ids)
 
     def requeue(self, message_id: bytes, timeout_ms: int) -> bytes:
         """Give a message back, to be delivered again after ``timeout_ms``."""
-        self._check("REQ")
+        self._check(COMMANDS["REQ"])
         return commands.req(message_id, timeout_ms)
 
     def touch(self, message_id: bytes) -> bytes:
         """Restart a message's timeout."""
-        self._check("TOUCH")
+        self._check(COMMANDS["TOUCH"])
         return commands.touch(message_id)
 
     def nop(self) -> bytes:

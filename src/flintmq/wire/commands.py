@@ -1,123 +1,379 @@
-"""Commands from client to server: the table, and how each is put on the wire.
+"""Commands from client to server: the table that both sides read, and what puts each on the wire.
 
-Serialisers only build bytes; they check what the protocol would refuse and raise :class:`LocalProtocolError`, so that
-nothing illegal is sent. What the server parses from these bytes is in :mod:`flintmq.wire.server`.
+A row says in which states a command may be used, which words its line has and which body stands behind it, what it is
+answered with, and what may go wrong. The server's parser (:mod:`flintmq.wire.server`) looks its handlers up by the
+rows, the client (:mod:`flintmq.wire.client`) checks and builds by them. To publish in a new way takes a row here; what
+is stored of it is decided in :mod:`flintmq.nsqd.publishing`.
 
-Source: reference/nsq.md 1.4, seed 004; OFFSETS, FETCH and CURSOR: docs/reference/protocol.md.
+Rules of this file: serialisers only build bytes; they check what the protocol would refuse and raise
+:class:`LocalProtocolError`, so that nothing illegal is sent.
+
+Source: reference/nsq.md 1.4, seed 004; OFFSETS, FETCH and CURSOR: docs/reference/protocol.md; reference/youzan.md 1.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
 from struct import Struct
-from typing import Literal
+from typing import Any, Literal
 
 from flintmq.errors import LocalProtocolError
-from flintmq.limits import MESSAGE_ID_SIZE
-from flintmq.names import is_valid_name
+from flintmq.limits import PRODUCER_SEQUENCE_MAX
+from flintmq.wire.bodies import HEADED, PLAIN, TRACED, Body, Kind
+from flintmq.wire.codes import is_fatal
 from flintmq.wire.frames import UINT32
+from flintmq.wire.refusals import Refused
+from flintmq.wire.words import (
+    ONLY_PARTITION,
+    Channel,
+    Delay,
+    FirstSequence,
+    MessageId,
+    NoStart,
+    Number,
+    Partition,
+    ProducerId,
+    Reader,
+    Start,
+    Topic,
+    Word,
+)
 
 MAGIC_V2 = b"  V2"
 FETCH_BODY = Struct(">QQII")
 NOP = b"NOP\n"
 CLS = b"CLS\n"
 
+INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
+"""The states of a connection, on both sides."""
 
-@dataclass(frozen=True, slots=True)
+_PUBLISH_FIELDS = {"topic": "", "partition": None, "defer_ms": 0, "producer_id": None, "sequence": 0}
+"""What the words of a publish may say, and what holds where a command has no word for it."""
+_DEFAULTS = tuple(_PUBLISH_FIELDS.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Command:
     """One row of the command table.
 
     Attributes:
-        form: the line as documented.
         reply: what success answers with; empty for commands that are not answered.
         states: where it is legal: any of ``init``, ``subscribed``, ``closing``.
+        then: the state behind it; empty when it stays.
+        ignored_in: a state in which it is taken and does nothing.
+        pauses: its answer decides how the bytes behind it are to be read.
+        needs_heartbeats: it is refused on a connection without them.
+        is_exact: words too many are refused; else they are ignored.
+        lack: what is said when words are missing.
+        family: the command in whose name it is told that the broker did not do it; its own unless said otherwise.
+        failure: the code of that.
+        refusals: codes it can be answered with, beside those of its words, its body, its state and ``failure``.
+        closing: codes that close the connection behind it, although they do not everywhere.
+        head: its name as it stands on the line.
+        least: how many words it needs.
+        is_constant: none of its words varies.
+        is_run: commands of it to one place that follow one another are one publish; delays are counted one by one.
+        publish_values: the values of its words as (topic, partition, defer_ms, producer_id, sequence); None when it
+            publishes nothing.
+        line_values: the inverse: the values of its words out of these; of others as they are.
     """
 
     name: str
-    form: str
+    words: tuple[Word, ...]
+    body: Body
     reply: str
     states: tuple[str, ...]
     origin: Literal["nsq", "youzan", "flintmq"]
     about: str
+    then: str = ""
+    ignored_in: str = ""
+    pauses: bool = False
+    needs_heartbeats: bool = False
+    is_exact: bool = False
+    lack: str = "insufficient number of parameters"
+    family: str = ""
+    failure: str = ""
+    refusals: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+    head: bytes = field(init=False)
+    least: int = field(init=False)
+    is_constant: bool = field(init=False)
+    is_run: bool = field(init=False)
+    publish_values: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = field(init=False)
+    line_values: Callable[[tuple[Any, ...]], tuple[Any, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("head", self.name.encode())
+        put("least", sum(not word.is_optional for word in self.words))
+        put("is_constant", not any(word.varies for word in self.words))
+        put("is_run", self.body.kind is Kind.MESSAGE and not any(word.field == "defer_ms" for word in self.words))
+        put("family", self.family or self.name)
+        is_publish = self.body.kind in (Kind.MESSAGE, Kind.MESSAGES)
+        fields = tuple(word.field for word in self.words)
+        names = tuple(_PUBLISH_FIELDS)
+        put("publish_values", _picker((*fields, *names), names) if is_publish else None)
+        put("line_values", _picker(names, fields) if is_publish else tuple)
+        if is_publish:
+            put("failure", f"E_{self.family}_FAILED")
+
+    @property
+    def is_publish(self) -> bool:
+        """Whether it publishes messages."""
+        return self.publish_values is not None
+
+    @property
+    def form(self) -> str:
+        """The line and the body as documented."""
+        line, end = self.name, ""
+        for word in self.words:
+            if word.is_shown and word.is_optional:
+                line, end = f"{line} [<{word.name}>", end + "]"
+            elif word.is_shown:
+                line += f" <{word.name}>"
+        return f"{line}{end}\\n{self.body.form}"
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The codes that it can be answered with, what has to do with AUTH apart."""
+        of_words = (code for word in self.words for code in word.errors)
+        failure = (self.failure,) if self.failure else ()
+        return tuple(dict.fromkeys(("E_INVALID", *of_words, *self.body.errors, *self.refusals, *failure)))
+
+    def closes(self, code: str) -> bool:
+        """Whether a server closes the connection behind this error to this command, on a plain topic."""
+        return code in self.closing or is_fatal(code)
+
+    def read(self, reader: Reader, line: Sequence[bytes]) -> tuple[Any, ...]:
+        """The values of the words of a line, its name in front.
+
+        Raises:
+            Refused: words are missing, or cannot be.
+        """
+        count = len(line) - 1
+        name = self.name
+        if count < self.least:
+            raise Refused("E_INVALID", f"{name} {self.lack}")
+        if self.is_exact and count > len(self.words):
+            raise Refused("E_INVALID", f"{name} invalid number of parameters")
+        values = [
+            word.read(reader, name, line, index) if index <= count else word.absent
+            for index, word in enumerate(self.words, 1)
+        ]
+        return tuple(values) if self.publish_values is None else self.publish_values((*values, *_DEFAULTS))
+
+    def line(self, *values: Any) -> bytes:
+        """The inverse of :meth:`read`: the line with its end.
+
+        Raises:
+            LocalProtocolError: a word would be refused.
+        """
+        name = self.name
+        words = [self.head, *[word.write(name, value) for word, value in zip(self.words, values, strict=True)]]
+        return b" ".join(words if words[-1] else filter(None, words)) + b"\n"  # only what is last may be left out
 
 
-_INIT = ("init",)
-_CONSUMING = ("subscribed", "closing")
-_ANY = ("init", "subscribed", "closing")
-_IN_ORDER = " <topic> <channel> <partition>\\n"
-_ADVANCED_FORM = "SUB_ADVANCED <topic> <channel> [<partition> [<start>]]\\n"
-_MPUB_FORM = "MPUB <topic> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
-_DPUB_FORM = "DPUB <topic> <defer_ms> [<partition>]\\n[4 size][body]"
-_MDPUB_FORM = "MDPUB <topic> <defer_ms> [<partition>]\\n[4 size][4 count]{[4 size][body]}"
-_PUB_ONCE_FORM = "PUB_ONCE <topic> <partition|-> <producer_id> <sequence>\\n[4 size][body]"
-_MPUB_ONCE_FORM = "MPUB_ONCE <topic> <partition|-> <producer_id> <first_sequence>\\n[4 size][4 count]{[4 size][body]}"
-_PUB_TRACE_FORM = "PUB_TRACE <topic> <partition>\\n[4 size][8 trace id][body]"
-_PUB_EXT_FORM = "PUB_EXT <topic> <partition>\\n[4 size][2 size][JSON][body]"
-_MPUB_TRACE_FORM = "MPUB_TRACE <topic> <partition>\\n[4 size][4 count]{[4 size][8 trace id][body]}"
-_MPUB_EXT_FORM = "MPUB_EXT <topic> <partition>\\n[4 size][4 count]{[4 size][2 size][JSON][body]}"
+def reader_of(row: Command) -> Callable[[Reader, Sequence[bytes]], tuple[Any, ...]]:
+    """:meth:`Command.read` with as little as possible to be decided for each line; for words that have to be there."""
+    name, reads = row.name, [word.read for word in row.words]
+    assert row.least == len(reads) > 0 and not row.is_exact
+
+    def one(reader: Reader, line: Sequence[bytes]) -> tuple[Any, ...]:
+        return (first(reader, name, line, 1),) if len(line) > 1 else row.read(reader, line)
+
+    def two(reader: Reader, line: Sequence[bytes]) -> tuple[Any, ...]:
+        if len(line) > 2:
+            return first(reader, name, line, 1), second(reader, name, line, 2)
+        return row.read(reader, line)
+
+    if row.is_publish or len(reads) > 2:
+        return row.read
+    first, second = reads[0], reads[-1]
+    return one if len(reads) == 1 else two
+
+
+def _picker(given: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What takes the values of some fields out of those of others; of two with one name the first."""
+    return itemgetter(*map(given.index, wanted))
+
+
+_INIT = (INIT,)
+_CONSUMING = (SUBSCRIBED, CLOSING)
+_ANY = (INIT, SUBSCRIBED, CLOSING)
+_NOTHING, _MESSAGE, _MESSAGES = Body(), Body(Kind.MESSAGE), Body(Kind.MESSAGES)
+_TRACED, _TRACED_MESSAGES = Body(Kind.MESSAGE, front=TRACED), Body(Kind.MESSAGES, front=TRACED)
+_HEADED, _HEADED_MESSAGES = Body(Kind.MESSAGE, front=HEADED), Body(Kind.MESSAGES, front=HEADED)
+_JSON, _SECRET = Body(Kind.SIZED, "[4 size][JSON]"), Body(Kind.SIZED, "[4 size][secret]")
+_RANGE = Body(Kind.FIXED, "[8 start][8 end][4 bytes_max][4 epoch]", fields=FETCH_BODY)
+_TOPIC, _CHANNEL, _PARTITION, _DELAY, _ID = Topic(), Channel("channel"), Partition(), Delay(), MessageId("id")
+_TO = (_TOPIC, _PARTITION)
+_LATER = (_TOPIC, _DELAY, _PARTITION)
+_ONLY = Partition("partition|-", ..., ONLY_PARTITION)
+_ONCE = (_TOPIC, _ONLY, ProducerId("producer_id"), FirstSequence("sequence"))
+_ONCE_SEVERAL = (*_ONCE[:3], FirstSequence("first_sequence"))
+_FROM = (_TOPIC, _CHANNEL, _PARTITION)
+_IN_ORDER = (*_FROM, NoStart("start", None))
+_COUNT = Number("count", "count ", absent=1, limit="max_rdy_count")
+_TIMEOUT = Number("timeout_ms", "timeout ", unit=" ms")
+_TIMESTAMP = Number("timestamp_ns", "timestamp ", absent=None)
+_NUMBER = Number("partition", "partition ")
+_AT = (Number("partition", "", span=(0, 2)), Number("sequence", "", span=(-1, 1), special=(-1, -2)))
 _STORED = "OK and 28 bytes"
-_FETCH_FORM = "FETCH <topic> <partition>\\n[8 start][8 end][4 bytes_max][4 epoch]"
-_CURSOR_FORM = "CURSOR <topic> <channel> <partition> <sequence>\\n"
+_PLACE = ("E_TOPIC_NOT_EXIST", "E_BAD_PARTITION", "E_FAILED_ON_NOT_WRITABLE")
+_SUB_REFUSALS = ("E_TOPIC_NOT_EXIST", "E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED", "E_SUB_EXTEND_NEED",
+                 "E_SUB_EXTEND_FORBIDDON")  # fmt: skip
+_CLOSING: dict[str, Any] = {"closing": ("E_TOPIC_NOT_EXIST",)}
+_PUB: dict[str, Any] = {"refusals": _PLACE, **_CLOSING}
+_AS_PUB, _AS_MPUB = {**_PUB, "family": "PUB"}, {**_PUB, "family": "MPUB"}
+_GAPS: dict[str, Any] = {"refusals": (*_PLACE, "E_SEQUENCE_GAP"), **_CLOSING}
+_SUB: dict[str, Any] = {
+    "then": SUBSCRIBED, "needs_heartbeats": True, "failure": "E_SUB_FAILED", "refusals": _SUB_REFUSALS, **_CLOSING,
+}  # fmt: skip
+_OF_ID: dict[str, Any] = {"lack": "insufficient number of params"}
+_UPGRADE: dict[str, Any] = {"pauses": True, "failure": "E_IDENTIFY_FAILED"}
+_PASS: dict[str, Any] = {"pauses": True, "is_exact": True, "failure": "E_AUTH_FAILED"}
+_WHERE: dict[str, Any] = {"refusals": ("E_TOPIC_NOT_EXIST",)}
+_READ: dict[str, Any] = {
+    "refusals": ("E_TOPIC_NOT_EXIST", "E_OFFSET_OUT_OF_RANGE", "E_STALE_EPOCH"), "failure": "E_FETCH_FAILED",
+}  # fmt: skip
+_CURSOR: dict[str, Any] = {"refusals": ("E_TOPIC_NOT_EXIST",), "failure": "E_SUB_FAILED"}
 _ROWS = (
-    Command("IDENTIFY", "IDENTIFY\\n[4 size][JSON]", "OK or JSON", _INIT, "nsq", "describe the client, negotiate"),
-    Command("AUTH", "AUTH\\n[4 size][secret]", "JSON", _INIT, "nsq", "authorise the connection"),
-    Command("SUB", "SUB <topic> <channel> [<partition>]\\n", "OK", _INIT, "nsq", "subscribe to a channel"),
-    Command("SUB_ORDER", f"SUB_ORDER{_IN_ORDER}", "OK", _INIT, "youzan", "subscribe to a partition, in its order"),
-    Command("SUB_ORDERED", f"SUB_ORDERED{_IN_ORDER}", "OK", _INIT, "youzan", "SUB_ORDER under its older name"),
-    Command("SUB_ADVANCED", _ADVANCED_FORM, "OK", _INIT, "youzan", "subscribe, and the first one says from where"),
-    Command("PUB", "PUB <topic> [<partition>]\\n[4 size][body]", "OK", _ANY, "nsq", "publish one message"),
-    Command("MPUB", _MPUB_FORM, "OK", _ANY, "nsq", "publish several messages"),
-    Command("DPUB", _DPUB_FORM, "OK", _ANY, "nsq", "publish for later delivery"),
-    Command("MDPUB", _MDPUB_FORM, "OK", _ANY, "flintmq", "publish several messages for later delivery"),
-    Command("PUB_ONCE", _PUB_ONCE_FORM, "OK", _ANY, "flintmq", "publish one message, unless it was before"),
-    Command("MPUB_ONCE", _MPUB_ONCE_FORM, "OK", _ANY, "flintmq", "publish several messages, unless they were before"),
-    Command("PUB_TRACE", _PUB_TRACE_FORM, _STORED, _ANY, "youzan", "publish one message with a trace id"),
-    Command("MPUB_TRACE", _MPUB_TRACE_FORM, _STORED, _ANY, "youzan", "publish several messages with trace ids"),
-    Command("PUB_EXT", _PUB_EXT_FORM, f"OK, or {_STORED}", _ANY, "youzan", "publish one message with headers"),
-    Command("MPUB_EXT", _MPUB_EXT_FORM, "OK", _ANY, "youzan", "publish several messages with headers"),
-    Command("RDY", "RDY <count>\\n", "", _CONSUMING, "nsq", "how many messages may be in flight"),
-    Command("FIN", "FIN <id>\\n", "", _CONSUMING, "nsq", "finish a message"),
-    Command("REQ", "REQ <id> <timeout_ms>\\n", "", _CONSUMING, "nsq", "give a message back"),
-    Command("TOUCH", "TOUCH <id>\\n", "", _CONSUMING, "nsq", "restart a message's timeout"),
-    Command("CLS", "CLS\\n", "CLOSE_WAIT", ("subscribed",), "nsq", "ask for no more messages"),
-    Command("NOP", "NOP\\n", "", _ANY, "nsq", "answer a heartbeat"),
-    Command("OFFSETS", "OFFSETS <topic> [<timestamp_ns>]\\n", "JSON", _ANY, "flintmq", "where partitions begin, end"),
-    Command("FETCH", _FETCH_FORM, "[8 next][batches]", _ANY, "flintmq", "read stored batches"),
-    Command("CURSOR", _CURSOR_FORM, "JSON", _ANY, "flintmq", "create a channel at a position, or confirm up to it"),
-)
+    Command("IDENTIFY", (), _JSON, "OK or JSON", _INIT, "nsq", "describe the client, negotiate", **_UPGRADE),
+    Command("AUTH", (), _SECRET, "JSON", _INIT, "nsq", "authorise the connection", **_PASS),
+    Command("SUB", _FROM, _NOTHING, "OK", _INIT, "nsq", "subscribe to a channel", **_SUB),
+    Command("SUB_ORDER", _IN_ORDER, _NOTHING, "OK", _INIT, "youzan", "subscribe to a partition, in its order", **_SUB),
+    Command("SUB_ORDERED", _IN_ORDER, _NOTHING, "OK", _INIT, "youzan", "SUB_ORDER under its older name", **_SUB),
+    Command("SUB_ADVANCED", (*_FROM, Start("start", None)), _NOTHING, "OK", _INIT, "youzan",
+            "subscribe, and the first one says from where", **_SUB),
+    Command("PUB", _TO, _MESSAGE, "OK", _ANY, "nsq", "publish one message", **_PUB),
+    Command("MPUB", (Topic(twice=True), _PARTITION), _MESSAGES, "OK", _ANY, "nsq", "publish several messages", **_PUB),
+    Command("DPUB", _LATER, _MESSAGE, "OK", _ANY, "nsq", "publish for later delivery", **_PUB),
+    Command("MDPUB", _LATER, _MESSAGES, "OK", _ANY, "flintmq", "publish several messages for later delivery", **_PUB),
+    Command("PUB_ONCE", _ONCE, _MESSAGE, "OK", _ANY, "flintmq", "publish one message, unless it was before", **_GAPS),
+    Command("MPUB_ONCE", _ONCE_SEVERAL, _MESSAGES, "OK", _ANY, "flintmq",
+            "publish several messages, unless they were before", **_GAPS),
+    Command("PUB_TRACE", _TO, _TRACED, _STORED, _ANY, "youzan", "publish one message with a trace id", **_AS_PUB),
+    Command("MPUB_TRACE", _TO, _TRACED_MESSAGES, _STORED, _ANY, "youzan", "publish several messages with trace ids",
+            **_AS_MPUB),
+    Command("PUB_EXT", _TO, _HEADED, f"OK, or {_STORED}", _ANY, "youzan", "publish one message with headers",
+            **_AS_PUB),
+    Command("MPUB_EXT", _TO, _HEADED_MESSAGES, "OK", _ANY, "youzan", "publish several messages with headers",
+            **_AS_MPUB),
+    Command("RDY", (_COUNT,), _NOTHING, "", _CONSUMING, "nsq", "how many messages may be in flight",
+            ignored_in=CLOSING),
+    Command("FIN", (_ID,), _NOTHING, "", _CONSUMING, "nsq", "finish a message", failure="E_FIN_FAILED", **_OF_ID),
+    Command("REQ", (_ID, _TIMEOUT), _NOTHING, "", _CONSUMING, "nsq", "give a message back", failure="E_REQ_FAILED",
+            **_OF_ID),
+    Command("TOUCH", (_ID,), _NOTHING, "", _CONSUMING, "nsq", "restart a message's timeout",
+            failure="E_TOUCH_FAILED", **_OF_ID),
+    Command("CLS", (), _NOTHING, "CLOSE_WAIT", (SUBSCRIBED,), "nsq", "ask for no more messages", then=CLOSING),
+    Command("NOP", (), _NOTHING, "", _ANY, "nsq", "answer a heartbeat"),
+    Command("OFFSETS", (_TOPIC, _TIMESTAMP), _NOTHING, "JSON", _ANY, "flintmq", "where partitions begin, end",
+            **_WHERE),
+    Command("FETCH", (_TOPIC, _NUMBER), _RANGE, "[8 next][batches]", _ANY, "flintmq", "read stored batches", **_READ),
+    Command("CURSOR", (_TOPIC, _CHANNEL, *_AT), _NOTHING, "JSON", _ANY, "flintmq",
+            "create a channel at a position, or confirm up to it", **_CURSOR),
+)  # fmt: skip
 COMMANDS = {row.name: row for row in _ROWS}
+PUBLISHING = {row.name: row for row in _ROWS if row.is_publish}
+_BY_FIELDS = {(row.body.kind, row.body.front, frozenset(word.field for word in row.words)): row for row in
+              PUBLISHING.values()}  # fmt: skip
+assert len(_BY_FIELDS) == len(PUBLISHING), "two commands say the same"
 
 
-def _topic(name: str) -> bytes:
-    if not is_valid_name(name):
-        raise LocalProtocolError(
-            "E_BAD_TOPIC", f"topic name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
-        )
-    return name.encode()
+# -- publishing --------------------------------------------------------------------------------------------------------
 
 
-def partition_bytes(partition: int | None) -> bytes:
-    """A partition as it ends a command's line: behind a space; empty when none is named."""
-    if partition is None:
-        return b""
-    if partition < 0:
-        raise LocalProtocolError("E_BAD_PARTITION", f"partition {partition} is negative")
-    return b" %d" % partition
+def publish(
+    row: Command,
+    topic: str,
+    bodies: Sequence[bytes],
+    partition: int | None = None,
+    defer_ms: int = 0,
+    fronts: Sequence[Any] | None = None,
+    producer_id: str | None = None,
+    sequence: int = 0,
+) -> bytes:
+    """A command that publishes.
+
+    Args:
+        bodies: one for a command of one message.
+        fronts: trace ids as numbers, or headers as bytes; one for each body, None for a command without.
+        sequence: of the first body, from 1 on.
+
+    Raises:
+        LocalProtocolError: a server would refuse it.
+    """
+    if (row.is_run and producer_id is None) or len(row.words) == len(_TO):
+        line = _line_to(row, topic, partition)
+    else:
+        line = row.line(*row.line_values((topic, partition, defer_ms, producer_id, sequence)))
+        count = len(bodies)
+        if producer_id is not None and not 0 < sequence <= PRODUCER_SEQUENCE_MAX - count + 1:
+            what = f"sequence {sequence} of {count} messages is not within 1 and 2^63-1"
+            raise LocalProtocolError("E_INVALID", what)
+    return b"".join((line, *row.body.write(row.name, bodies, fronts)))
 
 
-def target(topic: str, partition: int | None = None) -> bytes:
-    """A topic, or one of its partitions, as a command names it."""
-    return _topic(topic) if partition is None else _topic(topic) + partition_bytes(partition)
+@lru_cache(maxsize=4096)
+def _line_to(row: Command, topic: str, partition: int | None) -> bytes:
+    """The line of a publish that names a place and nothing else."""
+    return row.line(topic, partition)
 
 
-def channel_bytes(name: str) -> bytes:
-    """A channel as a command names it."""
-    if not is_valid_name(name):
-        raise LocalProtocolError(
-            "E_BAD_CHANNEL", f"channel name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
-        )
-    return name.encode()
+def publish_row(
+    count: int, *, is_delayed: bool = False, is_traced: bool = False, has_headers: bool = False, is_once: bool = False
+) -> Command:
+    """The command that publishes so many messages in this way.
+
+    Raises:
+        LocalProtocolError: there is none that can do all of it at once.
+    """
+    fields = {"topic", "partition"}
+    if is_delayed:
+        fields.add("defer_ms")
+    if is_once:
+        fields |= {"producer_id", "sequence"}
+    kind = Kind.MESSAGE if count == 1 else Kind.MESSAGES
+    front = HEADED if has_headers else TRACED if is_traced else PLAIN
+    row = _BY_FIELDS.get((kind, front, frozenset(fields)))
+    if row is None or (has_headers and is_traced):
+        asked = {"a delay": is_delayed, "trace ids": is_traced, "headers": has_headers, "a sequence": is_once}
+        what = " and ".join(name for name, is_asked in asked.items() if is_asked)
+        raise LocalProtocolError("E_INVALID", f"no command publishes with {what}")
+    return row
+
+
+def pub(topic: str, body: bytes, partition: int | None = None) -> bytes:
+    """``PUB``, to one partition of a redesigned NSQ if it is named; the body must not be empty."""
+    return publish(COMMANDS["PUB"], topic, (body,), partition)
+
+
+def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
+    """``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
+    return publish(COMMANDS["MPUB"], topic, bodies, partition)
+
+
+def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -> bytes:
+    """``DPUB``: deliver not before ``defer_ms`` milliseconds from now.
+
+    Args:
+        partition: behind the delay, as only our nsqd has it.
+    """
+    return publish(COMMANDS["DPUB"], topic, (body,), partition, defer_ms)
+
+
+def mdpub(topic: str, defer_ms: int, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
+    """``MDPUB``: several messages, delivered not before ``defer_ms`` milliseconds from now; only our nsqd has it."""
+    return publish(COMMANDS["MDPUB"], topic, bodies, partition, defer_ms)
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
 
 
 def identify(body: bytes) -> bytes:
@@ -132,73 +388,17 @@ def auth(secret: bytes) -> bytes:
 
 def sub(topic: str, channel: str, partition: int | None = None) -> bytes:
     """``SUB``, to one partition of a redesigned NSQ if it is named."""
-    return b"SUB %s %s%s\n" % (_topic(topic), channel_bytes(channel), partition_bytes(partition))
-
-
-def pub(topic: str, body: bytes, partition: int | None = None) -> bytes:
-    """``PUB``, to one partition of a redesigned NSQ if it is named; the body must not be empty."""
-    if not body:
-        raise LocalProtocolError("E_BAD_MESSAGE", "PUB of an empty body; nsqd accepts 1 byte or more")
-    return b"".join((b"PUB ", target(topic, partition), b"\n", UINT32.pack(len(body)), body))
-
-
-def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
-    """``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
-    return several(b"MPUB " + target(topic, partition), bodies)
-
-
-def several(line: bytes, bodies: Sequence[bytes]) -> bytes:
-    """A command of several bodies: at least one, none empty."""
-    if not bodies or not all(bodies):
-        command = line.split(b" ", 1)[0].decode()
-        raise LocalProtocolError("E_BAD_MESSAGE", f"{command} needs at least one body and none may be empty")
-    size = 4 + 4 * len(bodies) + sum(map(len, bodies))
-    parts: list[bytes] = [line, b"\n", UINT32.pack(size), UINT32.pack(len(bodies))]
-    fields: list[bytes] = [b""] * (2 * len(bodies))
-    fields[0::2] = map(UINT32.pack, map(len, bodies))
-    fields[1::2] = bodies
-    return b"".join(parts + fields)
-
-
-def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -> bytes:
-    """``DPUB``: deliver not before ``defer_ms`` milliseconds from now.
-
-    Args:
-        partition: behind the delay, as only our nsqd has it.
-    """
-    if not body:
-        raise LocalProtocolError("E_BAD_MESSAGE", "DPUB of an empty body; nsqd accepts 1 byte or more")
-    line = _deferring_line(b"DPUB", topic, defer_ms, partition)
-    return b"".join((line, b"\n", UINT32.pack(len(body)), body))
-
-
-def mdpub(topic: str, defer_ms: int, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
-    """``MDPUB``: several messages, delivered not before ``defer_ms`` milliseconds from now; only our nsqd has it."""
-    return several(_deferring_line(b"MDPUB", topic, defer_ms, partition), bodies)
-
-
-def _deferring_line(command: bytes, topic: str, defer_ms: int, partition: int | None) -> bytes:
-    if defer_ms < 0:
-        raise LocalProtocolError("E_INVALID", f"{command.decode()} delay {defer_ms} ms is negative")
-    return b"%s %s %d%s" % (command, _topic(topic), defer_ms, partition_bytes(partition))
+    return COMMANDS["SUB"].line(topic, channel, partition)
 
 
 def rdy(count: int) -> bytes:
     """``RDY``."""
-    if count < 0:
-        raise LocalProtocolError("E_INVALID", f"RDY count {count} is negative")
-    return b"RDY %d\n" % count
-
-
-def _message_id(message_id: bytes) -> bytes:
-    if len(message_id) != MESSAGE_ID_SIZE:
-        raise LocalProtocolError("E_INVALID", f"message id {message_id!r} has {len(message_id)} bytes, not 16")
-    return message_id
+    return COMMANDS["RDY"].line(count)
 
 
 def fin(message_id: bytes) -> bytes:
     """``FIN``."""
-    return b"FIN " + _message_id(message_id) + b"\n"
+    return COMMANDS["FIN"].line(message_id)
 
 
 def fins(message_ids: Iterable[bytes]) -> bytes:
@@ -209,28 +409,24 @@ def fins(message_ids: Iterable[bytes]) -> bytes:
 
 def req(message_id: bytes, timeout_ms: int) -> bytes:
     """``REQ``: give the message back, to be delivered again after ``timeout_ms``."""
-    if timeout_ms < 0:
-        raise LocalProtocolError("E_INVALID", f"REQ timeout {timeout_ms} ms is negative")
-    return b"REQ %s %d\n" % (_message_id(message_id), timeout_ms)
+    return COMMANDS["REQ"].line(message_id, timeout_ms)
 
 
 def touch(message_id: bytes) -> bytes:
     """``TOUCH``."""
-    return b"TOUCH " + _message_id(message_id) + b"\n"
+    return COMMANDS["TOUCH"].line(message_id)
 
 
 def offsets(topic: str, timestamp_ns: int | None = None) -> bytes:
     """``OFFSETS``; with a timestamp the answer also says where the first message at or after it is."""
-    return (
-        b"OFFSETS %s\n" % _topic(topic) if timestamp_ns is None else b"OFFSETS %s %d\n" % (_topic(topic), timestamp_ns)
-    )
+    return COMMANDS["OFFSETS"].line(topic, timestamp_ns)
 
 
 def fetch(topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int = 0) -> bytes:
     """``FETCH``: the stored batches that overlap sequences ``start`` to ``end`` (exclusive)."""
-    return b"FETCH %s %d\n" % (_topic(topic), partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
+    return COMMANDS["FETCH"].line(topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
 
 
 def cursor(topic: str, channel: str, partition: int, sequence: int) -> bytes:
     """``CURSOR``: create the channel at ``sequence`` (-1 latest, -2 earliest), or confirm everything below it."""
-    return b"CURSOR %s %s %d %d\n" % (_topic(topic), channel_bytes(channel), partition, sequence)
+    return COMMANDS["CURSOR"].line(topic, channel, partition, sequence)

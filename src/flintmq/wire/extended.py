@@ -1,11 +1,7 @@
 """What the redesigned NSQ adds to commands, answers and message frames: partitions, order, trace, headers.
 
-Byte pictures (big-endian)::
-
-    PUB_TRACE, PUB_EXT                  MPUB_TRACE, MPUB_EXT
-    [4 size][8 trace id][body]          [4 total][4 count]{[4 size][8 trace id][body]}
-    [4 size][2 size][JSON][body]        [4 total][4 count]{[4 size][2 size][JSON][body]}
-    size counts everything behind it
+Byte pictures of what publishes (trace ids and headers in front of bodies): :mod:`flintmq.wire.bodies`; of the rest
+(big-endian)::
 
     answer to a traced publish          "OK" [8 internal id][8 trace id][8 offset][4 raw size]
 
@@ -22,21 +18,18 @@ Source: seed 000 "Ordered Message Consumption" and "Message Tracing", reference/
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
-from flintmq.message import HEADERS_SIZE_MAX, LOCATION, NO_HEADERS, RAW_ID, TRACE_ID
-from flintmq.wire.commands import channel_bytes, partition_bytes, target
-from flintmq.wire.frames import UINT32
+from flintmq.message import LOCATION, NO_HEADERS, RAW_ID
+from flintmq.wire.bodies import HEADERS_SIZE as HEADERS_SIZE
+from flintmq.wire.bodies import TRACE_ID_MAX as TRACE_ID_MAX
+from flintmq.wire.commands import COMMANDS, publish
 
-HEADERS_SIZE = Struct(">H")
 STORED = Struct(">2sQQQI")
-TRACE_ID_MAX = 2**64 - 1
 
-_START = re.compile(r"(timestamp|virtual_queue|msgcount):[0-9]{1,18}|special:-1", re.ASCII)
 SUB_ORDER, SUB_ORDERED = "SUB_ORDER", "SUB_ORDERED"
 
 
@@ -80,7 +73,7 @@ def sub_order(topic: str, channel: str, partition: int, command: str = SUB_ORDER
     Args:
         command: ``SUB_ORDER`` or ``SUB_ORDERED``; the same thing under another name.
     """
-    return b"%s %s %s%s\n" % (command.encode(), target(topic), channel_bytes(channel), partition_bytes(partition))
+    return COMMANDS[command].line(topic, channel, partition, None)
 
 
 def sub_advanced(topic: str, channel: str, partition: int | None = None, start: str | None = None) -> bytes:
@@ -91,66 +84,39 @@ def sub_advanced(topic: str, channel: str, partition: int | None = None, start: 
         start: ``timestamp:<s>``, ``virtual_queue:<bytes>``, ``msgcount:<count>`` or ``special:-1``, in the partition:
             where the channel begins, if this is its first consumer.
     """
-    line = b"SUB_ADVANCED %s %s%s" % (target(topic), channel_bytes(channel), partition_bytes(partition))
-    if start is None:
-        return line + b"\n"
-    if partition is None:
+    if start is not None and partition is None:
         raise LocalProtocolError("E_BAD_PARTITION", f"start {start} without a partition; it is a place in one")
-    if _START.fullmatch(start) is None:
-        raise LocalProtocolError(
-            "E_INVALID",
-            f"start {start[:100]!r} is not timestamp:, virtual_queue: or msgcount: and digits, or special:-1",
-        )
-    return b"%s %s\n" % (line, start.encode())
+    return COMMANDS["SUB_ADVANCED"].line(topic, channel, partition, start)
 
 
 def pub_trace(topic: str, partition: int, trace_id: int, body: bytes) -> bytes:
     """``PUB_TRACE``."""
-    return b"".join((b"PUB_TRACE ", target(topic, partition), b"\n", *_traced(trace_id, body)))
+    return publish(COMMANDS["PUB_TRACE"], topic, (body,), partition, fronts=(trace_id,))
 
 
 def mpub_trace(topic: str, partition: int, messages: Sequence[tuple[int, bytes]]) -> bytes:
     """``MPUB_TRACE`` of (trace id, body); the answer says where the first is stored."""
-    parts = [part for trace_id, body in messages for part in _traced(trace_id, body)]
-    return _several(b"MPUB_TRACE ", topic, partition, len(messages), parts)
+    return _several("MPUB_TRACE", topic, partition, messages)
 
 
 def pub_ext(topic: str, partition: int | None, headers: bytes, body: bytes) -> bytes:
     """``PUB_EXT``; ``headers`` is a JSON object. Without a partition: only our nsqd takes it."""
-    return b"".join((b"PUB_EXT ", target(topic, partition), b"\n", *_with_headers(headers, body)))
+    return publish(COMMANDS["PUB_EXT"], topic, (body,), partition, fronts=(headers,))
 
 
 def mpub_ext(topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]]) -> bytes:
     """``MPUB_EXT`` of (headers, body). Without a partition: only our nsqd takes it."""
-    parts = [part for headers, body in messages for part in _with_headers(headers, body)]
-    return _several(b"MPUB_EXT ", topic, partition, len(messages), parts)
+    return _several("MPUB_EXT", topic, partition, messages)
 
 
-def _several(command: bytes, topic: str, partition: int | None, count: int, parts: list[bytes]) -> bytes:
-    if not count:
-        raise LocalProtocolError("E_BAD_MESSAGE", f"{command.decode().strip()} of no message; at least one is needed")
-    total = UINT32.size + sum(map(len, parts))
-    head = (command, target(topic, partition), b"\n", UINT32.pack(total), UINT32.pack(count))
-    return b"".join((*head, *parts))
-
-
-def _traced(trace_id: int, body: bytes) -> tuple[bytes, bytes, bytes]:
-    if not 0 <= trace_id <= TRACE_ID_MAX:
-        raise LocalProtocolError("INVALID_TRACE_ID", f"trace id {trace_id} is not within 0 and 2^64-1")
-    return UINT32.pack(TRACE_ID.size + len(_not_empty(body))), TRACE_ID.pack(trace_id), body
-
-
-def _with_headers(headers: bytes, body: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    if len(headers) > HEADERS_SIZE_MAX:
-        raise LocalProtocolError("E_BAD_EXT", f"headers of {len(headers)} bytes, at most {HEADERS_SIZE_MAX}")
-    size = HEADERS_SIZE.size + len(headers) + len(_not_empty(body))
-    return UINT32.pack(size), HEADERS_SIZE.pack(len(headers)), headers, body
-
-
-def _not_empty(body: bytes) -> bytes:
-    if not body:
-        raise LocalProtocolError("E_BAD_MESSAGE", "a body is empty; nsqd accepts 1 byte or more")
-    return body
+def _several(
+    command: str,
+    topic: str,
+    partition: int | None,
+    messages: Sequence[tuple[int, bytes]] | Sequence[tuple[bytes, bytes]],
+) -> bytes:
+    bodies = [body for _, body in messages]
+    return publish(COMMANDS[command], topic, bodies, partition, fronts=[front for front, _ in messages])
 
 
 # -- answers and messages ----------------------------------------------------------------------------------------------

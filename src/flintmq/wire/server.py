@@ -9,11 +9,14 @@ Rules of this file:
   so what was parsed after it is dropped with the connection.
 - After IDENTIFY and AUTH the parser stops, because the answer decides how the following bytes are to be read; the
   caller goes on with :meth:`ServerConnection.resume`.
-- A word where a redesigned NSQ has the partition is read as one; what is no number is :data:`NOT_A_NUMBER`, which NSQ
-  ignores, so the caller decides by the topic.
+- What a command's line and body are, and where it is legal, say the rows of :mod:`flintmq.wire.commands`; here they
+  are looked up by name. A line that was read before in this state is not read again; of a publish whose last word
+  counts its messages that word alone is.
+- A command of one message or of several is a :class:`Publish`, whatever else it says; the plain PUB whose line is that
+  of the last one skips its line.
 - Ids are lines of text on a plain topic. On one with partitions (``raw_ids``) they are 16 bytes that may hold line
   ends, so these lines are parsed by length.
-- No body is gathered beyond the limit that its size field was checked against, and numbers are ASCII digits only.
+- No body is gathered beyond the limit that its size field was checked against.
 - An MPUB ends behind its last message, whatever its size says; its messages are held against the limits as they come.
 - One call parses at most :data:`COMMANDS_MAX` commands, so that the caller can let others go first; what is left is
   parsed by :meth:`ServerConnection.more` while :attr:`ServerConnection.has_more`.
@@ -23,29 +26,27 @@ Source: reference/nsq.md 1.1, 1.3 and 1.4; reference/youzan.md 1.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
+from typing import Any, NamedTuple
 
-from flintmq.limits import COMMAND_LINE_SIZE_MAX, MESSAGE_ID_SIZE
-from flintmq.names import is_valid_name
-from flintmq.topic_meta import parse_partition
-from flintmq.wire import server_extended, server_once
-from flintmq.wire.commands import FETCH_BODY, MAGIC_V2
+from flintmq.limits import COMMAND_LINE_SIZE_MAX, MESSAGE_ID_SIZE, PRODUCER_SEQUENCE_MAX
+from flintmq.wire.bodies import PLAIN, Front, Kind
+from flintmq.wire.commands import BROKEN as BROKEN
+from flintmq.wire.commands import CLOSING as CLOSING
+from flintmq.wire.commands import COMMANDS, FETCH_BODY, MAGIC_V2, Command, reader_of
+from flintmq.wire.commands import INIT as INIT
+from flintmq.wire.commands import SUBSCRIBED as SUBSCRIBED
 from flintmq.wire.frames import INT32
 from flintmq.wire.refusals import Incomplete as _Incomplete
 from flintmq.wire.refusals import Refused as _Refused
-from flintmq.wire.server_extended import PublishExtended as PublishExtended
-from flintmq.wire.server_once import PublishOnce as PublishOnce
 from flintmq.wire.size_walk import SizeWalk, uniform_run
-
-INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
-
-NOT_A_NUMBER = -1
-"""A partition that is not the number of one."""
-NO_PARTITION = b"-1"
-"""How clients of the redesigned NSQ say that they name none."""
+from flintmq.wire.words import NOT_A_NUMBER as NOT_A_NUMBER
+from flintmq.wire.words import FirstSequence
+from flintmq.wire.words import go_quote as go_quote
+from flintmq.wire.words import shown as _shown
 
 COMMANDS_MAX = 512
 """Parsed by one call: under a millisecond. A run of FINs counts as one."""
@@ -53,10 +54,12 @@ FINISH_RUN_MAX = 2048
 """FINs of one :class:`FinishRun`; also what bounds the formats that are kept."""
 
 _ID_LINE_BYTES = MESSAGE_ID_SIZE + 5  # "FIN " + id + "\n"
-_NUMBER_DIGITS_MAX = 19
 _FIN_COLUMNS = ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" "))  # a single line's first four are checked
 _COUNT_BYTES = 4
-_NO_LINE = b"\0"  # begins no command
+_NO_LINE: tuple[bytes, ...] = ()  # nothing begins with it
+_LINES_MAX = 16  # kept by one connection
+_KEPT_LINE_BYTES_MAX = 128  # of each
+_ONCE_RUN_MAX = 1024  # messages of a producer that counts: one of them that fails makes all of a run fail
 _read_size = INT32.unpack_from
 
 
@@ -103,13 +106,17 @@ class Subscribe:
 
 @dataclass(slots=True)
 class Publish:
-    """One MPUB, DPUB or MDPUB, or a run of PUBs to one topic.
+    """Messages to one place: one command, or a run of commands of one message each.
 
     Attributes:
-        command: ``PUB``, ``MPUB``, ``DPUB`` or ``MDPUB``.
-        replies: how many ``OK`` the client expects.
+        command: its name; the row of it is in :data:`flintmq.wire.commands.COMMANDS`.
+        bodies: as they came behind their sizes, with ``front``.
+        replies: how many answers the client expects.
         defer_ms: delay before delivery, 0 for none.
         partition: None when none was named, :data:`NOT_A_NUMBER` when the word is something else.
+        front: what stands in front of each message: a trace id, or headers that fit.
+        producer_id: who counts these messages, so that none is stored twice; None for who does not.
+        sequence: that the first of them has then.
     """
 
     command: str
@@ -118,6 +125,14 @@ class Publish:
     replies: int
     defer_ms: int = 0
     partition: int | None = None
+    front: Front = PLAIN
+    producer_id: bytes | None = None
+    sequence: int = 0
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last body."""
+        return self.sequence + len(self.bodies) - 1
 
 
 @dataclass(slots=True)
@@ -210,7 +225,7 @@ class Violation:
 
 Event = (
     Identify | Auth | Subscribe | Publish | Ready | FinishRun | Finish | Requeue | Touch | Close | Nop
-    | Offsets | Fetch | Cursor | PublishExtended | PublishOnce | Violation
+    | Offsets | Fetch | Cursor | Violation
 )  # fmt: skip
 
 
@@ -222,41 +237,6 @@ class ServerLimits:
     max_body_size: int = 5 * 1024 * 1024
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 3_600_000
-
-
-def go_quote(text: bytes) -> str:
-    """Quote as Go's %q does, because clients compare error texts."""
-    parts = ['"']
-    escapes = {0x07: "\\a", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t", 0x0B: "\\v"}
-    for character in text.decode("utf-8", "surrogateescape"):
-        point = ord(character)
-        if character in '"\\':
-            parts.append("\\" + character)
-        elif point in escapes:
-            parts.append(escapes[point])
-        elif 0xDC80 <= point <= 0xDCFF:  # a byte that is not UTF-8
-            parts.append(f"\\x{point - 0xDC00:02x}")
-        elif character.isprintable():
-            parts.append(character)
-        elif point < 0x80:
-            parts.append(f"\\x{point:02x}")
-        else:
-            parts.append(f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}")
-    parts.append('"')
-    return "".join(parts)
-
-
-def _shown(text: bytes) -> str:
-    return text.decode("utf-8", "surrogateescape")
-
-
-def _number(text: bytes) -> int | None:
-    """Parse ASCII digits; empty counts as 0, as in nsqd; None when it is not a number."""
-    if not text:
-        return 0
-    if text.isdigit() and len(text.lstrip(b"0")) <= _NUMBER_DIGITS_MAX:
-        return int(text.lstrip(b"0") or b"0")
-    return None
 
 
 def decode_ids(lines: bytes) -> tuple[int, ...] | None:
@@ -382,6 +362,7 @@ class ServerConnection:
         heartbeats_disabled: set by the owner when the client wants no heartbeats; then it cannot subscribe.
         refusal_of: set by the owner when clients need permission: code and detail of the error for a command and a
             topic, None when it may go on. Asked before the body of an MPUB is read.
+        last_topic: the name that was read last, as it came and decoded.
         pub_topic: topic of the last PUB; empty before the first.
         pub_partition: that it named.
         raw_ids: set by the owner on subscribing to a topic with partitions: ids are 16 bytes of any value.
@@ -390,20 +371,24 @@ class ServerConnection:
     """
 
     __slots__ = (
+        "_heads",
         "_held",
         "_held_bytes",
         "_is_ended",
+        "_lines",
         "_magic",
         "_needed",
         "_paused",
         "_pub_line",
+        "_pub_values",
         "_rest",
         "_rest_at",
-        "_topic",
+        "_routes",
         "_walk",
         "finish_run_max",
         "has_more",
         "heartbeats_disabled",
+        "last_topic",
         "limits",
         "pub_partition",
         "pub_topic",
@@ -429,8 +414,12 @@ class ServerConnection:
         self.finish_run_max = FINISH_RUN_MAX
         self._needed = len(MAGIC_V2)
         self._paused = False
-        self._topic: tuple[bytes | None, str] = (None, "")
-        self._pub_line = _NO_LINE
+        self.last_topic: tuple[bytes | None, str] = (None, "")
+        self._routes = _ROUTES[INIT]
+        self._lines: dict[bytes, _Line] = {}  # read before in this state
+        self._heads: dict[bytes, _Line] = {}  # of publishes whose last word varies, without that word
+        self._pub_line: bytes | tuple[bytes, ...] = _NO_LINE  # of the last PUB, with its end
+        self._pub_values: tuple[Any, ...] = ()
         self._walk: SizeWalk | None = None  # over the messages of an MPUB that is not all there
         self.pub_topic = ""
         self.pub_partition: int | None = None
@@ -542,6 +531,10 @@ class ServerConnection:
                     if end != position:
                         position = end
                         continue
+                if data.startswith(self._pub_line, position):
+                    at = position + len(self._pub_line)
+                    position = self._message(_PUB, self._pub_values, data, position, at, events)
+                    continue
                 position = self._command(data, position, events)
             else:
                 if position < size and not self._paused:
@@ -588,18 +581,67 @@ class ServerConnection:
             if len(data) - position > COMMAND_LINE_SIZE_MAX:
                 raise _Refused("", f"command line longer than {COMMAND_LINE_SIZE_MAX} bytes")
             raise _Incomplete(len(data) - position + 1)
-        # the last byte of a raw id may look like half a line end
-        has_return = data[end - 1 : end] == b"\r" and end > (raw_id_end or position)
-        line = data[position : end - 1] if has_return else data[position:end]
-        parameters = line.split(b" ")
-        if raw_id_end:
-            parameters = self._raw_id_parameters(line, raw_id_end - position)
-        parser = _PARSERS.get(parameters[0])
-        if self.tls_missing and parameters[0] != b"IDENTIFY":
-            raise _Refused("E_INVALID", f"cannot {_shown(parameters[0])} in current state (TLS required)")
-        if parser is None:
-            raise _Refused("E_INVALID", f"invalid command {_shown(parameters[0])}")
-        return parser(self, data, position, end + 1, parameters, events)
+        line = data[position:end]
+        known = self._lines.get(line)
+        if known is not None:
+            row, take, values = known
+            return take(self, row, values, data, position, end + 1, events)
+        if self._heads:
+            head, _, last = line.rpartition(b" ")
+            known = self._heads.get(head)
+            if known is not None:
+                row, take, values = known
+                values = *values[:-1], row.words[-1].read(self, row.name, (last,), 0)
+                return take(self, row, values, data, position, end + 1, events)
+        bare = line
+        if line.endswith(b"\r") and end > raw_id_end:
+            bare = line[:-1]  # but the last byte of a raw id may look like half a line end
+        words = self._raw_id_parameters(bare, raw_id_end - position) if raw_id_end else bare.split(b" ")
+        route = self._routes.get(words[0])
+        if route is None or self.tls_missing:
+            route = self._route(words[0])
+        row, take, read = route
+        if read is None:
+            values = self._read_line(row, take, line, words)
+        else:
+            values = read(self, words)
+            if row.is_publish and bare is line and len(words) == len(row.words) + 1:
+                self._keep(self._heads, line[: -len(words[-1]) - 1], _Line(row, take, values))
+        return take(self, row, values, data, position, end + 1, events)
+
+    def _route(self, name: bytes) -> _Route:
+        """The route of a command that cannot be found at once.
+
+        Raises:
+            Refused: there is none, or not now.
+        """
+        if self.tls_missing and name != b"IDENTIFY":
+            raise _Refused("E_INVALID", f"cannot {_shown(name)} in current state (TLS required)")
+        route = self._routes.get(name)
+        if route is None:
+            what = f"cannot {_shown(name)} in current state" if name in _NAMES else f"invalid command {_shown(name)}"
+            raise _Refused("E_INVALID", what)
+        return route
+
+    def _read_line(self, row: Command, take: _Take, line: bytes, words: list[bytes]) -> tuple[Any, ...]:
+        """Read a line whose words do not vary, and keep it, unless it changes the state."""
+        if row.needs_heartbeats and self.heartbeats_disabled:
+            raise _Refused("E_INVALID", f"cannot {row.name} with heartbeats disabled")
+        values = row.read(self, words)
+        if row.then:
+            self.state = row.then
+            self._routes = _ROUTES[row.then]
+            self._lines.clear()
+        else:
+            self._keep(self._lines, line, _Line(row, take, values))
+        return values
+
+    @staticmethod
+    def _keep(lines: dict[bytes, _Line], line: bytes, read: _Line) -> None:
+        if len(line) <= _KEPT_LINE_BYTES_MAX:
+            if len(lines) >= _LINES_MAX:
+                lines.clear()
+            lines[line] = read
 
     @staticmethod
     def _raw_id_end(data: bytes, position: int) -> int:
@@ -619,31 +661,6 @@ class ServerConnection:
         name = line[: id_end - MESSAGE_ID_SIZE - 1]
         return [name, line[id_end - MESSAGE_ID_SIZE : id_end], *line[id_end:].split(b" ")[1:]]
 
-    def _require(self, command: str, *states: str) -> None:
-        if self.state not in states:
-            raise _Refused("E_INVALID", f"cannot {command} in current state")
-
-    def topic_name(self, command: str, raw: bytes) -> str:
-        """Read a topic's name; for the parsers of commands, as :meth:`several_bodies` is."""
-        if raw == self._topic[0]:
-            return self._topic[1]
-        name = raw.decode("utf-8", "surrogateescape")
-        if not is_valid_name(name):
-            raise _Refused("E_BAD_TOPIC", f"{command} topic name {go_quote(raw)} is not valid")
-        self._topic = (raw, name)
-        return name
-
-    @staticmethod
-    def partition_word(parameters: list[bytes], index: int) -> int | None:
-        """The partition that stands at ``index``, where NSQ has nothing; None also for -1."""
-        if len(parameters) <= index:
-            return None
-        word = parameters[index]
-        if word == NO_PARTITION:
-            return None
-        number = parse_partition(word.decode("ascii", "replace"))
-        return NOT_A_NUMBER if number is None else number
-
     def _body(self, data: bytes, line_start: int, position: int, command: str) -> tuple[bytes, int]:
         """The size-prefixed body of IDENTIFY or AUTH."""
         if len(data) - position < 4:
@@ -658,81 +675,56 @@ class ServerConnection:
             raise _Incomplete(end - line_start, "E_BAD_BODY", f"{command} failed to read body")
         return data[position + 4 : end], end
 
-    def _identify(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        self._require("IDENTIFY", INIT)
-        body, end = self._body(data, start, at, "IDENTIFY")
-        events.append(Identify(body))
-        self._paused = True
-        return end
-
-    def _auth(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        self._require("AUTH", INIT)
-        if len(parameters) != 1:
-            raise _Refused("E_INVALID", "AUTH invalid number of parameters")
-        secret, end = self._body(data, start, at, "AUTH")
-        events.append(Auth(secret))
-        self._paused = True
-        return end
-
-    def _sub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        command = parameters[0].decode("ascii")
-        self._require(command, INIT)
-        if self.heartbeats_disabled:
-            raise _Refused("E_INVALID", f"cannot {command} with heartbeats disabled")
-        if len(parameters) < 3:
-            raise _Refused("E_INVALID", f"{command} insufficient number of parameters")
-        topic = self.topic_name(command, parameters[1])
-        channel = parameters[2].decode("utf-8", "surrogateescape")
-        if not is_valid_name(channel):
-            raise _Refused("E_BAD_CHANNEL", f"{command} channel name {go_quote(parameters[2])} is not valid")
-        place = _shown(parameters[4]) if command != "SUB" and len(parameters) > 4 else None
-        event = Subscribe(topic, channel, self.partition_word(parameters, 3), command, place)
-        if event.is_ordered and place is not None:
-            raise _Refused("E_INVALID", f"{command} takes no place to begin at, which is {place}: SUB_ADVANCED does")
-        self.state = SUBSCRIBED
-        events.append(event)
-        return at
-
-    def message_body(self, data: bytes, start: int, at: int, command: str) -> tuple[bytes, int]:
-        """The message of a PUB or its like, and where it ends."""
+    def _message(
+        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
+    ) -> int:
+        """A publish of one message; it joins the one before it where a run of them is one event."""
+        front = row.body.front
+        limit = self.limits.max_msg_size
         if len(data) - at < 4:
-            raise _Incomplete(at - start + 4, "E_BAD_MESSAGE", f"{command} failed to read message body size")
-        size = INT32.unpack_from(data, at)[0]
-        if size <= 0:
-            raise _Refused("E_BAD_MESSAGE", f"{command} invalid message body size {size}")
-        if size > self.limits.max_msg_size:
-            raise _Refused("E_BAD_MESSAGE", f"{command} message too big {size} > {self.limits.max_msg_size}")
+            what = f"{row.name} failed to read {front.size_of} size"
+            raise _Incomplete(at - start + 4, front.size_code, what)
+        size: int = _read_size(data, at)[0]
+        if size <= front.least:
+            what = f"{row.name} invalid {front.size_of} size {size}{front.suffix}"
+            raise _Refused(front.size_code, what)
+        if size > limit + front.most:
+            raise _Refused("E_BAD_MESSAGE", f"{row.name} message too big {size - front.most} > {limit}")
         end = at + 4 + size
         if len(data) < end:
-            raise _Incomplete(end - start, "E_BAD_MESSAGE", f"{command} failed to read message body")
-        return data[at + 4 : end], end
-
-    def _pub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 2:
-            raise _Refused("E_INVALID", "PUB insufficient number of parameters")
-        topic = self.topic_name("PUB", parameters[1])
-        body, end = self.message_body(data, start, at, "PUB")
-        partition = None if len(parameters) < 3 else self.partition_word(parameters, 2)
-        if topic is not self.pub_topic or partition != self.pub_partition:
-            self._pub_line, self.pub_topic, self.pub_partition = data[start:at], topic, partition
+            raise _Incomplete(end - start, "E_BAD_MESSAGE", f"{row.name} failed to read message body")
+        body = data[at + 4 : end]
+        if front is not PLAIN:
+            front.check(row.name, body, limit)
+        topic, partition, defer_ms, producer_id, sequence = values
+        if row is _PUB and values is not self._pub_values:
+            self._pub_line, self._pub_values = data[start:at], values
+            self.pub_topic, self.pub_partition = topic, partition
         last = events[-1] if events else None
-        is_same = type(last) is Publish and last.command == "PUB" and last.topic == topic
-        if is_same and last.partition == partition:  # type: ignore[union-attr]
-            last.bodies.append(body)  # type: ignore[union-attr]  # the list made below
-            last.replies += 1  # type: ignore[union-attr]
-        else:
-            events.append(Publish("PUB", topic, [body], 1, 0, partition))
+        if type(last) is Publish and last.command == row.name and last.topic == topic and last.partition == partition:
+            is_run = row.is_run
+            if producer_id is not None:
+                is_next = last.producer_id == producer_id and sequence == last.sequence + last.replies
+                is_run = is_next and last.replies < _ONCE_RUN_MAX
+            if is_run:
+                last.bodies.append(body)  # type: ignore[attr-defined]  # the list made below
+                last.replies += 1
+                return end
+        events.append(Publish(row.name, topic, [body], 1, defer_ms, partition, front, producer_id, sequence))
         return end
 
-    def _mpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 2:
-            raise _Refused("E_INVALID", "MPUB insufficient number of parameters")
-        if parameters[1] != self._topic[0] and not is_valid_name(_shown(parameters[1])):
-            # nsqd says the code twice here, and clients that compare texts know it so
-            raise _Refused("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {go_quote(parameters[1])} is not valid")
-        topic = self.topic_name("MPUB", parameters[1])
-        bodies, end = self.several_bodies(data, start, at, "MPUB", topic)
-        events.append(Publish("MPUB", topic, bodies, 1, 0, self.partition_word(parameters, 2)))
+    def _messages(
+        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
+    ) -> int:
+        """A publish of several messages."""
+        front = row.body.front
+        topic, partition, defer_ms, producer_id, sequence = values
+        bodies, end = self.several_bodies(data, start, at, row.name, topic, front.most)
+        if front is not PLAIN:
+            front.check_all(row.name, bodies, self.limits.max_msg_size)
+        if sequence > PRODUCER_SEQUENCE_MAX - len(bodies) + 1:
+            raise FirstSequence.refusal(row.name, b"%d" % sequence)
+        events.append(Publish(row.name, topic, bodies, 1, defer_ms, partition, front, producer_id, sequence))
         return end
 
     def several_bodies(
@@ -777,55 +769,24 @@ class ServerConnection:
         assert split is not None  # the walk has been there
         return split
 
-    def _dpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 3:
-            raise _Refused("E_INVALID", "DPUB insufficient number of parameters")
-        topic = self.topic_name("DPUB", parameters[1])
-        defer_ms = self._defer_ms("DPUB", parameters[2])
-        body, end = self.message_body(data, start, at, "DPUB")
-        events.append(Publish("DPUB", topic, [body], 1, defer_ms, self.partition_word(parameters, 3)))
+    def _identify(
+        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
+    ) -> int:
+        body, end = self._body(data, start, at, "IDENTIFY")
+        events.append(Identify(body))
+        self._paused = True
         return end
 
-    def _defer_ms(self, command: str, text: bytes) -> int:
-        defer_ms = _number(text)
-        if defer_ms is None:
-            raise _Refused("E_INVALID", f"{command} could not parse timeout {_shown(text)}")
-        if defer_ms > self.limits.max_req_timeout_ms:
-            raise _Refused("E_INVALID", f"{command} timeout {defer_ms} out of range 0-{self.limits.max_req_timeout_ms}")
-        return defer_ms
-
-    def _mdpub(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 3:
-            raise _Refused("E_INVALID", "MDPUB insufficient number of parameters")
-        topic = self.topic_name("MDPUB", parameters[1])
-        defer_ms = self._defer_ms("MDPUB", parameters[2])
-        bodies, end = self.several_bodies(data, start, at, "MDPUB", topic)
-        events.append(Publish("MDPUB", topic, bodies, 1, defer_ms, self.partition_word(parameters, 3)))
+    def _auth(
+        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
+    ) -> int:
+        secret, end = self._body(data, start, at, "AUTH")
+        events.append(Auth(secret))
+        self._paused = True
         return end
 
-    def _rdy(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if self.state == CLOSING:
-            return at
-        self._require("RDY", SUBSCRIBED)
-        text = parameters[1] if len(parameters) > 1 else b"1"
-        count = _number(text)
-        if count is None:
-            raise _Refused("E_INVALID", f"RDY could not parse count {_shown(text)}")
-        if count > self.limits.max_rdy_count:
-            raise _Refused("E_INVALID", f"RDY count {count} out of range 0-{self.limits.max_rdy_count}")
-        events.append(Ready(count))
-        return at
-
-    def _message_id(self, command: str, parameters: list[bytes], wanted: int) -> bytes:
-        self._require(command, SUBSCRIBED, CLOSING)
-        if len(parameters) < wanted:
-            raise _Refused("E_INVALID", f"{command} insufficient number of params")
-        if len(parameters[1]) != MESSAGE_ID_SIZE:
-            raise _Refused("E_INVALID", "invalid message ID")
-        return parameters[1]
-
-    def _fin(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        message_id = self._message_id("FIN", parameters, 2)
+    def _fin(self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]) -> int:
+        (message_id,) = values
         if self.raw_ids:
             events.append(FinishRun((int.from_bytes(message_id[:8], "big"),)))
             return at
@@ -833,92 +794,87 @@ class ServerConnection:
         events.append(Finish(message_id) if ids is None else FinishRun(ids))
         return at
 
-    def _req(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        message_id = self._message_id("REQ", parameters, 3)
-        timeout_ms = _number(parameters[2])
-        if timeout_ms is None:
-            raise _Refused("E_INVALID", f"REQ could not parse timeout {_shown(parameters[2])}")
-        events.append(Requeue(message_id, timeout_ms))
-        return at
-
-    def _touch(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        events.append(Touch(self._message_id("TOUCH", parameters, 2)))
-        return at
-
-    def _cls(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        self._require("CLS", SUBSCRIBED)
-        self.state = CLOSING
-        events.append(Close())
-        return at
-
-    def _nop(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        events.append(Nop())
-        return at
-
-    def _offsets(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 2:
-            raise _Refused("E_INVALID", "OFFSETS insufficient number of parameters")
-        topic = self.topic_name("OFFSETS", parameters[1])
-        timestamp_ns = None
-        if len(parameters) > 2:
-            timestamp_ns = _number(parameters[2])
-            if timestamp_ns is None:
-                raise _Refused("E_INVALID", f"OFFSETS could not parse timestamp {_shown(parameters[2])}")
-        events.append(Offsets(topic, timestamp_ns))
-        return at
-
-    def _fetch(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 3:
-            raise _Refused("E_INVALID", "FETCH insufficient number of parameters")
-        topic = self.topic_name("FETCH", parameters[1])
-        partition = _number(parameters[2])
-        if partition is None:
-            raise _Refused("E_INVALID", f"FETCH could not parse partition {_shown(parameters[2])}")
+    def _fetch(
+        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
+    ) -> int:
         end = at + FETCH_BODY.size
         if len(data) < end:
             raise _Incomplete(end - start)
-        events.append(Fetch(topic, partition, *FETCH_BODY.unpack_from(data, at)))
+        events.append(Fetch(*values, *FETCH_BODY.unpack_from(data, at)))
         return end
 
-    def _cursor(self, data: bytes, start: int, at: int, parameters: list[bytes], events: list[Event]) -> int:
-        if len(parameters) < 5:
-            raise _Refused("E_INVALID", "CURSOR insufficient number of parameters")
-        topic = self.topic_name("CURSOR", parameters[1])
-        channel = _shown(parameters[2])
-        if not is_valid_name(channel):
-            raise _Refused("E_BAD_CHANNEL", f"CURSOR channel name {go_quote(parameters[2])} is not valid")
-        partition = _number(parameters[3])
-        special = {b"-1": -1, b"-2": -2}.get(parameters[4])
-        sequence = _number(parameters[4]) if special is None else special
-        if partition is None or sequence is None:
-            raise _Refused("E_INVALID", f"CURSOR could not parse {_shown(b' '.join(parameters[3:5]))}")
-        events.append(Cursor(topic, channel, partition, sequence))
+
+_Take = Callable[[ServerConnection, Command, tuple[Any, ...], bytes, int, int, list[Event]], int]
+
+
+class _Line(NamedTuple):
+    """A line that has been read: its command, what takes the body, and the values of its words."""
+
+    row: Command
+    take: _Take
+    values: tuple[Any, ...]
+
+
+def _ignore(
+    _connection: ServerConnection, _row: Command, _values: tuple[Any, ...], _data: bytes, _start: int, at: int,
+    _events: list[Event],
+) -> int:  # fmt: skip
+    return at
+
+
+def _event(make: Callable[..., Event]) -> _Take:
+    """What takes a command that is its line alone."""
+
+    def take(
+        _connection: ServerConnection, _row: Command, values: tuple[Any, ...], _data: bytes, _start: int, at: int,
+        events: list[Event],
+    ) -> int:  # fmt: skip
+        events.append(make(*values))
         return at
 
+    return take
 
+
+def _subscribe(command: str) -> _Take:
+    def make(topic: str, channel: str, partition: int | None, start: str | None = None) -> Subscribe:
+        return Subscribe(topic, channel, partition, command, start)
+
+    return _event(make)
+
+
+class _Route(NamedTuple):
+    """How a command is parsed in one state: its row, what takes the body, and what reads its words, if they vary."""
+
+    row: Command
+    take: _Take
+    read: Callable[[ServerConnection, list[bytes]], tuple[Any, ...]] | None
+
+
+def _routes(state: str) -> Iterator[tuple[bytes, _Route]]:
+    for row in COMMANDS.values():
+        take = _PUBLISHES.get(row.body.kind) or _OTHERS[row.name]
+        if state == row.ignored_in:
+            yield row.name.encode(), _Route(row, _ignore, lambda _connection, _words: ())
+        elif state in row.states:
+            yield row.name.encode(), _Route(row, take, None if row.is_constant else reader_of(row))
+
+
+_PUB = COMMANDS["PUB"]
 _ID_COMMANDS = (b"FIN ", b"REQ ", b"TOUCH ")
-
-
-_PARSERS = {
-    b"IDENTIFY": ServerConnection._identify,
-    b"AUTH": ServerConnection._auth,
-    b"SUB": ServerConnection._sub,
-    b"SUB_ORDER": ServerConnection._sub,
-    b"SUB_ORDERED": ServerConnection._sub,
-    b"SUB_ADVANCED": ServerConnection._sub,
-    b"PUB": ServerConnection._pub,
-    b"MPUB": ServerConnection._mpub,
-    b"DPUB": ServerConnection._dpub,
-    b"MDPUB": ServerConnection._mdpub,
-    b"RDY": ServerConnection._rdy,
-    b"FIN": ServerConnection._fin,
-    b"REQ": ServerConnection._req,
-    b"TOUCH": ServerConnection._touch,
-    b"CLS": ServerConnection._cls,
-    b"NOP": ServerConnection._nop,
-    b"OFFSETS": ServerConnection._offsets,
-    b"FETCH": ServerConnection._fetch,
-    b"CURSOR": ServerConnection._cursor,
-    **server_extended.PARSERS,
-    **server_once.PARSERS,
+_PUBLISHES = {Kind.MESSAGE: ServerConnection._message, Kind.MESSAGES: ServerConnection._messages}
+_OTHERS: dict[str, _Take] = {
+    "IDENTIFY": ServerConnection._identify,
+    "AUTH": ServerConnection._auth,
+    **{name: _subscribe(name) for name in ("SUB", "SUB_ORDER", "SUB_ORDERED", "SUB_ADVANCED")},
+    "RDY": _event(Ready),
+    "FIN": ServerConnection._fin,
+    "REQ": _event(Requeue),
+    "TOUCH": _event(Touch),
+    "CLS": _event(Close),
+    "NOP": _event(Nop),
+    "OFFSETS": _event(Offsets),
+    "FETCH": ServerConnection._fetch,
+    "CURSOR": _event(Cursor),
 }
+_NAMES = {name.encode() for name in COMMANDS}
+_ROUTES = {state: dict(_routes(state)) for state in (INIT, SUBSCRIBED, CLOSING)}

@@ -31,7 +31,9 @@ def numbered(producer: str, first: int, count: int = 1) -> list[bytes]:
 
 
 def send(partition: Partition, producer: str, first: int, count: int = 1) -> Any:
-    return partition.publish_once(producer.encode(), first, numbered(producer, first, count))
+    """What ends when the messages are stored; None when they are."""
+    group = partition.publish_once(producer.encode(), first, numbered(producer, first, count))
+    return None if group.ended and group.error is None else group
 
 
 def write(partition: Partition) -> list[PublishGroup]:

@@ -271,7 +271,7 @@ class Session(asyncio.Protocol):
             self._auth(event)
         elif isinstance(event, wire.Subscribe):
             self._subscribe(event)
-        elif isinstance(event, wire.Publish | wire.PublishOnce):
+        elif isinstance(event, wire.Publish):
             self._publish(event)
         elif isinstance(event, wire.Ready):
             self.rdy_count = event.count
@@ -363,8 +363,8 @@ class Session(asyncio.Protocol):
         assert self._transport is not None
         self._transport.close()
 
-    def _publish(self, event: wire.Publish | wire.PublishOnce) -> None:
-        if isinstance(event, wire.PublishOnce):
+    def _publish(self, event: wire.Publish) -> None:
+        if event.producer_id is not None:
             self.fake.onces.append((event.producer_id, event.sequence, len(event.bodies)))
         if event.command == "PUB":
             for body in event.bodies:

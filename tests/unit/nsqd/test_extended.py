@@ -11,13 +11,15 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.errors import RemoteProtocolError, StorageError
 from flintmq.message import LOCATION, body_position, headers_of, hex_id
-from flintmq.nsqd.extended import check_support, layout_of, partition_of, stored_form, trace_id_bytes, trace_of
-from flintmq.nsqd.slots import Slot, StoredSlot
+from flintmq.nsqd.extended import check_support, layout_of, stored_form, trace_id_bytes, trace_of
+from flintmq.nsqd.partitions import to_publish
+from flintmq.nsqd.pending_reply import PendingReply, Place
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
+from flintmq.wire.commands import COMMANDS
 from flintmq.wire.extended import parse_stored
 from flintmq.wire.frames import OK_FRAME
-from flintmq.wire.server import PublishExtended, Subscribe
+from flintmq.wire.server import Publish, Subscribe
 
 PARTED = TopicMeta(partition_num=1)
 HEADERED = TopicMeta(partition_num=1, extend_support=True)
@@ -33,6 +35,10 @@ HEADERS = st.one_of(
 
 def headed(headers, body):
     return len(headers).to_bytes(2, "big") + headers + body
+
+
+def publish(command, bodies):
+    return Publish(command, "t", bodies, 1, front=COMMANDS[command].body.front)
 
 
 def topic(meta=HEADERED, name="t"):
@@ -52,7 +58,7 @@ def frames(form, meta):
 @given(st.lists(st.tuples(HEADERS, st.binary(min_size=1, max_size=20)), min_size=1, max_size=8), st.booleans())
 def test_headers_are_stored_as_they_came(messages, is_partitioned):
     meta = HEADERED if is_partitioned else EXTENDED_PLAIN
-    event = PublishExtended("MPUB_EXT", "t", [headed(*message) for message in messages], 1)
+    event = publish("MPUB_EXT", [headed(*message) for message in messages])
     form = stored_form(event, meta)
     for (headers, body), trace, frame in zip(messages, form.traces, frames(form, meta), strict=True):
         assert headers_of(frame) == ((4, headers) if headers else (0, b""))
@@ -69,7 +75,7 @@ def test_headers_are_stored_as_they_came(messages, is_partitioned):
 def test_trace_ids_are_stored(messages, has_headers):
     meta = HEADERED if has_headers else PARTED
     bodies = [trace_id.to_bytes(8, "big") + body for trace_id, body in messages]
-    form = stored_form(PublishExtended("MPUB_TRACE", "t", bodies, 1), meta)
+    form = stored_form(publish("MPUB_TRACE", bodies), meta)
     for (trace_id, body), trace, frame in zip(messages, form.traces, frames(form, meta), strict=True):
         assert frame[26:34] == trace == trace_id.to_bytes(8, "big")
         assert frame[body_position(frame) if has_headers else 34 :] == body
@@ -113,18 +119,18 @@ def test_trace_ids(value, number):
 )
 def test_which_topics_have_room(command, meta, is_taken):
     topics = {"t": topic(meta)}
-    event = PublishExtended(command, "t", [b""], 1)
+    event = publish(command, [b""])
     if is_taken:
-        assert partition_of(topics, event) is topics["t"].first_partition
+        assert to_publish(topics, event) is topics["t"].first_partition
         return
     with pytest.raises(RemoteProtocolError, match="E_EXT_NOT_SUPPORT") as refused:
-        partition_of(topics, event)
+        to_publish(topics, event)
     assert not refused.value.fatal
 
 
 def test_no_topic_is_created():
     with pytest.raises(RemoteProtocolError, match="E_TOPIC_NOT_EXIST") as refused:
-        partition_of({}, PublishExtended("PUB_EXT", "t", [b""], 1))
+        to_publish({}, publish("PUB_EXT", [b""]))
     assert refused.value.fatal
 
 
@@ -136,6 +142,12 @@ def published(meta, bodies, before=()):
     for body in before:
         partition.publish((body,), 0)
     return partition, partition.publish(bodies, 0, is_stored_form=True)
+
+
+def answer(group, command, traces, bodies):
+    is_several = command.startswith("M")
+    replies = 1 if is_several else len(bodies)
+    return PendingReply(group, command, replies, place=Place(group, traces, bodies, is_several))
 
 
 def answers(slot):
@@ -154,7 +166,7 @@ def test_answers_say_where_messages_are(meta):
     bodies = [front + b"\0" + b"x" * number for number in range(4)]
     partition, group = published(meta, bodies, before=[b"before"] * 2)
     traces = [b"\0\0\0\0\0\0\0\1", None, b"\0\0\0\0\0\0\0\3", b"\xff" * 8]
-    slot = StoredSlot(group, "PUB", traces, bodies)
+    slot = answer(group, "PUB_EXT", traces, bodies)
     partition.publish((b"behind",), 0)
     partition.write_pending(1)
     batch = partition.log.read(1)
@@ -164,15 +176,13 @@ def test_answers_say_where_messages_are(meta):
         where = (number, int.from_bytes(trace or b"", "big"), batch.offset_of(number), size - 4)
         expected.append(None if trace is None else where)
     assert answers(slot) == expected
-    assert slot.stored() == expected[0]
-    several = StoredSlot(group, "MPUB", [], [])
-    assert several.replies == 1
+    assert slot.place.stored() == expected[0]
 
 
 def test_several_have_one_answer():
     bodies = [bytes(8) + b"x" * number for number in range(1, 4)]
     partition, group = published(PARTED, bodies, before=[b"before"])
-    slot = StoredSlot(group, "MPUB", [b"\0" * 8] * 3, bodies)
+    slot = answer(group, "MPUB_TRACE", [b"\0" * 8] * 3, bodies)
     partition.write_pending(1)
     assert answers(slot) == [(2, 0, 34 + 6, 3 * 30 + 6)]
 
@@ -180,7 +190,7 @@ def test_several_have_one_answer():
 def test_of_a_topic_that_was_deleted_nothing_is_said():
     bodies = [bytes(8) + b"x"] * 2
     partition, group = published(PARTED, bodies)
-    slot = StoredSlot(group, "PUB", [b"\0" * 8] * 2, bodies)
+    slot = answer(group, "PUB_TRACE", [b"\0" * 8] * 2, bodies)
     partition.delete()
     assert group.ended
     assert slot.frames() == OK_FRAME * 2
@@ -190,10 +200,10 @@ def test_what_failed_is_answered_by_its_family():
     bodies = [bytes(8) + b"x"]
     _, group = published(PARTED, bodies)
     group.end(StorageError("disk"))
-    slot = StoredSlot(group, "PUB", [b"\0" * 8], bodies)
+    slot = answer(group, "PUB_TRACE", [b"\0" * 8], bodies)
     assert slot.error_frame()[8:] == b"E_PUB_FAILED PUB failed disk"
     assert not slot.is_fatal
-    assert Slot(published(EXTENDED_PLAIN, [b"\0x"])[1], "PUB").is_fatal
+    assert PendingReply(published(EXTENDED_PLAIN, [b"\0x"])[1], "PUB").is_fatal
 
 
 # -- what consumers are sent -------------------------------------------------------------------------------------------
@@ -228,9 +238,7 @@ def test_who_may_subscribe(meta, knows_headers, refusal):
 @pytest.mark.parametrize("knows_headers", [False, True])
 @pytest.mark.parametrize("headers", [b"", b'{"k":"v"}'])
 def test_layouts_of_a_plain_topic_with_headers(is_located, knows_headers, headers):
-    (frame,) = frames(
-        stored_form(PublishExtended("PUB_EXT", "t", [headed(headers, b"body")], 1), EXTENDED_PLAIN), EXTENDED_PLAIN
-    )
+    (frame,) = frames(stored_form(publish("PUB_EXT", [headed(headers, b"body")]), EXTENDED_PLAIN), EXTENDED_PLAIN)
     layout = layout_of(EXTENDED_PLAIN, is_located, knows_headers)
     sent = frame if layout is None else layout(frame, 1234)
     front = (b"\4" + headed(headers, b"") if headers else b"\0") if knows_headers else b""

@@ -12,7 +12,7 @@ from flintmq.wire.client import ClientConnection, Refused, Reply, parse_features
 from flintmq.wire.frames import error_frame, response_frame
 from flintmq.wire.identify import IdentifyRequest, OnceIdentifyRequest, ServerFeatures, negotiate, parse_request
 from flintmq.wire.once import is_producer_id, mpub_once, parse_sequence, pub_once
-from flintmq.wire.server import Publish, PublishOnce, ServerConnection, ServerLimits, Violation
+from flintmq.wire.server import Publish, ServerConnection, ServerLimits, Violation
 
 LIMITS = ServerLimits(max_msg_size=100, max_body_size=400)
 ids = st.text("abcXYZ019._:-", min_size=1, max_size=64)
@@ -37,14 +37,14 @@ def test_what_is_built_is_what_is_read(producer_id, sequence, several, partition
     data = mpub_once("t", partition, producer_id, sequence, several)
     (event,) = parse(data)
     raw_id = producer_id.encode()
-    expected = PublishOnce("MPUB_ONCE", "t", partition, raw_id, sequence, several, 1)
+    expected = Publish("MPUB_ONCE", "t", several, 1, 0, partition, producer_id=raw_id, sequence=sequence)
     assert (*event.bodies,) == (*several,)
     event.bodies = several
     assert event == expected
     (cut,) = parse(data, step)
     assert (cut.sequence, [*cut.bodies], cut.last) == (sequence, several, sequence + len(several) - 1)
     (single,) = parse(pub_once("t", partition, producer_id, sequence, several[0]))
-    assert single == PublishOnce("PUB_ONCE", "t", partition, raw_id, sequence, several[:1], 1)
+    assert single == Publish("PUB_ONCE", "t", several[:1], 1, 0, partition, producer_id=raw_id, sequence=sequence)
 
 
 def test_a_run_is_one_event_as_long_as_it_goes_on():
@@ -57,7 +57,7 @@ def test_a_run_is_one_event_as_long_as_it_goes_on():
     other = pub_once("t", None, "p", 1, b"x") + pub_once("u", None, "p", 2, b"x") + pub_once("u", 0, "p", 3, b"x")
     assert [event.replies for event in parse(other)] == [1, 1, 1]
     plain = pub_once("t", None, "p", 1, b"x") + b"PUB t\n\0\0\0\1a" + pub_once("t", None, "p", 2, b"x")
-    assert [type(event) for event in parse(plain)] == [PublishOnce, Publish, PublishOnce]
+    assert [event.command for event in parse(plain)] == ["PUB_ONCE", "PUB", "PUB_ONCE"]
     many = b"".join(pub_once("t", None, "p", sequence, b"x") for sequence in range(1, 2501))
     assert [event.replies for event in parse(many)] == [512, 512, 512, 512, 452]
 

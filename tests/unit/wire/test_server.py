@@ -339,7 +339,8 @@ def test_no_input_breaks_the_parser(data, state):
 
 
 def test_every_command_of_the_table_is_parsed():
-    assert {name.encode() for name in commands.COMMANDS} == set(wire._PARSERS)
+    found = {(name.decode(), state) for state, routes in wire._ROUTES.items() for name in routes}
+    assert found == {(name, state) for name, row in commands.COMMANDS.items() for state in row.states}
     assert json.dumps(sorted(commands.COMMANDS))
 
 

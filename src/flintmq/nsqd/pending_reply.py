@@ -1,7 +1,7 @@
 """Answers that a connection owes and cannot give yet.
 
-Rules of this file: a slot stands for the answers to one command, or to a run of them; it is asked for its frames once
-what it waits for has ended.
+Rules of this file: one reply stands for the answers to one command, or to a run of them; it is asked for its frames
+once what it waits for has ended. What an answer says beyond OK is its :class:`Place`.
 
 Source: reference/youzan.md 1.3 (the answer to a traced publish), design/performance.md decision 2.
 """
@@ -11,75 +11,94 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, count, repeat
 from struct import Struct
-from typing import Any
 
-from flintmq.broker.partition import PublishGroup
+from flintmq.broker.partition import Ended, PublishGroup
+from flintmq.broker.producers import SequenceGap
 from flintmq.message import FRAME_OVERHEAD_BYTES, SIZE_FIELD_BYTES, TRACE_ID_SIZE, internal_id
+from flintmq.wire.commands import COMMANDS
 from flintmq.wire.extended import Stored, stored_reply
 from flintmq.wire.frames import OK_FRAME, RESPONSE, error_frame, response_frame
 
 NO_TRACE = bytes(TRACE_ID_SIZE)
+GAP_CODE = "E_SEQUENCE_GAP"
 _STORED_FRAME = Struct(">II2sQ8sQI")
 _STORED_SIZE = _STORED_FRAME.size - SIZE_FIELD_BYTES
 
 
-class Slot:
+class PendingReply:
     """An answer that waits for something to end.
 
     Attributes:
-        source: what is waited for; has ``ended`` and ``error``.
+        source: what is waited for.
         command: what is to be answered.
         replies: how many answers it stands for.
         on_stored: called when it ended well.
+        place: says where messages are stored; None where OK says all.
     """
 
-    __slots__ = ("command", "on_stored", "replies", "source")
+    __slots__ = ("command", "on_stored", "place", "replies", "source")
 
     def __init__(
-        self, source: Any, command: str, replies: int = 1, on_stored: Callable[[], object] | None = None
+        self,
+        source: Ended,
+        command: str,
+        replies: int = 1,
+        on_stored: Callable[[], object] | None = None,
+        place: Place | None = None,
     ) -> None:
         self.source = source
         self.command = command
         self.replies = replies
         self.on_stored = on_stored
+        self.place = place
+
+    @property
+    def code(self) -> str:
+        """The code of the error when it failed."""
+        return GAP_CODE if isinstance(self.source.error, SequenceGap) else COMMANDS[self.command].failure
 
     @property
     def is_fatal(self) -> bool:
         """Whether the connection is closed when it failed; not by publishes to a topic with partitions."""
-        return not (isinstance(self.source, PublishGroup) and self.source.partition.meta.is_partitioned)
+        is_kept = isinstance(self.source, PublishGroup) and self.source.partition.meta.is_partitioned
+        return not is_kept and COMMANDS[self.command].closes(self.code)
+
+    def note_publisher(self, client: str) -> None:
+        """Tell who traces messages where those come from that joined their group last."""
+        group = self.source
+        if isinstance(group, PublishGroup) and group.partition.events is not None and not group.ended:
+            group.partition.events.publisher(group, client)
 
     def frames(self) -> bytes:
         """The answers when it ended well."""
-        return OK_FRAME if self.replies == 1 else OK_FRAME * self.replies
+        found = None if self.place is None else self.place.frames()
+        return OK_FRAME * self.replies if found is None else found
 
     def error_frame(self) -> bytes:
         """The answer when it failed."""
-        code = "E_SUB_FAILED" if self.command == "CURSOR" else f"E_{self.command}_FAILED"
-        return error_frame(code, f"{self.command} failed {self.source.error}")
+        error = self.source.error
+        if isinstance(error, SequenceGap):
+            return error_frame(GAP_CODE, f"{self.command} {error}")
+        return error_frame(self.code, f"{COMMANDS[self.command].family} failed {error}")
 
 
-class StoredSlot(Slot):
-    """Answers that say where messages are stored; to be made behind the publish.
+class Place:
+    """Where messages are stored; to be made behind the publish.
 
     Args:
         group: that the messages are the last of.
         traces: the trace id of each message; None for one that is answered with OK alone.
-        command: ``PUB``; ``MPUB`` when one answer stands for all.
         bodies: as they are stored.
+        is_several: one answer stands for all.
     """
 
-    __slots__ = ("_first_bytes", "_first_index", "_is_as_published", "_is_several", "_sizes", "_traces")
+    __slots__ = ("_first_bytes", "_first_index", "_group", "_is_as_published", "_is_several", "_sizes", "_traces")
 
     def __init__(
-        self,
-        group: PublishGroup,
-        command: str,
-        traces: Sequence[bytes | None],
-        bodies: Sequence[bytes],
+        self, group: PublishGroup, traces: Sequence[bytes | None], bodies: Sequence[bytes], is_several: bool
     ) -> None:
-        is_several = command == "MPUB"
-        super().__init__(group, command, 1 if is_several else len(bodies))
         overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if group.partition.meta.is_partitioned else 0)
+        self._group = group
         self._sizes = [len(body) + overhead for body in bodies]
         self._first_index = group.message_count - len(bodies)
         self._first_bytes = group.frame_bytes - sum(self._sizes)
@@ -94,7 +113,7 @@ class StoredSlot(Slot):
 
     def stored(self) -> Stored | None:
         """Where the first message is; None when its topic was deleted before it was written."""
-        group: PublishGroup = self.source
+        group = self._group
         if group.first_sequence < 0:
             return None
         if self._is_as_published and group.longer_from < group.message_count:
@@ -113,10 +132,11 @@ class StoredSlot(Slot):
             sum(sizes) - SIZE_FIELD_BYTES * len(sizes),
         )
 
-    def frames(self) -> bytes:
+    def frames(self) -> bytes | None:
+        """The answers; None where they are all OK alone."""
         first = self.stored()
         if first is None:
-            return super().frames()
+            return None
         if self._is_several:
             return response_frame(stored_reply(first._replace(raw_size=min(first.raw_size, 2**32 - 1))))
         traces = self._traces

@@ -1,0 +1,74 @@
+"""Publishing: where a publish goes, what is stored of it, and what it is answered with once it is.
+
+Every publish comes this way, over TCP and over HTTP: plain, with a delay, with trace ids or headers, or of a producer
+that counts its messages.
+
+Rules of this file: the order of the checks is the one that clients know, see :meth:`Publishing.publish`; what is
+refused is a :class:`FlintError` that says whether the connection is closed; a duplicate of a producer that counts is
+answered although this nsqd takes nothing new any more, and nothing of such a producer closes a connection that could go
+on, because the publishes behind it are only told that they came too early.
+
+Source: reference/nsq.md 1.4, reference/youzan.md 1.3, design/reliability.md R13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flintmq.broker.bounds import TopicFull
+from flintmq.broker.topic import Topic
+from flintmq.nsqd import extended, partitions
+from flintmq.nsqd.drain import Drain
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.pending_reply import PendingReply, Place
+from flintmq.wire.bodies import HEADED, Kind
+from flintmq.wire.commands import COMMANDS
+from flintmq.wire.server import Publish
+
+
+class Publishing:
+    """Takes what is published to one nsqd.
+
+    Args:
+        wanted_topic: the topic of a command and a name, created unless topics are not made so.
+    """
+
+    def __init__(self, engine: Engine, drain: Drain, wanted_topic: Callable[[str, str], Topic]) -> None:
+        self._engine = engine
+        self._drain = drain
+        self._wanted_topic = wanted_topic
+
+    def publish(self, event: Publish) -> PendingReply:
+        """Take messages; they are written at the end of the turn. What is returned ends when they are stored.
+
+        Raises:
+            Draining: this nsqd is about to shut down.
+            RemoteProtocolError: there is no such partition here, or it takes no messages; trace ids or headers cannot
+                be stored; TopicFull: no more of them.
+            SequenceGap: a producer left out a sequence.
+        """
+        broker, drain = self._engine.broker, self._drain
+        command, name = event.command, event.topic
+        producer = None if event.producer_id is None else (event.producer_id, event.sequence)
+        if drain.is_on and producer is None:
+            drain.check(command, name, broker.topics)
+        found = partitions.to_publish(broker.topics, event)
+        if drain.is_on and not (producer and found and found.has_published(producer[0], event.last)):
+            drain.check(command, name, broker.topics)
+        bodies, form = event.bodies, None
+        if event.front and found is not None:
+            form = extended.stored_form(event, found.meta)
+            bodies = form.bodies
+        due_ns = self._engine.due_clock_ns() + event.defer_ms * 1_000_000 if event.defer_ms else 0
+        partition = found or self._wanted_topic(command, name).first_partition
+        try:
+            group = broker.publish_to(partition, bodies, due_ns, form is not None, producer)
+        except TopicFull as full:
+            row = COMMANDS[command]
+            raise TopicFull(full.detail, full.fatal and row.closes(row.failure), row.family) from None
+        reply = PendingReply(group, command, event.replies)
+        if form is not None:
+            is_several = COMMANDS[command].body.kind is Kind.MESSAGES
+            if not (is_several and event.front is HEADED):  # which is answered with OK alone
+                reply.place = Place(group, form.traces, form.bodies, is_several)
+        return reply
