@@ -2,7 +2,8 @@
 
 ::
 
-    budget  6/16 unwritten output | 2/16 ephemeral topics | 2/16 publishes of a turn | 3/16 caches | 3/16 deferred
+    budget  6/16 unwritten output | 2/16 ephemeral topics | 2/16 publishes of a turn | 2/16 bodies not complete
+            2/16 caches | 2/16 deferred
 
 Output that a peer does not read is what one client can make grow at the expense of others, so it has rules of its own:
 
@@ -15,15 +16,29 @@ Output that a peer does not read is what one client can make grow at the expense
 
 While somebody waits who shows that it reads, connections that do not are closed in the end, those that hold most first.
 
+What clients have sent of bodies that are not complete is the other thing that each can make grow:
+
+- up to its share everybody is read, those that have published nothing on their connection up to half of it;
+- beyond that, who has sent a part of a body is read no more, and goes on in the order of coming as others end; one of
+  each kind always goes on, so that a body larger than the share comes through. A part is what a read of a socket gives;
+- where all these parts are more than this share and that of publishes together, connections are refused with an error,
+  those with the largest part first, and a part of who has published before counts a quarter. So who sends whole
+  messages, or nearly, goes on whatever there is.
+
+While somebody is not read for it, those are refused in the end that could go on and do not; and when whoever is first
+in line has not come to its turn for as long, too little moves, and those with the largest parts are refused.
+
 Rules of this file: it counts and decides nothing about time; a counted byte is taken back by who counted it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 NO_LIMIT_BYTES = 1 << 62
 COUNTED_BYTES = 512  # written at once; less is counted with the next that is more, or when the peer does not read
+READ_BYTES = 256 * 1024  # that a read of a socket gives at most
 
 
 class Holder(Protocol):
@@ -42,6 +57,35 @@ class Holder(Protocol):
 
     def abort(self) -> None:
         """Close at once."""
+
+
+class Sender(Protocol):
+    """A connection that has sent a part of a body.
+
+    Attributes:
+        peer: who is at the other end, for the log.
+        input_meter: counts the part.
+    """
+
+    peer: str
+    input_meter: InputMeter
+
+    @property
+    def has_published(self) -> bool:
+        """Whether a body has come through on it before."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nothing but bytes of the peer is missing for it to go on."""
+
+    def pause_input(self) -> None:
+        """Read no more."""
+
+    def resume_input(self) -> None:
+        """Read again."""
+
+    def refuse_input(self, reason: str) -> None:
+        """Answer with an error that says ``reason``, forget the part, and close."""
 
 
 class Reader(Protocol):
@@ -75,12 +119,24 @@ class Budget:
         to_ask: those of them that have not been asked yet whether they do.
         newcomers: connections that have answered, and wait until there is room for them.
         waiting: channels that would deliver if there were memory.
+        receiving_bytes: of bodies that are not complete, of all connections.
+        receiving_short_bytes: half of their share; beyond it those that have sent a part are not read unless they have
+            published before.
+        receiving_max_bytes: all of it; beyond it they are not either.
+        receiving_full_bytes: beyond it connections are refused.
+        senders: connections with counted parts.
+        paused: those of them that are not read, in the order of their coming, by whether they have published before.
+        favoured: one of each of these two that goes on although the share is used up.
+        refused_count: connections refused because of what they had sent of a body.
+        on_receiving: told that something came while those that have sent a part are not read.
         closed_count: connections closed because they did not read while memory was short.
     """
 
     __slots__ = ("caches_max_bytes", "closed_count", "deferred_max_bytes", "ephemeral_bytes", "ephemeral_max_bytes",
-                 "held_back", "holders", "limit_bytes", "newcomers", "newcomers_max_bytes", "output_bytes",
-                 "output_max_bytes", "output_short_bytes", "publishing_max_bytes", "to_ask", "waiting")  # fmt: skip
+                 "favoured", "held_back", "holders", "limit_bytes", "newcomers", "newcomers_max_bytes", "on_receiving",
+                 "output_bytes", "output_max_bytes", "output_short_bytes", "paused", "publishing_max_bytes",
+                 "receiving_bytes", "receiving_full_bytes", "receiving_max_bytes", "receiving_short_bytes",
+                 "refused_count", "senders", "to_ask", "waiting")  # fmt: skip
 
     def __init__(self, limit_bytes: int = NO_LIMIT_BYTES) -> None:
         part = limit_bytes // 16
@@ -90,9 +146,18 @@ class Budget:
         self.newcomers_max_bytes = 5 * part
         self.ephemeral_max_bytes = 2 * part
         self.publishing_max_bytes = 2 * part
-        self.caches_max_bytes = 3 * part
-        self.deferred_max_bytes = 3 * part
+        self.receiving_max_bytes = 2 * part
+        self.receiving_short_bytes = part
+        self.receiving_full_bytes = self.receiving_max_bytes + self.publishing_max_bytes
+        self.caches_max_bytes = 2 * part
+        self.deferred_max_bytes = 2 * part
         self.output_bytes = 0
+        self.receiving_bytes = 0
+        self.refused_count = 0
+        self.senders: dict[Sender, None] = {}
+        self.paused: dict[bool, dict[Sender, None]] = {True: {}, False: {}}
+        self.favoured: dict[bool, Sender | None] = {True: None, False: None}
+        self.on_receiving: Callable[[], None] = lambda: None
         self.ephemeral_bytes = 0
         self.closed_count = 0
         self.holders: dict[Holder, None] = {}
@@ -135,6 +200,48 @@ class Budget:
         self.to_ask.pop(owner, None)
         self.newcomers.pop(owner, None)
 
+    def has_paused_for(self, seconds: float, now_s: float) -> bool:
+        """Whether somebody who is first in line has not been read for so long."""
+        first = [next(iter(line)) for line in self.paused.values() if line]
+        return any(each.input_meter.paused_for_s(now_s) >= seconds for each in first)
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether there are connections that are not read."""
+        return bool(self.paused[True] or self.paused[False])
+
+    def resume_senders(self) -> None:
+        """Read on those for which there is room, and one in any case."""
+        for has_published, line in self.paused.items():
+            limit_bytes = self.receiving_max_bytes if has_published else self.receiving_short_bytes
+            count = (limit_bytes - self.receiving_bytes + READ_BYTES - 1) // READ_BYTES  # each may send so much at once
+            while line and count > 0:
+                self._resume(next(iter(line)))
+                count -= 1
+            if line and self.favoured[has_published] is None:
+                sender = self.favoured[has_published] = next(iter(line))
+                sender.input_meter.favoured_as = has_published
+                self._resume(sender)
+
+    def _resume(self, sender: Sender) -> None:
+        sender.input_meter.go_on()
+        sender.resume_input()
+
+    def excess_senders(self) -> list[Sender]:
+        """Those that are to be refused because all parts together are too much."""
+        if self.receiving_bytes <= self.receiving_full_bytes:
+            return []
+        found = []
+        left_bytes = self.receiving_bytes
+        senders = [each for each in self.senders if each.input_meter.favoured_as is None]
+        senders.sort(key=lambda each: each.input_meter.held_bytes * (1 if each.has_published else 4), reverse=True)
+        for sender in senders:
+            if left_bytes <= self.receiving_full_bytes * 7 // 8:  # less, so that it need not be done for each
+                break
+            left_bytes -= sender.input_meter.held_bytes
+            found.append(sender)
+        return found
+
     def ephemeral_room(self, used_bytes: int) -> int:
         """How much a log of an ephemeral topic may grow now.
 
@@ -144,6 +251,103 @@ class Budget:
             used_bytes: what it holds.
         """
         return max(0, (self.ephemeral_max_bytes - self.ephemeral_bytes - used_bytes) // 2)
+
+
+class InputMeter:
+    """Counts in a budget what one connection has sent of a body that is not complete.
+
+    Attributes:
+        held_bytes: counted for it now.
+        is_paused: whether it is not read because of that.
+        favoured_as: where it is the one that goes on in any case; None when it is not.
+    """
+
+    __slots__ = ("_budget", "_has_moved", "_moved_s", "_owner", "_paused_s", "_since_s", "favoured_as", "held_bytes",
+                 "is_paused")  # fmt: skip
+
+    def __init__(self, budget: Budget, owner: Sender) -> None:
+        self.held_bytes = 0
+        self.is_paused = False
+        self.favoured_as: bool | None = None
+        self._budget = budget
+        self._owner = owner
+        self._has_moved = False
+        self._moved_s: float | None = None
+        self._since_s: float | None = None
+        self._paused_s: float | None = None
+
+    def hold(self, held_bytes: int) -> None:
+        """Count what there is behind a read; the connection may be paused, and others refused."""
+        budget, owner, before_bytes = self._budget, self._owner, self.held_bytes
+        if held_bytes < COUNTED_BYTES:
+            held_bytes = 0
+        budget.receiving_bytes += held_bytes - before_bytes
+        self.held_bytes = held_bytes
+        self._has_moved = True
+        if not held_bytes:
+            budget.senders.pop(owner, None)
+        elif not before_bytes:
+            budget.senders[owner] = None
+        if held_bytes < before_bytes:  # a body is complete
+            self._since_s = None
+            self._end_favour()
+            if budget.has_paused:
+                budget.resume_senders()
+        if not held_bytes or budget.receiving_bytes <= budget.receiving_short_bytes or self.favoured_as is not None:
+            return
+        has_published = owner.has_published
+        if has_published and budget.receiving_bytes <= budget.receiving_max_bytes:
+            return
+        if not self.is_paused:
+            self.is_paused = True
+            budget.paused[has_published][owner] = None
+            owner.pause_input()
+        budget.on_receiving()
+
+    def go_on(self) -> None:
+        """It is read again."""
+        self.is_paused = False
+        self._paused_s = None
+        self._has_moved = True
+        for line in self._budget.paused.values():
+            line.pop(self._owner, None)
+
+    def look(self, now_s: float) -> None:
+        """Note whether anything has come since the last look."""
+        if self._has_moved or self._moved_s is None:
+            self._has_moved = False
+            self._moved_s = now_s
+        if self._since_s is None:
+            self._since_s = now_s
+        if self._paused_s is None and self.is_paused:
+            self._paused_s = now_s
+
+    def stalled_for_s(self, now_s: float) -> float:
+        """For how long nothing has come although it is read; 0 while it is not."""
+        return 0.0 if self.is_paused or self._moved_s is None else now_s - self._moved_s
+
+    def paused_for_s(self, now_s: float) -> float:
+        """For how long it has not been read, of the looks that there were."""
+        return 0.0 if self._paused_s is None else now_s - self._paused_s
+
+    def open_for_s(self, now_s: float) -> float:
+        """For how long, of the looks that there were, one body has not become complete."""
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
+    def unmark(self) -> None:
+        """Begin to watch whether anything comes."""
+        self._moved_s = self._since_s = self._paused_s = None
+
+    def close(self) -> None:
+        """The connection is gone, or has forgotten what it was sent."""
+        self.go_on()
+        self._end_favour()
+        self.hold(0)
+
+    def _end_favour(self) -> None:
+        if self.favoured_as is not None:
+            self._budget.favoured[self.favoured_as] = None
+            self.favoured_as = None
 
 
 class OutputMeter:

@@ -9,7 +9,7 @@ import socket
 from functools import partial
 
 import pytest
-from tests.integration.daemons import Connection, Daemons, Nsqd, pub, wait_until
+from tests.integration.daemons import ERROR, RESPONSE, Closed, Connection, Daemons, Nsqd, mpub, pub, wait_until
 from tests.integration.upgraded import Deflate
 
 MEBIBYTE = 1024 * 1024
@@ -189,3 +189,89 @@ def test_a_budget_that_is_too_small_is_refused(daemons: Daemons):
     assert nsqd.wait() != 0
     assert "memory" in nsqd.log
     assert "67108864" in nsqd.log
+
+
+def begun(nsqd: Nsqd, kind: str) -> bytes:
+    """A publish of 1 MB that lacks its last byte."""
+    if kind == "HTTP":
+        return b"POST /pub?topic=slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY[:-1]
+    return b"  V2" + (mpub("slow", [BODY]) if kind == "MPUB" else pub("slow", BODY))[:-1]
+
+
+def publish_large(nsqd: Nsqd) -> None:
+    """Publish 1 MB on a connection of its own, again when it is refused."""
+    for _ in range(20):
+        with nsqd.connect() as connection:
+            try:
+                connection.send(pub("t", BODY))
+                frame = connection.frame(60.0)
+            except (ConnectionError, Closed):
+                continue
+            if frame == (RESPONSE, b"OK"):
+                return
+            assert frame.data.startswith(b"E_PUB_TOO_MUCH_WAITING"), frame
+    raise AssertionError("it was refused each time")
+
+
+@pytest.mark.parametrize("kind", ["PUB", "MPUB", "HTTP"])
+def test_bodies_that_are_not_complete_use_no_more_than_the_budget(small: Nsqd, kind: str):
+    """200 connections send 1 MB but for a byte and stop: memory is bounded, who publishes whole messages goes on."""
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(small.connect())
+        publisher.ok(pub("t", b"before"))
+        before = peak = small.resident_bytes()
+        data, address = memoryview(begun(small, kind)), small.http if kind == "HTTP" else small.tcp
+        left = {stack.enter_context(socket.create_connection(address)): data for _ in range(200)}
+        for each in left:
+            each.setblocking(False)
+        most = 0
+        for _ in range(100):
+            for each, rest in list(left.items()):
+                with contextlib.suppress(BlockingIOError):
+                    try:
+                        left[each] = rest[each.send(rest) :]
+                    except ConnectionError:
+                        del left[each]
+            publisher.ok(pub("t", b"meanwhile"))
+            with small.connect() as new:
+                new.ok(pub("t", b"and on a connection of its own"))
+            peak = max(peak, small.resident_bytes())
+            most = max(most, used(small, "receiving"))
+        publisher.ok(pub("t", BODY))  # and so does one that has published before, whatever it sends now
+        publish_large(small)
+        assert most <= BUDGET_BYTES * 4 // 16 + len(BODY)
+        assert most > BUDGET_BYTES // 16, "the test fills it"
+        assert peak - before < BUDGET_BYTES
+
+
+def test_who_is_refused_for_the_memory_is_told(small: Nsqd):
+    """One sends a part of a body and stops while others wait: it gets an error that says what to do."""
+    share = BUDGET_BYTES * 2 // 16
+    body = bytes(1024 * 1024)
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(small.connect()) for _ in range(4)]
+        for each in stalled:
+            each.send(pub("t", body)[:-1])
+        over_http = stack.enter_context(socket.create_connection(small.http, 60.0))
+        over_http.sendall(
+            b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:-1]
+        )
+        wait_until(lambda: used(small, "receiving") > share // 2, "memory for newcomers is used up")
+        waits = stack.enter_context(small.connect())
+        waits.send(pub("t", BODY))
+        assert waits.response(60.0) == b"OK"
+        kind, data = next(filter(None, (first_frame(each) for each in stalled)))
+        assert kind == ERROR
+        assert data.startswith(b"E_PUB_TOO_MUCH_WAITING 10485")
+        assert b"--memory-budget" in data
+        assert used(small, "receiving") <= share // 2
+    wait_until(lambda: used(small, "receiving") == 0, "all of it is given back")
+    assert "flintmq_nsqd_memory_refused_total 0" not in small.request("GET", "/metrics").text
+
+
+def first_frame(connection: Connection) -> tuple[int, bytes] | None:
+    """What a connection was sent; None when that is nothing yet."""
+    try:
+        return connection.any_frame(0.1)
+    except TimeoutError:
+        return None

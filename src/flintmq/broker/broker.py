@@ -1242,6 +1242,7 @@ class Broker(TopicLimits):
             "output": budget.output_bytes,
             "ephemeral": budget.ephemeral_bytes,
             "publishing": self.left_bytes,
+            "receiving": budget.receiving_bytes,
             "caches": cache.used_bytes + cache.tails_bytes,
             "deferred": aside,
         }

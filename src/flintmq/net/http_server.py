@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from flintmq.budget import COUNTED_BYTES, Budget, OutputMeter
+from flintmq.budget import COUNTED_BYTES, Budget, InputMeter, OutputMeter
 from flintmq.clock import Clock, SystemClock
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.net.address import format_peer
@@ -131,7 +131,7 @@ class HttpServer:
         clock: for the ``Date`` header and the times in the log.
         before: sees every request before its body is read, known path or not; a response it returns is the answer.
         origins: which pages of the web may ask; by default only those that this server itself answers with.
-        budget: unwritten answers count in it.
+        budget: unwritten answers count in it, and what has come of bodies that are not complete.
         connections_max: further connections are answered 503 and closed.
         request_deadline_s: from the first byte of a request to its last.
         idle_deadline_s: between two requests of a connection.
@@ -278,6 +278,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.peer = "@"
         self.meter = OutputMeter(server.budget, self)
+        self.input_meter = InputMeter(server.budget, self)
+        self.has_published = False
         self._common_name = ""
         self._is_at_loopback = False
         self._known_host = b""  # of the last request that was not refused
@@ -337,12 +339,42 @@ class _Connection(asyncio.Protocol):
         if len(data) <= SMALL_READ_BYTES:
             self._feed(data)
             self._flush()
+            if self._body or self.input_meter.held_bytes:
+                self._count_input()
             return
         began_ns = self._now_ns()
         self._left = data
         self._feed_left(began_ns)
         self._flush()
         self._count_time(began_ns)
+        self._count_input()
+
+    def _count_input(self) -> None:
+        """Count what has come of requests that are not complete, or wait for those before them."""
+        held_bytes, meter = len(self._body) + len(self._left) + self._queue_bytes, self.input_meter
+        if held_bytes >= COUNTED_BYTES or meter.held_bytes:
+            meter.hold(held_bytes)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nothing but bytes of the peer is missing for it to go on."""
+        return not (self._left or self._queue or self._is_waiting or self._is_write_paused) and self._running is None
+
+    def pause_input(self) -> None:
+        """Read no more until there is memory for what is coming."""
+        self._update_reading()
+
+    def resume_input(self) -> None:
+        """There is memory for what is coming."""
+        self._since_tick = self._server.tick
+        self._update_reading()
+
+    def refuse_input(self, reason: str) -> None:
+        """Forget what is not complete, say why, and close."""
+        self.input_meter.close()
+        if not self._is_input_done:
+            self._left = b""
+            self._refuse_now(error_response(503, f"TOO_MUCH_WAITING: {reason}"))
 
     def _feed_left(self, began_ns: int) -> None:
         """Parse what was received until the slice is over, or something has to be answered first."""
@@ -387,6 +419,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._advance()
             self._flush()
+            self._count_input()
 
     def _feed(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -425,6 +458,7 @@ class _Connection(asyncio.Protocol):
         self._parser = None  # it holds our bound methods: a cycle
         self._left = b""
         self.meter.close()
+        self.input_meter.close()
         self._turns.leave(self)
         self._queue.clear()
         self._out.clear()
@@ -512,6 +546,7 @@ class _Connection(asyncio.Protocol):
         self._forget_request()
         self._is_receiving = False
         self._since_tick = self._server.tick
+        self.has_published = self.has_published or bool(body)
         if self._is_closing:
             return
         if self._running is None and not self._queue and not self._is_write_paused:
@@ -680,6 +715,8 @@ class _Connection(asyncio.Protocol):
             self._respond(request, response)
             self._advance()
             self._flush()
+            if self.input_meter.held_bytes:
+                self._count_input()
 
     def _response_to(self, request: Request, outcome: object) -> Response:
         """The answer to what a handler returned or raised."""
@@ -761,7 +798,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        wants_pause = self._is_crowded() or self._is_waiting or bool(self._left)
+        wants_pause = self._is_crowded() or self._is_waiting or bool(self._left) or self.input_meter.is_paused
         if wants_pause and not self._is_read_paused:
             self._is_read_paused = True
             transport.pause_reading()
@@ -783,6 +820,8 @@ class _Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._running is not None or self._queue or self._is_closing or self._left:
             return  # handlers have their own deadlines, a lingering close has its timer, what is left has its turn
+        elif self.input_meter.is_paused:
+            return  # it is we who do not read
         elif self._is_receiving and self._url:
             if waited_ticks > server.request_ticks:
                 self._refuse_now(_TIMED_OUT)

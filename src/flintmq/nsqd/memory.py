@@ -14,7 +14,7 @@ from typing import Protocol
 
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
-from flintmq.budget import Budget, Holder
+from flintmq.budget import Budget, Holder, Sender
 from flintmq.limits import MEMORY_BUDGET_MAX, MEMORY_BUDGET_MIN
 from flintmq.net.isolation import for_each
 
@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 SHARE = 4  # of the memory there is: a quarter
 LOOK_S = 0.02  # between two looks while memory is short
+INPUT_LOOK_S = 0.1  # and while connections are not read because of what they have sent
 UNREAD_S_MAX = 5.0  # before a connection is closed whose output others wait for
+STALLED_S_MAX = 5.0  # without a byte, or a turn, before connections are refused whose parts of bodies others wait for
+OPEN_S_MAX = 30.0  # for one body, likewise
 _ENOUGH = 0.5  # of what may be used: connections are closed until it is no more
 _FILE_BYTES_MAX = 64 * 1024
 _CONTROLLERS = ((2, "memory.max"), (1, "memory.limit_in_bytes"))
@@ -89,7 +92,7 @@ def _read(path: str) -> str | None:
 
 
 class MemoryWatch:
-    """Lets deliveries go on when memory is free again, and frees some when peers do not read.
+    """Lets deliveries and publishes go on when memory is free again, and frees some when peers do not go on.
 
     Args:
         schedule: ends the turn soon, so that marked channels are looked at.
@@ -101,6 +104,8 @@ class MemoryWatch:
         self._loop = loop
         self._schedule = schedule
         self._is_on = False
+        self._is_watching_input = False
+        budget.on_receiving = self._begin_input
 
     def begin(self) -> None:
         """Memory is short; ask who has not shown that it reads, and watch it."""
@@ -172,3 +177,64 @@ class MemoryWatch:
         )
         budget.closed_count += 1
         for_each((holder,), lambda each: each.abort(), "closing")
+
+    # -- bodies that are not complete --------------------------------------------------------------------------------
+
+    def _begin_input(self) -> None:
+        """Connections are not read because of what they have sent of a body; refuse some when it is far too much."""
+        budget = self._budget
+        if budget.receiving_bytes > budget.receiving_full_bytes:
+            self._refuse(budget.excess_senders(), 0)
+        if not self._is_watching_input:
+            self._is_watching_input = True
+            for sender in budget.senders:
+                sender.input_meter.unmark()
+            self._loop.call_later(0, self._look_at_input)
+
+    def _look_at_input(self) -> None:
+        budget, now_s = self._budget, self._loop.time()
+        if budget.has_paused:
+            for sender in budget.senders:
+                sender.input_meter.look(now_s)
+            is_stuck = budget.has_paused_for(STALLED_S_MAX, now_s)
+            stalled = [each for each in budget.senders if is_stuck or _has_stalled(each, now_s)]
+            stalled.sort(key=lambda each: each.input_meter.held_bytes, reverse=True)
+            self._refuse(stalled, int(_ENOUGH * budget.receiving_short_bytes))
+            budget.resume_senders()
+        self._is_watching_input = budget.has_paused
+        if self._is_watching_input:
+            self._loop.call_later(INPUT_LOOK_S, self._look_at_input)
+
+    def _refuse(self, senders: Iterable[Sender], until_bytes: int) -> None:
+        """Refuse connections that sent parts of bodies, in their order, until there are so many bytes."""
+        budget = self._budget
+        receiving_bytes, count = budget.receiving_bytes, 0
+        for sender in senders:
+            if budget.receiving_bytes <= until_bytes:
+                break
+            reason = (
+                f"{sender.input_meter.held_bytes} bytes have come of a body that is not complete, and others wait for "
+                f"memory ({budget.receiving_bytes} of {budget.receiving_max_bytes} bytes for such are used, see "
+                "--memory-budget): send it again, and all of it"
+            )
+            log.info("client %s: %s: closing", sender.peer, reason)
+            count += 1
+            for_each((sender,), lambda each, reason=reason: each.refuse_input(reason), "refusing")  # type: ignore[misc]
+        if count:
+            budget.refused_count += count
+            log.warning(
+                "%d of %d bytes for bodies that are not complete were used (--memory-budget): refused %d connections "
+                "that had sent %d bytes of such",
+                receiving_bytes,
+                budget.receiving_max_bytes,
+                count,
+                receiving_bytes - budget.receiving_bytes,
+            )
+
+
+def _has_stalled(sender: Sender, now_s: float) -> bool:
+    """Whether a connection could go on and does not."""
+    meter = sender.input_meter
+    if meter.is_paused or not sender.is_awaited:
+        return False
+    return meter.stalled_for_s(now_s) >= STALLED_S_MAX or meter.open_for_s(now_s) >= OPEN_S_MAX

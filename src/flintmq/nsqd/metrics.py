@@ -181,10 +181,13 @@ def describe_memory(broker: Broker) -> list[Family]:
         used.add(used_bytes, labels_of(share=share))
     closed_help = "Connections closed because they did not read while others waited for memory"
     closed = Family(f"{_NAMESPACE}_memory_closed_total", "counter", closed_help)
+    refused_help = "Connections refused because of bodies that were not complete while others waited for memory"
+    refused = Family(f"{_NAMESPACE}_memory_refused_total", "counter", refused_help)
     return [
         _gauge("memory_budget_bytes", "Most memory that clients can make nsqd use", broker.budget.limit_bytes),
         used,
         closed.add(broker.budget.closed_count),
+        refused.add(broker.budget.refused_count),
     ]
 
 

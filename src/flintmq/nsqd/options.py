@@ -146,8 +146,8 @@ class NsqdOptions(Options):
         Integer(0, SEQUENCE_MAX, "bytes"),
         0,
         "most memory that clients can make nsqd use: output they do not read, #ephemeral topics, publishes under way, "
-        "caches and deferred messages, each with its share; at least 67108864, 0 for a quarter of the memory of the "
-        "machine or, where there is one, of the limit of the control group",
+        "bodies that are not complete, caches and deferred messages, each with its share; at least 67108864, 0 for a "
+        "quarter of the memory of the machine or, where there is one, of the limit of the control group",
         group=_OPERATION,
         origin="flintmq",
     )

@@ -34,7 +34,7 @@ from flintmq.broker.parts import ChannelParts, SharedSubscription
 from flintmq.broker.producers import SequenceGap
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
-from flintmq.budget import COUNTED_BYTES, OutputMeter
+from flintmq.budget import COUNTED_BYTES, InputMeter, OutputMeter
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.limits import (
     FETCH_BYTES_MAX,
@@ -88,6 +88,7 @@ class Session(asyncio.Protocol):
         self.out: list[bytes | memoryview] = []
         self.budget = nsqd.engine.broker.budget
         self.meter = OutputMeter(self.budget, self)
+        self.input_meter = InputMeter(self.budget, self)
         # of one kind, both of a single partition or both of several
         self.subscription: Subscription | SharedSubscription | None = None
         self.channel: Channel | ChannelParts | None = None
@@ -154,6 +155,7 @@ class Session(asyncio.Protocol):
             self._renewal.close()
         self._transport = self._layers = None
         self.meter.close()
+        self.input_meter.close()
         self.budget.forget(self)
         self._slots.clear()
         self._waiting.clear()
@@ -175,6 +177,40 @@ class Session(asyncio.Protocol):
             self._waiting.extend(events)
         elif events or began_ns:
             self._execute(events, began_ns)
+        self._count_input()
+
+    def _count_input(self) -> None:
+        """Count what has come of a body that is not complete."""
+        held_bytes, meter = self.parser.held_bytes, self.input_meter
+        if held_bytes >= COUNTED_BYTES or meter.held_bytes:
+            meter.hold(held_bytes)
+
+    @property
+    def has_published(self) -> bool:
+        """Whether something was published on this connection."""
+        return bool(self.pub_counts)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nothing but bytes of the client is missing for it to go on."""
+        return not (self._has_backlog or self._is_upgrading or self._must_wait())
+
+    def pause_input(self) -> None:
+        """Read no more until there is memory for what is coming."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_input(self) -> None:
+        """There is memory for what is coming."""
+        self._received_at = self.loop.time()
+        if self._transport is not None and not self._is_finished and not self._must_wait():
+            self.engine.turns.later(self)
+
+    def refuse_input(self, reason: str) -> None:
+        """Forget what is not complete, say why, and close."""
+        self.parser.forget()
+        self.input_meter.close()
+        self.dismiss("E_PUB_TOO_MUCH_WAITING", reason)
 
     def eof_received(self) -> bool:
         """Answer what came before the end of the client's stream, then close; True while that takes a while."""
@@ -305,7 +341,9 @@ class Session(asyncio.Protocol):
 
     def _check_first_command(self) -> None:
         self._start_timer = None
-        if not self._has_commanded:
+        if self.input_meter.is_paused:  # it is we who do not read
+            self._start_timer = self.loop.call_later(FIRST_COMMAND_DEADLINE_S, self._check_first_command)
+        elif not self._has_commanded:
             what = "has not finished its first command" if self.parser.held_bytes else "has sent no command"
             log.info("client %s %s in %.0f s: closing", self.peer, what, FIRST_COMMAND_DEADLINE_S)
             self.abort()
@@ -325,7 +363,7 @@ class Session(asyncio.Protocol):
             self._arm_heartbeat()  # a handshake has its own deadline, and nothing may stand before its OK
             return
         now = self.loop.time()
-        if self._asking is not None:
+        if self._asking is not None or self.input_meter.is_paused:
             self._received_at = now  # it is we who do not read
         if now - self._received_at >= 2 * self._heartbeat_s:
             log.info("client %s was silent for two heartbeats: closing", self.peer)
@@ -508,7 +546,8 @@ class Session(asyncio.Protocol):
         if self.engine.is_crowded:
             self.engine.turns.later(self)
             return
-        transport.resume_reading()
+        if not self.input_meter.is_paused:
+            transport.resume_reading()
         self._slice_left_ns = SLICE_NS
         if self._waiting:
             events, self._waiting = list(self._waiting), deque()
@@ -516,6 +555,7 @@ class Session(asyncio.Protocol):
         elif self.parser.has_more:
             began_ns = self._now_ns()
             self._execute(self.parser.more(), began_ns)
+            self._count_input()
 
     def _finish_when_answered(self) -> None:
         """Close after the last frame; again later while answers before it still wait for the disk."""

@@ -59,7 +59,7 @@ _ROWS = (
     Code("E_BAD_EXT", True, "give_up", "youzan", "the headers of a message are malformed or too long"),
     Code("E_FAILED_ON_NOT_LEADER", False, "refresh_then_retry", "youzan", "another node leads the partition"),
     Code("E_FAILED_ON_NOT_WRITABLE", False, "refresh_then_retry", "youzan", "the partition takes no messages now"),
-    Code("E_PUB_TOO_MUCH_WAITING", True, "retry", "youzan", "too many bytes wait to be stored"),
+    Code("E_PUB_TOO_MUCH_WAITING", True, "retry", "youzan", "too many bytes wait to be stored or to be complete"),
     Code("E_SUB_ORDER_IS_MUST", True, "give_up", "youzan", "the topic can only be consumed in order"),
     Code("E_SUB_EXTEND_NEED", True, "give_up", "youzan", "the topic has headers, which the client does not support"),
     Code("E_SUB_EXTEND_FORBIDDON", True, "give_up", "youzan", "the topic has no headers and the client wants them"),

@@ -504,6 +504,12 @@ class ServerConnection:
         self._held_bytes = 0
         return data
 
+    def forget(self) -> None:
+        """Drop what is not parsed; nothing more is."""
+        self.take_held()
+        self._rest, self._rest_at, self.has_more, self._walk = b"", 0, False, None
+        self.state = BROKEN
+
     def _hold(self, data: bytes, position: int) -> None:
         rest = data[position:] if position else data
         if rest:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flintmq.broker.broker import Broker, BrokerOptions
-from flintmq.budget import OutputMeter
+from flintmq.budget import InputMeter, OutputMeter
 from flintmq.limits import MEMORY_BUDGET_MAX, MEMORY_BUDGET_MIN
-from flintmq.nsqd.memory import UNREAD_S_MAX, MemoryWatch, default_budget_bytes, memory_bytes
+from flintmq.nsqd.memory import STALLED_S_MAX, UNREAD_S_MAX, MemoryWatch, default_budget_bytes, memory_bytes
 from flintmq.storage import ChannelStore
 from flintmq.testing import MemoryDisk
 
@@ -103,9 +103,9 @@ class Connection:
 
 
 class World:
-    def __init__(self):
+    def __init__(self, limit_bytes=LIMIT_BYTES):
         files = MemoryDisk().attach()
-        options = BrokerOptions(memory_budget_bytes=LIMIT_BYTES)
+        options = BrokerOptions(memory_budget_bytes=limit_bytes)
         self.broker = Broker(files, ChannelStore(files), options, random.Random(1), print)
         self.budget = self.broker.budget
         self.loop = Loop()
@@ -224,3 +224,96 @@ def test_nobody_is_closed_while_nobody_waits_that_reads():
     for _ in range(10):
         world.loop.run(UNREAD_S_MAX)
     assert not any(each.is_aborted for each in connections)
+
+
+class Publisher:
+    """A connection that has sent a part of a body."""
+
+    peer = "p"
+    has_published = False
+
+    def __init__(self, budget, size):
+        self.input_meter = InputMeter(budget, self)
+        self.is_awaited = True
+        self.reason = ""
+        self.size = size
+
+    def send(self):
+        self.input_meter.hold(self.size)
+        return self
+
+    def pause_input(self):
+        self.is_read = False
+
+    def resume_input(self):
+        self.is_read = True
+
+    def refuse_input(self, reason):
+        self.reason = reason
+        self.input_meter.close()
+
+
+def publishers(world, *sizes):
+    return [Publisher(world.budget, size).send() for size in sizes]
+
+
+def is_refused(*publishers):
+    return [bool(each.reason) for each in publishers]
+
+
+def test_who_stalls_while_others_wait_is_refused(caplog):
+    caplog.set_level(logging.WARNING)
+    world = World(16 * MEBIBYTE)
+    large, busy = publishers(world, 900_000, 100_000)
+    world.loop.run(STALLED_S_MAX)
+    assert not world.loop.due, "nobody waits"
+    goes_on, waits = publishers(world, 100_000, 1000)
+    busy.is_awaited = False  # it waits for us
+    world.loop.run(0)
+    for _ in range(4):
+        world.loop.run(STALLED_S_MAX / 4)
+    assert is_refused(large, busy, goes_on, waits) == [True, False, False, False]
+    assert "900000 bytes have come of a body that is not complete" in large.reason
+    assert "--memory-budget" in large.reason
+    assert world.budget.refused_count == 1
+    assert "refused 1 connections that had sent 900000 bytes" in caplog.records[0].message
+    assert waits.is_read
+    world.loop.run(0.1)
+    assert not world.loop.due
+
+
+def test_who_sends_a_byte_now_and_then_is_refused_in_the_end():
+    world = World(16 * MEBIBYTE)
+    (slow,) = publishers(world, 2 * MEBIBYTE)
+    world.loop.run(0)
+    assert slow.is_read, "one always goes on"
+    others = publishers(world, *[1000] * 3)
+    for _ in range(40):
+        slow.size += 1
+        slow.send()
+        world.loop.run(1.0)
+    assert is_refused(slow, *others) == [True, False, False, False]
+
+
+def test_far_too_much_is_refused_at_once():
+    world = World(16 * MEBIBYTE)
+    found = publishers(world, *[MEBIBYTE // 4] * 64)
+    assert world.budget.receiving_bytes <= world.budget.receiving_full_bytes
+    assert 0 < sum(is_refused(*found)) < 60
+    assert world.budget.refused_count == sum(is_refused(*found))
+
+
+def test_when_nobody_gets_on_those_with_the_largest_parts_are_refused():
+    world = World(16 * MEBIBYTE)
+    (favoured, *waiting) = publishers(world, *[MEBIBYTE // 4] * 12)
+    last = publishers(world, 1000)
+    world.loop.run(0)
+    for _ in range(20):
+        for each in (favoured, *waiting):
+            if not each.input_meter.is_paused and not each.reason:
+                each.size += 1
+                each.send()  # it sends, and does not come to an end
+        world.loop.run(STALLED_S_MAX / 10)
+    assert sum(is_refused(favoured, *waiting)) >= 8
+    assert is_refused(*last) == [False]
+    assert world.budget.receiving_bytes <= world.budget.receiving_short_bytes
