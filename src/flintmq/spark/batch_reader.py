@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from flintmq.errors import NsqdError
 from flintmq.spark.broker import TOPIC_NOT_EXIST, PartitionLog
-from flintmq.spark.errors import DataLost
+from flintmq.spark.errors import DataLost, line_first
 from flintmq.spark.offsets import PartitionKey, Position, parse_given
 from flintmq.spark.options import LATEST, SourceOptions
 from flintmq.spark.plan import FetchRange
@@ -39,6 +39,7 @@ class NsqReader(DataSourceReader):
         self._options = options
         self._bounds = Bounds()
 
+    @line_first
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         surveyor = Surveyor(options)
@@ -96,8 +97,9 @@ class NsqReader(DataSourceReader):
             raise lost
         log.warning("%s", lost)
 
+    @line_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_task(partition, self._options)
+        yield from read_task(partition, self._options)
 
 
 class NsqPushdownReader(NsqReader):

@@ -5,7 +5,47 @@ The rules of this file: as in :mod:`flintmq.errors`: an exception carries fields
 
 from __future__ import annotations
 
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar, cast
+
 from flintmq.errors import FlintError
+
+log = logging.getLogger("flintmq.spark")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def line_first(method: Callable[P, R]) -> Callable[P, R]:
+    """Log an error of ours as one line before Spark shows it below a traceback; for methods that Spark calls."""
+    if inspect.isgeneratorfunction(method):
+
+        @wraps(method)
+        def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[object]:
+            with _line_first():
+                yield from cast(Iterator[object], method(*args, **kwargs))
+
+        return cast(Callable[P, R], iterate)
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _line_first():
+            return method(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _line_first() -> Iterator[None]:
+    try:
+        yield
+    except FlintError as error:
+        log.error("%s", error)
+        raise
 
 
 class SetupError(FlintError):

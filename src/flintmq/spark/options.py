@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
@@ -166,8 +165,7 @@ def _lookupds(text: str) -> tuple[str, ...]:
         scheme, _, place = address.rpartition("://")
         if scheme not in ("", "http", "https") or any(sign in place for sign in "/@?#"):
             raise ValueError(address)
-        if not scheme or urlsplit(address).port is None:
-            split_address(place)
+        split_address(place)
     if not addresses:
         raise ValueError(text)
     return tuple(sorted(set(addresses)))

@@ -26,6 +26,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from flintmq.errors import NoNsqd, OptionError, PublishRefused
 from flintmq.names import is_valid_name
 from flintmq.spark.discovery import all_nsqds
+from flintmq.spark.errors import line_first
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.publish import Publisher
 
@@ -159,6 +160,7 @@ class NsqWriter(DataSourceArrowWriter):
             raise OptionError("mode", "overwrite", "a topic can only be appended to", "sink nsq")
         self._rows = RowWriter(options, schema)
 
+    @line_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._rows.write(iterator)
 
@@ -174,6 +176,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
             raise OptionError("outputMode", "complete", "a topic can only be appended to", "sink nsq")
         self._rows = RowWriter(options, schema)
 
+    @line_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._rows.write(iterator)
 

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from flintmq.spark.batch_reader import NsqPushdownReader, NsqReader
+from flintmq.spark.errors import line_first
 from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.schema import columns_of, spark_schema
 from flintmq.spark.sink import NsqStreamWriter, NsqWriter
@@ -41,19 +42,24 @@ class NsqDataSource(DataSource):
     def name(cls) -> str:
         return "nsq"
 
+    @line_first
     def schema(self) -> StructType:
         return spark_schema(SourceOptions.parse(self.options).all_columns)
 
+    @line_first
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._source_options(schema)
         return NsqPushdownReader(options) if options.pushdown else NsqReader(options)
 
+    @line_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return NsqStreamReader(self._source_options(schema))
 
+    @line_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         return NsqWriter(SinkOptions.parse(self.options), schema, overwrite)
 
+    @line_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         return NsqStreamWriter(SinkOptions.parse(self.options), schema, overwrite)
 

@@ -37,7 +37,7 @@ from pyspark.sql.streaming.datasource import (
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import FlintError
 from flintmq.spark.broker import PartitionLog
-from flintmq.spark.errors import DataLost
+from flintmq.spark.errors import DataLost, line_first
 from flintmq.spark.offsets import LOG_KEY, Offsets, PartitionKey, Position, entries_of, from_json, to_json
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import Backlog, FetchRange, admit
@@ -79,9 +79,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         return {}
 
+    @line_first
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
 
+    @line_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = from_json(start)
         is_first = LOG_KEY not in start
@@ -109,6 +111,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         return to_json({key: Position(entry.end, entry.log_id) for key, entry in self._last_survey.logs.items()})
 
+    @line_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         starts, entries = from_json(start), entries_of(end)
         ranges = []
@@ -119,8 +122,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges.append(FetchRange(*key, first.sequence, last.sequence, last.log_id))
         return make_tasks(ranges, self._options)
 
+    @line_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_task(partition, self._options)
+        yield from read_task(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         if not self._options.channel:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.errors import OptionError
-from flintmq.spark.options import SinkOptions, SourceOptions, split_address
+from flintmq.spark.options import PLAIN, LinkOptions, SinkOptions, SourceOptions, split_address
 from flintmq.spark.schema import COLUMNS
 
 BASE = {"nsqd": "127.0.0.1:4150", "topic": "t"}
@@ -153,8 +153,96 @@ def test_addresses():
     assert split_address("host.name:1") == ("host.name", 1)
 
 
-@pytest.mark.parametrize("options", [SourceOptions, SinkOptions])
+@pytest.mark.parametrize("options", [SourceOptions, SinkOptions, LinkOptions])
 def test_the_documentation_lists_every_option(options):
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
     missing = [line for line in options.markdown().splitlines() if line not in page]
     assert missing == [], f"put {options.__name__}.markdown() into docs/spark.md"
+
+
+# -- security ----------------------------------------------------------------------------------------------------------
+
+
+def test_security():
+    options = SinkOptions.parse(
+        {
+            "lookupd": "https://b:4163/,a:4161",
+            "tls": "TRUE",
+            "tlsCaFile": "/ca.pem",
+            "compression": "Deflate",
+            "deflateLevel": "9",
+            "authSecret": "env:SECRET",
+        }
+    )
+    assert options.lookupd == ("a:4161", "https://b:4163")
+    assert options.link == LinkOptions(
+        tls=True, tls_ca_file="/ca.pem", compression="deflate", deflate_level=9, auth_secret="env:SECRET"
+    )
+    assert hash(options.link) == hash(pickle.loads(pickle.dumps(options.link)))
+    assert source().link == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("kafka.security.protocol", "SSL", "tls", True),
+        ("security.protocol", "plaintext", "tls", False),
+        ("tls_v1", "true", "tls", True),
+        ("AUTH_SECRET", "file:///run/secret", "auth_secret", "file:///run/secret"),
+    ],
+)
+def test_names_of_others(name, text, field, value):
+    assert getattr(source(**{name: text}), field) == value
+
+
+def test_two_names_of_one_thing():
+    assert source(tls="true", tls_v1="true").tls
+    with pytest.raises(OptionError, match="another name of tls, which says something else"):
+        SourceOptions.parse({**BASE, "tls": "true", "security.protocol": "PLAINTEXT"})
+
+
+@pytest.mark.parametrize("option", ["authSecret", "auth_secret", "nsqlookupdToken"])
+@pytest.mark.parametrize("text", ["sesame", "env:", "env:NOT-A-NAME", "file:relative", "file:", "ENV:x=y"])
+def test_a_secret_itself_is_refused_and_shown_nowhere(option, text):
+    with pytest.raises(OptionError, match="Spark shows options in its pages") as caught:
+        source(**{option: text})
+    assert caught.value.option == option
+    assert text not in f"{caught.value!r} {caught.value}".replace("env:NAME", "").replace("file:/path", "")
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile"),
+        ({"tlsCert": "/cert.pem"}, "tlsCert"),
+        ({"tlsMinVersion": "tls1.3"}, "tlsMinVersion"),
+        ({"tlsVerify": "false"}, "tlsVerify"),
+        ({"tls": "true", "tlsKey": "/key.pem"}, "tlsKey"),
+        ({"tls": "true", "tlsVerify": "false", "tlsCaFile": "/ca.pem"}, "tlsVerify"),
+        ({"tls": "true", "tlsVerify": "false", "tlsServerName": "nsqd"}, "tlsServerName"),
+        ({"tlsServerName": "nsqd"}, "tlsServerName"),
+        ({"tls": "true", "tlsMinVersion": "ssl3"}, "tlsMinVersion"),
+        ({"deflateLevel": "3"}, "deflateLevel"),
+        ({"compression": "snappy", "deflateLevel": "3"}, "deflateLevel"),
+        ({"compression": "gzip"}, "compression"),
+        ({"nsqlookupdToken": "env:TOKEN"}, "nsqlookupdToken"),
+        ({"security.protocol": "SASL_SSL"}, "security.protocol"),
+    ],
+)
+def test_what_does_not_go_together(given, option):
+    for kind, base in ((SourceOptions, BASE), (SinkOptions, {"nsqd": "a:1"})):
+        with pytest.raises(OptionError) as caught:
+            kind.parse({**base, **given})
+        assert caught.value.option == option
+        assert caught.value.allowed
+
+
+def test_nsqlookupd():
+    base = {"topic": "t", "nsqlookupdToken": "env:TOKEN"}
+    with pytest.raises(OptionError, match="a:4161 must be https"):
+        SourceOptions.parse({**base, "lookupd": "a:4161,https://b:4163"})
+    assert SourceOptions.parse({**base, "lookupd": "https://b:4163", "tlsCaFile": "/ca.pem"}).tls_ca_file == "/ca.pem"
+    for wrong in ("https://user:word@b:4163", "ftp://b:4163", "b:4161/path", "https://b:nothing", "https://b"):
+        with pytest.raises(OptionError):
+            SourceOptions.parse({"topic": "t", "lookupd": wrong})

@@ -51,6 +51,9 @@ class Pipeline:
     Args:
         timeout_s: until nsqd must have taken a request, or sent the rest of an answer.
 
+    Attributes:
+        layers: what its bytes go through, lowest first.
+
     Raises:
         ConnectionFailed: nsqd cannot be reached, does not answer in time, or cannot be secured (TlsRefused).
         NsqdError: nsqd refuses this client.
@@ -60,6 +63,7 @@ class Pipeline:
     def __init__(self, address: str, options: SilentOptions, env: Env, time: Time, timeout_s: float) -> None:
         self.address = address
         self._line = Line(address, options, env, time)
+        self.layers = self._line.layers
         self._stream = self._line.stream
         self._time = time
         self._timeout_s = timeout_s
