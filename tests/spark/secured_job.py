@@ -57,7 +57,7 @@ def main(given: str, topic: str, directory: str) -> None:
     frame = spark.read.format("nsq").options(**options, topic=f"{topic}-copy").load()
     frame.explain(True)
     frame.explain("formatted")
-    print("counted", frame.selectExpr("count(distinct body) AS n").first()["n"], flush=True)
+    print("counted", frame.select("body").distinct().count(), flush=True)
     print(spark.sparkContext.getConf().toDebugString())
     try:
         spark.read.format("nsq").options(**{**options, "authSecret": "env:NOT_THERE"}, topic=topic).load().collect()
