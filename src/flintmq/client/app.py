@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flintmq.client.aio.consumer import Consumer
 from flintmq.client.aio.handlers import is_async
+from flintmq.client.aio.lookup import Fetch
 from flintmq.client.aio.producer import Producer
 from flintmq.client.core.message import Message
-from flintmq.client.discovery import Fetch
 from flintmq.client.options import SOURCE, ConnectionOptions, addresses
 from flintmq.env import Env
 from flintmq.errors import OptionError

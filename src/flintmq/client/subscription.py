@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from flintmq.client.core.discovery import PollTimes
 from flintmq.client.core.message import Delivery
 from flintmq.client.core.order import Order
 from flintmq.client.core.rdy import RdyPolicy
 from flintmq.client.core.start import NS_PER_S, Beginning, StartAt
-from flintmq.client.discovery import PollTimes
 from flintmq.client.options import SOURCE, Seconds, seconds, whole
 from flintmq.env import Env
 from flintmq.errors import (

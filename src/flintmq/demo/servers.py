@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import flintmq
 from flintmq.demo.failures import DemoFailed
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import NoAnswer, Request
 
 START_S_MAX = 20.0
 STOP_S_MAX = 15.0
@@ -115,23 +115,22 @@ class Server:
 
     async def get(self, target: str) -> Any:
         """The JSON that its HTTP API answers; None when it is a 404."""
-        return await asyncio.to_thread(self._request, "GET", target)
+        return await self._request("GET", target)
 
     async def post(self, target: str) -> None:
         """Ask its HTTP API to do something."""
-        await asyncio.to_thread(self._request, "POST", target)
+        await self._request("POST", target)
 
-    def _request(self, method: str, target: str) -> Any:
-        request = urllib.request.Request(f"http://{self.http}{target}", method=method)
+    async def _request(self, method: str, target: str) -> Any:
         try:
-            with urllib.request.urlopen(request, timeout=_HTTP_S_MAX) as response:
-                body = response.read()
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            raise self._failed(f"answered {method} {target} with {error.code}") from error
-        except OSError as error:
-            raise self._failed(f"did not answer {method} {target}: {error}") from error
+            request = Request.to(method, f"http://{self.http}{target}")
+            status, _, body = await HttpClient().ask(request, timeout_s=_HTTP_S_MAX)
+        except NoAnswer as error:
+            raise self._failed(f"did not answer {method} {target}: {error.reason}") from error
+        if status == 404:
+            return None
+        if status != 200:
+            raise self._failed(f"answered {method} {target} with {status}")
         return json.loads(body) if body and body != b"OK" else None
 
     def _failed(self, reason: str) -> DemoFailed:

@@ -6,12 +6,14 @@ the path of a unix socket. Source: reference/nsq.md 1.1, 2.1.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import FlintError
+
+if TYPE_CHECKING:
+    import asyncio
 
 ALL_INTERFACES = "0.0.0.0"
 
@@ -57,6 +59,8 @@ async def bind_host(host: str, port: int) -> str:
         return host
     except ValueError:
         pass
+    import asyncio  # blocking clients, which format addresses too, do without an event loop
+
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     ipv4 = [info for info in found if info[0] == socket.AF_INET]
     return str((ipv4 or found)[0][4][0])

@@ -1,7 +1,11 @@
-"""One HTTP request on a connection of its own, for daemons that ask each other.
+"""The asyncio shell of an HTTP request: connections, deadlines and TLS around :mod:`flintmq.net.http_exchange`.
 
-Rules of this file: everything has a deadline and a bound; redirects are not followed; the connection is the running
-loop's ``create_connection``, so that it also runs in a simulation.
+Rules of this file:
+
+- Everything has a deadline; what was begun is aborted when the caller gives up.
+- Connections are the running loop's ``create_connection``, so that this runs in a simulation too.
+- A connection is kept only for a GET, and only where the caller wants that: a server may close an idle one just when
+  it is used again, and a GET can be asked once more.
 
 Source: reference/nsq.md 2.2 (what nsqd asks nsqlookupd); design/reliability.md section 6 (1 MB, no redirects).
 """
@@ -9,16 +13,339 @@ Source: reference/nsq.md 2.2 (what nsqd asks nsqlookupd); design/reliability.md 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, cast
-
-from httptools import HttpParserError, HttpResponseParser
+from typing import Any, NamedTuple, cast
 
 from flintmq.errors import ConnectionFailed
 from flintmq.net.address import format_address
+from flintmq.net.http_exchange import ANSWER_BYTES_MAX, Answer, Endpoint, Exchange, NoAnswer, Request, no_connection
 
-ANSWER_BYTES_MAX = 1024 * 1024
-_HEAD_BYTES_MAX = 64 * 1024
+__all__ = ["ANSWER_BYTES_MAX", "HttpClient", "Stream", "ask", "get"]
+
+IDLE_S_MAX = 15.0
+UNREAD_BYTES_MAX = 256 * 1024  # of a stream; then nothing more is read from the socket
+_STREAM_PIECE_BYTES_MAX = 16 * 1024 * 1024  # far more than one read of the loop brings
+
+
+class HttpClient:
+    """Asks.
+
+    Args:
+        idle_max: connections that are kept for ``IDLE_S_MAX`` after a GET; 0: every request has its own.
+    """
+
+    def __init__(self, idle_max: int = 0) -> None:
+        self._idle_max = idle_max
+        self._idle: dict[_Connection, asyncio.TimerHandle] = {}
+        self._round = 0
+
+    async def ask(
+        self,
+        request: Request,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float | None = None,
+        context: ssl.SSLContext | None = None,
+        body_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> Answer:
+        """Return the answer to a request, whatever its status.
+
+        Args:
+            timeout_s: from now to the last byte of the answer.
+            connect_timeout_s: for the part of it in which the connection is made; as long as that if None.
+            context: for ``https``; whom to trust, what to show.
+            body_bytes_max: size of the answer's body.
+
+        Raises:
+            NoAnswer: there is none in time, or none that can be used.
+        """
+        address = request.endpoint.address
+        may_keep = bool(self._idle_max) and request.method == "GET"
+        data = request.encode(may_keep)
+        begun_in = self._round
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    kept = self._take(request.endpoint, context) if may_keep else None
+                    connection = kept or await _connect(request.endpoint, context, timeout_s, connect_timeout_s)
+                    exchange = Exchange(address, body_bytes_max)
+                    try:
+                        await connection.carry(data, exchange)
+                    except NoAnswer:
+                        if kept is not None and not exchange.has_begun:
+                            continue  # the server closed it while it was idle
+                        raise
+                    finally:
+                        self._leave(connection, may_keep and exchange.is_reusable and begun_in == self._round)
+                    return exchange.answer()
+        except TimeoutError as error:
+            raise NoAnswer(address, f"no answer within {timeout_s:g} s") from error
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        request: Request,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float | None = None,
+        context: ssl.SSLContext | None = None,
+    ) -> AsyncIterator[Stream]:
+        """Ask, and read the body of the answer piece by piece while it comes; leaving the block ends it.
+
+        Args:
+            timeout_s: from now until status and headers have come. The body may take any time: whoever reads it
+                waits as long as it wants to.
+
+        Raises:
+            NoAnswer: as :meth:`ask`; also while the body is read.
+        """
+        address = request.endpoint.address
+        connection: _Connection | None = None
+        exchange = Exchange(address, _STREAM_PIECE_BYTES_MAX)
+        try:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    connection = await _connect(request.endpoint, context, timeout_s, connect_timeout_s)
+                    connection.begin(request.encode(), exchange, is_stream=True)
+                    while not exchange.has_head:
+                        await connection.progress()
+            except TimeoutError as error:
+                raise NoAnswer(address, f"no answer within {timeout_s:g} s") from error
+            yield Stream(connection, exchange)
+        finally:
+            if connection is not None:
+                connection.abort()
+
+    async def close(self) -> None:
+        """Close the connections that are kept; the client can be used again."""
+        self._round += 1
+        for connection in list(self._idle):
+            self._drop(connection)
+
+    def _take(self, endpoint: Endpoint, context: ssl.SSLContext | None) -> _Connection | None:
+        key = _Key(endpoint, context)
+        loop = asyncio.get_running_loop()
+        for connection, timer in list(self._idle.items()):
+            if connection.is_over or connection.loop is not loop:
+                self._drop(connection)
+            elif connection.key == key:
+                timer.cancel()
+                del self._idle[connection]
+                return connection
+        return None
+
+    def _leave(self, connection: _Connection, is_reusable: bool) -> None:
+        """Keep a connection, or end it."""
+        if not is_reusable or connection.is_over:
+            connection.abort()
+            return
+        while len(self._idle) >= self._idle_max:
+            self._drop(next(iter(self._idle)))
+        connection.rest()
+        self._idle[connection] = connection.loop.call_later(IDLE_S_MAX, self._drop, connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        timer = self._idle.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        if not connection.loop.is_closed():
+            connection.abort()
+
+
+class _Key(NamedTuple):
+    """Connections of one key can take each other's place."""
+
+    endpoint: Endpoint
+    context: ssl.SSLContext | None
+
+
+class Stream:
+    """The body of an answer that comes piece by piece: ``async for piece in stream``.
+
+    Attributes:
+        status, headers: of the answer.
+    """
+
+    def __init__(self, connection: _Connection, exchange: Exchange) -> None:
+        self.status, self.headers, self._first = exchange.answer()
+        self._connection = connection
+        self._exchange = exchange
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        piece, self._first = self._first, b""
+        while True:
+            if piece:
+                yield piece
+            piece = self._exchange.take_body()
+            self._connection.read_on()
+            if not piece:
+                if self._exchange.is_complete:
+                    return
+                await self._connection.progress()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which carries one exchange at a time.
+
+    Attributes:
+        is_over: nothing can be sent any more.
+    """
+
+    def __init__(self, key: _Key, loop: asyncio.AbstractEventLoop) -> None:
+        self.key = key
+        self.loop = loop
+        self.is_over = False
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._is_stream = False
+        self._failure: NoAnswer | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def carry(self, data: bytes, exchange: Exchange) -> None:
+        """Send a request and wait until its answer is complete; raises NoAnswer."""
+        self.begin(data, exchange)
+        while not exchange.is_complete:
+            await self.progress()
+
+    def begin(self, data: bytes, exchange: Exchange, is_stream: bool = False) -> None:
+        """Send a request; with a stream every piece of the answer is progress."""
+        assert self._transport is not None
+        self._exchange = exchange
+        self._is_stream = is_stream
+        self._transport.write(data)
+
+    async def progress(self) -> None:
+        """Wait until something has come; raises NoAnswer when nothing will."""
+        if self._failure is None:
+            self._waiter = self.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._failure is not None:
+            raise self._failure
+
+    def read_on(self) -> None:
+        """Read again after a stream's reader was too slow."""
+        if self._transport is not None and not self.is_over:
+            self._transport.resume_reading()
+
+    def rest(self) -> None:
+        """Let go of the exchange; the connection is kept."""
+        self._exchange = None
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.is_over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:  # it says something that it was not asked for
+            self.abort()
+            return
+        try:
+            exchange.receive(data)
+        except NoAnswer as failure:
+            self._fail(failure)
+            self.abort()
+            return
+        if self._is_stream and exchange.unread_bytes > UNREAD_BYTES_MAX and self._transport is not None:
+            self._transport.pause_reading()
+        if exchange.is_complete or self._is_stream:
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_over = True
+        if self._exchange is None:
+            return
+        try:
+            if isinstance(exc, ssl.SSLError):
+                raise no_connection(self.key.endpoint, exc)
+            self._exchange.end(exc if isinstance(exc, OSError) else None)
+        except NoAnswer as failure:
+            self._fail(failure)
+        self._wake()
+
+    def _fail(self, failure: NoAnswer) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+async def _connect(
+    endpoint: Endpoint, context: ssl.SSLContext | None, timeout_s: float, connect_timeout_s: float | None
+) -> _Connection:
+    """Connect; every address of the host is tried and has its share of the time."""
+    loop = asyncio.get_running_loop()
+    make = partial(_Connection, _Key(endpoint, context), loop)
+    limit_s = timeout_s if connect_timeout_s is None else min(timeout_s, connect_timeout_s)
+    late = f"no {'answer' if connect_timeout_s is None else 'connection'} within {limit_s:g} s"
+    deadline = loop.time() + limit_s
+    error: OSError | None = None
+    try:
+        async with asyncio.timeout_at(deadline):
+            hosts = await _addresses(endpoint)
+            for number, host in enumerate(hosts):
+                now = loop.time()
+                try:
+                    async with asyncio.timeout_at(now + (deadline - now) / (len(hosts) - number)):
+                        return await _connect_to(host, endpoint, context, make)
+                except TimeoutError:
+                    continue
+                except ssl.SSLError:
+                    raise
+                except OSError as failed:
+                    error = failed
+    except TimeoutError as failed:
+        raise NoAnswer(endpoint.address, late) from failed
+    except OSError as failed:
+        raise no_connection(endpoint, failed) from failed
+    if error is None:
+        raise NoAnswer(endpoint.address, late)
+    raise no_connection(endpoint, error) from error
+
+
+async def _addresses(endpoint: Endpoint) -> list[str]:
+    if endpoint.unix_path:
+        return [endpoint.unix_path]
+    try:
+        ipaddress.ip_address(endpoint.host)
+    except ValueError:
+        pass
+    else:
+        return [endpoint.host]
+    found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+async def _connect_to(
+    host: str, endpoint: Endpoint, context: ssl.SSLContext | None, make: Callable[[], _Connection]
+) -> _Connection:
+    loop = asyncio.get_running_loop()
+    secured: dict[str, Any] = {}
+    if endpoint.is_secured:
+        secured = {"ssl": context or ssl.create_default_context(), "server_hostname": endpoint.host}
+    if endpoint.unix_path:
+        _, connection = await loop.create_unix_connection(make, host, **secured)
+    else:
+        _, connection = await loop.create_connection(make, host, endpoint.port, **secured)
+    return connection
 
 
 async def get(
@@ -49,86 +376,20 @@ async def ask(
     request_timeout_s: float,
     token: str = "",
 ) -> tuple[int, bytes]:
-    """Return status and body of the answer to a request without a body.
+    """Return status and body of one daemon's answer to another's request without a body.
 
     Args:
         target: path and query, quoted already.
-        request_timeout_s: from the connection to the last byte of the answer.
+        connect_timeout_s: for the connection.
+        request_timeout_s: for all of it, to the last byte of the answer.
         token: shown as bearer token when not empty.
 
     Raises:
-        ConnectionFailed: there is no answer in time; its text says why.
+        NoAnswer: there is none in time; its text says why.
     """
-    address = format_address(host, port)
-    loop = asyncio.get_running_loop()
-    transport: asyncio.BaseTransport | None = None
-    try:
-        async with asyncio.timeout(connect_timeout_s):
-            exchanges = partial(_Exchange, address, method, target, token)
-            transport, exchange = await loop.create_connection(exchanges, host, port)
-        async with asyncio.timeout(request_timeout_s):
-            return await exchange.answer
-    except TimeoutError as error:
-        waited_s = connect_timeout_s if transport is None else request_timeout_s
-        what = "connection" if transport is None else "answer"
-        raise ConnectionFailed(address, f"no {what} within {waited_s:g} s") from error
-    except OSError as error:
-        raise ConnectionFailed(address, error.strerror or str(error)) from error
-    finally:
-        if transport is not None:
-            cast(asyncio.Transport, transport).abort()
-
-
-class _Exchange(asyncio.Protocol):
-    """Sends the request and reads its answer.
-
-    Attributes:
-        answer: status and body.
-    """
-
-    def __init__(self, address: str, method: str, target: str, token: str) -> None:
-        self.answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._address = address
-        length = "" if method == "GET" else "Content-Length: 0\r\n"
-        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-        self._request = (
-            f"{method} {target} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: nsqd\r\n"
-            f"{length}{authorization}Accept: application/vnd.nsq; version=1.0\r\nConnection: close\r\n\r\n"
-        ).encode("ascii")
-        self._parser: Any = HttpResponseParser(self)
-        self._body = bytearray()
-        self._received_bytes = 0
-
-    # asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        if self.answer.done():
-            return
-        self._received_bytes += len(data)
-        if self._received_bytes > ANSWER_BYTES_MAX + _HEAD_BYTES_MAX:
-            self._fail(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
-            return
-        try:
-            self._parser.feed_data(data)
-        except HttpParserError as error:
-            self._fail(f"the answer is not HTTP: {error}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail("closed before the answer was complete")
-
-    # parser
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
-    def on_message_complete(self) -> None:
-        if not self.answer.done():
-            self.answer.set_result((self._parser.get_status_code(), bytes(self._body)))
-
-    def _fail(self, reason: str) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(ConnectionFailed(self._address, reason))
-            self.answer.exception()  # nobody may be waiting any more
+    headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": "nsqd"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    request = Request(method, Endpoint("http", host, port), target, headers)
+    answer = await HttpClient().ask(request, timeout_s=request_timeout_s, connect_timeout_s=connect_timeout_s)
+    return answer.status, answer.body

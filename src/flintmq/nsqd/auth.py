@@ -3,11 +3,10 @@
 Rules of this file:
 
 - It fails closed: an answer that is late, too large, malformed, or names something unknown is no answer.
-- A secret leaves this process only in the request. No error text is taken from the HTTP library, whose texts contain
-  URLs and thereby secrets; redirects are not followed, because they would carry the secret elsewhere.
+- A secret leaves this process only in the request. No error shows a URL, because there is a secret in it
+  (:mod:`flintmq.net.http_exchange`); redirects are not followed, because they would carry the secret elsewhere.
 - Answers are bounded in size, in patterns and in the cost of matching (:mod:`flintmq.net.regex`), and large ones are
   read in a worker thread.
-- aiohttp is imported when the first client sends AUTH.
 
 Source: reference/nsq.md 1.7 and quirks 13 and 14; design/reliability.md section 6 (AUTH).
 """
@@ -18,7 +17,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -26,11 +25,10 @@ import msgspec
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, without_credentials
 from flintmq.net.address import format_address
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.regex import BadPattern, compiled
 from flintmq.wire.server import go_quote
-
-if TYPE_CHECKING:
-    import aiohttp
 
 ANSWER_SIZE_MAX = 1024 * 1024
 ANSWER_SIZE_IN_LOOP = 16 * 1024  # larger ones are read in a worker thread
@@ -272,7 +270,8 @@ class AuthClient:
         self._context = context
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        # a connection each, as nsqd has it: an idle one may be closed just when it is used again
+        self._http = HttpClient()
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
         self._tasks: dict[asyncio.Task[Grants], None] = {}
 
@@ -298,11 +297,11 @@ class AuthClient:
         return task
 
     async def close(self) -> None:
-        """Give up what is being asked and close the connections."""
-        for task in list(self._tasks):
+        """Give up what is being asked."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        if self._session is not None:
-            await self._session.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_in_turn(self, question: Question) -> Grants:
         deadline_s = self._request_timeout_s * (2 * len(self._endpoints) + 1)
@@ -336,71 +335,30 @@ class AuthClient:
         return body
 
     async def _request_once(self, endpoint: str, question: Question) -> tuple[int, bytes]:
-        import aiohttp  # 135 ms that only nsqd with auth servers have to pay for
-        from yarl import URL
-
-        if self._session is None:
-            self._session = self._new_session()
         parameters = question.parameters()
+        headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": "nsqd"}
         try:
             if self._method == "post":
-                url = URL(endpoint)
                 values = {name: [_text(value)] for name, value in parameters.items()}
-                request = self._session.post(
-                    url,
-                    data=msgspec.json.encode(values),
-                    headers={"Content-Type": "application/json"},
-                    allow_redirects=False,
-                )
+                headers["Content-Type"] = "application/json"
+                request = Request.to("POST", endpoint, headers, msgspec.json.encode(values))
             else:
-                url = URL(f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}", encoded=True)
-                request = self._session.get(url, allow_redirects=False)
-            async with request as response:
-                return response.status, await _read(response)
-        except TimeoutError as error:
-            raise AuthFailed(f"no answer within {self._request_timeout_s:g} s") from error
-        except aiohttp.ClientError as error:
-            raise AuthFailed(_reason_of(error)) from None  # its text may have the URL in it, and that the secret
-        except (OSError, ValueError) as error:
-            raise AuthFailed(type(error).__name__) from None
-
-    def _new_session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        return aiohttp.ClientSession(
-            # a connection each, as nsqd has it: an idle one may be closed just when it is used again
-            connector=aiohttp.TCPConnector(limit=CONCURRENT_MAX, force_close=True, ssl=self._context),
-            timeout=aiohttp.ClientTimeout(total=self._request_timeout_s, sock_connect=self._connect_timeout_s),
-            headers={
-                "Accept": "application/vnd.nsq; version=1.0",
-                "Accept-Encoding": "identity",  # what is not compressed cannot swell
-                "User-Agent": "nsqd",
-            },
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = b""
-    while piece := await response.content.read(64 * 1024):
-        body += piece
-        if len(body) > ANSWER_SIZE_MAX:
-            raise AuthFailed(f"the answer is larger than {ANSWER_SIZE_MAX} bytes")
-    return body
+                url = f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
+                request = Request.to("GET", url, headers)
+            answer = await self._http.ask(
+                request,
+                timeout_s=self._request_timeout_s,
+                connect_timeout_s=self._connect_timeout_s,
+                context=self._context,
+                body_bytes_max=ANSWER_SIZE_MAX,
+            )
+        except NoAnswer as failure:
+            raise AuthFailed(failure.reason) from failure
+        return answer.status, answer.body
 
 
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _reason_of(error: Exception) -> str:
-    """Why a request failed, without anything that was in it."""
-    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {cause.verify_message}"
-    strerror = getattr(cause, "strerror", None)
-    return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
 
 
 __all__ = ["AuthClient", "AuthFailed", "ClientAuth", "Grants", "Question", "parse_answer"]

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flintmq.client.blocking.http import get
-from flintmq.client.discovery import ANSWER_SIZE_MAX, NODES_PATH, topic_path
+from flintmq.client.core.discovery import NODES_PATH, topic_path
+from flintmq.client.core.http import ANSWER_SIZE_MAX
 from flintmq.client.options import ConnectionOptions, join_address
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 from flintmq.names import is_valid_name

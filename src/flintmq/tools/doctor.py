@@ -24,16 +24,18 @@ from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-import aiohttp
 import msgspec
 
 from flintmq import __version__
 from flintmq.client.aio.connection import Connection
-from flintmq.client.discovery import ANSWER_SIZE_MAX, Node, parse_nodes
+from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
+from flintmq.client.core.topology import Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError, OptionError
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.loop import loop_factory
 from flintmq.options import (
     MILLISECOND,
@@ -168,16 +170,12 @@ class Doctor:
             auth_secret=options.auth_secret or None,
         )
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
-        self._session: aiohttp.ClientSession | None = None
+        self._client = HttpClient(idle_max=CONCURRENT_MAX)
 
     async def examine(self) -> list[Finding]:
         """Look at everything; return the findings, grouped by whom they are about."""
         findings = examine_machine()
-        headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"flintmq-doctor/{__version__}"}
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        connector = aiohttp.TCPConnector(ssl=self._connection_options.tls_context())
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
-            self._session = session
+        try:
             seen = {address: Seen(_node_of(address)) for address in self._nsqd}
             answered: list[str] = []
             for address, (more, nodes) in zip(
@@ -199,6 +197,8 @@ class Doctor:
                 findings += each.findings
             if self._topic:
                 findings += await self._examine_topic(answered)
+        finally:
+            await self._client.close()
         return findings
 
     # -- nsqlookupd ----------------------------------------------------------------------------------------------------
@@ -327,19 +327,20 @@ class Doctor:
         Raises:
             OSError: no answer; the text says why.
         """
-        assert self._session is not None
         loop = asyncio.get_running_loop()
+        options = self._connection_options
+        headers = {**options.lookup_headers(), "User-Agent": f"flintmq-doctor/{__version__}"}
         begun = loop.time()
         try:
-            async with self._session.get(url, allow_redirects=False) as response:
-                body = await response.content.read(ANSWER_SIZE_MAX)
-                date = response.headers.get("Date", "")
-        except TimeoutError as error:
-            raise OSError(f"no answer within {self._timeout_s:g} s") from error
-        except aiohttp.ClientError as error:
-            raise OSError(str(error) or type(error).__name__) from error
+            request = Request.to("GET", url, headers)
+            context = options.tls_context() if request.endpoint.is_secured else None
+            answer = await self._client.ask(
+                request, timeout_s=self._timeout_s, context=context, body_bytes_max=ANSWER_SIZE_MAX
+            )
+        except NoAnswer as failure:
+            raise no_answer(failure, options) from failure
         took_s = loop.time() - begun
-        return Answer(response.status, body, took_s, self._ahead_s(date, took_s))
+        return Answer(answer.status, answer.body, took_s, self._ahead_s(answer.headers.get("date", ""), took_s))
 
     async def _try_get(self, url: str) -> Answer | None:
         try:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from flintmq.client.admin import nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
-from flintmq.client.discovery import HttpFetch
+from flintmq.client.aio.http import HttpFetch
 from flintmq.client.options import ConnectionOptions, Seconds, seconds
 from flintmq.errors import ConnectionFailed
 

@@ -3,7 +3,7 @@
 Rules of this file:
 
 - It joins the parts and decides nothing that a policy can decide: :mod:`flintmq.client.aio.connection` (bytes),
-  :mod:`flintmq.client.core.flow` (RDY, backoff), :mod:`flintmq.client.discovery` (addresses),
+  :mod:`flintmq.client.core.flow` (RDY, backoff), :mod:`flintmq.client.core.discovery` (addresses),
   :mod:`flintmq.client.inbox` (what waits to be handed out), :mod:`flintmq.client.aio.handlers` (who is handed it).
 - One task per nsqd, or per partition, keeps it connected (:mod:`flintmq.client.aio.subscribing`); one follows the
   nsqlookupd (:mod:`flintmq.client.aio.following`); the handler's workers are the only others.
@@ -28,6 +28,8 @@ from flintmq.client import trace as trace_log
 from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dead_letters import DeadLetters
+from flintmq.client.aio.http import HttpFetch
+from flintmq.client.aio.lookup import Fetch, Lookup
 from flintmq.client.aio.producer import Producer
 from flintmq.client.aio.subscribing import Subscriptions
 from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
@@ -38,7 +40,6 @@ from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value,
 from flintmq.client.core.start import StartAt
 from flintmq.client.core.stats import ConsumerStats
 from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Unreadable, letter_headers, read_error
-from flintmq.client.discovery import Fetch, HttpFetch, Lookup
 from flintmq.client.inbox import Inbox
 from flintmq.client.options import (
     ConnectionOptions,

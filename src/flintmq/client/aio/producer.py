@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Self, overload
 
 from flintmq.client.admission import Admission
 from flintmq.client.aio.connection import Connection
+from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.links import Links
+from flintmq.client.aio.lookup import Fetch, Lookup
 from flintmq.client.aio.sending import Policy, Sender, partition_of
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.envelope import wrap
@@ -34,7 +36,6 @@ from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.core.topology import Topology
 from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
-from flintmq.client.discovery import Fetch, HttpFetch, Lookup
 from flintmq.client.options import (
     DELAY_MAX_S,
     SOURCE,

@@ -22,10 +22,11 @@ from collections.abc import Callable
 from flintmq.client.aio.connection import Connection, ConnectionOwner
 from flintmq.client.aio.following import Following
 from flintmq.client.aio.links import Links
+from flintmq.client.aio.lookup import Lookup
+from flintmq.client.core.discovery import PollTimes
 from flintmq.client.core.flow import Flow
 from flintmq.client.core.start import NS_PER_S, Beginning
 from flintmq.client.core.topology import Topology
-from flintmq.client.discovery import Lookup, PollTimes
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.publish import MOVED_CODES
 from flintmq.client.routing import Target

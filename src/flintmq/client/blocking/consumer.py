@@ -44,6 +44,7 @@ from flintmq.client.blocking.subscribing import Subscriptions
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.core.bodies import reader
+from flintmq.client.core.discovery import PollTimes
 from flintmq.client.core.envelope import open_delivery
 from flintmq.client.core.flow import BACKOFF_JITTER, Flow
 from flintmq.client.core.message import Delivery, Message, Value, is_hex, take_apart
@@ -51,7 +52,6 @@ from flintmq.client.core.start import StartAt
 from flintmq.client.core.stats import ConsumerStats
 from flintmq.client.core.topology import Topology
 from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Letters, Unreadable, letter_headers, read_error
-from flintmq.client.discovery import PollTimes
 from flintmq.client.inbox import Inbox
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
 from flintmq.client.routing import Target

@@ -16,8 +16,8 @@ from functools import partial
 from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.discovery import NODES_PATH, topic_path
 from flintmq.client.core.topology import Topology
-from flintmq.client.discovery import NODES_PATH, topic_path
 from flintmq.client.publish import LOOKUP_JITTER
 from flintmq.client.routing import Routes
 from flintmq.env import Env

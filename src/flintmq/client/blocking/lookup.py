@@ -8,8 +8,8 @@ Rules of this file:
   answer that comes later is kept for the next question.
 - Now and then each is first asked which nsqlookupd there are (``listlookup``); those that are new are asked as well.
 - Those that failed again and again are asked when no other answered, and every few times.
-- What is read out of answers, and what stands while an nsqlookupd fails: :class:`flintmq.client.discovery.Answers`;
-  who is asked: :class:`flintmq.client.discovery.Directory`.
+- What is asked, what is read out of answers, what stands while an nsqlookupd fails:
+  :mod:`flintmq.client.core.discovery`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from flintmq.client.blocking.crew import Crew
+from flintmq.client.core.discovery import LIST_PATH, Answers, Directory
 from flintmq.client.core.timers import Timer, Timers
-from flintmq.client.core.topology import Topology, parse_members
-from flintmq.client.discovery import LIST_PATH, LISTS_INTERVAL_S, NO_LIST_S, Answers, Directory
+from flintmq.client.core.topology import Topology
 from flintmq.errors import DiscoveryError, FlintError
 
 PATIENCE_S = 1.0
@@ -64,9 +63,7 @@ class Lookup:
         self._timers = timers
         self._lock = lock
         self._told = told
-        self._lists_at = 0.0
         self._unlisted: dict[str, None] = {}
-        self._without_list_until: dict[str, float] = {}
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -125,14 +122,9 @@ class Lookup:
 
     def _begin_lists(self, question: _Question) -> None:
         """Have this question ask for lists, if they were not asked for long."""
-        now = self._timers.time()
-        if now < self._lists_at:
-            return
-        self._lists_at = now + LISTS_INTERVAL_S
-        known = self._directory.addresses
-        self._without_list_until = {each: at for each, at in self._without_list_until.items() if each in known}
-        question.lists = {each: True for each in known if self._without_list_until.get(each, now) <= now}
-        self._unlisted = dict.fromkeys(question.lists)
+        if due := self._directory.lists_due(self._timers.time()):
+            question.lists = dict.fromkeys(due, True)
+            self._unlisted = dict.fromkeys(due)
 
     def _ask_list(self, question: _Question, address: str) -> Exception | None:
         """Ask one of them who else there is, in a thread of the crew; returns why it gave no answer at all."""
@@ -140,11 +132,7 @@ class Lookup:
         with self._lock:
             self._unlisted.pop(address, None)
             if not isinstance(answer, Exception):
-                status, body = answer
-                members = parse_members(body, urlsplit(address).scheme) if status == 200 else ()
-                self._directory.note_list(address, members)
-                if not members:  # NSQ's own, which answers 404
-                    self._without_list_until[address] = self._timers.time() + NO_LIST_S
+                self._directory.note_list(address, *answer, self._timers.time())
             if not self._unlisted:
                 former = self._directory.addresses
                 self._directory.take_lists()

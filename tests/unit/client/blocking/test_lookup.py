@@ -9,8 +9,8 @@ import pytest
 
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, PATIENCE_S, Lookup
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core.discovery import DEMOTED_AFTER, LISTS_INTERVAL_S, NO_LIST_S, topic_path
 from flintmq.client.core.topology import Topology
-from flintmq.client.discovery import DEMOTED_AFTER, LISTS_INTERVAL_S, NO_LIST_S, topic_path
 from flintmq.errors import DiscoveryError
 from flintmq.testing import ManualClock
 

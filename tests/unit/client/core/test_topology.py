@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from flintmq.client.core.discovery import NODES_PATH, Answers
 from flintmq.client.core.topology import Remembered, Statement, TopicMeta, decide, parse_answer, parse_members, unite
-from flintmq.client.discovery import NODES_PATH, Answers
 from flintmq.errors import DiscoveryError
 
 A, B, C = "http://a:4161", "http://b:4161", "http://c:4161"

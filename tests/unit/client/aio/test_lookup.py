@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
-from aiohttp import web
 from tests.sim.loop import Simulation
 
-from flintmq.client.discovery import (
-    DEMOTED_AFTER,
-    DEMOTED_EVERY,
-    Directory,
-    HttpFetch,
-    Lookup,
-    Node,
-    PollTimes,
-    parse_nodes,
-)
-from flintmq.client.options import NSQLOOKUPD_COUNT_MAX
+from flintmq.client.aio.lookup import Lookup
+from flintmq.client.core.discovery import DEMOTED_AFTER, DEMOTED_EVERY
 from flintmq.errors import DiscoveryError
 
 A, B = "http://a:4161", "http://b:4161"
@@ -91,36 +80,6 @@ def questions(fetch) -> list[str]:
     return [url for url in fetch.asked if not url.endswith("/listlookup")]
 
 
-# --- answers ---
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda data: data, lambda data: {"status_code": 200, "status_txt": "OK", "data": data}],
-    ids=["bare", "wrapped"],
-)
-def test_both_forms(wrap):
-    body = json.dumps(wrap({"channels": ["c"], "producers": [node("n1"), node("n2", 5000)], "meta": {}})).encode()
-    assert addresses(parse_nodes(body)) == ["n1:4150", "n2:5000"]
-
-
-@pytest.mark.parametrize(
-    "body", [b'{"producers":null}', b'{"producers":[]}', b"{}", b'{"status_code":200,"data":null}', b'{"data":{}}']
-)
-def test_no_nodes(body):
-    assert parse_nodes(body) == ()
-
-
-def test_nodes_that_cannot_be_connected_to_are_left_out():
-    assert addresses(parse_nodes(bare(node(""), node("n", 0), node("::1")))) == ["[::1]:4150"]
-
-
-@pytest.mark.parametrize("body", [b"", b"OK", b"[]", b'{"producers":5}', b'{"producers":[{"tcp_port":"x"}]}', b"\xff"])
-def test_what_cannot_be_read(body):
-    with pytest.raises(DiscoveryError, match="cannot be read"):
-        parse_nodes(body)
-
-
 # --- several nsqlookupd ---
 
 
@@ -173,10 +132,6 @@ async def test_all_nodes(lookup, fetch):
 async def test_close(lookup, fetch):
     await lookup.close()
     assert fetch.asked == ["closed"]
-
-
-def test_a_node_is_its_address():
-    assert Node("host", 4150).address == "host:4150"
 
 
 # --- which nsqlookupd there are ---
@@ -271,112 +226,3 @@ async def test_a_failing_one_is_asked_at_once_when_no_other_answers(lookup, fetc
     fetch.answers = {A: (200, bare(node("n2"))), B: OSError("refused")}
     for _ in range(3):
         assert addresses(await lookup.topic("t")) == ["n2:4150"]
-
-
-def test_a_directory_is_bounded():
-    directory = Directory([A])
-    directory.note_list(A, tuple(f"http://h:{port}" for port in range(1, 1000)))
-    directory.take_lists()
-    assert len(directory.addresses) == NSQLOOKUPD_COUNT_MAX
-    assert directory.addresses[0] == A
-
-
-# --- polling ---
-
-
-def exact(interval_s: float, jitter: float) -> float:
-    assert jitter == 0.3
-    return interval_s
-
-
-def test_polls_become_rare_and_hurry_after_a_loss():
-    times = PollTimes(60.0, 0.3)
-    assert [times.next_s(exact) for _ in range(7)] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert times.hurry(), "a wait of 60 s is to be cut short"
-    assert times.next_s(exact) == 2.0
-    assert not times.hurry(), "the present one is short: losses in quick succession must not put the poll off for ever"
-    assert [times.next_s(exact) for _ in range(2)] == [2.0, 4.0]
-
-
-def test_polls_are_never_rarer_than_asked_for():
-    times = PollTimes(0.5, 0.3)
-    assert [times.next_s(exact) for _ in range(3)] == [0.5, 0.5, 0.5]
-
-
-def test_a_topic_with_partitions_is_polled_more_often():
-    times = PollTimes(60.0, 0.3)
-    assert [times.next_s(exact) for _ in range(5)] == [2.0, 4.0, 8.0, 16.0, 32.0]
-    times.limit(5.0, 1.0)
-    assert [times.next_s(exact) for _ in range(2)] == [5.0, 5.0]
-    assert times.hurry()
-    assert [times.next_s(exact) for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
-
-
-# --- over HTTP ---
-
-
-@pytest.fixture
-async def server():
-    """A web server: a dict whose "handler" the test sets, and its URL."""
-    script: dict[str, Any] = {}
-
-    async def answer(request):
-        return await script["handler"](request)
-
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield script, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def http():
-    fetch = HttpFetch()
-    yield fetch
-    await fetch.close()
-
-
-async def test_http_answers(server, http):
-    script, url = server
-
-    async def handler(request):
-        assert request.headers["Accept"] == "application/vnd.nsq; version=1.0"
-        if request.path == "/listlookup":
-            return web.Response(status=404)
-        return web.Response(body=bare(node(request.query["topic"])))
-
-    script["handler"] = handler
-    lookup = Lookup([url], 5.0, http)
-    assert addresses(await lookup.topic("t")) == ["t:4150"]
-
-
-async def test_http_deadline(server, http):
-    script, url = server
-
-    async def handler(request):
-        await asyncio.sleep(30)
-
-    script["handler"] = handler
-    with pytest.raises(OSError, match=r"no answer within 0\.05 s"):
-        await http(url + "/lookup", 0.05)
-
-
-async def test_http_refused(http):
-    with pytest.raises(OSError, match=r"127\.0\.0\.1"):
-        await http("http://127.0.0.1:1/lookup", 5.0)
-
-
-async def test_http_answer_too_large(server, http, monkeypatch):
-    script, url = server
-    monkeypatch.setattr("flintmq.client.discovery.ANSWER_SIZE_MAX", 1000)
-
-    async def handler(request):
-        return web.Response(body=bytes(int(request.query["size"])))
-
-    script["handler"] = handler
-    assert await http(url + "/?size=1000", 5.0) == (200, bytes(1000))
-    with pytest.raises(OSError, match="larger than 1000 bytes"):
-        await http(url + "/?size=1001", 5.0)

@@ -1,0 +1,33 @@
+"""What a client asks a daemon over HTTP, and what it says when it gets no answer; the same for both flavours.
+
+Rules of this file: an nsqlookupd at ``https://`` is verified as an nsqd is (:mod:`flintmq.client.security`); what goes
+wrong is an OSError with a text for people.
+
+Source: reference/nsq.md 2.2 and 2.3.
+"""
+
+from __future__ import annotations
+
+from flintmq.client.options import ConnectionOptions, why_unreachable
+from flintmq.client.security import explain
+from flintmq.net.http_exchange import NoAnswer, Request
+
+ANSWER_SIZE_MAX = 16 * 1024 * 1024
+
+
+def request_to(method: str, url: str, options: ConnectionOptions, body: bytes = b"") -> Request:
+    """The request for a URL.
+
+    Raises:
+        NoAnswer: it is no URL of HTTP.
+    """
+    return Request.to(method, url, options.lookup_headers(), body)
+
+
+def no_answer(failure: NoAnswer, options: ConnectionOptions) -> OSError:
+    """The error that a caller is told."""
+    if failure.tls_name is not None:
+        return OSError(explain(failure.reason, failure.tls_name, options.shows_certificate))
+    if failure.error is not None:
+        return OSError(f"cannot connect to {failure.address}: {why_unreachable(failure.error)}")
+    return OSError(failure.reason)
