@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from flintmq.client.app import App
     from flintmq.client.core.message import Discard, Message, Requeue
     from flintmq.client.core.order import OrderViolation
+    from flintmq.client.core.publish import Published
     from flintmq.client.core.start import Start
     from flintmq.client.options import ConnectionOptions
-    from flintmq.client.publish import Published
     from flintmq.client.security import TlsRefused
     from flintmq.client.telemetry import Telemetry
     from flintmq.errors import (
@@ -107,7 +107,7 @@ _CLIENT = {
     "HttpRefused": "flintmq.client.admin.question",
     "TlsRefused": "flintmq.client.security",
     "Telemetry": "flintmq.client.telemetry",
-    "Published": "flintmq.client.publish",
+    "Published": "flintmq.client.core.publish",
     "OrderViolation": "flintmq.client.core.order",
 }
 

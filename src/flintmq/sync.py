@@ -21,10 +21,10 @@ from flintmq.client.blocking.consumer import Consumer
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.core.message import Discard, Message, Requeue
 from flintmq.client.core.order import OrderViolation
+from flintmq.client.core.publish import Published
 from flintmq.client.core.start import Start
 from flintmq.client.core.stats import ConsumerStats, ProducerStats
 from flintmq.client.options import ConnectionOptions
-from flintmq.client.publish import Published
 from flintmq.errors import (
     BodyError,
     ConnectionFailed,

@@ -14,8 +14,8 @@ from tests.unit.client.fake_cluster import HANG_UP, OK, SILENCE, STORE_AND_HANG_
 from tests.unit.client.world import World, until
 
 from flintmq import Producer
+from flintmq.client.core.publish import Published
 from flintmq.client.core.sharding import partition_of
-from flintmq.client.publish import Published
 from flintmq.errors import LocalProtocolError, OptionError, PublishError, PublishRefused, PublishUnknown
 
 

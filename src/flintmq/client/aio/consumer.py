@@ -24,7 +24,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from flintmq.client import trace as trace_log
 from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dead_letters import DeadLetters
@@ -32,6 +31,7 @@ from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Fetch, Lookup
 from flintmq.client.aio.producer import Producer
 from flintmq.client.aio.subscribing import Subscriptions
+from flintmq.client.core import trace as trace_log
 from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.core.bodies import reader
 from flintmq.client.core.envelope import open_delivery

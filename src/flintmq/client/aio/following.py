@@ -13,8 +13,8 @@ from collections.abc import Callable
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.discovery import PollTimes
+from flintmq.client.core.routing import DISTRUST_S, Target
 from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
-from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.client.subscription import PARTITIONED_POLL_S, SOON_S
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError

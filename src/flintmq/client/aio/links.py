@@ -1,6 +1,6 @@
 """Keeps a set of nsqd connected: one task per target, which connects again whenever its connection is lost.
 
-A target is an address, or a partition on an address (:class:`flintmq.client.routing.Target`): one connection each.
+A target is an address, or a partition on an address (:class:`flintmq.client.core.routing.Target`): one connection each.
 
 Rules of this file: the first attempt after a loss comes within 1 s, later ones less and less often, with jitter; an
 target that is no longer listed stays connected as long as its connection holds, and is not tried again after that.

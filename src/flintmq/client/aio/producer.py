@@ -3,9 +3,9 @@
 Rules of this file:
 
 - Every call ends within its deadline: with a result once nsqd answered OK, or with an exception
-  (:mod:`flintmq.client.aio.sending`).
+  (:mod:`flintmq.client.core.sending`).
 - What is on its way is bounded in bytes; who wants to publish more waits, first come first served
-  (:mod:`flintmq.client.admission`).
+  (:mod:`flintmq.client.core.admission`).
 - This file checks what is asked for and keeps connections and routes; it sends nothing itself.
 - When every nsqd of a topic refuses this client for good (its secret, its certificate), a publish fails at once; the
   connections are tried again all the same.
@@ -16,29 +16,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, overload
 
-from flintmq.client.admission import Admission
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.links import Links
 from flintmq.client.aio.lookup import Fetch, Lookup
-from flintmq.client.aio.sending import Policy, Sender, partition_of
+from flintmq.client.core.admission import Admission
 from flintmq.client.core.backoff import jittered_s
-from flintmq.client.core.envelope import wrap
-from flintmq.client.core.once import Writers, check_not_delayed, check_not_once
+from flintmq.client.core.fate import Policy
+from flintmq.client.core.intake import Intake
+from flintmq.client.core.once import Writers
+from flintmq.client.core.publish import (
+    LOOKUP_JITTER,
+    TRIES_MAX,
+    Body,
+    Carrier,
+    Gather,
+    Publish,
+    Published,
+    check_topic,
+    checked_body,
+    checked_headers,
+    closed_error,
+    message_cost,
+)
+from flintmq.client.core.routing import Routes
+from flintmq.client.core.sending import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BYTES_IN_FLIGHT_MAX, Sender
 from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.core.topology import Topology
 from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
 from flintmq.client.options import (
     DELAY_MAX_S,
-    SOURCE,
     ConnectionOptions,
     Seconds,
     addresses,
@@ -47,35 +61,14 @@ from flintmq.client.options import (
     system_env,
     whole,
 )
-from flintmq.client.publish import (
-    LOOKUP_JITTER,
-    TRIES_MAX,
-    Body,
-    Gather,
-    Publish,
-    Published,
-    check_topic,
-    checked_bodies,
-    checked_body,
-    checked_headers,
-    checked_trace_ids,
-    closed_error,
-    headers_of_all,
-    message_cost,
-    messages_cost,
-    with_carried,
-)
-from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
 from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
     DiscoveryError,
     FlintError,
-    LocalProtocolError,
     NoNsqd,
     NsqdError,
-    OptionError,
 )
 from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Record
@@ -85,9 +78,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flintmq.client")
 
-BATCH_COUNT_MAX = 200
-BATCH_BYTES_MAX = 1024 * 1024
-BYTES_IN_FLIGHT_MAX = 16 * 1024 * 1024
 GAPS_EVERY = 5  # rounds of the follower in which topics with a partition that takes nothing are not looked up
 
 
@@ -173,8 +163,6 @@ class Producer:
         self._batches = batch
         self._timeout_s = seconds(timeout, "timeout", 0.001)
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
-        partition_of(0, 1, sharding)
-        self._sharding = sharding
         self._policy = Policy(
             self._timeout_s,
             retry_unknown,
@@ -185,10 +173,15 @@ class Producer:
             self._lookup is not None,
         )
         self._writers = Writers(producer_id, self._env) if idempotent else None
-        self._telemetry = telemetry
-        self._traced: set[str] = set()
-        for topic in trace:
-            self.trace(topic)
+        self._intake = Intake(
+            has_lookup=self._lookup is not None,
+            sharding=sharding,
+            writers=self._writers,
+            is_gathered=batch,
+            traced=trace,
+            telemetry=telemetry,
+            env=self._env,
+        )
         self._links: Links[str] = Links(self._connect, self._note_attempt, self._broke, self._env)
         self._stats = ProducerStats()
         self._admission = Admission(self._bytes_max, self._stats, self._cause)
@@ -205,7 +198,7 @@ class Producer:
         return f"<Producer on {len(self._connections)} nsqd, {self._stats.bytes_in_flight} bytes in flight>"
 
     @property
-    def _connections(self) -> tuple[Connection, ...]:
+    def _connections(self) -> tuple[Carrier, ...]:
         return () if self._sender is None else self._sender.connections
 
     def _cause(self) -> FlintError | None:
@@ -236,6 +229,7 @@ class Producer:
         policy = self._policy
         sender = self._sender = Sender(
             self._loop,
+            self._loop.call_soon,
             self._env,
             policy,
             self._routes,
@@ -243,12 +237,12 @@ class Producer:
             self._admission,
             self._stats,
             self._look_up,
-            self._traced.__contains__,
+            self._intake.traced.__contains__,
             self._writers,
         )
         if self._batches:
             take = partial(sender.take, will_flush=True)
-            self._gather = Gather(self._loop, take, sender.flush, policy.count_max, policy.bytes_max)
+            self._gather = Gather(self._loop.call_soon, take, sender.flush, policy.count_max, policy.bytes_max)
         if self._lookup is not None:
             work = kept_up(partial(self._follow, sender), "following the topics of a producer")
             self._follower = self._loop.create_task(work)
@@ -268,7 +262,9 @@ class Producer:
         try:
             if self._gather is not None:
                 self._gather.flush()
-            await self._sender.wait_idle()
+            idle = asyncio.Event()
+            self._sender.when_idle(idle.set)
+            await idle.wait()
         finally:
             await self._shut(self._sender)
 
@@ -338,15 +334,11 @@ class Producer:
         """
         check_topic(topic)
         data = checked_body(body)
-        check_not_once(self._writers, trace_id=trace_id, headers=headers)
+        self._intake.check_not_once(trace_id=trace_id, headers=headers)
         deadline = self._deadline(timeout)
-        if self._telemetry is None:
+        if self._intake.telemetry is None:
             return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
-        with self._telemetry.publishing(topic, 1, len(data)) as carried:
-            if self._routes.is_extended(topic) and self._writers is None:
-                headers = {**(headers or {}), **carried}
-            elif self._telemetry.has_envelope:
-                data = wrap(carried, data)
+        with self._intake.carried(self._routes, topic, data, headers) as (data, headers):
             return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
 
     async def _pub(
@@ -359,41 +351,22 @@ class Producer:
         trace_id: int | None,
         headers: Mapping[str, object] | None,
     ) -> Published | None:
+        assert self._loop is not None
         cost = message_cost(data)
         is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
-        if is_plain and topic not in self._traced:
+        if is_plain and topic not in self._intake.traced:
             if self._admission.waiting or self._stats.bytes_in_flight + cost > self._bytes_max:
-                await self._admission.admit(cost, deadline)
+                await self._admit(cost, deadline)
             else:
                 self._stats.bytes_in_flight += cost
             if self._gather is not None:
-                return await self._gather.add(topic, data, deadline, cost)
+                waiter: asyncio.Future[Published | None] = self._loop.create_future()
+                self._gather.add(topic, data, waiter, deadline, cost)
+                return await waiter
             return await self._publish(Publish(topic, [data], [], deadline, cost))
-        publish = Publish(topic, [data], [], deadline, cost)
-        self._place(publish, sharding_id, partition)
-        self._add(publish, None if trace_id is None else [trace_id], None if headers is None else [headers])
-        publish.is_gathered = self._batches and publish.trace_ids is None and publish.headers is None
-        await self._admission.admit(publish.cost, deadline)
+        publish = self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers)
+        await self._admit(publish.cost, deadline)
         return await self._publish(publish)
-
-    def _add(
-        self,
-        publish: Publish,
-        trace_id: int | Sequence[int] | None,
-        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
-    ) -> None:
-        """Note what goes with the messages of a publish."""
-        count = len(publish.bodies)
-        publish.trace_ids = checked_trace_ids(trace_id, count)
-        publish.is_trace_asked = trace_id is not None
-        if trace_id is None and publish.topic in self._traced:
-            publish.trace_ids = [self._new_trace_id() for _ in publish.bodies]
-        if headers is not None:
-            publish.headers = headers_of_all(headers, count, publish.trace_ids)
-            publish.cost += sum(map(len, publish.headers))
-        publish.needs_partition |= publish.is_trace_asked or (headers is not None and self._lookup is not None)
-        if publish.needs_partition and publish.keys is None and self._lookup is None:
-            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
 
     @overload
     async def mpub(
@@ -450,33 +423,12 @@ class Producer:
             PublishRefused: none is stored.
             PublishUnknown: they may be stored.
         """
-        check_topic(topic)
-        data = checked_bodies(bodies)
-        if not data:
-            raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
-        defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        check_not_once(self._writers, delay=delay, trace_id=trace_id, headers=headers)
-        check_not_delayed(delay, trace_id=trace_id, headers=headers)
         deadline = self._deadline(timeout)
-        with self._span(topic, data) as (enveloped, carried):
-            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
-            self._place(publish, sharding_id, partition)
-            if defer_ms is None:
-                self._add(publish, trace_id, with_carried(headers, carried) if carried else headers)
-            await self._admission.admit(publish.cost, publish.deadline)
+        with self._intake.several(
+            self._routes, topic, bodies, deadline, delay, sharding_id, partition, trace_id, headers
+        ) as publish:
+            await self._admit(publish.cost, deadline)
             return await self._publish(publish)
-
-    @contextmanager
-    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[tuple[list[bytes], dict[str, str]]]:
-        """A span around a publish, if that is wanted; yields bodies and headers that carry its context, if they can."""
-        if self._telemetry is None:
-            yield bodies, {}
-            return
-        with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
-            if self._routes.is_extended(topic):  # an envelope would be taken for the body there
-                yield bodies, carried if self._writers is None else {}
-            else:
-                yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies, {}
 
     async def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -487,23 +439,8 @@ class Producer:
             PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows.
             PublishUnknown: the message may be stored.
         """
-        check_topic(topic)
-        check_not_once(self._writers, delay=delay)
-        defer_ms = milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        data = checked_body(body)
-        deadline = self._deadline(timeout)
-        with self._span(topic, [data]) as (enveloped, _):
-            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
-            await self._admission.admit(publish.cost, publish.deadline)
-            await self._publish(publish)
-
-    def _place(self, publish: Publish, sharding_id: ShardingId | None, partition: int | None) -> None:
-        """Note where a publish must go, if that is not all the same."""
-        check_place(sharding_id, partition, self._lookup is not None, self._sharding)
-        if sharding_id is not None or partition is not None:
-            publish.sharding_id, publish.partition = sharding_id, partition
-            publish.keys = [sharding_id]
-            publish.needs_partition = True
+        milliseconds(delay, "delay", 0, DELAY_MAX_S)  # None would be no delay
+        await self.mpub(topic, [body], delay=delay, timeout=timeout)
 
     async def _publish(self, publish: Publish) -> Published | None:
         assert self._loop is not None
@@ -512,6 +449,33 @@ class Producer:
         publish.waiters.append(waiter)
         self._sender.take(publish)
         return await waiter
+
+    async def _admit(self, cost: int, deadline: float) -> None:
+        """Wait until ``cost`` bytes may be sent.
+
+        Raises:
+            LocalProtocolError: they never may.
+            PublishRefused: there was no room in time, or the producer is closed.
+        """
+        assert self._loop is not None
+        if self._admission.admit(cost):
+            return
+        room: asyncio.Future[None] = self._loop.create_future()
+        self._admission.wait(cost, room)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await room
+        except TimeoutError:
+            self._withdraw(cost, room)
+            raise self._admission.late() from self._cause()
+        except asyncio.CancelledError:
+            self._withdraw(cost, room)
+            raise
+
+    def _withdraw(self, cost: int, room: asyncio.Future[None]) -> None:
+        was_granted = room.done() and not room.cancelled() and room.exception() is None
+        room.cancel()
+        self._admission.withdraw(cost, was_granted)
 
     def _deadline(self, timeout: Seconds | None) -> float:
         if self._loop is None:
@@ -526,20 +490,12 @@ class Producer:
         Raises:
             LocalProtocolError: no topic can have this name.
         """
-        check_topic(topic)
-        if on:
-            check_not_once(self._writers, trace=topic)
-            self._traced.add(topic)
-        else:
-            self._traced.discard(topic)
+        self._intake.trace(topic, on)
 
     @property
     def traced(self) -> tuple[str, ...]:
         """The topics that are traced now."""
-        return tuple(sorted(self._traced))
-
-    def _new_trace_id(self) -> int:
-        return self._env.random.getrandbits(63) or 1
+        return tuple(sorted(self._intake.traced))
 
     def stats(self) -> ProducerStats:
         """Count what was done and say where the producer stands."""
@@ -548,8 +504,10 @@ class Producer:
     # --- connecting ---
 
     async def _connect(self, address: str) -> Connection:
-        connection = await Connection.open(address, self, self._options, self._env, once=self._writers is not None)
-        if not connection.is_lost and self._sender is not None:
+        assert self._sender is not None
+        is_once = self._writers is not None
+        connection = await Connection.open(address, _Owner(self._sender), self._options, self._env, once=is_once)
+        if not connection.is_lost:
             self._sender.join(connection)
         return connection
 
@@ -605,7 +563,8 @@ class Producer:
             NsqdError: it is refused for another reason.
         """
         (address,) = self._nsqd
-        connection = await Connection.open(address, self, self._options, self._env)
+        assert self._sender is not None
+        connection = await Connection.open(address, _Owner(self._sender), self._options, self._env)
         try:
             await connection.publish_alone(topic, checked_headers(headers, None), body)
         except NsqdError as error:
@@ -655,12 +614,16 @@ class Producer:
             for topic in topics:
                 self._look_up(topic)
 
-    # --- what connections tell (connection.ConnectionOwner) ---
+
+class _Owner:
+    """What connections tell a producer; a :class:`flintmq.client.aio.connection.ConnectionOwner`."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
 
     def on_lost(self, connection: Connection, error: FlintError) -> None:
         """Let a connection go; what waited for its answers was told already."""
-        if self._sender is not None:
-            self._sender.leave(connection, error)
+        self._sender.leave(connection, error)
 
     def on_messages(self, connection: Connection, records: list[Record]) -> None:
         """Nothing is subscribed, so nsqd sends no messages."""

@@ -25,11 +25,11 @@ from flintmq.client.aio.links import Links
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.core.discovery import PollTimes
 from flintmq.client.core.flow import Flow
+from flintmq.client.core.publish import MOVED_CODES
+from flintmq.client.core.routing import Target
 from flintmq.client.core.start import NS_PER_S, Beginning
 from flintmq.client.core.topology import Topology
 from flintmq.client.options import ConnectionOptions
-from flintmq.client.publish import MOVED_CODES
-from flintmq.client.routing import Target
 from flintmq.client.security import Refusals
 from flintmq.client.subscription import DOUBT_S, EXTEND_CODES, TOPIC_CODES, OrderCommands
 from flintmq.env import Env

@@ -31,7 +31,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from flintmq.client import trace as trace_log
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.forking import watch
@@ -42,19 +41,20 @@ from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.blocking.subscribing import Subscriptions
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core import trace as trace_log
 from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.core.bodies import reader
 from flintmq.client.core.discovery import PollTimes
 from flintmq.client.core.envelope import open_delivery
 from flintmq.client.core.flow import BACKOFF_JITTER, Flow
 from flintmq.client.core.message import Delivery, Message, Value, is_hex, take_apart
+from flintmq.client.core.routing import Target
 from flintmq.client.core.start import StartAt
 from flintmq.client.core.stats import ConsumerStats
 from flintmq.client.core.topology import Topology
 from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Letters, Unreadable, letter_headers, read_error
 from flintmq.client.inbox import Inbox
 from flintmq.client.options import ConnectionOptions, Seconds, addresses, seconds, system_env, whole
-from flintmq.client.routing import Target
 from flintmq.client.subscription import (
     CLOSE_WAIT_S,
     DRAIN_SAID_S,

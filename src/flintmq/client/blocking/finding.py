@@ -17,9 +17,9 @@ from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.discovery import NODES_PATH, topic_path
+from flintmq.client.core.publish import LOOKUP_JITTER
+from flintmq.client.core.routing import Routes
 from flintmq.client.core.topology import Topology
-from flintmq.client.publish import LOOKUP_JITTER
-from flintmq.client.routing import Routes
 from flintmq.env import Env
 from flintmq.errors import DiscoveryError, FlintError, NoNsqd
 

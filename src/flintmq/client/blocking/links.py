@@ -1,6 +1,6 @@
 """Keeps a set of targets connected, without a thread for each.
 
-A target is an address, or a partition on an address (:class:`flintmq.client.routing.Target`): one connection each.
+A target is an address, or a partition on an address (:class:`flintmq.client.core.routing.Target`): one connection each.
 
 Rules of this file:
 

@@ -4,9 +4,8 @@ Rules of this file:
 
 - A call takes a line out of a pool, asks, and puts it back; it waits for a line, for an answer and between tries, never
   beyond its deadline, and never with the lock held.
-- The outcomes and the retry table are those of :mod:`flintmq.client.aio.producer`: an error in the message is final;
-  "not here, not now" is tried again, up to ``max_tries``; without an answer it is sent to another nsqd
-  (``retry_unknown``).
+- What becomes of a publish, :mod:`flintmq.client.core.fate` says, as in the asyncio client; this file carries that out
+  in the thread of the call.
 - Lines are opened by a crew, so that neither a name that does not resolve nor an nsqd that is gone holds up a call
   beyond its deadline. A keeper answers heartbeats on free lines and replaces those that are lost.
 - Calls that keep an order stand in a queue of their partition (:mod:`flintmq.client.blocking.queues`) and go there or
@@ -18,34 +17,48 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Final, NoReturn, Self, overload
 
-from flintmq.client import trace as trace_log
-from flintmq.client.blocking.calls import Build, Call, Place, Turns, mpub_command, once_command, pub_command
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.finding import LOOK_AGAIN_S, Finding
 from flintmq.client.blocking.forking import watch
 from flintmq.client.blocking.http import get
 from flintmq.client.blocking.keeper import Keeper
-from flintmq.client.blocking.line import Line, Unanswered
+from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.lookup import Fetch, Lookup
 from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.core.envelope import wrap
-from flintmq.client.core.once import GAP_CODE, Spot, check_not_delayed, check_not_once, new_writers
-from flintmq.client.core.sharding import ShardingId, partition_of
+from flintmq.client.blocking.turns import Place, Turns
+from flintmq.client.core import trace as trace_log
+from flintmq.client.core.fate import Fate, Policy, Retry, Verdict
+from flintmq.client.core.intake import Intake
+from flintmq.client.core.link import AnswerLost
+from flintmq.client.core.once import Spot, new_writers
+from flintmq.client.core.publish import (
+    TOPIC_COUNT_MAX,
+    TRIES_MAX,
+    Body,
+    Failure,
+    Publish,
+    Published,
+    check_topic,
+    checked_body,
+    checked_headers,
+    closed_error,
+    message_cost,
+)
+from flintmq.client.core.routing import Routes
+from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
 from flintmq.client.options import (
     DELAY_MAX_S,
-    SOURCE,
     ConnectionOptions,
     Seconds,
     addresses,
@@ -54,46 +67,9 @@ from flintmq.client.options import (
     system_env,
     whole,
 )
-from flintmq.client.publish import (
-    CONGESTED_CODE,
-    CONGESTED_FACTOR,
-    MOVED_CODES,
-    STALLED_SHARE,
-    TOPIC_COUNT_MAX,
-    TRIES_MAX,
-    Body,
-    Published,
-    bare,
-    check_topic,
-    checked_bodies,
-    checked_body,
-    checked_headers,
-    checked_trace_ids,
-    closed_error,
-    headers_of_all,
-    is_draining,
-    leaves_open,
-    message_cost,
-    messages_cost,
-    retry_delay_s,
-    with_carried,
-)
-from flintmq.client.routing import Routes, check_place
 from flintmq.client.security import Refusals
 from flintmq.env import Env
-from flintmq.errors import (
-    ConnectionFailed,
-    FlintError,
-    LocalProtocolError,
-    NoNsqd,
-    NsqdError,
-    OptionError,
-    PublishError,
-    PublishRefused,
-    PublishUnknown,
-    RemoteProtocolError,
-)
-from flintmq.wire.extended import Stored, parse_stored
+from flintmq.errors import ConnectionFailed, FlintError, NsqdError, PublishError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from flintmq.client.telemetry import Telemetry
@@ -105,6 +81,13 @@ POOL_SIZE_MAX = 1000
 KEEPER_S = 0.2
 STALE_S = 0.05
 CLOSE_SLACK_S = 1.0
+
+
+class _NotYet:
+    """Another try is due."""
+
+
+_NOT_YET: Final = _NotYet()
 
 
 class Producer(Finding):
@@ -181,18 +164,28 @@ class Producer(Finding):
         self._lookup_interval_s = seconds(lookup_interval, "lookup_interval", 0.01)
         self._pool_size = whole(pool_size, "pool_size", 1, POOL_SIZE_MAX)
         self._timeout_s = seconds(timeout, "timeout", 0.001)
-        self._retries_unknown = retry_unknown
-        self._tries_max = whole(max_tries, "max_tries", 1, 1000)
-        partition_of(0, 1, sharding)
-        self._sharding = sharding
+        self._policy = Policy(
+            self._timeout_s,
+            retry_unknown,
+            whole(max_tries, "max_tries", 1, 1000),
+            count_max=1,
+            bytes_max=0,
+            sharding=sharding,
+            has_lookup=bool(self._lookup_addresses),
+        )
         self._producer_id = producer_id if idempotent else None
-        self._telemetry = telemetry
-        self._traced: set[str] = set()
         self._stats = ProducerStats()
         self._is_closed = False
         self._new_process()
-        for topic in trace:
-            self.trace(topic)
+        self._intake = Intake(
+            has_lookup=self._policy.has_lookup,
+            sharding=sharding,
+            writers=self._writers,
+            is_gathered=False,
+            traced=trace,
+            telemetry=telemetry,
+            env=self._env,
+        )
         self._time = self._timers.time
         self._fetch: Fetch = fetch or partial(get, options=self._options, time=self._time)
         watch(self)
@@ -209,11 +202,12 @@ class Producer(Finding):
         self._turns: dict[str, Turns] = {}
         self._routes = Routes(self._nsqd)
         self._writers = new_writers(self._producer_id, self._env, self._pool_size)
-        self._queues: Queues[Call] = Queues()
+        self._queues = Queues()
         self._asked: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
-        self._calls: dict[int, Call] = {}
+        self._fate = Fate(self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers)
+        self._calls: dict[Publish, None] = {}
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
         self._refresh_at = 0.0
@@ -269,7 +263,7 @@ class Producer(Finding):
         with self._lock:
             self._is_closed = True
             while self._calls:
-                left_s = max(call.deadline for call in self._calls.values()) + CLOSE_SLACK_S - self._time()
+                left_s = max(call.deadline for call in self._calls) + CLOSE_SLACK_S - self._time()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
@@ -343,54 +337,16 @@ class Producer(Finding):
         """
         check_topic(topic)
         data = checked_body(body)
-        check_not_once(self._writers, trace_id=trace_id, headers=headers)
-        if self._telemetry is None:
+        if self._intake.is_idempotent:
+            self._intake.check_not_once(trace_id=trace_id, headers=headers)
+        deadline = self._deadline(timeout)
+        if self._intake.telemetry is None:
             is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
-            if is_plain and topic not in self._traced:
-                call = self._new_call(topic, [data], message_cost(data), timeout)
-                self._publish(call, lambda wire, number: wire.pub(topic, data, None, number))
-                return None
-            return self._pub(topic, data, timeout, sharding_id, partition, trace_id, headers)
-        with self._telemetry.publishing(topic, 1, len(data)) as carried:
-            if self._routes.is_extended(topic) and self._writers is None:
-                headers = {**(headers or {}), **carried}
-            elif self._telemetry.has_envelope:
-                data = wrap(carried, data)
-            return self._pub(topic, data, timeout, sharding_id, partition, trace_id, headers)
-
-    def _pub(
-        self,
-        topic: str,
-        data: bytes,
-        timeout: Seconds | None,
-        sharding_id: ShardingId | None,
-        partition: int | None,
-        trace_id: int | None,
-        headers: Mapping[str, object] | None,
-    ) -> Published | None:
-        call = self._new_call(topic, [data], message_cost(data), timeout)
-        self._place(call, sharding_id, partition)
-        self._add(call, None if trace_id is None else [trace_id], None if headers is None else [headers])
-        self._publish(call, partial(pub_command, call, data))
-        return call.published
-
-    def _add(
-        self,
-        call: Call,
-        trace_id: int | Sequence[int] | None,
-        headers: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
-    ) -> None:
-        """Note what goes with the messages of a call."""
-        call.trace_ids = checked_trace_ids(trace_id, call.count)
-        call.is_trace_asked = trace_id is not None
-        if trace_id is None and call.topic in self._traced:
-            call.trace_ids = [self._new_trace_id() for _ in call.bodies]
-        if headers is not None:
-            call.headers = headers_of_all(headers, call.count, call.trace_ids)
-            call.cost += sum(map(len, call.headers))
-        call.needs_partition |= call.is_trace_asked or (headers is not None and bool(self._lookup_addresses))
-        if call.needs_partition and not call.is_ordered and not self._lookup_addresses:
-            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+            if is_plain and topic not in self._intake.traced:
+                return self._publish(Publish(topic, [data], [], deadline, message_cost(data)))
+            return self._publish(self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers))
+        with self._intake.carried(self._routes, topic, data, headers) as (data, headers):
+            return self._publish(self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers))
 
     @overload
     def mpub(
@@ -446,20 +402,11 @@ class Producer(Finding):
             PublishRefused: none is stored.
             PublishUnknown: they may be stored.
         """
-        check_topic(topic)
-        data = checked_bodies(bodies)
-        if not data:
-            raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
-        defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        check_not_once(self._writers, delay=delay, trace_id=trace_id, headers=headers)
-        check_not_delayed(delay, trace_id=trace_id, headers=headers)
-        with self._span(topic, data) as (enveloped, carried):
-            call = self._new_call(topic, enveloped, messages_cost(enveloped), timeout)
-            self._place(call, sharding_id, partition)
-            if defer_ms is None:
-                self._add(call, trace_id, with_carried(headers, carried) if carried else headers)
-            self._publish(call, partial(mpub_command, call, enveloped, defer_ms))
-            return call.published
+        deadline = self._deadline(timeout)
+        with self._intake.several(
+            self._routes, topic, bodies, deadline, delay, sharding_id, partition, trace_id, headers
+        ) as publish:
+            return self._publish(publish)
 
     def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
         """Publish one message to be delivered not before ``delay`` from now; nsqd sets the maximum (1 h).
@@ -473,28 +420,8 @@ class Producer(Finding):
         milliseconds(delay, "delay", 0, DELAY_MAX_S)  # None would be no delay
         self.mpub(topic, [body], delay=delay, timeout=timeout)
 
-    @contextmanager
-    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[tuple[list[bytes], dict[str, str]]]:
-        """A span around a publish, if that is wanted; yields bodies and headers that carry its context, if they can."""
-        if self._telemetry is None:
-            yield bodies, {}
-            return
-        with self._telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
-            if self._routes.is_extended(topic):  # an envelope would be taken for the body there
-                yield bodies, carried if self._writers is None else {}
-            else:
-                yield [wrap(carried, body) for body in bodies] if self._telemetry.has_envelope else bodies, {}
-
-    def _new_call(self, topic: str, bodies: list[bytes], cost: int, timeout: Seconds | None) -> Call:
-        timeout_s = self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001)
-        return Call(topic, self._time() + timeout_s, bodies, cost)
-
-    def _place(self, call: Call, sharding_id: ShardingId | None, partition: int | None) -> None:
-        """Note where a publish must go, if that is not all the same."""
-        check_place(sharding_id, partition, bool(self._lookup_addresses), self._sharding)
-        call.sharding_id = call.key = sharding_id
-        call.partition = partition
-        call.needs_partition = call.is_ordered = sharding_id is not None or partition is not None
+    def _deadline(self, timeout: Seconds | None) -> float:
+        return self._time() + (self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001))
 
     def trace(self, topic: str, on: bool = True) -> None:
         """Trace a topic from now on, or no more: each message is sent traced and logged to ``flintmq.trace``.
@@ -502,17 +429,12 @@ class Producer(Finding):
         Raises:
             LocalProtocolError: no topic can have this name.
         """
-        check_topic(topic)
-        if on:
-            check_not_once(self._writers, trace=topic)
-            self._traced.add(topic)
-        else:
-            self._traced.discard(topic)
+        self._intake.trace(topic, on)
 
     @property
     def traced(self) -> tuple[str, ...]:
         """The topics that are traced now."""
-        return tuple(sorted(self._traced))
+        return tuple(sorted(self._intake.traced))
 
     def takes_headers(self, topic: str) -> bool | None:
         """Whether messages of a topic may carry headers; None: only :meth:`try_headers` can tell.
@@ -541,8 +463,8 @@ class Producer(Finding):
         (address,) = self._nsqd
         line = Line(address, self._options, self._env, self._time)
         try:
-            command = line.wire.pub_ext(topic, None, checked_headers(headers, None), body, None)
-            line.ask(command, self._time() + self._timeout_s)
+            messages = [(checked_headers(headers, None), body)]
+            line.answer_to(partial(line.publish_with_headers, topic, None, messages), self._time() + self._timeout_s)
         except NsqdError as error:
             if error.code not in HEADERS_REFUSED_CODES:
                 raise
@@ -551,167 +473,141 @@ class Producer(Finding):
             line.close()
         return True
 
-    def _new_trace_id(self) -> int:
-        return self._env.random.getrandbits(63) or 1
-
     def stats(self) -> ProducerStats:
         """Count what was done and say where the producer stands."""
         with self._lock:
             return replace(self._stats, connections=sum(pool.is_up for pool in self._pools.values()))
 
-    def _publish(self, call: Call, build: Build) -> None:
+    # --- a call, in its thread ---
+
+    def _publish(self, call: Publish) -> Published | None:
+        """Publish, and wait for the end of it.
+
+        Raises:
+            PublishRefused: nothing of it is stored.
+            PublishUnknown: it may be stored.
+        """
         if self._keeper is None:
             self._begin()
-        if self._writers is not None:
-            build = partial(once_command, call)
-        key = id(call)
         line: Line | None = None
-        is_done = False
+        outcome: Published | _NotYet | None = _NOT_YET
         try:
             with self._lock:
                 if self._is_closed:
                     raise closed_error()
-                self._calls[key] = call
+                self._calls[call] = None
                 self._stats.bytes_in_flight += call.cost
                 if not call.needs_partition:
                     line = self._take(call)
-            while not is_done:
+            while True:
                 if line is None:
                     line = self._wait_for_line(call)
-                is_done = self._try(call, line, build)
-                if not is_done:
-                    self._put_back(line)
-                    line = None
+                outcome = self._try(call, line)
+                if not isinstance(outcome, _NotYet):
+                    return outcome
+                self._put_back(line)
+                line = None
         except PublishError as error:
             self._leave_queue(call, error.code)
             raise
         finally:
-            self._end(key, call, line, is_done)
+            self._end(call, line, outcome is not _NOT_YET)
 
-    def _end(self, key: int, call: Call, line: Line | None, is_done: bool) -> None:
+    def _end(self, call: Publish, line: Line | None, is_done: bool) -> None:
         with self._lock:
             if line is not None:
                 self._put_back(line)
-            if self._calls.pop(key, None) is None:
+            if call not in self._calls:
                 return
-            if call.is_ordered:
+            del self._calls[call]
+            if call.keys is not None:
                 self._leave_queue(call)
-            self._free_writer(call, is_done)
+            count = len(call.bodies)
+            if call.writer is not None:
+                self._fate.free_writer(call, count if is_done else 0)
             stats = self._stats
             stats.bytes_in_flight -= call.cost
             if is_done:
-                stats.published += call.count
+                stats.published += count
             else:
-                stats.failed += call.count
+                stats.failed += count
             if self._is_closed:
                 self._changed.notify_all()
 
-    def _try(self, call: Call, line: Line, build: Build) -> bool:
-        """Ask one nsqd; False when another try is due."""
-        command = build(line.wire, call.partition)
-        began = self._time()
-        call.is_in_doubt = True
+    def _try(self, call: Publish, line: Line) -> Published | _NotYet | None:
+        """Ask one nsqd once; where another try is due, return when it is."""
+        call.sent_at = began = self._time()
         try:
-            answer = line.ask(command, self._patience(call, began))
+            answer = line.answer_to(partial(call.send, line, call.partition), self._patience(call, began))
         except NsqdError as error:
-            self._refused(call, error)
-        except Unanswered as error:
+            call.connection = None
+            with self._lock:
+                verdict = self._fate.refused(call, error, line.address, self._time())
+            self._carry_out(call, verdict)
+        except ConnectionFailed as error:
+            call.connection = None
             self._unanswered(call, error, began)
         else:
-            if answer == b"OK" and call.trace_ids is None:
-                return True
-            self._stored(call, answer, line.address)
-            return True
+            call.connection = None
+            line.used_at = self._time()
+            return None if answer == b"OK" and call.trace_ids is None else self._stored(call, answer, line.address)
         with self._lock:
             self._stats.retries += 1
-        return False
+        return _NOT_YET
 
-    def _patience(self, call: Call, now: float) -> float:
-        """Until when to wait for an answer: a stuck nsqd should not use up all the time if there is another one."""
+    def _patience(self, call: Publish, now: float) -> float:
+        """Until when to wait for an answer: a stuck nsqd should not use up all the time there is."""
         half_s = (call.deadline - now) / 2
-        if call.writer is not None:
-            return now + half_s if half_s >= self._timeout_s / 2 * STALLED_SHARE else call.deadline
-        if (
-            len(self._pools) < 2
-            or call.is_ordered
-            or not self._retries_unknown
-            or half_s < self._timeout_s / 2 * STALLED_SHARE
-        ):
+        if half_s < self._policy.stalled_s or (len(self._pools) < 2 and call.writer is None):
             return call.deadline
+        return now + half_s if self._fate.leaves_early(call, partial(self._has_choice, call)) else call.deadline
+
+    def _has_choice(self, call: Publish) -> bool:
+        """Whether a call could be sent somewhere else than to one nsqd."""
+        if call.keys is not None:
+            return False
         with self._lock:
-            is_choice = sum(place.pool.is_up for place in self._turns_of(call.topic).places) > 1
-        return now + half_s if is_choice else call.deadline
+            return sum(place.pool.is_up for place in self._turns_of(call.topic).places) > 1
 
-    # --- outcomes ---
-
-    def _stored(self, call: Call, answer: bytes, address: str) -> None:
+    def _stored(self, call: Publish, answer: bytes, address: str) -> Published | None:
         """Read where nsqd says that a message is stored."""
-        stored: Stored | None = None
         try:
-            if call.trace_ids is None or call.partition is None:
-                if answer != b"OK":
-                    raise RemoteProtocolError("E_INVALID", f"answer {answer[:32]!r} to a publish")
-            else:
-                stored = parse_stored(answer)
+            stored = call.read_answer(answer)
         except RemoteProtocolError as error:
-            call.is_unknown = True
-            self._fail(call, error.code, error.detail, address, retryable=False)
-        if call.trace_ids is None:
-            return
-        if call.topic in self._traced:
+            self._fail(call, self._fate.senseless(call, error, address))
+        if call.trace_ids is not None and call.topic in self._intake.traced:
             trace_log.published(call.topic, address, call.partition, stored, call.trace_ids)
-        if call.is_trace_asked:
-            assert call.partition is not None
-            where = (None, None, None) if stored is None else (stored.internal_id, stored.offset, stored.raw_size)
-            call.published = Published(address, call.partition, where[0], call.trace_ids[0], *where[1:])
+        return call.published(address, stored)
 
-    def _refused(self, call: Call, error: NsqdError) -> None:
-        """Follow the retry table: return when the next try is due."""
-        call.error = error
-        call.tries += 1
-        is_open = leaves_open(error)
-        call.is_unknown |= is_open
-        is_gap = call.writer is not None and error.code == GAP_CODE
-        if call.writer is not None and (is_gap or is_draining(error)):
-            call.is_unknown = False  # it would have been answered as a duplicate
-        is_safe = self._retries_unknown or not is_open or call.writer is not None
-        call.is_in_doubt = call.is_unknown or is_gap
-        if not call.is_unknown:
-            self._free_writer(call)
-        has_moved = call.partition is not None and error.code in MOVED_CODES
-        with self._lock:
-            if call.partition is not None and has_moved:
-                self._routes.drop(call.topic, call.partition, error.nsqd, self._time())
-                self._turns.pop(call.topic, None)
-        may_try = has_moved or is_draining(error) or call.tries < self._tries_max
-        if not (error.retryable or is_gap) or not may_try or not is_safe:
-            self._fail(call, error.code, error.detail, error.nsqd, retryable=error.retryable)
-        with self._lock:
-            self._look_up(call.topic)
-            delay_s = retry_delay_s(call.tries, self._env.random.random())
-        if error.code == CONGESTED_CODE:
-            delay_s *= CONGESTED_FACTOR
-        threading.Event().wait(max(0.0, min(delay_s, call.deadline - self._time())))
-
-    def _unanswered(self, call: Call, error: Unanswered, began: float) -> None:
+    def _unanswered(self, call: Publish, error: ConnectionFailed, began: float) -> None:
+        if not isinstance(error, AnswerLost):  # it was lost before it was asked
+            error = AnswerLost(error.address, error.reason, maybe_executed=False)
+        verdict = self._fate.unanswered(call, error)
         now = self._time()
-        call.error = error
-        call.is_unknown |= error.maybe_executed
-        call.is_in_doubt = call.is_unknown
-        if not call.is_unknown:
-            self._free_writer(call)
-        if now >= call.deadline:
-            self._fail(call, "TIMEOUT", f"no answer within {now - began:.3g} s", error.address, retryable=True)
-        if error.maybe_executed and not self._retries_unknown and call.writer is None:
-            self._fail(call, "CONNECTION_LOST", f"nsqd did not answer: {error.reason}", retryable=True)
+        if now >= call.deadline and call.is_unknown:
+            verdict = self._fate.late(call, error.address, now - began)
+        self._carry_out(call, verdict)
 
-    def _fail(self, call: Call, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> NoReturn:
-        kind = PublishUnknown if call.is_unknown else PublishRefused
-        raise kind(code, detail, nsqd, retryable) from bare(call.error)
+    def _carry_out(self, call: Publish, verdict: Verdict) -> None:
+        """Return when another try is due."""
+        if call.writer is not None and not call.is_unknown:
+            with self._lock:
+                self._fate.free_writer(call)
+        if isinstance(verdict, Failure):
+            self._fail(call, verdict)
+        assert isinstance(verdict, Retry), "nothing is gathered here"
+        if verdict.refreshes:
+            with self._lock:
+                self._look_up(call.topic)
+        if verdict.delay_s:
+            threading.Event().wait(max(0.0, min(verdict.delay_s, call.deadline - self._time())))
+
+    def _fail(self, call: Publish, failure: Failure) -> NoReturn:
+        raise call.exception(failure)
 
     # --- lines ---
 
-    def _take(self, call: Call) -> Line | None:
+    def _take(self, call: Publish) -> Line | None:
         """A free line in turn, or None; with the lock held."""
         if call.writer is not None:
             pinned = self._leader_of(call)
@@ -729,22 +625,15 @@ class Producer(Finding):
                 return line
         return None
 
-    def _take_with_writer(self, call: Call, pool: Pool, partition: int | None) -> Line | None:
+    def _take_with_writer(self, call: Publish, pool: Pool, partition: int | None) -> Line | None:
         """A free line, and a writer if the call needs one."""
         if self._writers is None or call.writer is not None:
             return self._take_from(pool)
-        call.writer = self._writers.take(Spot(pool.address, call.topic, partition, call.is_ordered))
+        call.writer = self._writers.take(Spot(pool.address, call.topic, partition, call.keys is not None))
         line = None if call.writer is None else self._take_from(pool)
         if line is None:
-            self._free_writer(call)
+            self._fate.free_writer(call)
         return line
-
-    def _free_writer(self, call: Call, is_stored: bool = False) -> None:
-        """Let others have the writer of a call, unless nobody knows what became of its messages."""
-        writer, call.writer = call.writer, None
-        if writer is not None and self._writers is not None:
-            with self._lock:
-                self._writers.let_go(writer, call.count if is_stored else 0, call.is_in_doubt and not is_stored)
 
     def _take_from(self, pool: Pool) -> Line | None:
         while (line := pool.take()) is not None:
@@ -756,21 +645,16 @@ class Producer(Finding):
             self._lost(pool, line)
         return None
 
-    def _take_in_order(self, call: Call) -> Line | None:
+    def _take_in_order(self, call: Publish) -> Line | None:
         """A free line to the leader of a call's partition, if it is its turn; with the lock held."""
-        if call.overtook:
-            which = "partition" if call.sharding_id is None else "sharding id"
-            detail = f"not sent: an earlier publish of the same {which} failed, and it must not be overtaken"
-            self._fail(call, "E_ORDER", f"{detail} ({call.overtook})", retryable=True)
+        if earlier := self._queues.overtook(call):
+            self._fail(call, self._fate.overtaken(call, earlier))
         if call.partition is None:
-            count = self._routes.partition_count(call.topic)
-            if not count:
+            if not self._fate.place(call):
                 self._look_up(call.topic)
                 return None
-            assert call.sharding_id is not None
-            call.partition = partition_of(call.sharding_id, count, self._sharding)
             self._fail_impossible(call)
-        if not self._queues.enter(call.topic, call.partition, call, self._time()):
+        if not self._queues.enter(call, self._time()):
             return None
         pool = self._leader_of(call)
         if pool is None:
@@ -778,18 +662,17 @@ class Producer(Finding):
             return None
         return self._take_with_writer(call, pool, call.partition)
 
-    def _leader_of(self, call: Call) -> Pool | None:
+    def _leader_of(self, call: Publish) -> Pool | None:
         if call.writer is not None:
             return self._pools.get(call.writer.spot.address)
         leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
         return None if leader is None else self._pools.get(leader)
 
-    def _leave_queue(self, call: Call, failed: str = "") -> None:
+    def _leave_queue(self, call: Publish, failed: str = "") -> None:
         """Let the next one publish to the partition of a call that has ended."""
         with self._lock:
-            if call.is_ordered and call.partition is not None:
-                if self._queues.leave(call.topic, call.partition, call, failed):
-                    self._changed.notify_all()
+            if call.keys is not None and self._queues.leave(call, failed):
+                self._changed.notify_all()
 
     def _put_back(self, line: Line) -> None:
         with self._lock:
@@ -810,7 +693,7 @@ class Producer(Finding):
         log.warning("lost nsqd %s: %s", line.address, line.reason)
         pool.lose(line, self._time(), self._env.random.random())
 
-    def _wait_for_line(self, call: Call) -> Line:
+    def _wait_for_line(self, call: Publish) -> Line:
         """Wait until there is a free line.
 
         Raises:
@@ -825,7 +708,7 @@ class Producer(Finding):
                         self._fail_impossible(call)
                     if (left_s := call.deadline - self._time()) <= 0:
                         self._fail_waiting(call)
-                    line = self._take_in_order(call) if call.is_ordered else self._take(call)
+                    line = self._take_in_order(call) if call.keys is not None else self._take(call)
                     if line is not None:
                         break
                     self._fail_refused(call)
@@ -839,52 +722,40 @@ class Producer(Finding):
                     del self._waiting[topic]
         return line
 
-    def _pools_of(self, call: Call) -> list[Pool]:
+    def _pools_of(self, call: Publish) -> list[Pool]:
         """Where a line for a call could be opened."""
-        if not call.is_ordered and call.writer is None:
+        if call.keys is None and call.writer is None:
             return [place.pool for place in self._turns_of(call.topic).places]
         leader = self._leader_of(call)
-        is_next = not call.is_ordered  # or it stands in no queue
-        if call.is_ordered and call.partition is not None:
-            is_next = self._queues.enter(call.topic, call.partition, call, self._time())
+        is_next = call.keys is None  # or it stands in no queue
+        if call.keys is not None and call.partition is not None:
+            is_next = self._queues.enter(call, self._time())
         return [leader] if leader is not None and is_next else []
 
-    def _fail_impossible(self, call: Call) -> None:
+    def _fail_impossible(self, call: Publish) -> None:
         """Fail a call that its topic will never take."""
-        partition = call.partition if call.is_ordered else None
-        needs_only_headers = call.headers is not None and not (call.is_ordered or call.is_trace_asked)
-        if needs_only_headers and self._routes.takes_headers_alone(call.topic):
-            call.needs_partition = False
-        elif refusal := self._routes.refusal(call.topic, partition, call.headers is not None):
-            self._fail(call, *refusal, retryable=False)
+        if failure := self._fate.impossible(call):
+            self._fail(call, failure)
 
-    def _fail_waiting(self, call: Call) -> NoReturn:
-        leader = self._leader_of(call) if call.is_ordered else None
-        if leader is not None and call.partition is not None:
-            if not self._queues.enter(call.topic, call.partition, call, self._time()):
-                detail = f"it waited behind earlier ones to partition {call.partition}, which were not answered"
-                self._fail(call, "TIMEOUT", detail, retryable=True)
-        elif call.needs_partition and self._lookup is not None:
-            call.error = call.error or self._last_error
-            detail = self._routes.why_not(call.topic, call.partition if call.is_ordered else None)
-            self._fail(call, "PARTITION_UNAVAILABLE", detail, retryable=True)
+    def _fail_waiting(self, call: Publish) -> NoReturn:
+        """Fail a call whose deadline has come while it waited for a line."""
+        leader = self._leader_of(call) if call.keys is not None else None
+        is_behind = leader is not None and call.partition is not None and not self._queues.enter(call, self._time())
         pools = self._pools_of(call)
-        if call.error is None and any(pool.is_up for pool in pools):
+        if not is_behind and call.error is None and any(pool.is_up for pool in pools):
             count = sum(len(pool.lines) for pool in pools)
-            self._fail(call, "TIMEOUT", f"not sent: all {count} connections are busy, see pool_size", retryable=True)
-        call.error = call.error or self._last_error or NoNsqd(call.topic, "nothing is known of any nsqd")
-        self._fail(call, "TIMEOUT", f"no nsqd took it in time: {call.error}", retryable=True)
+            self._fail(call, Failure("TIMEOUT", f"not sent: all {count} connections are busy, see pool_size"))
+        self._fail(call, self._fate.unsent(call, is_behind, self._last_error))
 
-    def _fail_refused(self, call: Call) -> None:
+    def _fail_refused(self, call: Publish) -> None:
         """Fail a call that no nsqd of its topic will ever take."""
-        error = self._refusals.of_all(self._addresses_of(call))
-        if error is None or any(pool.is_up for pool in self._pools_of(call)):
+        if any(pool.is_up for pool in self._pools_of(call)):
             return
-        call.error = error
-        if isinstance(error, NsqdError):
-            self._fail(call, error.code, error.detail, error.nsqd, retryable=False)
-        assert isinstance(error, ConnectionFailed)
-        self._fail(call, "TLS_REFUSED", error.reason, error.address, retryable=False)
+        if failure := self._fate.refused_by_all(call):
+            self._fail(call, failure)
+
+    def _forget_turns(self, topic: str) -> None:
+        self._turns.pop(topic, None)
 
     def _turns_of(self, topic: str) -> Turns:
         """The places a topic can be published at; each topic takes its own turns."""
@@ -899,12 +770,6 @@ class Producer(Finding):
             ]
             turns = self._turns[topic] = Turns(places, self._env.random.randrange(len(places)) if places else 0)
         return turns
-
-    def _addresses_of(self, call: Call) -> list[str]:
-        if not call.is_ordered:
-            return [address for address, _ in self._routes.targets(call.topic)]
-        leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
-        return [] if leader is None else [leader]
 
     # --- connecting, with the lock held unless said otherwise ---
 

@@ -28,11 +28,11 @@ from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.timers import CallTimer, Timers
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.discovery import PollTimes, topic_path
+from flintmq.client.core.publish import MOVED_CODES
+from flintmq.client.core.routing import DISTRUST_S, Target
 from flintmq.client.core.start import NS_PER_S, Beginning
 from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.client.options import ConnectionOptions
-from flintmq.client.publish import MOVED_CODES
-from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.client.security import Refusals
 from flintmq.client.subscription import (
     DOUBT_S,

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from flintmq.client.core.lanes import Lane
+from flintmq.client.core.publish import Publish
+from flintmq.client.core.routing import DISTRUST_S, Place, Routes, Target, Turns
 from flintmq.client.core.topology import Node, Topology
-from flintmq.client.lanes import Lane
-from flintmq.client.publish import Publish
-from flintmq.client.routing import DISTRUST_S, Place, Routes, Target, Turns
 
 
 def topology(*leaders: str | None, count: int | None = None, **options: Any) -> Topology:

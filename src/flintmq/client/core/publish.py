@@ -1,12 +1,14 @@
 """A publish on its way: who waits for it, until when, and what is known of its fate.
 
+What this room needs of a connection and of whoever waits is said here as protocols: :class:`Carrier`, :class:`Waiter`.
+
 Rules of this file:
 
 - A waiter ends once: with None, :class:`PublishRefused` (definitely not stored) or :class:`PublishUnknown` (may be
   stored). What is not answered is unknown from the moment it was sent, and stays so when a later attempt is refused.
-- Gathered publishes are those of one loop turn to one topic; each has its own waiter and its own fate when nsqd finds
+- Gathered publishes are those of one turn to one topic; each has its own waiter and its own fate when nsqd finds
   fault with one of them. An ``mpub`` is one publish with one waiter and stays whole.
-- One that has to keep its order carries its keys and stands in a line (:mod:`flintmq.client.lanes`).
+- One that has to keep its order carries its keys and stands in a line (:mod:`.lanes`).
 - Traced ones and those with headers are never gathered: nsqd says of each where it is stored.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.bodies import encoded, is_model
@@ -36,9 +38,6 @@ from flintmq.wire.codes import CODES
 from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from flintmq.client.aio.connection import Connection
     from flintmq.client.core.link import Answered
     from flintmq.client.core.once import Writer
     from flintmq.client.core.sharding import ShardingId
@@ -68,6 +67,72 @@ Body: TypeAlias = Any
 """A body: bytes, or a value that msgspec writes as JSON (Struct, dataclass, dict, list, number); not text."""
 
 
+CallSoon: TypeAlias = Callable[..., object]
+"""``call_soon(callback, *args)``: have it called behind what is being done now, before anything is waited for."""
+
+
+class Waiter(Protocol):
+    """Who is told, once, how a publish ended; an :class:`asyncio.Future` is one.
+
+    Not a callback: whoever does not wait any more (:meth:`done`) is not published for.
+    """
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Published | None, /) -> object: ...
+    def set_exception(self, exception: PublishError, /) -> object: ...
+
+
+class Carrier(Protocol):
+    """A connection as far as publishing needs one: a :class:`flintmq.client.core.link.Link` with its transport.
+
+    Each ``answered`` is called once, whatever happens.
+
+    Attributes:
+        address: ``host:port``.
+        is_write_paused: nsqd takes bytes more slowly than they are sent.
+    """
+
+    address: str
+    is_write_paused: bool
+
+    def publish(
+        self, topic: str, bodies: Sequence[bytes], answered: Answered, partition: int | None = None, /
+    ) -> None: ...
+    def publish_deferred(
+        self, topic: str, defer_ms: int, bodies: Sequence[bytes], answered: Answered, partition: int | None = None, /
+    ) -> None: ...
+    def publish_once(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        producer_id: str,
+        sequence: int,
+        answered: Answered,
+        partition: int | None = None,
+        /,
+    ) -> None: ...
+    def publish_traced(
+        self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], answered: Answered, /
+    ) -> None: ...
+    def publish_with_headers(
+        self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], answered: Answered, /
+    ) -> None: ...
+    def describe(self) -> str:
+        """Say in one line where the connection stands."""
+
+    def flush(self) -> None:
+        """Write what was published."""
+
+    def flush_soon(self) -> None:
+        """Write it at the end of the turn."""
+
+    def abort(self, reason: str, /) -> None:
+        """Give the connection up at once."""
+
+    def close(self) -> None:
+        """Write what was published and close."""
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """Where a traced message is stored; of several, the first.
@@ -91,7 +156,7 @@ class Publish:
 
     Attributes:
         waiters: one for all bodies, or one for each body of a gathered publish.
-        deadline: seconds on the loop's clock.
+        deadline: seconds on the producer's clock.
         look_at: when to look how it is going, at the latest at the deadline.
         defer_ms: DPUB, or MDPUB of several, when not None.
         cost: bytes it counts for in the back-pressure.
@@ -130,7 +195,7 @@ class Publish:
         self,
         topic: str,
         bodies: list[bytes],
-        waiters: list[asyncio.Future[Published | None]],
+        waiters: list[Waiter],
         deadline: float,
         cost: int,
         *,
@@ -144,7 +209,7 @@ class Publish:
         self.cost = cost
         self.defer_ms = defer_ms
         self.is_gathered = is_gathered
-        self.connection: Connection | None = None
+        self.connection: Carrier | None = None
         self.sent_at = 0.0
         self.look_at = 0.0
 
@@ -155,7 +220,10 @@ class Publish:
 
     def drop_cancelled(self) -> bool:
         """Leave out what nobody waits for any more; False when nothing is left to send."""
-        if not any(waiter.done() for waiter in self.waiters):
+        for waiter in self.waiters:
+            if waiter.done():
+                break
+        else:
             return True
         if self.writer is not None:
             return not all(waiter.done() for waiter in self.waiters)  # its sequences are those of all bodies
@@ -209,7 +277,7 @@ class Publish:
         self.keys = [self.keys[index] for index in kept]
         return part
 
-    def send(self, connection: Connection, partition: int | None, answered: Answered) -> None:
+    def send(self, connection: Carrier, partition: int | None, answered: Answered) -> None:
         """Put it on a connection, as the command that it is."""
         self.connection = connection
         if partition is not None or self.partition is not None:
@@ -241,53 +309,67 @@ class Publish:
             raise RemoteProtocolError("E_INVALID", f"answer {answer[:32]!r} to a publish")
         return parse_stored(answer)
 
+    def published(self, nsqd: str, stored: Stored | None) -> Published | None:
+        """Where it is stored, if its caller wants to know."""
+        if not self.is_trace_asked:
+            return None
+        assert self.trace_ids is not None
+        assert self.partition is not None
+        where = (None, None, None) if stored is None else (stored.internal_id, stored.offset, stored.raw_size)
+        return Published(nsqd, self.partition, where[0], self.trace_ids[0], *where[1:])
+
     def succeed(self, nsqd: str = "", stored: Stored | None = None) -> None:
         """Tell everybody who waits."""
-        published = None
-        if self.is_trace_asked:
-            assert self.trace_ids is not None
-            assert self.partition is not None
-            where = (None, None, None) if stored is None else (stored.internal_id, stored.offset, stored.raw_size)
-            published = Published(nsqd, self.partition, where[0], self.trace_ids[0], *where[1:])
+        published = self.published(nsqd, stored) if self.is_trace_asked else None
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(published)
 
-    def fail(self, make: Callable[[], PublishError]) -> None:
+    def fail(self, failure: Failure) -> None:
         """Tell everybody who waits; each is given an exception of its own, because tracebacks grow on them."""
         for waiter in self.waiters:
             if not waiter.done():
-                error = make()
-                error.__cause__ = bare(self.error)
-                waiter.set_exception(error)
+                waiter.set_exception(self.exception(failure))
 
-    def outcome(self, code: str, detail: str, nsqd: str = "", *, retryable: bool) -> Callable[[], PublishError]:
+    def exception(self, failure: Failure) -> PublishError:
         """The exception that says what is known: :class:`PublishUnknown` or :class:`PublishRefused`."""
         kind = PublishUnknown if self.is_unknown else PublishRefused
-        return lambda: kind(code, detail, nsqd, retryable)
+        error = kind(failure.code, failure.detail, failure.nsqd, failure.retryable)
+        error.__cause__ = bare(self.error)
+        return error
+
+
+class Failure(NamedTuple):
+    """A publish has failed: what its caller is told."""
+
+    code: str
+    detail: str
+    nsqd: str = ""
+    retryable: bool = True
 
 
 class Gather:
-    """Collects the publishes of one loop turn, by topic.
+    """Collects the publishes of one turn, by topic.
 
     Args:
+        call_soon: ends the turn.
         send: is handed each publish when the turn ends or it is full.
         turn_ended: called behind the last of a turn.
         count_max: messages of one MPUB.
         bytes_max: bytes of the bodies of one MPUB.
     """
 
-    __slots__ = ("_loop", "_send", "_turn_ended", "_count_max", "_bytes_max", "_open", "_is_due")
+    __slots__ = ("_call_soon", "_send", "_turn_ended", "_count_max", "_bytes_max", "_open", "_is_due")
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        call_soon: CallSoon,
         send: Callable[[Publish], None],
         turn_ended: Callable[[], None],
         count_max: int,
         bytes_max: int,
     ) -> None:
-        self._loop = loop
+        self._call_soon = call_soon
         self._send = send
         self._turn_ended = turn_ended
         self._count_max = count_max
@@ -295,9 +377,8 @@ class Gather:
         self._open: dict[str, Publish] = {}
         self._is_due = False
 
-    def add(self, topic: str, body: bytes, deadline: float, cost: int) -> asyncio.Future[Published | None]:
-        """Add a message; the future ends with its fate."""
-        waiter: asyncio.Future[Published | None] = self._loop.create_future()
+    def add(self, topic: str, body: bytes, waiter: Waiter, deadline: float, cost: int) -> None:
+        """Add a message; its waiter is told its fate."""
         publish = self._open.get(topic)
         if publish is not None and self._fits(publish, cost, deadline):
             publish.bodies.append(body)
@@ -305,14 +386,13 @@ class Gather:
             publish.cost += cost
             if deadline < publish.deadline:
                 publish.deadline = deadline
-            return waiter
+            return
         if publish is not None:
             self._send(publish)
         self._open[topic] = Publish(topic, [body], [waiter], deadline, cost, is_gathered=True)
         if not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self.flush)
-        return waiter
+            self._call_soon(self.flush)
 
     def _fits(self, publish: Publish, cost: int, deadline: float) -> bool:
         return (

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
+from flintmq.client.core.publish import closed_error
 from flintmq.client.core.stats import ProducerStats
-from flintmq.client.publish import closed_error
 from flintmq.errors import FlintError, LocalProtocolError, PublishRefused
+
+
+class Waiter(Protocol):
+    """Who waits for room, and is told once; an :class:`asyncio.Future` is one."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> object: ...
+    def set_exception(self, exception: PublishRefused, /) -> object: ...
 
 
 class Admission:
@@ -26,47 +34,41 @@ class Admission:
     __slots__ = ("waiting", "bytes_max", "_stats", "_cause")
 
     def __init__(self, bytes_max: int, stats: ProducerStats, cause: Callable[[], FlintError | None]) -> None:
-        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waiting: deque[tuple[int, Waiter]] = deque()
         self.bytes_max = bytes_max
         self._stats = stats
         self._cause = cause
 
-    async def admit(self, cost: int, deadline: float) -> None:
-        """Wait until ``cost`` bytes may be sent.
+    def admit(self, cost: int) -> bool:
+        """Let ``cost`` bytes be sent; False when they have to :meth:`wait` for it.
 
         Raises:
             LocalProtocolError: they never may.
-            PublishRefused: there was no room in time, or the producer is closed.
         """
         if cost > self.bytes_max:
             raise LocalProtocolError(
                 "E_BAD_BODY",
                 f"{cost} bytes to publish, at most {self.bytes_max}: raise max_bytes_in_flight or send less",
             )
-        if not self.waiting and self._stats.bytes_in_flight + cost <= self.bytes_max:
-            self._stats.bytes_in_flight += cost
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.append((cost, waiter))
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-        except TimeoutError:
-            self._withdraw(cost, waiter)
-            raise PublishRefused(
-                "TIMEOUT", f"not sent: {self._stats.bytes_in_flight} bytes are on their way already", retryable=True
-            ) from self._cause()
-        except asyncio.CancelledError:
-            self._withdraw(cost, waiter)
-            raise
+        if self.waiting or self._stats.bytes_in_flight + cost > self.bytes_max:
+            return False
+        self._stats.bytes_in_flight += cost
+        return True
 
-    def _withdraw(self, cost: int, waiter: asyncio.Future[None]) -> None:
-        """Undo an admission that nobody uses: still waiting, or granted in the moment it was given up."""
-        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self.release(cost)
-        else:
-            waiter.cancel()
-            self.release(0)  # the next in line may be smaller
+    def wait(self, cost: int, waiter: Waiter) -> None:
+        """Stand in line; ``waiter`` is told when the bytes may be sent, or that the producer is closed."""
+        self.waiting.append((cost, waiter))
+
+    def withdraw(self, cost: int, was_granted: bool) -> None:
+        """Undo an admission that nobody uses: granted in the moment it was given up, or its waiter is done by now."""
+        self.release(cost if was_granted else 0)  # the next in line may be smaller
+
+    def late(self) -> PublishRefused:
+        """What a call raises for which there was no room in time."""
+        detail = f"not sent: {self._stats.bytes_in_flight} bytes are on their way already"
+        error = PublishRefused("TIMEOUT", detail, retryable=True)
+        error.__cause__ = self._cause()
+        return error
 
     def release(self, cost: int) -> None:
         """Give ``cost`` bytes back."""

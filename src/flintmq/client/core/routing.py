@@ -16,16 +16,13 @@ Source: seed 000 "Client as producer" and "Ordered Message Consumption", referen
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from flintmq.client.core.publish import TOPIC_COUNT_MAX, Carrier
 from flintmq.client.core.sharding import ShardingId, partition_of
 from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
 from flintmq.client.options import SOURCE, whole
-from flintmq.client.publish import TOPIC_COUNT_MAX
 from flintmq.errors import OptionError
-
-if TYPE_CHECKING:
-    from flintmq.client.aio.connection import Connection
 
 DISTRUST_S = 10.0
 
@@ -43,7 +40,7 @@ class Target(NamedTuple):
 class Place(NamedTuple):
     """Where something can be published now."""
 
-    connection: Connection
+    connection: Carrier
     partition: int | None
 
 

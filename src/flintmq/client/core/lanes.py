@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from flintmq.client.publish import DEADLINE_GRAIN_S, Publish
+from flintmq.client.core.publish import DEADLINE_GRAIN_S, Publish
 
 
 class Lane:
@@ -25,7 +25,7 @@ class Lane:
     Attributes:
         queue: what waits, oldest first.
         current: what nsqd has not answered.
-        is_due: it will be looked at when the loop turn ends.
+        is_due: it will be looked at when the turn ends.
         is_paused: the oldest waits for its next try.
         is_stuck: nobody is known to take it, and it was looked up already.
     """

@@ -1,0 +1,200 @@
+"""What a call to a producer asks for: checked, and made a :class:`Publish`.
+
+Rules of this file: nothing is sent and nothing waits here; what is wrong is raised before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from flintmq.client.core.envelope import wrap
+from flintmq.client.core.once import Writers, check_not_delayed, check_not_once
+from flintmq.client.core.publish import (
+    Body,
+    Publish,
+    check_topic,
+    checked_bodies,
+    checked_trace_ids,
+    headers_of_all,
+    message_cost,
+    messages_cost,
+    with_carried,
+)
+from flintmq.client.core.routing import Routes, check_place
+from flintmq.client.core.sharding import ShardingId, partition_of
+from flintmq.client.options import DELAY_MAX_S, SOURCE, Seconds, milliseconds
+from flintmq.env import Env
+from flintmq.errors import LocalProtocolError, OptionError
+
+AnyHeaders = Mapping[str, object] | Sequence[Mapping[str, object]]
+
+
+class Telemetry(Protocol):
+    """Makes spans; see :class:`flintmq.client.telemetry.Telemetry`."""
+
+    @property
+    def has_envelope(self) -> bool: ...
+    def publishing(self, topic: str, count: int, size: int) -> AbstractContextManager[dict[str, str]]: ...
+
+
+class Intake:
+    """Makes the publishes of one producer.
+
+    Args:
+        has_lookup: there are nsqlookupd, which know how many partitions there are.
+        sharding: from a sharding id to a partition.
+        writers: to publish idempotently with; None: not so.
+        is_gathered: single messages may travel with others.
+        traced: topics to trace from the start.
+
+    Attributes:
+        traced: the topics that are traced now.
+        is_idempotent: what is not answered is sent again without being stored twice.
+        telemetry: makes spans; None: there are none.
+
+    Raises:
+        OptionError: the function ``sharding`` is not known, or a topic cannot be traced.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_lookup: bool,
+        sharding: str,
+        writers: Writers | None,
+        is_gathered: bool,
+        traced: Iterable[str],
+        telemetry: Telemetry | None,
+        env: Env,
+    ) -> None:
+        partition_of(0, 1, sharding)
+        self.traced: set[str] = set()
+        self.telemetry = telemetry
+        self._has_lookup = has_lookup
+        self._sharding = sharding
+        self.is_idempotent = writers is not None
+        self._writers = writers
+        self._is_gathered = is_gathered
+        self._env = env
+        for topic in traced:
+            self.trace(topic)
+
+    def trace(self, topic: str, on: bool = True) -> None:
+        """Trace a topic from now on, or no more.
+
+        Raises:
+            LocalProtocolError: no topic can have this name.
+            OptionError: the producer is idempotent.
+        """
+        check_topic(topic)
+        if on:
+            self.check_not_once(trace=topic)
+            self.traced.add(topic)
+        else:
+            self.traced.discard(topic)
+
+    def check_not_once(self, **asked: object) -> None:
+        """Raise OptionError if a producer that is idempotent is asked for what cannot be."""
+        check_not_once(self._writers, **asked)
+
+    def one(
+        self,
+        topic: str,
+        data: bytes,
+        deadline: float,
+        sharding_id: ShardingId | None,
+        partition: int | None,
+        trace_id: int | None,
+        headers: Mapping[str, object] | None,
+    ) -> Publish:
+        """One message.
+
+        Raises:
+            OptionError, LocalProtocolError, TypeError: it cannot be published like this.
+        """
+        publish = Publish(topic, [data], [], deadline, message_cost(data))
+        self._place(publish, sharding_id, partition)
+        self._add(publish, None if trace_id is None else [trace_id], None if headers is None else [headers])
+        publish.is_gathered = self._is_gathered and publish.trace_ids is None and publish.headers is None
+        return publish
+
+    @contextmanager
+    def several(
+        self,
+        routes: Routes,
+        topic: str,
+        bodies: Iterable[Body],
+        deadline: float,
+        delay: Seconds | None = None,
+        sharding_id: ShardingId | None = None,
+        partition: int | None = None,
+        trace_id: int | Sequence[int] | None = None,
+        headers: AnyHeaders | None = None,
+    ) -> Iterator[Publish]:
+        """Several messages that travel as one, and the span around their publish.
+
+        Raises:
+            OptionError, LocalProtocolError, TypeError: they cannot be published like this.
+        """
+        check_topic(topic)
+        data = checked_bodies(bodies)
+        if not data:
+            raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
+        defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
+        self.check_not_once(delay=delay, trace_id=trace_id, headers=headers)
+        check_not_delayed(delay, trace_id=trace_id, headers=headers)
+        with self._span(routes, topic, data) as (enveloped, carried):
+            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
+            self._place(publish, sharding_id, partition)
+            if defer_ms is None:
+                self._add(publish, trace_id, with_carried(headers, carried) if carried else headers)
+            yield publish
+
+    @contextmanager
+    def carried(
+        self, routes: Routes, topic: str, data: bytes, headers: Mapping[str, object] | None
+    ) -> Iterator[tuple[bytes, Mapping[str, object] | None]]:
+        """A span around the publish of one message; yields body and headers, one of which carries its context."""
+        assert self.telemetry is not None
+        with self.telemetry.publishing(topic, 1, len(data)) as carried:
+            if routes.is_extended(topic) and not self.is_idempotent:
+                headers = {**(headers or {}), **carried}
+            elif self.telemetry.has_envelope:
+                data = wrap(carried, data)
+            yield data, headers
+
+    @contextmanager
+    def _span(self, routes: Routes, topic: str, bodies: list[bytes]) -> Iterator[tuple[list[bytes], dict[str, str]]]:
+        """A span around a publish, if that is wanted; yields bodies and headers that carry its context, if they can."""
+        if self.telemetry is None:
+            yield bodies, {}
+            return
+        with self.telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
+            if routes.is_extended(topic):  # an envelope would be taken for the body there
+                yield bodies, {} if self.is_idempotent else carried
+            else:
+                yield [wrap(carried, body) for body in bodies] if self.telemetry.has_envelope else bodies, {}
+
+    def _place(self, publish: Publish, sharding_id: ShardingId | None, partition: int | None) -> None:
+        """Note where a publish must go, if that is not all the same."""
+        check_place(sharding_id, partition, self._has_lookup, self._sharding)
+        if sharding_id is not None or partition is not None:
+            publish.sharding_id, publish.partition = sharding_id, partition
+            publish.keys = [sharding_id]
+            publish.needs_partition = True
+
+    def _add(self, publish: Publish, trace_id: int | Sequence[int] | None, headers: AnyHeaders | None) -> None:
+        """Note what goes with the messages of a publish."""
+        count = len(publish.bodies)
+        publish.trace_ids = checked_trace_ids(trace_id, count)
+        publish.is_trace_asked = trace_id is not None
+        if trace_id is None and publish.topic in self.traced:
+            publish.trace_ids = [self._env.random.getrandbits(63) or 1 for _ in publish.bodies]
+        if headers is not None:
+            publish.headers = headers_of_all(headers, count, publish.trace_ids)
+            publish.cost += sum(map(len, publish.headers))
+        publish.needs_partition |= publish.is_trace_asked or (headers is not None and self._has_lookup)
+        if publish.needs_partition and publish.keys is None and not self._has_lookup:
+            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
