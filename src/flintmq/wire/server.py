@@ -592,7 +592,7 @@ class ServerConnection:
         if known is not None:
             row, take, values = known
             return take(self, row, values, data, position, end + 1, events)
-        if self._heads:
+        if self._heads and not line.endswith(b"\r"):
             head, _, last = line.rpartition(b" ")
             known = self._heads.get(head)
             if known is not None:
