@@ -69,6 +69,16 @@ def test_publish_without_a_partition_goes_round(nsqd: Nsqd, connection: Connecti
     assert depths(nsqd, parted) == [2, 2, 2]
 
 
+@pytest.mark.parametrize("command", ["MPUB", "DPUB"])
+def test_publishes_go_round_behind_one_to_a_partition(nsqd: Nsqd, connection: Connection, parted: str, command: str):
+    connection.ok(TO_NO_PARTITION["PUB"](parted))
+    connection.ok(TO_A_PARTITION[command](parted, 1))
+    before = depths(nsqd, parted)
+    for _ in range(6):
+        connection.ok(TO_NO_PARTITION["PUB"](parted))
+    assert [after - first for after, first in zip(depths(nsqd, parted), before, strict=True)] == [2, 2, 2]
+
+
 def test_publishes_of_one_read_go_where_each_says(nsqd: Nsqd, connection: Connection, parted: str):
     connection.ok(b"".join(pub_to(parted, number, b"x") for number in (0, 0, 2, 1, 2, 2)), count=6)
     assert depths(nsqd, parted) == [2, 1, 3]

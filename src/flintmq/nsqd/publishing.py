@@ -21,7 +21,7 @@ from flintmq.nsqd import extended, partitions
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.pending_reply import PendingReply, Place
-from flintmq.wire.bodies import HEADED, Kind
+from flintmq.wire.bodies import Kind
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.server import Publish
 
@@ -48,12 +48,12 @@ class Publishing:
             SequenceGap: a producer left out a sequence.
         """
         broker, drain = self._engine.broker, self._drain
-        command, name = event.command, event.topic
+        command, name, row = event.command, event.topic, COMMANDS[event.command]
         producer = None if event.producer_id is None else (event.producer_id, event.sequence)
         if drain.is_on and producer is None:
             drain.check(command, name, broker.topics)
         found = partitions.to_publish(broker.topics, event)
-        if drain.is_on and not (producer and found and found.has_published(producer[0], event.last)):
+        if drain.is_on and producer and not (found and found.has_published(producer[0], event.last)):
             drain.check(command, name, broker.topics)
         bodies, form = event.bodies, None
         if event.front and found is not None:
@@ -64,11 +64,8 @@ class Publishing:
         try:
             group = broker.publish_to(partition, bodies, due_ns, form is not None, producer)
         except TopicFull as full:
-            row = COMMANDS[command]
             raise TopicFull(full.detail, full.fatal and row.closes(row.failure), row.family) from None
         reply = PendingReply(group, command, event.replies)
-        if form is not None:
-            is_several = COMMANDS[command].body.kind is Kind.MESSAGES
-            if not (is_several and event.front is HEADED):  # which is answered with OK alone
-                reply.place = Place(group, form.traces, form.bodies, is_several)
+        if form is not None and row.reply != "OK":
+            reply.place = Place(group, form.traces, form.bodies, row.body.kind is Kind.MESSAGES)
         return reply
