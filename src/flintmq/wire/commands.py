@@ -53,6 +53,8 @@ INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 _PUBLISH_FIELDS = {"topic": "", "partition": None, "defer_ms": 0, "producer_id": None, "sequence": 0}
 """What the words of a publish may say, and what holds where a command has no word for it."""
 _DEFAULTS = tuple(_PUBLISH_FIELDS.values())
+_RUN_FIELDS = {"topic", "partition", "producer_id", "sequence"}
+"""What the commands of a run may say: these are what two of them have to agree on, a delay for one is not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +77,8 @@ class Command:
         head: its name as it stands on the line.
         least: how many words it needs.
         is_constant: none of its words varies.
-        is_run: commands of it to one place that follow one another are one publish; delays are counted one by one.
+        is_run: commands of it to one place that follow one another are one publish.
+        is_place_alone: its words name a topic and a partition, and say nothing else.
         publish_values: the values of its words as (topic, partition, defer_ms, producer_id, sequence); None when it
             publishes nothing.
         line_values: the inverse: the values of its words out of these; of others as they are.
@@ -102,6 +105,7 @@ class Command:
     least: int = field(init=False)
     is_constant: bool = field(init=False)
     is_run: bool = field(init=False)
+    is_place_alone: bool = field(init=False)
     publish_values: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = field(init=False)
     line_values: Callable[[tuple[Any, ...]], tuple[Any, ...]] = field(init=False)
 
@@ -112,12 +116,13 @@ class Command:
         put("head", self.name.encode())
         put("least", sum(not word.is_optional for word in self.words))
         put("is_constant", not any(word.varies for word in self.words))
-        put("is_run", self.body.kind is Kind.MESSAGE and not any(word.field == "defer_ms" for word in self.words))
         put("family", self.family or self.name)
         is_publish = self.body.kind in (Kind.MESSAGE, Kind.MESSAGES)
         fields = tuple(word.field for word in self.words)
         names = tuple(_PUBLISH_FIELDS)
         put("publish_values", _picker((*fields, *names), names) if is_publish else None)
+        put("is_run", self.body.kind is Kind.MESSAGE and _RUN_FIELDS.issuperset(fields))
+        put("is_place_alone", fields == ("topic", "partition"))
         put("line_values", _picker(names, fields) if is_publish else tuple)
         if is_publish:
             put("failure", f"E_{self.family}_FAILED")
@@ -309,7 +314,7 @@ def publish(
     Raises:
         LocalProtocolError: a server would refuse it.
     """
-    if (row.is_run and producer_id is None) or len(row.words) == len(_TO):
+    if row.is_place_alone:
         line = _line_to(row, topic, partition)
     else:
         line = row.line(*row.line_values((topic, partition, defer_ms, producer_id, sequence)))
