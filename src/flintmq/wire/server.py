@@ -775,22 +775,6 @@ class ServerConnection:
         assert split is not None  # the walk has been there
         return split
 
-    def _identify(
-        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
-    ) -> int:
-        body, end = self._body(data, start, at, "IDENTIFY")
-        events.append(Identify(body))
-        self._paused = True
-        return end
-
-    def _auth(
-        self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
-    ) -> int:
-        secret, end = self._body(data, start, at, "AUTH")
-        events.append(Auth(secret))
-        self._paused = True
-        return end
-
     def _fin(self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]) -> int:
         (message_id,) = values
         if self.raw_ids:
@@ -841,6 +825,21 @@ def _event(make: Callable[..., Event]) -> _Take:
     return take
 
 
+def _sized(make: Callable[[bytes], Event]) -> _Take:
+    """What takes a command with a sized body."""
+
+    def take(
+        connection: ServerConnection, row: Command, _values: tuple[Any, ...], data: bytes, start: int, at: int,
+        events: list[Event],
+    ) -> int:  # fmt: skip
+        body, end = connection._body(data, start, at, row.name)
+        events.append(make(body))
+        connection._paused = row.pauses
+        return end
+
+    return take
+
+
 def _subscribe(command: str) -> _Take:
     def make(topic: str, channel: str, partition: int | None, start: str | None = None) -> Subscribe:
         return Subscribe(topic, channel, partition, command, start)
@@ -869,8 +868,8 @@ _PUB = COMMANDS["PUB"]
 _ID_COMMANDS = (b"FIN ", b"REQ ", b"TOUCH ")
 _PUBLISHES = {Kind.MESSAGE: ServerConnection._message, Kind.MESSAGES: ServerConnection._messages}
 _OTHERS: dict[str, _Take] = {
-    "IDENTIFY": ServerConnection._identify,
-    "AUTH": ServerConnection._auth,
+    "IDENTIFY": _sized(Identify),
+    "AUTH": _sized(Auth),
     **{name: _subscribe(name) for name in ("SUB", "SUB_ORDER", "SUB_ORDERED", "SUB_ADVANCED")},
     "RDY": _event(Ready),
     "FIN": ServerConnection._fin,
