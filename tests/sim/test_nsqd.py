@@ -8,7 +8,8 @@ from tests.sim.loop import SimulationError, seeds
 
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.deferred import AsideStore, Changes
+from flintmq.broker.spilled import Changes, SpilledStore
+from flintmq.broker.window import Window
 from flintmq.errors import StorageError
 from flintmq.nsqd.engine import Engine
 from flintmq.storage import PartitionLog, SyncTicket
@@ -68,15 +69,15 @@ def forget_due_times(monkeypatch):
 
 
 def never_time_out(monkeypatch):
-    monkeypatch.setattr(Channel, "_time_out_run", lambda self, subscription, run: None)
+    monkeypatch.setattr(Window, "_left_of", lambda self, run, subscription: iter(()))
 
 
 def lose_what_a_lost_connection_held(monkeypatch):
-    def queue_again(self, subscription, sequence):
-        self._leave_flight(subscription)
-        self._mark_done(sequence)
+    def requeue(self, message):
+        self._leave_flight(message)
+        self._mark_done(message.sequence)
 
-    monkeypatch.setattr(Channel, "_queue_again", queue_again)
+    monkeypatch.setattr(Window, "requeue", requeue)
 
 
 def never_write_progress(monkeypatch):
@@ -92,8 +93,8 @@ def never_write_progress(monkeypatch):
 
 
 def forget_messages_set_aside(monkeypatch):
-    monkeypatch.setattr("flintmq.broker.channel.WINDOW_DEFERRED_MAX", 0)
-    monkeypatch.setattr(AsideStore, "take_changes", lambda self, *_: Changes())
+    monkeypatch.setattr("flintmq.broker.window.WINDOW_DEFERRED_MAX", 0)
+    monkeypatch.setattr(SpilledStore, "take_changes", lambda self, *_: Changes())
 
 
 def answer_a_failed_write_with_ok(monkeypatch):
@@ -144,7 +145,7 @@ def test_planted_bugs_are_found(mutant, monkeypatch):
 
 def test_long_delays_and_overflow_go_through_the_database(monkeypatch):
     """The same worlds when nearly every deferred message is set aside."""
-    monkeypatch.setattr("flintmq.broker.channel.WINDOW_DEFERRED_MAX", 1)
+    monkeypatch.setattr("flintmq.broker.window.WINDOW_DEFERRED_MAX", 1)
     for seed in seeds(60, first=5000):
         assert nsqd_world.run(seed) == []
 

@@ -8,6 +8,7 @@ from tests.sim.checkers import strict_order
 from tests.sim.loop import SimulationError, seeds
 
 from flintmq.broker.channel import Channel
+from flintmq.broker.window import Window
 from flintmq.storage import FloorFile
 
 CHUNKS = 4
@@ -42,17 +43,17 @@ def forget_floors_with_the_process(monkeypatch):
 
 def set_aside_what_is_in_the_way(monkeypatch):
     """A delay lets the others pass, as on a plain channel."""
-    honest = Channel._defer
+    honest = Window._sleep
 
-    def defer(self, sequence, due_ns, wall_ns):
-        keep_floor, self.keep_floor = self.keep_floor, None
+    def sleep(self, sequence, due_ns, wall_ns):
+        is_ordered, self.is_ordered = self.is_ordered, False
         try:
-            monkeypatch.setattr("flintmq.broker.channel.WINDOW_DEFERRED_MAX", 0)
+            monkeypatch.setattr("flintmq.broker.window.WINDOW_DEFERRED_MAX", 0)
             honest(self, sequence, due_ns, wall_ns)
         finally:
-            self.keep_floor = keep_floor
+            self.is_ordered = is_ordered
 
-    monkeypatch.setattr(Channel, "_defer", defer)
+    monkeypatch.setattr(Window, "_sleep", sleep)
 
 
 def take_every_message_for_the_first_partition_s(monkeypatch):

@@ -6,22 +6,20 @@ the cursor has not reached, a share of the stretch for what is behind it, and an
 
 from __future__ import annotations
 
-from flintmq.broker.channel import DONE, Channel
+from flintmq.broker.channel import Channel
 from flintmq.broker.state import Log
 from flintmq.errors import StorageError
 
 
 def unfinished_count(channel: Channel) -> int:
     """Messages that a channel has not finished: waiting, deferred, in flight, and on their way to the dead letters."""
-    window = channel._window
-    return waiting_count(channel) + len(window) - window.count(DONE) + channel.aside.count
+    return waiting_count(channel) + channel.window.unfinished_count + channel.spilled.count
 
 
 def waiting_count(channel: Channel) -> int:
     """Stored messages that the cursor has not reached; those of a paused topic, too."""
     start, end = channel.next, channel.log.next_sequence
-    holes = sum(max(0, min(last, end) - max(first, start)) for first, last in channel._holes)
-    return max(0, end - start - holes)
+    return max(0, end - start - channel.window.left_out_count(start, end))
 
 
 class ByteCount:
@@ -37,21 +35,21 @@ class ByteCount:
     def unfinished_bytes(self) -> int:
         """Frame bytes of what is not finished; when the log cannot be read now, as far as is known."""
         channel = self._channel
-        log, window = channel.log, channel._window
+        log, window = channel.log, channel.window
         try:
             if self._next[0] != channel.next:
                 self._next = (channel.next, offset_at(log, channel.next))
-            if window and self._floor[0] != channel.floor:
+            if len(window) and self._floor[0] != channel.floor:
                 self._floor = (channel.floor, offset_at(log, channel.floor))
         except StorageError:
             pass  # whoever delivers meets it as well, and reports it
         end_bytes = log.end_offset_bytes
         unfinished = end_bytes - self._next[1]
-        if window:
+        if len(window):
             stretch = max(0, self._next[1] - self._floor[1])
-            unfinished += stretch * (len(window) - window.count(DONE)) // len(window)
-        if channel.aside.count:
-            unfinished += channel.aside.count * end_bytes // max(1, log.next_sequence - 1)
+            unfinished += stretch * window.unfinished_count // len(window)
+        if channel.spilled.count:
+            unfinished += channel.spilled.count * end_bytes // max(1, log.next_sequence - 1)
         return max(0, unfinished)
 
 

@@ -189,7 +189,7 @@ class TopicBounds:
             return []
         changed = list(partition.channels.values())
         for channel in changed:
-            channel.add_hole(before, start)
+            channel.leave_out(before, start)
             channel.limit = start
         if not changed:
             partition.backlog_start = start

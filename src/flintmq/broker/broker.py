@@ -28,13 +28,13 @@ from typing import Any
 
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.creating import TopicConflict as TopicConflict
-from flintmq.broker.deferred import AsideStore, Shares
 from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.latency import Latency
 from flintmq.broker.limiting import TopicLimits
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.retention import Retention, drop_consumed
 from flintmq.broker.seek import drop_deferred, move
+from flintmq.broker.spilled import Shares, SpilledStore
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
@@ -46,12 +46,12 @@ from flintmq.broker.work import (
     NewTopic,
     Question,
     advance,
-    aside_statements,
-    count_aside,
+    count_spilled,
     cursor_statement,
     keep_nothing,
     log_directory,
     removal_path,
+    spill_statements,
     topics_on_disk,
 )
 from flintmq.budget import Budget
@@ -190,7 +190,7 @@ class Broker(TopicLimits):
         self._next_cursor = max(stored.next_cursor, max(floors, default=0) + 1)
         cursors: dict[tuple[str, int], dict[str, channel_store.StoredCursor]] = {}
         if stored.is_older:
-            floors = {}  # what was set aside behind them may be missing: rather again than never
+            floors = {}  # what was spilled behind them may be missing: rather again than never
         for cursor in stored.cursors:
             if not cursor.is_lost:
                 advance(cursor, floors.get(cursor.id, 0))
@@ -343,7 +343,7 @@ class Broker(TopicLimits):
         start = partition.log.start_sequence
         if cursor.is_lost:
             if cursor.aside_count:
-                channel.aside.clear_from(start)  # it comes from the log
+                channel.spilled.clear_from(start)  # it comes from the log
             return
         if cursor.aside_missing:
             move(channel, start, finish_older=False)
@@ -382,10 +382,10 @@ class Broker(TopicLimits):
         )
 
     def _pack_damaged(self, channel: Channel, partition: Partition, stored: packs.StoredPack) -> None:
-        """Messages that were set aside cannot be read any more: what of them the log still has is taken from there."""
+        """Spilled messages cannot be read any more: what of them the log still has is taken from there."""
         found = stored.found
         assert found is not None, "it is damaged"
-        count = channel.aside.forget_damaged(stored)
+        count = channel.spilled.forget_damaged(stored)
         if not stored.pieces:
             start = max(found.first, partition.log.start_sequence)
             if start <= found.last:
@@ -403,7 +403,7 @@ class Broker(TopicLimits):
         self.was_changed(channel)
 
     def _read_again(self, channel: Channel, piece: packs.Piece) -> Iterator[int]:
-        """Set messages aside again as the log has them; those that it does not have."""
+        """Spill messages again as the log has them; those that it does not have."""
         for sequence in range(piece.first, piece.end):
             try:
                 batch = channel.log.read(sequence)
@@ -413,7 +413,7 @@ class Broker(TopicLimits):
             if batch is None or batch.first > sequence:
                 yield sequence
             else:
-                channel.aside.put(sequence, piece.due_ns, piece.attempts, bytes(batch.frames(sequence, sequence + 1)))
+                channel.spilled.put(sequence, piece.due_ns, piece.attempts, bytes(batch.frames(sequence, sequence + 1)))
 
     # -- how far logs are ------------------------------------------------------------------------------------------
 
@@ -551,7 +551,7 @@ class Broker(TopicLimits):
             partition.number,
             partition.log,
             ChannelState(row.floor, cursor.window, row.deferred, row.attempts, row.holes),
-            AsideStore(cursor.aside_count, cursor.aside_next_due_ns, self._pack_numbers, self._shares),
+            SpilledStore(cursor.aside_count, cursor.aside_next_due_ns, self._pack_numbers, self._shares),
             self._random,
             depth_max=self.options.ephemeral_depth_max if ephemeral or topic.ephemeral else None,
         )
@@ -788,7 +788,7 @@ class Broker(TopicLimits):
                     partition.paused_at = end
             elif partition.paused_at is not None:
                 for channel in partition.channels.values():
-                    channel.add_hole(partition.paused_at, end)
+                    channel.leave_out(partition.paused_at, end)
                     self.mark(channel)
                 partition.paused_at = end
                 for channel in partition.channels.values():
@@ -841,7 +841,7 @@ class Broker(TopicLimits):
         if channel.keep_floor is not None:
             self._floors.forget(identity)  # it may have gone back
             self._questions.append(Question(lambda _store: self._floors.sync(), self._synced))
-        channel.dirty = True
+        channel.mark_changed()
         self._flushing[channel] = None
         self._mark_parts(channel)
         # even if nothing of it has changed: who waits for metadata waits for the flush that has the cursor
@@ -1032,9 +1032,9 @@ class Broker(TopicLimits):
                 deadline = channel.next_deadline_ns(now_ns, wall_ns)
                 if deadline is not None:
                     self._arm(channel, deadline)
-                if channel.dirty or channel.aside.needs_flush:
+                if channel.is_changed or channel.spilled.needs_flush:
                     self._flushing[channel] = None
-                    if channel.aside.is_crowded or channel.aside.is_pressing(wall_ns):
+                    if channel.spilled.is_crowded or channel.spilled.is_pressing(wall_ns):
                         self.is_flush_urgent = True  # the channel goes on behind it
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other channels go on
                 self._channel_failed("delivering from", channel, defect, now_ns)
@@ -1100,7 +1100,7 @@ class Broker(TopicLimits):
         self._delayed_notes.wall_ns = wall_ns
         if self._metadata or self._removals or self._questions or self._grown:
             return True
-        return any(c.dirty or c.aside.has_changes or c.aside.wants_due(wall_ns) for c in self._flushing)
+        return any(c.is_changed or c.spilled.has_changes or c.spilled.wants_due(wall_ns) for c in self._flushing)
 
     @property
     def has_metadata(self) -> bool:
@@ -1116,7 +1116,7 @@ class Broker(TopicLimits):
         self._metadata.append(packs.shift_packs(shift_ns - self._clock_shift_ns))
         self._clock_shift_ns = self._dead_letters.clock_shift_ns = shift_ns
         for channel in self._cursors:
-            channel.dirty = True
+            channel.mark_changed()
             self._flushing[channel] = None
 
     def take_flush(self, wall_ns: int) -> Flush:
@@ -1135,27 +1135,26 @@ class Broker(TopicLimits):
         for channel in list(self._flushing):
             identity, partition = self._cursors[channel]
             durable = self._is_durable(channel)
-            changes = channel.aside.take_changes(wall_ns)
+            changes = channel.spilled.take_changes(wall_ns)
             if changes:
-                channel.dirty = True  # its row says how many are set aside
+                channel.mark_changed()  # its row says how many are spilled
                 flush.changes.append((channel, changes))
-                flush.statements += aside_statements(identity, changes, self._clock_shift_ns)
+                flush.statements += spill_statements(identity, changes, self._clock_shift_ns)
                 if changes.cleared_from is not None:
-                    flush.questions.append(count_aside(channel, identity))
-            if channel.dirty:
-                channel.dirty = False
+                    flush.questions.append(count_spilled(channel, identity))
+            if channel.take_changed():
                 partitions[partition] = None
                 if durable:
                     shift_ns = self._clock_shift_ns
                     count_known = (
-                        channel_store.UNKNOWN_COUNT if changes.cleared_from is not None else channel.aside.count
+                        channel_store.UNKNOWN_COUNT if changes.cleared_from is not None else channel.spilled.count
                     )
                     flush.statements.append(cursor_statement(identity, channel, partition, shift_ns, count_known))
-            aside = channel.aside
-            if aside.wants_due(wall_ns):
-                query = (aside.loaded_through, aside.generation, wall_ns, aside.room_bytes)
+            spilled = channel.spilled
+            if spilled.wants_due(wall_ns):
+                query = (spilled.loaded_through, spilled.generation, wall_ns, spilled.room_bytes)
                 flush.due.append(DueQuery(channel, identity, *query))
-            elif aside.next_due_ns is None:
+            elif spilled.next_due_ns is None:
                 del self._flushing[channel]
         flush.floors = [(partition, partition.floor) for partition in partitions]
         flush.has_progress = bool(flush.statements)
@@ -1163,7 +1162,7 @@ class Broker(TopicLimits):
         if flush.marks:
             logs = [(partition.topic_name, partition.number, mark) for partition, mark in flush.marks]
             flush.statements.append(channel_store.put_logs(logs))
-        loaded_count = sum(channel.aside.has_loaded for channel in self._flushing)
+        loaded_count = sum(channel.spilled.has_loaded for channel in self._flushing)
         self._shares.divide(loaded_count, sum(bool(changes.packs) for _, changes in flush.changes))
         return flush
 
@@ -1181,25 +1180,25 @@ class Broker(TopicLimits):
             self._is_meta_new = self._is_meta_new or flush.must_sync
             self._grown |= dict.fromkeys(partition for partition, _ in flush.marks)
             for channel, changes in flush.changes:
-                channel.aside.restore_changes(changes)
+                channel.spilled.restore_changes(changes)
             for channel in self._cursors:
-                channel.dirty = True
+                channel.mark_changed()
                 self._flushing[channel] = None
         else:
             for channel, changes in flush.changes:
                 if channel in self._cursors:
                     self.mark(channel)
                     if changes.cleared_from is not None:
-                        channel.dirty = True  # its row is to say how many are left
+                        channel.mark_changed()  # its row is to say how many are left
                         self._flushing[channel] = None
             self.has_more_due = False
             for query, read in zip(flush.due, answers, strict=True):
-                is_current = query.channel in self._cursors and query.generation == query.channel.aside.generation
-                query.channel.aside.accept_due(read, query.generation, query.wall_ns)
+                is_current = query.channel in self._cursors and query.generation == query.channel.spilled.generation
+                query.channel.spilled.accept_due(read, query.generation, query.wall_ns)
                 for damaged in read.damaged if is_current else ():
                     self._pack_damaged(query.channel, self._cursors[query.channel][1], damaged)
                 if query.channel in self._cursors:
-                    self.has_more_due |= query.channel.aside.wants_due(query.wall_ns)
+                    self.has_more_due |= query.channel.spilled.wants_due(query.wall_ns)
                     self.mark(query.channel)
             for partition, mark in flush.marks:
                 if not partition.is_deleted:
@@ -1237,14 +1236,14 @@ class Broker(TopicLimits):
     def memory_used(self) -> dict[str, int]:
         """What of the memory budget is used, by share, in bytes."""
         budget, cache = self.budget, self._cache
-        aside = sum(channel.aside.memory_bytes for channel in self._cursors)
+        deferred = sum(channel.spilled.memory_bytes for channel in self._cursors)
         return {
             "output": budget.output_bytes,
             "ephemeral": budget.ephemeral_bytes,
             "publishing": self.left_bytes,
             "receiving": budget.receiving_bytes,
             "caches": cache.used_bytes + cache.tails_bytes,
-            "deferred": aside,
+            "deferred": deferred,
         }
 
     def logs(self) -> list[PartitionLog]:

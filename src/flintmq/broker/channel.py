@@ -1,82 +1,59 @@
-"""A channel of one partition: a cursor over the log, and one byte for each message between floor and cursor.
+"""A channel of one partition: who gets which message of the log, and when.
 
-Picture::
+What has been delivered and is not finished is in the channel's :class:`flintmq.broker.window.Window`, with its
+invariants. Here is decided what is handed out next, and to whom.
 
-    log       ... done | floor .................. next | not delivered yet ... | committed
-    window             [ 0 3 3 3 0 255 7 7 254 ]
-                         one byte per message: 0 done (or moved aside), 1..250 in flight at the subscription with that
-                         slot, 251 in flight at a subscription without a slot of its own, 253 on its way to the dead
-                         letters, 254 deferred, 255 queued again
+Invariants, beside those:
 
-Invariants:
-
-- I1: every sequence below ``floor`` is finished or is in ``aside``.
-- I2: ``len(window) == next - floor``; ``window`` never begins with 0.
-- I3: a message is in flight at most once: its byte names the subscription that holds it.
-- I4: ``attempts`` has an entry for a message in the window only if it was not delivered exactly once; ``held`` has the
-  messages with a deadline of their own (redelivered or touched).
-- I5: nothing at or beyond the log's committed sequence is delivered.
-- I6: in order (``keep_floor`` is set) at most one message is in flight, the window holds nothing unfinished behind one
+- C1: nothing at or beyond the log's committed sequence is delivered.
+- C2: in order (``keep_floor`` is set) at most one message is in flight, the window holds nothing unfinished behind one
   that is not finished, and nothing is delivered before the floor has been kept.
-- I7: a consumer stands in ``_ready`` exactly while it can take a message; one with runs has an entry in ``_deadlines``.
+- C3: a consumer stands in ``_ready`` exactly while it can take a message.
 
-Turns: what comes again (``_requeued``, ``aside.ready``) and what is new are handed out one for one while both wait, so
-that neither a message that always comes back nor a long backlog holds the other up. What is new begins, if some of it
-waits when the first message is given back, times out or loses its connection. What came back first is first. Of what a
-lost connection held, the message it had held longest is last, because it may be what the consumer died of, and what had
-come again before keeps its place. In order nothing takes turns.
+Turns: what comes again, queued or spilled, and what is new are handed out one for one while both wait, so that neither
+a message that always comes back nor a long backlog holds the other up. What is new begins, if some of it waits when the
+first message is given back, times out or loses its connection. What came back first is first. Of what a lost connection
+held, the message it had held longest is last, because it may be what the consumer died of, and what had come again
+before keeps its place. In order nothing takes turns.
 
 Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that does not jump while
-the process runs, as the caller provides it); runs of messages are handled by slices; only messages that were
-redelivered, touched or deferred cost a dictionary entry; nothing that happens every turn looks at all consumers.
+the process runs, as the caller provides it); runs of messages are handled by slices; nothing that happens every turn
+looks at all consumers.
 
 Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
-import re
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 
 from flintmq.batch import Batch
-from flintmq.broker.deferred import Aside, AsideStore
 from flintmq.broker.delayed import DelayedAhead
 from flintmq.broker.events import ChannelEvents
 from flintmq.broker.latency import Latency
-from flintmq.broker.ranges import add_range, forget_range, ranges_of
-from flintmq.broker.ready import Line, ReadyLines, RunDeadlines
-from flintmq.broker.setting_aside import SettingAside
-from flintmq.broker.state import DEFERRED as DEFERRED
-from flintmq.broker.state import DONE as DONE
-from flintmq.broker.state import GIVING_UP as GIVING_UP
-from flintmq.broker.state import NOT_DONE, SHARED, SLOT_MAX, Held, Log, Policy
-from flintmq.broker.state import QUEUED as QUEUED
+from flintmq.broker.ranges import ranges_of
+from flintmq.broker.ready import Line, ReadyLines
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.state import ChannelState as ChannelState
-from flintmq.broker.subscription import Locality, Run, Subscription
+from flintmq.broker.state import Log, Message, Policy
+from flintmq.broker.subscription import Locality, Subscription
+from flintmq.broker.window import Window
 from flintmq.budget import Budget
 from flintmq.errors import StorageError
-from flintmq.limits import (
-    CHANNEL_WINDOW_MAX,
-    DEFER_IN_WINDOW_NS,
-    DELIVERY_BYTES_MAX,
-    WINDOW_DEFERRED_MAX,
-)
-from flintmq.message import internal_id
+from flintmq.limits import CHANNEL_WINDOW_MAX, DELIVERY_BYTES_MAX
+from flintmq.message import internal_id, with_attempts
 from flintmq.names import is_ephemeral
 
-_RUN_JOIN_NS = 10_000_000  # deliveries closer together than this share one deadline
 _STEP_SHARE = 8  # of what the next consumer can take, a turn of what comes again is this part, one message at least,
 _STEP_MAX = 32  # and this many at most; what is new has as many then
 
 _UNBOUNDED = 1 << 62
 _LOOKED_COST_MAX = 4096  # of messages that filters are asked about in one turn, see ext_filter.py
-_TO_DONE_BITS = bytes([1] + [0] * 255)
 
 
-class Channel(SettingAside):
+class Channel:
     """Owner of one channel's progress through one partition.
 
     Args:
@@ -86,6 +63,8 @@ class Channel(SettingAside):
         depth_max: for ephemeral channels, how many undelivered messages it keeps; newer ones are dropped.
 
     Attributes:
+        window: what has been delivered and is not finished.
+        spilled: what of it is outside of memory, or was.
         subscriptions: every consumer, in the order of their coming.
         joined_count: consumers since the process started.
         filtered_count: messages finished because the consumer that was to get them does not take them.
@@ -105,7 +84,7 @@ class Channel(SettingAside):
         partition: int,
         log: Log,
         state: ChannelState,
-        aside: AsideStore,
+        spilled: SpilledStore,
         random_source: random.Random,
         depth_max: int | None = None,
         window_max: int = CHANNEL_WINDOW_MAX,
@@ -114,13 +93,13 @@ class Channel(SettingAside):
         self.ephemeral = is_ephemeral(name)
         self.log = log
         self.budget = Budget()
-        self.aside = aside
+        self.spilled = spilled
+        self.window = Window(log, state, spilled, window_max)
         self.paused = False
         self.skipped = False
         self.limit: int | None = None  # a paused topic: nothing from here on is delivered
-        self.subscriptions: dict[Subscription, None] = {}
+        self.subscriptions = self.window.consumers
         self.joined_count = 0
-        self.in_flight_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self.dropped_count = 0
@@ -134,62 +113,51 @@ class Channel(SettingAside):
         self.policy: Policy | None = None
         self.delayed: DelayedAhead | None = None
         self.counted_from = log.committed_sequence
-        self.dirty = True
         self.keep_floor: Callable[[int], None] | None = None
         self._kept_floor = -1
         self._id_base = internal_id(partition, 0)
         self._random = random_source
         self._depth_max = depth_max
-        self._window_max = window_max
         self._admitted = log.committed_sequence
         self._ready = ReadyLines()
-        self._deadlines = RunDeadlines()
         self._not_deferred_at = 0
         self._sent_to: dict[Subscription, None] = {}
-        self._slots: list[Subscription | None] = [None] * (SLOT_MAX + 1)
-        self._shared: dict[int, Subscription] = {}
-        self._requeued: deque[int] = deque()
         self._owed_count = 0  # of what is new, for what has come again since, before more of it does
-        self._is_turn_of_asides = False  # of what comes again
-        self._attempts: dict[int, int] = dict(state.attempts)
-        self._held: dict[int, Held] = {}
-        self._held_heap: list[tuple[int, int]] = []
-        self._deferred: dict[int, int] = {}
-        self._deferred_heap: list[tuple[int, int]] = []
-        self._holes: deque[tuple[int, int]] = deque(state.holes)
-        self.floor = max(state.floor, log.start_sequence)
-        self._window = bytearray()
-        self._restore(state)
-        self.next = self.floor + len(self._window)
+        self._is_turn_of_spilled = False  # of what comes again
 
-    # -- restart -------------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------
 
-    def _restore(self, state: ChannelState) -> None:
-        done = state.window[self.floor - state.floor :] if state.floor < self.floor else state.window
-        done = done[: max(0, self.log.next_sequence - self.floor)]
-        self._window = bytearray(DONE if bit else QUEUED for bit in done)
-        end = self.floor + len(self._window)
-        for sequence, due_ns in state.deferred:
-            if self.floor <= sequence < end:
-                self._window[sequence - self.floor] = DEFERRED
-                self._deferred[sequence] = due_ns
-                self._deferred_heap.append((due_ns, sequence))
-        heapq.heapify(self._deferred_heap)
-        for match in re.finditer(rb"\xff", self._window):
-            self._requeued.append(self.floor + match.start())
-        for sequence in [s for s in self._attempts if not self.floor <= s < end]:
-            del self._attempts[sequence]
-        self._strip()
+    @property
+    def floor(self) -> int:
+        """Everything below is finished or spilled."""
+        return self.window.floor
+
+    @property
+    def next(self) -> int:
+        """The cursor: nothing from here on has been looked at."""
+        return self.window.next
+
+    @property
+    def in_flight_count(self) -> int:
+        """Messages that consumers hold."""
+        return self.window.in_flight_count
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is progress that has not been written."""
+        return self.window.is_changed
+
+    def mark_changed(self) -> None:
+        """Have progress written again."""
+        self.window.mark_changed()
+
+    def take_changed(self) -> bool:
+        """Whether there is progress to be written; the caller does it."""
+        return self.window.take_changed()
 
     def state(self) -> ChannelState:
         """What to write down now."""
-        return ChannelState(
-            self.floor,
-            bytes(self._window.translate(_TO_DONE_BITS)),
-            list(self._deferred.items()),
-            list(self._attempts.items()),
-            list(self._holes),
-        )
+        return self.window.state()
 
     # -- counts --------------------------------------------------------------------------------------------------
 
@@ -202,19 +170,19 @@ class Channel(SettingAside):
     @property
     def depth(self) -> int:
         """Messages waiting for a consumer; without those in flight and deferred."""
-        waiting = max(0, self.end - self.next)
-        for first, end in self._holes:
-            waiting -= max(0, min(end, self.end) - max(first, self.next))
-        return max(0, waiting - self._delayed_count) + len(self._requeued) + len(self.aside.ready)
+        first, end = self.window.next, self.end
+        waiting = max(0, end - first) - self.window.left_out_count(first, end)
+        return max(0, waiting - self._delayed_count) + self.window.waiting_count
 
     @property
     def _delayed_count(self) -> int:
         """Messages that the cursor has not reached and that are not due."""
         if not self.delayed:
             return 0
-        count = self.delayed.count(self.next, self.end)
-        for first, end in self._holes:
-            count -= self.delayed.count(max(first, self.next), min(end, self.end))
+        start = self.window.next
+        count = self.delayed.count(start, self.end)
+        for first, end in self.window.holes:
+            count -= self.delayed.count(max(first, start), min(end, self.end))
         return count
 
     @property
@@ -225,12 +193,12 @@ class Channel(SettingAside):
     @property
     def deferred_count(self) -> int:
         """Messages waiting for their due time."""
-        return len(self._deferred) + self.aside.count - len(self.aside.loaded) + self._delayed_count
+        return self.window.deferred_count + self.spilled.count - len(self.spilled.loaded) + self._delayed_count
 
     @property
     def is_idle(self) -> bool:
         """Whether a new message changes nothing now: nobody can take one, and the one at the cursor simply waits."""
-        is_at_rest = self._not_deferred_at == self.next and self._ready.nearest() is None
+        is_at_rest = self._not_deferred_at == self.window.next and self._ready.nearest() is None
         is_simple = self._depth_max is None and not self.skipped
         return is_at_rest and is_simple and (self.policy is None or not self.policy.is_dropping)
 
@@ -238,93 +206,39 @@ class Channel(SettingAside):
 
     def add(self, subscription: Subscription) -> None:
         """Attach a consumer."""
-        self.subscriptions[subscription] = None
+        self.window.attach(subscription)
         self.joined_count += 1
-        try:
-            slot = self._slots.index(None, 1)
-        except ValueError:
-            slot = SHARED
-        else:
-            self._slots[slot] = subscription
-        subscription.slot = slot
-        subscription.mark = bytes((slot,))
         self._ready.add(subscription)
 
     def remove(self, subscription: Subscription) -> None:
         """Detach a consumer; what it holds is queued again at once, attempts kept."""
-        del self.subscriptions[subscription]
         self._ready.remove(subscription)
         if subscription.in_flight_count:
-            held = self._held_by(subscription)
+            held = self.window.held_by(subscription)
             if self.events is not None:
-                self.events.let_go(subscription, held)
-            self._take_back(subscription, held)
-        subscription.runs.clear()
-        if subscription.slot != SHARED:
-            self._slots[subscription.slot] = None
-        subscription.slot = 0
-        self._deadlines.forget_detached(len(self.subscriptions))
+                self.events.let_go(subscription, [message.sequence for message in held])
+            self._take_back(held)
+        self.window.detach(subscription)
 
-    def _take_back(self, subscription: Subscription, held: list[int]) -> None:
+    def _take_back(self, held: list[Message]) -> None:
         """Queue again what a lost connection held, given in the order of delivery.
 
         It may have died of the first: that one goes to the end, and what it was not taken from has the next turn. Of
         the others those that had come again keep their place in front, so that whatever consumers die of, the next
         ones begin with something else.
         """
+        window = self.window
         suspect, *others = held
-        again = [sequence for sequence in others if self._has_come_again(sequence)]
-        new = [sequence for sequence in others if not self._has_come_again(sequence)]
-        if self._has_come_again(suspect):
+        again = [message for message in others if window.has_come_again(message)]
+        new = [message for message in others if not window.has_come_again(message)]
+        if window.has_come_again(suspect):
             self._owed_count = max(1, self._owed_count)
-        self._is_turn_of_asides = suspect not in self.aside.loaded
-        for sequence in (*new, suspect):
-            self._give_back(subscription, sequence)
-        for sequence in reversed(again):
-            self._give_back(subscription, sequence)
-            for queue in (self._requeued, self.aside.ready):
-                if queue and queue[-1] == sequence:  # it may have been given up instead
-                    queue.rotate(1)
-
-    def _has_come_again(self, sequence: int) -> bool:
-        """Whether a message in flight was queued again, or came due, before its delivery."""
-        return sequence in self._attempts or sequence in self.aside.loaded
-
-    def _give_back(self, subscription: Subscription, sequence: int) -> None:
-        aside = self.aside.loaded.get(sequence)
-        if aside is None:
-            self._queue_again(subscription, sequence)
-        else:
-            self._leave_flight(subscription)
-            self._ready_again(aside)
-
-    def _held_by(self, subscription: Subscription) -> list[int]:
-        """What a consumer holds, in the order of delivery."""
-        numbers = {each.sequence: each.number for each in self.aside.loaded.values() if each.owner is subscription}
-        if subscription.slot == SHARED:
-            mine = [sequence for sequence, owner in self._shared.items() if owner is subscription]
-        else:
-            floor = self.floor
-            mine = [floor + match.start() for match in re.finditer(re.escape(subscription.mark), self._window)]
-        by_place = sorted((run.first, run.end, run.number) for run in subscription.runs)
-        at = 0
-        for sequence in sorted(mine):
-            held = self._held.get(sequence)
-            if held is not None:
-                numbers[sequence] = held.number
-                continue
-            while at < len(by_place) and by_place[at][1] <= sequence:
-                at += 1
-            assert at < len(by_place) and by_place[at][0] <= sequence, "what has no deadline of its own is in a run"
-            numbers[sequence] = by_place[at][2] + sequence - by_place[at][0]
-        return sorted(numbers, key=numbers.__getitem__)
-
-    def _leave_flight(self, subscription: Subscription) -> None:
-        subscription.in_flight_count -= 1
-        self.in_flight_count -= 1
-        if not subscription.in_flight_count:
-            subscription.runs.clear()
-        subscription.find_place()
+        self._is_turn_of_spilled = not suspect.is_spilled
+        for message in (*new, suspect):
+            self._come_back(message)
+        for message in reversed(again):
+            self._come_back(message)
+            window.come_first(message)
 
     # -- finish, requeue, touch ----------------------------------------------------------------------------------
 
@@ -335,275 +249,103 @@ class Channel(SettingAside):
             wall_ns: wall time, needed only where :attr:`latency` is kept.
         """
         failed: list[int] = []
-        base = self._id_base
-        if self.aside.loaded:
-            ids = self._finish_asides(subscription, ids, wall_ns)
+        window, base = self.window, self._id_base
+        if self.spilled.loaded:
+            ids = self._finish_spilled(subscription, ids, wall_ns)
         for first, end in ranges_of(ids) if ids else ():
-            if not self._finish_range(subscription, first - base, end - base, wall_ns):
-                failed += [n for n in range(first, end) if not self._finish_one(subscription, n - base, wall_ns)]
+            if window.finish_range(subscription, first - base, end - base):
+                self._finished(subscription, first - base, end - base, wall_ns)
+                continue
+            for internal in range(first, end):
+                sequence = internal - base
+                if window.finish_one(subscription, sequence):
+                    self._finished(subscription, sequence, sequence + 1, wall_ns)
+                else:
+                    failed.append(internal)
         subscription.find_place()
         return failed
 
-    def _finish_range(self, subscription: Subscription, first: int, end: int, wall_ns: int) -> bool:
-        index = first - self.floor
-        count = end - first
-        window = self._window
-        if index < 0 or subscription.slot == SHARED or window[index : index + count] != subscription.mark * count:
-            return False
-        if self._held:
-            forget_range(self._held, first, end)
-        if self._attempts:
-            forget_range(self._attempts, first, end)
-        if index == 0:
-            del window[:count]
-            self.floor = end
-            self._strip()
-        else:
-            window[index : index + count] = bytes(count)
+    def _finished(self, subscription: Subscription, first: int, end: int, wall_ns: int) -> None:
+        self.finish_count += end - first
+        subscription.finish_count += end - first
         if self.latency is not None:
-            self.latency.finished(first, end, wall_ns, self.floor, self.log.read)
-        self._finished(subscription, count, first)
-        runs, floor = subscription.runs, self.floor
-        while runs and runs[0].end <= floor:
-            runs.popleft()
-        return True
-
-    def _finished(self, subscription: Subscription, count: int, first: int) -> None:
+            self.latency.finished(first, end, wall_ns, self.window.floor, self.log.read)
         if self.events is not None:
-            self.events.finished(subscription, first, first + count)
-        self._count_finished(subscription, count)
+            self.events.finished(subscription, first, end)
 
-    def _count_finished(self, subscription: Subscription, count: int) -> None:
-        self.dirty = True
-        self.finish_count += count
-        self.in_flight_count -= count
-        subscription.finish_count += count
-        subscription.in_flight_count -= count  # it finds its place in line behind the last of a run of FINs
-        if not subscription.in_flight_count:
-            subscription.runs.clear()
-
-    def _finish_one(self, subscription: Subscription, sequence: int, wall_ns: int) -> bool:
-        if self._owner(sequence) is subscription:
-            self._mark_done(sequence)
-            if self.latency is not None:
-                self.latency.finished(sequence, sequence + 1, wall_ns, self.floor, self.log.read)
-            self._finished(subscription, 1, sequence)
-            return True
-        return False
-
-    def _owner(self, sequence: int) -> Subscription | None:
-        """Who holds a message of the window."""
-        index = sequence - self.floor
-        if not 0 <= index < len(self._window):
-            return None
-        state = self._window[index]
-        if state == SHARED:
-            return self._shared.get(sequence)
-        return self._slots[state] if 0 < state <= SLOT_MAX else None
+    def _finish_spilled(self, subscription: Subscription, ids: Sequence[int], wall_ns: int) -> Sequence[int]:
+        """Finish those of these messages that were spilled; return the others."""
+        finished, others = self.window.finish_spilled(subscription, ids, self._id_base)
+        self.finish_count += len(finished)
+        subscription.finish_count += len(finished)
+        for message in finished if self.latency is not None or self.events is not None else ():
+            if self.latency is not None and message.frame is not None:
+                self.latency.finished_frame(message.frame, wall_ns)
+            if self.events is not None:
+                self.events.finished(subscription, message.sequence, message.sequence + 1)
+        return others
 
     def is_in_flight(self, internal: int) -> bool:
         """Whether any consumer holds a message."""
-        sequence = internal - self._id_base
-        aside = self.aside.loaded.get(sequence)
-        return self._owner(sequence) is not None or (aside is not None and aside.owner is not None)
-
-    def _mark_done(self, sequence: int) -> None:
-        self._attempts.pop(sequence, None)
-        self._forget_flight(sequence)
-        self._window[sequence - self.floor] = DONE
-        if sequence == self.floor:
-            self._strip()
-        self.dirty = True
-
-    def _forget_flight(self, sequence: int) -> None:
-        self._held.pop(sequence, None)
-        self._shared.pop(sequence, None)
-
-    def _strip(self) -> None:
-        """Restore I2: move the floor over what is done."""
-        window = self._window
-        if window and not window[0]:
-            match = NOT_DONE.search(window)
-            count = match.start() if match else len(window)
-            del window[:count]
-            self.floor += count
+        return self.window.held(internal - self._id_base) is not None
 
     def requeue(self, subscription: Subscription, internal: int, delay_ns: int, wall_ns: int) -> bool:
         """Give a message back, to be delivered again after ``delay_ns``; False when it is not in flight here."""
         sequence = internal - self._id_base
-        if delay_ns > 0 and self.policy is not None and self.policy.is_last_attempt(sequence):
-            delay_ns = 0
-        aside = self.aside.loaded.get(sequence)
-        if self._owner(sequence) is subscription:
-            if delay_ns > 0:
-                self._attempts.setdefault(sequence, 1)
-                self._defer(sequence, wall_ns + delay_ns, wall_ns)  # first: when it fails, the message is in flight
-                self._forget_flight(sequence)
-                self._leave_flight(subscription)
-            else:
-                self._queue_again(subscription, sequence)
-        elif aside is not None and aside.owner is subscription:
-            self._leave_flight(subscription)
-            if delay_ns > 0:
-                aside.owner = None
-                self.aside.defer(aside, wall_ns + delay_ns)
-            else:
-                self._ready_again(aside)
-        else:
+        message = self.window.held(sequence, by=subscription)
+        if message is None:
             return False
-        self.dirty = True
+        if delay_ns > 0 and not (self.policy is not None and self.policy.is_last_attempt(message)):
+            self.window.defer(message, wall_ns + delay_ns, wall_ns)
+        else:
+            delay_ns = min(0, delay_ns)
+            self._come_back(message)
+        self.mark_changed()
         self.requeue_count += 1
         subscription.requeue_count += 1
         if self.events is not None:
             self.events.requeued(subscription, sequence, delay_ns)
         return True
 
-    def _queue_again(self, subscription: Subscription, sequence: int) -> None:
-        self._forget_flight(sequence)
-        self._leave_flight(subscription)
-        self._attempts.setdefault(sequence, 1)
-        self.dirty = True  # the attempt that ended here counts after a restart too
-        if self.policy is not None and self.policy.gives_up(sequence, subscription):
-            return
-        self._begin_turns(subscription)
-        self._window[sequence - self.floor] = QUEUED
-        self._requeued.append(sequence)
-
-    def _ready_again(self, aside: Aside) -> None:
-        if self.policy is None or not self.policy.gives_up_aside(aside):
-            self._begin_turns(aside.owner)
-            self.aside.make_ready(aside)
+    def _come_back(self, message: Message) -> None:
+        """A message in flight was given back, timed out or lost its consumer: it comes again, or is given up."""
+        if self.policy is None or not self.policy.gives_up(message):
+            self._begin_turns(message.owner)
+            self.window.requeue(message)
 
     def _begin_turns(self, _subscription: Subscription | None) -> None:
         """Before a message is queued again: let the first one that is wait behind one that is there already."""
-        if not self._requeued and not self.aside.ready and self.next < self.end:
+        if not self.window.waiting_count and self.window.next < self.end:
             self._owed_count = max(1, self._owed_count)
 
     def touch(self, subscription: Subscription, internal: int, now_ns: int) -> bool:
         """Restart a message's timeout, up to the longest allowed since its delivery; False when not in flight here."""
         sequence = internal - self._id_base
-        wanted = now_ns + subscription.msg_timeout_ns
-        aside = self.aside.loaded.get(sequence)
-        if self._owner(sequence) is subscription:
-            held = self._held_at(subscription, sequence)
-            deadline = min(wanted, held.delivered_ns + subscription.max_msg_timeout_ns)
-            self._held[sequence] = Held(deadline, held.delivered_ns, held.number)
-        elif aside is not None and aside.owner is subscription:
-            deadline = min(wanted, aside.delivered_ns + subscription.max_msg_timeout_ns)
-            aside.deadline_ns = deadline
-        else:
+        message = self.window.held(sequence, by=subscription)
+        if message is None:
             return False
-        self._push_deadline(deadline, sequence)
+        self.window.touch(message, now_ns)
         if self.events is not None:
             self.events.touched(subscription, sequence)
         return True
-
-    def _push_deadline(self, deadline_ns: int, sequence: int) -> None:
-        heap = self._held_heap
-        heapq.heappush(heap, (deadline_ns, sequence))
-        if len(heap) > 2 * (len(self._held) + len(self.aside.loaded)) + 1024:
-            # entries of finished messages stay behind; rebuild before they outnumber the living
-            heap[:] = [(held.deadline_ns, s) for s, held in self._held.items()]
-            heap += [(a.deadline_ns, s) for s, a in self.aside.loaded.items() if a.owner is not None]
-            heapq.heapify(heap)
-
-    def _held_at(self, subscription: Subscription, sequence: int) -> Held:
-        """When a message of the window that a consumer holds was delivered to it, and when it times out."""
-        held = self._held.get(sequence)
-        if held is None:
-            run = next(run for run in subscription.runs if run.first <= sequence < run.end)
-            delivered_ns = run.deadline_ns - subscription.msg_timeout_ns
-            held = Held(run.deadline_ns, delivered_ns, run.number + sequence - run.first)
-        return held
-
-    # -- deferral ------------------------------------------------------------------------------------------------
-
-    def _defer(self, sequence: int, due_ns: int, wall_ns: int) -> None:
-        """Put a message of the window to sleep; in the window when short, in the database when long or many."""
-        is_short = due_ns - wall_ns <= DEFER_IN_WINDOW_NS and len(self._deferred) < WINDOW_DEFERRED_MAX
-        if is_short or self.keep_floor is not None:  # in order it stays where it is, in the way of those behind it
-            self._window[sequence - self.floor] = DEFERRED
-            self._deferred[sequence] = due_ns
-            heapq.heappush(self._deferred_heap, (due_ns, sequence))
-            self.dirty = True
-        else:
-            self._put_aside(sequence, due_ns)
-
-    def _is_queued(self, sequence: int) -> bool:
-        index = sequence - self.floor
-        return 0 <= index < len(self._window) and self._window[index] == QUEUED
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def expire(self, now_ns: int, wall_ns: int) -> bool:
         """Queue again what has timed out and what has come due; True when something became deliverable."""
-        before = len(self._requeued) + len(self.aside.ready)
-        for subscription in self._deadlines.take_due(now_ns):
-            runs = subscription.runs
-            while runs and runs[0].deadline_ns <= now_ns:
-                run = runs.popleft()
-                self._time_out_run(subscription, run)
-            if runs:
-                self._deadlines.watch(subscription, runs[0].deadline_ns)
-        heap = self._held_heap
-        while heap and heap[0][0] <= now_ns:
-            deadline_ns, sequence = heapq.heappop(heap)
-            self._time_out_held(deadline_ns, sequence)
-        due = self._deferred_heap
-        while due and due[0][0] <= wall_ns:
-            due_ns, sequence = heapq.heappop(due)
-            if self._deferred.get(sequence) == due_ns:
-                del self._deferred[sequence]
-                self._window[sequence - self.floor] = QUEUED
-                self._requeued.append(sequence)
-                self.dirty = True
-        self.aside.come_due(wall_ns)
-        return len(self._requeued) + len(self.aside.ready) > before
-
-    def _time_out_run(self, subscription: Subscription, run: Run) -> None:
-        floor, slot = self.floor, subscription.slot
-        first = max(run.first, floor)
-        part = self._window[first - floor : run.end - floor] if run.end > first else b""
-        pattern = re.escape(subscription.mark)
-        for match in re.finditer(pattern, part):
-            sequence = first + match.start()
-            if sequence in self._held or (slot == SHARED and self._shared.get(sequence) is not subscription):
-                continue
-            self._timed_out(subscription, sequence)
-
-    def _timed_out(self, subscription: Subscription, sequence: int) -> None:
-        self.timeout_count += 1
-        self.dirty = True
-        if self.events is not None:
-            self.events.timed_out(subscription, sequence)
-        self._queue_again(subscription, sequence)
-
-    def _time_out_held(self, deadline_ns: int, sequence: int) -> None:
-        held = self._held.get(sequence)
-        if held is not None:
-            owner = self._owner(sequence)
-            if held.deadline_ns == deadline_ns and owner is not None:
-                self._timed_out(owner, sequence)
-            return
-        aside = self.aside.loaded.get(sequence)
-        if aside is not None and aside.owner is not None and aside.deadline_ns == deadline_ns:
+        window = self.window
+        before = window.waiting_count
+        for message in window.take_timed_out(now_ns):
             self.timeout_count += 1
-            if self.events is not None:
-                self.events.timed_out(aside.owner, sequence)
-            self._leave_flight(aside.owner)
-            self._ready_again(aside)
+            if self.events is not None and message.owner is not None:
+                self.events.timed_out(message.owner, message.sequence)
+            self._come_back(message)
+        window.come_due(wall_ns)
+        return window.waiting_count > before
 
     def next_deadline_ns(self, now_ns: int, wall_ns: int) -> int | None:
         """Monotonic time at which :meth:`expire` may have something to do, never too late; None when never."""
-        next_ns = self._deadlines.next_ns
-        if self._held_heap and (next_ns is None or self._held_heap[0][0] < next_ns):
-            next_ns = self._held_heap[0][0]
-        soon_ns = self.aside.next_soon_ns
-        if self._deferred_heap and (soon_ns is None or self._deferred_heap[0][0] < soon_ns):
-            soon_ns = self._deferred_heap[0][0]
-        if soon_ns is not None:
-            due_ns = now_ns + max(0, soon_ns - wall_ns)
-            next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
+        next_ns = self.window.next_deadline_ns(now_ns, wall_ns)
         if self.policy is not None and self.policy.retry_ns is not None:
             next_ns = self.policy.retry_ns if next_ns is None else min(next_ns, self.policy.retry_ns)
         return next_ns
@@ -618,17 +360,18 @@ class Channel(SettingAside):
             self._bound_depth()
         if self.policy is not None:
             self.policy.wall_ns = wall_ns
-        if self.keep_floor is not None and self._kept_floor != self.floor:
-            self.keep_floor(self.floor)
-            self._kept_floor = self.floor
+        window = self.window
+        if self.keep_floor is not None and self._kept_floor != window.floor:
+            self.keep_floor(window.floor)
+            self._kept_floor = window.floor
         if self.skipped and not self.paused:
-            self._skip_waiting(now_ns)
+            self._skip_waiting()
             return
-        if self.paused or self._ready.nearest() is None or self.aside.is_stuffed:
+        if self.paused or self._ready.nearest() is None or self.spilled.is_stuffed:
             if self.keep_floor is None:
                 self._pass_deferred(wall_ns)
             return
-        if self.keep_floor is not None and self.in_flight_count:
+        if self.keep_floor is not None and window.in_flight_count:
             return
         self._hand_out(now_ns, wall_ns)
         budget = self.budget
@@ -636,12 +379,12 @@ class Channel(SettingAside):
             budget.waiting[self] = None
 
     def _hand_out(self, now_ns: int, wall_ns: int) -> None:
-        if self._requeued or self.aside.ready:
+        if self.window.waiting_count:
             if self.keep_floor is None:
                 self._take_turns(now_ns, wall_ns)
                 return
             self._redeliver(now_ns)
-        if self.next < self.end:
+        if self.window.next < self.end:
             self._owed_count = 0
             self._deliver_new(now_ns, wall_ns, self.end)
 
@@ -652,14 +395,9 @@ class Channel(SettingAside):
         """
         is_new_left = True
         failure: StorageError | None = None
-        budget = self.budget
-        while (
-            (self._requeued or self.aside.ready)
-            and not self.wants_turn
-            and not budget.is_full
-            and (line := self._ready.nearest())
-        ):
-            is_new_left = is_new_left and self.next < self.end
+        budget, window = self.budget, self.window
+        while window.waiting_count and not self.wants_turn and not budget.is_full and (line := self._ready.nearest()):
+            is_new_left = is_new_left and window.next < self.end
             if is_new_left and self._owed_count:
                 try:
                     is_new_left = self._deliver_owed(now_ns, wall_ns)
@@ -667,19 +405,19 @@ class Channel(SettingAside):
                     is_new_left, failure = False, error
                 continue
             step = min(_STEP_MAX, max(1, next(iter(line)).capacity // _STEP_SHARE)) if is_new_left else _UNBOUNDED
-            before = self.in_flight_count
+            before = window.in_flight_count
             try:
                 self._redeliver(now_ns, step)
             except StorageError:
                 if is_new_left:
                     self._deliver_new(now_ns, wall_ns, self.end)
                 raise
-            count = self.in_flight_count - before
+            count = window.in_flight_count - before
             if is_new_left:
                 self._owed_count += count
             elif count:
                 self._owed_count = max(1, self._owed_count)  # what is published next goes before it comes once more
-        if is_new_left and self.next < self.end and not self.wants_turn and self._ready.nearest():
+        if is_new_left and window.next < self.end and not self.wants_turn and self._ready.nearest():
             self._owed_count = 0
             self._deliver_new(now_ns, wall_ns, self.end)
         if failure is not None:
@@ -687,12 +425,13 @@ class Channel(SettingAside):
 
     def _deliver_owed(self, now_ns: int, wall_ns: int) -> bool:
         """Let what is new have its turn; False when nothing of it can be delivered now."""
-        while self._owed_count and self.next < self.end and not self.wants_turn and self._ready.nearest():
-            first, before = self.next, self.in_flight_count
+        window = self.window
+        while self._owed_count and window.next < self.end and not self.wants_turn and self._ready.nearest():
+            first, before = window.next, window.in_flight_count
             self._deliver_new(now_ns, wall_ns, min(self.end, first + self._owed_count))
-            if self.next == first:
+            if window.next == first:
                 return False
-            self._owed_count = max(0, self._owed_count - max(0, self.in_flight_count - before))
+            self._owed_count = max(0, self._owed_count - max(0, window.in_flight_count - before))
         return True
 
     def gather_waiting(self) -> None:
@@ -702,7 +441,8 @@ class Channel(SettingAside):
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
         self.keep_floor = keep_floor
         self._kept_floor = -1
-        self._requeued = deque(sorted(self._requeued))
+        self.window.is_ordered = keep_floor is not None
+        self.window.line_up_in_order()
 
     def take_sent_to(self) -> dict[Subscription, None]:
         """The consumers that :meth:`pump` gave something to write."""
@@ -713,28 +453,28 @@ class Channel(SettingAside):
         """Hand out what lies between the cursor and ``end``."""
         line = self._ready.nearest()
         is_ordered = self.keep_floor is not None
-        budget = self.budget
-        while self.next < end and line and budget.output_bytes < budget.output_max_bytes:
-            if len(self._window) >= self._window_max:
-                self._spill(now_ns)
+        budget, window = self.budget, self.window
+        while window.next < end and line and budget.output_bytes < budget.output_max_bytes:
+            if window.is_full:
+                self.spill()
                 continue
-            if is_ordered and (self._window or self.in_flight_count):
+            if is_ordered and (window.in_flight_count or len(window)):
                 return
-            if self._holes and self._skip_hole():
+            if window.holes and window.skip_hole():
                 continue
-            batch = self.log.read(self.next)
+            batch = self.log.read(window.next)
             if batch is None:
                 return
-            if batch.first > self.next:
-                self._skip_to(min(batch.first, self.end))
+            if batch.first > window.next:
+                window.skip_to(min(batch.first, self.end))
                 continue
             if batch.due_ns > wall_ns:
-                if not self._defer_batch(batch, wall_ns):
+                if not self.defer_batch(batch, wall_ns):
                     return
                 continue
             if self.policy is not None and self.policy.skips(batch):
                 continue
-            stop = min(batch.end, end, self._holes[0][0]) if self._holes else min(batch.end, end)
+            stop = window.before_hole(min(batch.end, end))
             if not self._hand_over(line, batch, stop, end, now_ns):
                 return
             if not line:
@@ -745,10 +485,11 @@ class Channel(SettingAside):
         subscription, budget = next(iter(line)), self.budget
         if budget.output_bytes > budget.output_short_bytes and self._is_held_back(subscription):
             return True
-        share = 1 if self.keep_floor is not None else max(1, (end - self.next) // len(line))
-        count = min(stop - self.next, subscription.capacity, share)
+        first = self.window.next
+        share = 1 if self.keep_floor is not None else max(1, (end - first) // len(line))
+        count = min(stop - first, subscription.capacity, share)
         if batch.size > DELIVERY_BYTES_MAX:
-            count = min(count, batch.count_within(self.next, DELIVERY_BYTES_MAX))
+            count = min(count, batch.count_within(first, DELIVERY_BYTES_MAX))
         self._send_run(subscription, batch, count, now_ns)
         subscription.served()
         return not self.wants_turn
@@ -762,24 +503,20 @@ class Channel(SettingAside):
         return True
 
     def _send_run(self, subscription: Subscription, batch: Batch, count: int, now_ns: int) -> None:
-        first = self.next
+        window = self.window
+        first = window.next
         end = first + count
         if subscription.sample_rate or subscription.ext_filter is not None:
             self._send_chosen(subscription, batch, first, end, now_ns)
             return
         if self.latency is not None:
-            self.latency.delivered(first, end, batch.timestamp_ns, self.floor)
-        self._window += subscription.mark * count
-        self.next = end
-        if subscription.slot == SHARED:
-            for sequence in range(first, end):
-                self._shared[sequence] = subscription
+            self.latency.delivered(first, end, batch.timestamp_ns, window.floor)
         is_as_stored = subscription.layout_at(first) is None  # of all: headers begin with a batch
         frames = batch.frames(first, end) if is_as_stored else subscription.laid_out(batch, first, end)
         self._put(subscription, frames, count)
+        window.deliver_new(subscription, count, now_ns)
         if self.events is not None:
             self.events.delivered(subscription, batch, first, end, 1)
-        self._start_run(subscription, first, end, now_ns)
 
     def _put(self, subscription: Subscription, frames: bytes | memoryview, count: int) -> None:
         subscription.put(frames, count)
@@ -787,58 +524,26 @@ class Channel(SettingAside):
         budget.output_bytes += len(frames)
         if budget.output_bytes > budget.output_short_bytes:
             subscription.had_one()
-        self.in_flight_count += count
         self.locality_counts[subscription.locality] += count
         self._sent_to[subscription] = None
 
-    def _start_run(self, subscription: Subscription, first: int, end: int, now_ns: int) -> None:
-        deadline = now_ns + subscription.msg_timeout_ns
-        runs = subscription.runs
-        number = subscription.message_count - (end - first)
-        if runs:
-            last = runs[-1]
-            is_next = last.end == first and number - last.number == first - last.first
-            if is_next and deadline - last.deadline_ns < _RUN_JOIN_NS:
-                last.end = end
-                return
-        runs.append(Run(deadline, first, end, number))
-        if not subscription.is_watched:
-            self._deadlines.watch(subscription, deadline)
-        if len(runs) > 2 * subscription.in_flight_count + 64:
-            self._forget_finished_runs(subscription)
-
-    def _forget_finished_runs(self, subscription: Subscription) -> None:
-        floor, mark = self.floor, subscription.mark
-        subscription.runs = deque(
-            run
-            for run in subscription.runs
-            if mark in self._window[max(0, run.first - floor) : max(0, run.end - floor)]
-        )
-
     def _send_chosen(self, subscription: Subscription, batch: Batch, first: int, end: int, now_ns: int) -> None:
+        window = self.window
         for sequence in range(first, end):
             if self.wants_turn:
                 return
-            self.next = sequence + 1
             if self.latency is not None:
-                self.latency.delivered(sequence, sequence + 1, batch.timestamp_ns, self.floor)
-            if self._is_sampled_out(subscription) or not self._is_taken(
-                subscription, sequence, batch.frames(sequence, sequence + 1)
-            ):
-                self._window.append(DONE)
-                self._strip()
-                self.dirty = True
+                self.latency.delivered(sequence, sequence + 1, batch.timestamp_ns, window.floor)
+            frame = batch.frames(sequence, sequence + 1)
+            if self._is_sampled_out(subscription) or not self._is_taken(subscription, sequence, frame):
+                window.finish_new()
                 if self.keep_floor is not None:
                     self.wants_turn = True  # the floor is kept before the next is sent
                 continue
-            self._window += subscription.mark
-            if subscription.slot == SHARED:
-                self._shared[sequence] = subscription
-            frame = batch.frames(sequence, sequence + 1)
             self._put(subscription, subscription.one(frame, batch, sequence), 1)
+            window.deliver_new(subscription, 1, now_ns)
             if self.events is not None:
                 self.events.delivered(subscription, batch, sequence, sequence + 1, 1)
-            self._start_run(subscription, sequence, sequence + 1, now_ns)
 
     def _is_taken(self, subscription: Subscription, sequence: int, frame: bytes | memoryview) -> bool:
         """Whether a consumer takes a message that it is to get; when not, it is to be finished."""
@@ -858,118 +563,111 @@ class Channel(SettingAside):
         return bool(subscription.sample_rate) and self._random.randrange(100) >= subscription.sample_rate
 
     def _redeliver(self, now_ns: int, count_max: int = _UNBOUNDED) -> None:
-        """Hand out what comes again, at most so many: what is in the window and what was set aside in turns."""
-        end_count = self.in_flight_count + count_max
-        budget = self.budget
-        while (
-            (self._requeued or self.aside.ready)
-            and not self.wants_turn
-            and not budget.is_full
-            and (line := self._ready.nearest())
-        ):
-            left = end_count - self.in_flight_count
+        """Hand out what comes again, at most so many: what is in the window and what was spilled in turns."""
+        budget, window = self.budget, self.window
+        end_count = window.in_flight_count + count_max
+        while window.waiting_count and not self.wants_turn and not budget.is_full and (line := self._ready.nearest()):
+            left = end_count - window.in_flight_count
             if left <= 0:
                 return
-            if self.keep_floor is not None and (self.in_flight_count or not self._is_next_in_line()):
+            if self.keep_floor is not None and (window.in_flight_count or not window.bring_first_forward()):
                 return
             subscription = next(iter(line))
             if budget.is_short and self._is_held_back(subscription):
                 continue
-            queue = self._requeued
-            if not queue or (self._is_turn_of_asides and self.aside.ready):
-                queue = self.aside.ready
+            is_spilled = not window.queued or (self._is_turn_of_spilled and bool(self.spilled.ready))
+            self._is_turn_of_spilled = not is_spilled and self.keep_floor is None
             try:
-                if queue is self._requeued:
-                    self._is_turn_of_asides = self.keep_floor is None
-                    self._redeliver_window(subscription, queue[0], now_ns)
-                    queue.popleft()  # only now: when the log cannot be read, it is tried again
-                    continue
-                self._is_turn_of_asides = False
-                is_alone = self.keep_floor is None and not self._requeued
-                share = max(1, len(queue) // len(line)) if is_alone else 1
-                self._redeliver_asides(subscription, min(share, subscription.capacity, left), now_ns)
+                ready = self.spilled.ready
+                is_alone = is_spilled and self.keep_floor is None and not window.queued
+                share = max(1, len(ready) // len(line)) if is_alone else 1
+                self._redeliver_run(subscription, is_spilled, min(share, subscription.capacity, left), now_ns)
             except StorageError:
                 if self.keep_floor is None:
-                    queue.rotate(-1)  # behind those that may be readable
+                    window.go_last(is_spilled)  # behind those that may be readable
                 raise
 
-    def _is_next_in_line(self) -> bool:
-        """In order: have the first message of the window at the front; False while its delay is not over."""
-        if self._window and self._requeued and self._requeued[0] != self.floor:
-            if not self._is_queued(self.floor):
-                return False
-            self._requeued.remove(self.floor)
-            self._requeued.appendleft(self.floor)
-        return True
+    def _redeliver_run(self, subscription: Subscription, is_spilled: bool, count_max: int, now_ns: int) -> None:
+        """Hand out the first in line; of spilled messages, which have their frames, a run with one put for all."""
+        window = self.window
+        is_choosy = subscription.sample_rate or subscription.ext_filter is not None
+        is_laid_out = subscription.layout is not None or subscription.older_layout is not None
+        if not is_spilled or is_choosy or is_laid_out or self.events is not None or count_max == 1:
+            self._redeliver_one(subscription, window.line_of(is_spilled)[0], now_ns)
+            window.leave_line(is_spilled)  # only now: when the log cannot be read, it is tried again
+            return
+        frames: list[bytes] = []
+        takes = None if self.policy is None else self.policy.takes
+        try:
+            window.deliver_ready(subscription, frames, count_max, now_ns, takes)
+        finally:
+            if frames:
+                self._put(subscription, b"".join(frames), len(frames))
+                subscription.served()
 
-    def _redeliver_window(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
-        if not self._is_queued(sequence):
+    def _redeliver_one(self, subscription: Subscription, sequence: int, now_ns: int) -> None:
+        """Hand out a message that comes again, if it still waits and the consumer takes it."""
+        window = self.window
+        message = window.waiting_message(sequence)
+        if message is None:
             return
-        batch = self.log.read(sequence)
-        if batch is None or batch.first > sequence:
-            self._mark_done(sequence)  # damaged on disk; the log has reported and set it aside
+        batch: Batch | None = None
+        frame: bytes | memoryview
+        if message.frame is None:
+            batch = self.log.read(sequence)
+            if batch is None or batch.first > sequence:
+                window.finish(message)  # damaged on disk; the log has reported and set it aside
+                return
+            frame = batch.frames(sequence, sequence + 1)
+        else:
+            frame = message.frame
+        if self.policy is not None and self.policy.takes(message, batch):
             return
-        if self.policy is not None and self.policy.takes(sequence, batch):
-            return
-        attempts = self._attempts.get(sequence, 1) + 1
-        is_sampled_out = attempts == 1 and self._is_sampled_out(subscription)
-        is_filtered = subscription.ext_filter is not None
-        if is_sampled_out or (
-            is_filtered and not self._is_taken(subscription, sequence, batch.frames(sequence, sequence + 1))
-        ):
-            self._mark_done(sequence)
+        is_sampled_out = message.attempts == 0 and self._is_sampled_out(subscription)
+        if is_sampled_out or not self._is_taken(subscription, sequence, frame):
+            window.finish(message)
             if self.keep_floor is not None:
-                self.wants_turn = True
+                self.wants_turn = True  # the floor is kept before the next is sent
             return
-        self._attempts[sequence] = attempts
-        self._window[sequence - self.floor] = subscription.slot
-        if subscription.slot == SHARED:
-            self._shared[sequence] = subscription
-        deadline = now_ns + subscription.msg_timeout_ns
-        self._held[sequence] = Held(deadline, now_ns, subscription.message_count)
-        self._push_deadline(deadline, sequence)
-        self._put(subscription, subscription.one(batch.redelivery(sequence, attempts), batch, sequence), 1)
+        if batch is None and subscription.layout_at(sequence) is not None:
+            batch = self.log.read(sequence)  # first: it may fail
+        window.deliver_again(message, subscription, now_ns)
+        sent = subscription.one(with_attempts(frame, message.attempts), batch, sequence)
+        self._put(subscription, sent, 1)
         if self.events is not None:
-            self.events.delivered(subscription, batch, sequence, sequence + 1, attempts)
+            if message.frame is not None:
+                self.events.delivered_spilled(subscription, sequence, message.frame, message.attempts)
+            elif batch is not None:
+                self.events.delivered(subscription, batch, sequence, sequence + 1, message.attempts)
         subscription.served()
 
-    def _defer_batch(self, batch: Batch, wall_ns: int) -> bool:
+    def defer_batch(self, batch: Batch, wall_ns: int) -> bool:
         """Move the cursor over messages that are not due; False when the database has to catch up first."""
-        if self.aside.is_full:
+        if self.spilled.is_full:
             return False
+        window = self.window
+        end = min(batch.end, self.end)
         if self.latency is not None:
-            self.latency.delivered(self.next, min(batch.end, self.end), batch.timestamp_ns, self.floor)
-        end = self.next + 1 if self.keep_floor is not None else min(batch.end, self.end)
-        if self._holes:
-            end = min(end, self._holes[0][0])
-        room = WINDOW_DEFERRED_MAX - len(self._deferred) if batch.due_ns - wall_ns <= DEFER_IN_WINDOW_NS else 0
-        for sequence in range(self.next, end if self.keep_floor is not None else min(end, self.next + room)):
-            self._attempts[sequence] = 0
-            self._window.append(QUEUED)
-            self.next = sequence + 1
-            self._defer(sequence, batch.due_ns, wall_ns)
-        if self.next < end:
-            self.aside.put_batch(batch, self.next, end)
-            self._skip_to(end)
+            self.latency.delivered(window.next, end, batch.timestamp_ns, window.floor)
+        window.defer_batch(batch, end, wall_ns)
         return True
 
-    def _skip_to(self, sequence: int) -> None:
-        """Move the cursor over sequences that do not exist or are not for this channel."""
-        if self._window:
-            self._window += bytes(sequence - self.next)
-        else:
-            self.floor = sequence
-        self.next = sequence
-        self.dirty = True
+    def _pass_deferred(self, wall_ns: int) -> None:
+        """With nobody to deliver to, take delayed messages at the cursor for what they are: deferred, not waiting."""
+        window = self.window
+        while window.next < self.end and window.next != self._not_deferred_at:
+            if window.skip_hole():
+                continue
+            batch = self.log.read(window.next)
+            if batch is None or batch.first > window.next or batch.due_ns <= wall_ns:
+                self._not_deferred_at = window.next  # looked at once, however often something is published behind it
+                return
+            if window.is_full or not self.defer_batch(batch, wall_ns):
+                return
 
-    def _skip_hole(self) -> bool:
-        first, end = self._holes[0]
-        if first > self.next:
-            return False
-        self._holes.popleft()
-        if end > self.next:
-            self._skip_to(min(end, self.log.next_sequence))
-        return True
+    def spill(self) -> None:
+        """Make room in a full window, see :meth:`Window.spill`."""
+        self.window.spill()
 
     def _bound_depth(self) -> None:
         """Ephemeral: what arrives while ``depth_max`` messages wait is dropped, as nsqd's memory queue does."""
@@ -977,91 +675,96 @@ class Channel(SettingAside):
         committed = self.log.committed_sequence
         if committed <= self._admitted:
             return
-        waiting = max(0, self._admitted - self.next) - sum(end - max(first, self.next) for first, end in self._holes)
+        first = self.window.next
+        waiting = max(0, self._admitted - first) - self.window.left_out_count(first)
         room = max(0, self._depth_max - waiting)
-        keep = min(committed, max(self._admitted, self.next) + room)
+        keep = min(committed, max(self._admitted, first) + room)
         if keep < committed:
-            self.add_hole(keep, committed)
+            self.window.leave_out(keep, committed)
             self.dropped_count += committed - keep
         self._admitted = committed
 
+    # -- looks ---------------------------------------------------------------------------------------------------
+
+    def waiting_again(self, count: int) -> tuple[list[Message], list[Message]]:
+        """What comes again, at most so many of each kind: those whose turn is first, and the others; all in order."""
+        self.gather_waiting()  # which of several lines they stand in, nobody sees
+        window = self.window
+        queued, ready = list(islice(window.queued_messages(), count)), list(islice(window.ready_messages(), count))
+        return (ready, queued) if self._is_turn_of_spilled and self.keep_floor is None else (queued, ready)
+
+    @property
+    def owed_count(self) -> int:
+        """How many new messages are delivered before more of what comes again is."""
+        return self._owed_count
+
+    def check(self) -> None:
+        """Raise with what is wrong; for tests, as it looks at everything.
+
+        Raises:
+            AssertionError: an invariant of this file or of the window does not hold.
+        """
+        self.window.check(self._waiting_elsewhere())
+        for subscription in self.subscriptions:
+            is_in_line = subscription.line is not None and subscription in subscription.line
+            assert is_in_line == (subscription.capacity > 0), f"C3: {subscription.describe()}"
+
+    def _waiting_elsewhere(self) -> Collection[int]:
+        """What is to be delivered again and stands in neither of the window's lines."""
+        return ()
+
     # -- administration ------------------------------------------------------------------------------------------
 
-    def add_hole(self, first: int, end: int) -> None:
-        """Leave sequences ``first`` to ``end`` out of this channel; they lie beyond the cursor."""
-        first = max(first, self.next)
-        if first < end:
-            add_range(self._holes, first, end)
-            self.dirty = True
+    def leave_out(self, first: int, end: int) -> None:
+        """Never deliver sequences ``first`` to ``end``, which lie behind the cursor."""
+        self.window.leave_out(first, end)
 
-    def _skip_waiting(self, now_ns: int) -> None:
+    def _skip_waiting(self) -> None:
         """Finish what waits to be delivered: what is new, and what was queued again or has come due."""
-        for sequence in self._requeued:
-            if self._is_queued(sequence):
-                self._mark_done(sequence)
-        self._requeued.clear()
-        for sequence in self.aside.ready:
-            self.aside.finish(sequence)
-        self.aside.ready.clear()
-        while self.next < self.end:
-            room = self._window_max - len(self._window)
-            if room <= 0:
-                self._spill(now_ns)
+        window = self.window
+        window.finish_waiting()
+        while window.next < self.end:
+            if window.is_full:
+                self.spill()
             else:
-                self._skip_to(min(self.end, self.next + room) if self._window else self.end)
+                window.skip_to(min(self.end, window.next + window.size_max - len(window)) if len(window) else self.end)
 
     def empty(self) -> None:
         """Drop everything: waiting, in flight and deferred."""
-        self.let_go()
-        self._holes.clear()
-        self.aside.clear()
-        self.next = self.floor = max(self.end, self.next)
-        self._admitted = max(self._admitted, self.next)
-        self.dirty = True
+        self._forget_delivered()
+        self.window.empty(self.end)
+        self._admitted = max(self._admitted, self.window.next)
 
-    def let_go(self) -> None:
-        """Forget what there is between floor and cursor, as if none of it had been delivered."""
-        for subscription in self.subscriptions:
-            subscription.in_flight_count = 0
-            subscription.runs.clear()
-            subscription.find_place()
-        self.in_flight_count = 0
-        for mapping in (self._shared, self._attempts, self._held, self._deferred):
-            mapping.clear()
-        self._held_heap.clear()
-        self._deferred_heap.clear()
-        self._requeued.clear()
-        self._window.clear()
+    def restart_at(self, sequence: int, finish_older: bool) -> None:
+        """Deliver what is stored from a sequence on as if it never had been; see :meth:`Window.restart_at`."""
+        self._forget_delivered()
+        self.window.restart_at(sequence, finish_older)
+        if self.latency is not None:
+            self.latency.restart()
+
+    def _forget_delivered(self) -> None:
+        """What there is between floor and cursor is about to be forgotten."""
+        self.gather_waiting()
         self._not_deferred_at = 0
         if self.policy is not None:
             self.policy.forget()
 
     def confirm(self, sequence: int) -> None:
         """Finish everything below ``sequence`` that is not in flight (CURSOR); the cursor never goes back."""
-        sequence = min(sequence, self.end)
-        for current in range(self.floor, min(sequence, self.next)):
-            index = current - self.floor
-            if index >= 0 and self._window[index] in (QUEUED, DEFERRED):
-                self._deferred.pop(current, None)
-                self._mark_done(current)
-        if sequence > self.next:
-            self._skip_to(sequence)
-        self.dirty = True
+        self.gather_waiting()
+        self.window.confirm(min(sequence, self.end))
+
+    def drop(self, sequence: int) -> bool | None:
+        """Finish a message below the cursor, though no consumer did; see :meth:`Window.drop`."""
+        self.gather_waiting()
+        return self.window.drop(sequence)
+
+    def drop_deferred(self) -> None:
+        """Finish everything that waits for its due time, though no consumer did; see :meth:`Window.drop_deferred`."""
+        self.gather_waiting()
+        self.window.drop_deferred()
 
     def describe(self) -> str:
         """A picture of the state for humans and failing tests."""
-        counts = {
-            "in_flight": self.in_flight_count,
-            "requeued": len(self._requeued),
-            "deferred": len(self._deferred),
-            "aside": self.aside.count,
-            "held": len(self._held),
-            "attempts": len(self._attempts),
-        }
-        shown = " ".join(f"{name}={count}" for name, count in counts.items() if count)
-        window = bytes(self._window[:32]).hex(" ")
-        more = "..." if len(self._window) > 32 else ""
-        return (
-            f"channel {self.name} floor={self.floor} next={self.next} end={self.end} window[{len(self._window)}]="
-            f"[{window}{more}] {shown}"
-        )
+        window = self.window
+        return f"channel {self.name} floor={window.floor} next={window.next} end={self.end} {window.describe()}"

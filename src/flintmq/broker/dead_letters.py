@@ -27,8 +27,8 @@ import msgspec
 
 from flintmq.batch import HEADER_BYTES
 from flintmq.broker.channel import Channel
-from flintmq.broker.deferred import Aside
 from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.state import Message
 from flintmq.broker.topic import Topic
 from flintmq.errors import UNREADABLE_JSON, StorageError
 from flintmq.limits import BATCH_SIZE_MAX
@@ -60,15 +60,15 @@ class GivenUp:
     """A message on its way to the dead letters.
 
     Attributes:
-        delivery_count: how often it was delivered.
         client: address of its last consumer; empty when that is not known.
-        aside: when it is not in the window.
     """
 
-    sequence: int
-    delivery_count: int
+    message: Message
     client: str = ""
-    aside: Aside | None = None
+
+    @property
+    def sequence(self) -> int:
+        return self.message.sequence
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ def dead_letter(
             "reason": MAX_ATTEMPTS,
             "topic": source.topic_name,
             "channel": channel,
-            "attempts": str(first - 1 + given_up.delivery_count),
+            "attempts": str(first - 1 + given_up.message.attempts),
             "id": hex_id(internal_id(source.number, given_up.sequence)).decode(),
             "timestamp": str(timestamp_ns),
         }

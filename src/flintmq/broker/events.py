@@ -24,8 +24,8 @@ class ChannelEvents(Protocol):
     def delivered(self, subscription: Subscription, batch: Batch, first: int, end: int, delivery_count: int) -> None:
         """Messages of one batch went to a consumer, each for the n-th time."""
 
-    def delivered_aside(self, subscription: Subscription, sequence: int, frame: bytes, delivery_count: int) -> None:
-        """A message that had been set aside with its frame went to a consumer for the n-th time."""
+    def delivered_spilled(self, subscription: Subscription, sequence: int, frame: bytes, delivery_count: int) -> None:
+        """A spilled message, which has its frame, went to a consumer for the n-th time."""
 
     def finished(self, subscription: Subscription | None, first: int, end: int) -> None:
         """A consumer finished messages; None: an operator did."""

@@ -3,14 +3,13 @@
 A message that is given up::
 
     queued again, or about to be delivered, with its last attempt behind it
-        -> 253 in the window, or loaded aside, neither ready nor held
+        -> withdrawn: 253 in the window, or spilled and neither in line nor held
         -> published to the dead-letter topic, at most one part at a time
         -> stored as the durability policy says: finished here; failed: again in a while
 
 After a crash it is queued again with its attempts, so it may reach the dead letters twice, and is never lost.
 
-Rules of this file: it is the part of :class:`Channel` that only channels with limits have, and keeps its invariants;
-what can be long is done in parts, and the channel is marked for the rest.
+Rules of this file: what can be long is done in parts, and the channel is marked for the rest.
 
 Source: reference/nsq.md 7 (bounds, time to live, dead letters).
 """
@@ -24,22 +23,21 @@ from itertools import islice
 
 from flintmq.batch import Batch
 from flintmq.broker.backlog import ByteCount, unfinished_count
-from flintmq.broker.channel import GIVING_UP, QUEUED, Channel
+from flintmq.broker.channel import Channel
 from flintmq.broker.dead_letters import DeadLetters, GivenUp, dead_letter
-from flintmq.broker.deferred import Aside
 from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.state import Message
 from flintmq.broker.subscription import Subscription
 from flintmq.errors import FlintError, StorageError
 from flintmq.settings import DROP_OLDEST, Limits
 
 _SEND_COUNT_MAX = 256  # messages given up at once, and
 _SEND_BYTES_MAX = 1024 * 1024
-_READY_MAX = 2048  # messages set aside that are looked at in one sweep
+_READY_MAX = 2048  # spilled messages that are looked at in one sweep
 _RETRY_NS, _RETRY_NS_MAX = 1_000_000_000, 60_000_000_000
 _LOOK_NS = 1_000_000_000  # between two looks for what is too old, when nothing is
 _BATCHES_MAX = 512  # passed over in one turn, and
 _BATCHES_BYTES_MAX = 4 * 1024 * 1024
-_QUEUED_BYTE = bytes((QUEUED,))
 
 
 class ChannelPolicy:
@@ -66,6 +64,7 @@ class ChannelPolicy:
         "_sending",
         "_ttl_ns",
         "_waiting",
+        "_window",
         "dead_letter_count",
         "dropped_count",
         "expired_count",
@@ -77,6 +76,7 @@ class ChannelPolicy:
 
     def __init__(self, channel: Channel, partition: Partition, dead_letters: DeadLetters, limits: Limits) -> None:
         self._channel = channel
+        self._window = channel.window
         self._partition = partition
         self._dead_letters = dead_letters
         self._byte_count = ByteCount(channel)
@@ -101,12 +101,11 @@ class ChannelPolicy:
         self.is_dropping = limits.is_bounded and limits.overflow == DROP_OLDEST
         self._take_back()
         if limits.max_attempts:
-            channel = self._channel
-            channel.gather_waiting()
-            for sequence in channel._requeued:
-                if channel._is_queued(sequence) and self._is_used_up(sequence_attempts(channel, sequence)):
-                    self._give_up(sequence, "")
-            channel._requeued = deque(each for each in channel._requeued if channel._is_queued(each))
+            self._channel.gather_waiting()
+            for message in self._window.queued_messages():
+                if self._is_used_up(message.attempts):
+                    self._give_up(message)
+            self._window.tidy_line()
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
@@ -119,68 +118,41 @@ class ChannelPolicy:
         most = self.limits.max_attempts
         return most > 0 and delivery_count >= most
 
-    def is_last_attempt(self, sequence: int) -> bool:
+    def is_last_attempt(self, message: Message) -> bool:
         """Whether a message in flight is given up when it comes back."""
-        aside = self._channel.aside.loaded.get(sequence)
-        return self._is_used_up(sequence_attempts(self._channel, sequence) if aside is None else aside.attempts)
+        return self._is_used_up(message.attempts)
 
-    def gives_up(self, sequence: int, subscription: Subscription) -> bool:
-        """Give up a message of the window that comes back, if that was its last attempt."""
-        if not self._is_used_up(sequence_attempts(self._channel, sequence)):
+    def gives_up(self, message: Message) -> bool:
+        """Give up a message that comes back, if that was its last attempt; False: the caller puts it in line."""
+        if not self._is_used_up(message.attempts):
             return False
-        self._give_up(sequence, _address_of(subscription))
+        self._give_up(message)
         return True
 
-    def gives_up_aside(self, aside: Aside) -> bool:
-        """The same for a message set aside; False: the caller puts it in line."""
-        if not self._is_used_up(aside.attempts):
-            return False
-        client = "" if aside.owner is None else _address_of(aside.owner)
-        store = self._channel.aside
-        store.make_ready(aside)  # so that its attempts count after a restart, too
-        store.ready.pop()
-        self._give_up_aside(aside, client)
-        return True
+    def takes(self, message: Message, batch: Batch | None) -> bool:
+        """Whether a message that was to be delivered again is not, and leaves its line: given up, or too old.
 
-    def takes(self, sequence: int, batch: Batch) -> bool:
-        """Whether a message of the window that was to be delivered again is not: given up, or too old."""
-        channel = self._channel
-        if self._is_used_up(sequence_attempts(channel, sequence)):
-            self._give_up(sequence, "")
-        elif self._has_expired(batch):
-            channel._mark_done(sequence)
-            self._expired(sequence, sequence + 1)
+        Args:
+            batch: that it is in, if that has been read.
+        """
+        if self._is_used_up(message.attempts):
+            self._give_up(message)
+        elif self._has_expired_message(message, batch):
+            self._window.finish(message)
+            self._expired(message.sequence, message.sequence + 1)
         else:
             return False
         return True
 
-    def takes_aside(self, aside: Aside) -> bool:
-        """The same for a message set aside that is no longer in line."""
-        if self._is_used_up(aside.attempts):
-            self._give_up_aside(aside, "")
-        elif self._has_expired_aside(aside):
-            self._channel.aside.finish(aside.sequence)
-            self._channel.dirty = True
-            self._expired(aside.sequence, aside.sequence + 1)
-        else:
-            return False
-        return True
-
-    def _give_up(self, sequence: int, client: str) -> None:
-        channel = self._channel
-        channel._window[sequence - channel.floor] = GIVING_UP
-        self._note(GivenUp(sequence, sequence_attempts(channel, sequence), client))
-
-    def _give_up_aside(self, aside: Aside, client: str) -> None:
-        known = self._giving_up.get(aside.sequence)
-        if known is not None:
-            known.aside = aside  # it was moved aside on its way
-        else:
-            self._note(GivenUp(aside.sequence, aside.attempts, client, aside))
-
-    def _note(self, given_up: GivenUp) -> None:
-        self._giving_up[given_up.sequence] = given_up
-        self._waiting.append(given_up.sequence)
+    def _give_up(self, message: Message) -> None:
+        client = "" if message.owner is None else _address_of(message.owner)
+        self._window.withdraw(message)
+        known = self._giving_up.get(message.sequence)
+        if known is not None and message.is_spilled:
+            known.message = message  # it was spilled on its way
+            return
+        self._giving_up[message.sequence] = GivenUp(message, client)
+        self._waiting.append(message.sequence)
         self._dead_letters.mark(self._channel)
 
     def _take_back(self) -> None:
@@ -190,33 +162,18 @@ class ChannelPolicy:
             given_up = self._giving_up.get(sequence)
             if given_up is None:
                 continue
-            is_there = self._is_there(given_up)
-            if is_there and self._is_used_up(given_up.delivery_count):
+            is_there = self._window.is_withdrawn(given_up.message)
+            if is_there and self._is_used_up(given_up.message.attempts):
                 self._waiting.append(sequence)
                 continue
             del self._giving_up[sequence]
-            if is_there and given_up.aside is not None:
-                self._channel.aside.make_ready(given_up.aside)
-            elif is_there:
-                self._channel._window[sequence - self._channel.floor] = QUEUED
-                self._channel._requeued.append(sequence)
+            if is_there:
+                self._window.requeue(given_up.message)
 
     def forget(self) -> None:
-        """The window was emptied: what of it was on its way is not finished when it arrives."""
-        self._giving_up = {s: each for s, each in self._giving_up.items() if each.aside is not None}
+        """The window is being emptied: what of it was on its way is not finished when it arrives."""
+        self._giving_up = {s: each for s, each in self._giving_up.items() if each.message.is_spilled}
         self._look_ns = 0
-
-    def _is_there(self, given_up: GivenUp) -> bool:
-        """Whether nobody has finished or forgotten it meanwhile."""
-        aside = given_up.aside
-        return self._is_in_window(given_up.sequence) if aside is None else self._holds(aside)
-
-    def _holds(self, aside: Aside) -> bool:
-        return self._channel.aside.loaded.get(aside.sequence) is aside and aside.owner is None
-
-    def _is_in_window(self, sequence: int) -> bool:
-        window, index = self._channel._window, sequence - self._channel.floor
-        return 0 <= index < len(window) and window[index] == GIVING_UP
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
@@ -225,7 +182,7 @@ class ChannelPolicy:
         if self._waiting and self._sending is None:
             self._send_when_due(now_ns, wall_ns)
         if self.is_dropping:
-            self._drop(now_ns, wall_ns)
+            self._drop(wall_ns)
 
     def _send_when_due(self, now_ns: int, wall_ns: int) -> None:
         if self._has_failed:
@@ -266,10 +223,10 @@ class ChannelPolicy:
             self._waiting.popleft()
             if given_up is None:
                 continue
-            if not self._is_there(given_up):
-                del self._giving_up[sequence]  # unless it was moved aside on its way, and is met there again
-            elif given_up.aside is not None:
-                yield given_up, given_up.aside.frame
+            if not self._window.is_withdrawn(given_up.message):
+                del self._giving_up[sequence]  # unless it was spilled on its way, and is met there again
+            elif given_up.message.frame is not None:
+                yield given_up, given_up.message.frame
             elif batch is None or batch.first > sequence:
                 self._finish(given_up)  # damaged on disk; the log has reported and set it aside
             else:
@@ -291,17 +248,8 @@ class ChannelPolicy:
         self._dead_letters.mark(self._channel)
 
     def _finish(self, given_up: GivenUp) -> None:
-        sequence, channel = given_up.sequence, self._channel
-        del self._giving_up[sequence]
-        if self._is_in_window(sequence):
-            channel._mark_done(sequence)
-            return
-        aside = given_up.aside or channel.aside.loaded.get(sequence)  # it may have been moved aside on its way
-        if aside is not None and self._holds(aside):
-            if given_up.aside is None and sequence in channel.aside.ready:
-                channel.aside.ready.remove(sequence)
-            channel.aside.finish(sequence)
-            channel.dirty = True
+        del self._giving_up[given_up.sequence]
+        self._window.finish_withdrawn(given_up.message)
 
     def _failed(self, sending: _Sending, error: BaseException) -> None:
         self._waiting.extendleft(each.sequence for each in reversed(sending.given_up))
@@ -321,12 +269,13 @@ class ChannelPolicy:
         """When a message's age began, on the clock of due times."""
         return max(batch.due_ns, batch.timestamp_ns - self._dead_letters.clock_shift_ns)
 
-    def _has_expired_aside(self, aside: Aside) -> bool:
+    def _has_expired_message(self, message: Message, batch: Batch | None) -> bool:
         """Whether it is too old; when the log has it no more, it is not known when it was due first."""
         if not self._ttl_ns:
             return False
-        batch = self._channel.log.read(aside.sequence)
-        return batch is not None and batch.first <= aside.sequence and self._has_expired(batch)
+        if batch is None:
+            batch = self._channel.log.read(message.sequence)
+        return batch is not None and batch.first <= message.sequence and self._has_expired(batch)
 
     def skips(self, batch: Batch) -> bool:
         """Pass over what is too old at the cursor; False when it is to be delivered."""
@@ -345,11 +294,10 @@ class ChannelPolicy:
 
     def _pass(self, end: int) -> int:
         """Move the cursor, but not over messages that the channel leaves out; return how many it passed."""
-        channel = self._channel
-        if channel._holes:
-            end = min(end, channel._holes[0][0])
-        count = end - channel.next
-        channel._skip_to(end)
+        window = self._window
+        end = window.before_hole(end)
+        count = end - window.next
+        window.skip_to(end)
         return count
 
     def sweep(self, wall_ns: int) -> bool:
@@ -360,7 +308,7 @@ class ChannelPolicy:
         if is_time:
             self._look_ns = wall_ns + _LOOK_NS
         try:
-            self._sweep_aside(is_time)
+            self._sweep_spilled(is_time)
             if is_time:
                 self._sweep_window()
                 self._sweep_cursor()
@@ -382,65 +330,60 @@ class ChannelPolicy:
                 return
             self.skips(batch)
 
-    def _sweep_aside(self, is_time: bool) -> None:
+    def _sweep_spilled(self, is_time: bool) -> None:
         """Give up and finish what is in line; it is in the order of due times, so the first to be kept ends it."""
-        store = self._channel.aside
         taken: set[int] = set()
-        for sequence in islice(store.ready, _READY_MAX):
-            aside = store.loaded.get(sequence)
-            if aside is None or aside.owner is not None:
-                continue
-            if is_time or self._is_used_up(aside.attempts):
-                if self.takes_aside(aside):
-                    taken.add(sequence)
+        for message in list(islice(self._window.ready_messages(), _READY_MAX)):
+            if is_time or self._is_used_up(message.attempts):
+                if self.takes(message, None):
+                    taken.add(message.sequence)
                 else:
                     is_time = False
         if taken:
-            store.ready = deque(sequence for sequence in store.ready if sequence not in taken)
+            self._channel.spilled.leave_line(taken)
 
     def _sweep_window(self) -> None:
         """Finish what is queued again and too old, up to the first that is not."""
-        channel = self._channel
-        at, has_found = channel.floor, False
+        window = self._window
+        at, has_found = window.floor, False
         for _ in range(_BATCHES_MAX):
-            index = channel._window.find(_QUEUED_BYTE, at - channel.floor)
-            if index < 0:
+            sequence = window.queued_from(at)
+            if sequence is None:
                 break
-            sequence = channel.floor + index
-            batch = channel.log.read(sequence)
+            batch = self._channel.log.read(sequence)
             if batch is None or batch.first > sequence or self._keeps(batch):
                 break
-            at = min(batch.end, channel.next)
+            at = min(batch.end, window.next)
             for each in range(sequence, at):
-                if channel._is_queued(each):
-                    channel._mark_done(each)
+                if window.is_queued(each):
+                    window.finish(Message(each, window.attempts_of(each)))
                     self._expired(each, each + 1)
                     has_found = True
-            at = max(at, channel.floor)
+            at = max(at, window.floor)
         if has_found:
-            channel.gather_waiting()
-            channel._requeued = deque(each for each in channel._requeued if channel._is_queued(each))
+            self._channel.gather_waiting()
+            window.tidy_line()
 
     def _at_cursor(self) -> Iterator[Batch]:
         """The batches at the cursor, which the caller moves over them; a bounded number, and none that is deferred."""
-        channel = self._channel
+        channel, window = self._channel, self._window
         size = 0
         for _ in range(_BATCHES_MAX):
-            if channel.next >= channel.end or size > _BATCHES_BYTES_MAX:
+            if window.next >= channel.end or size > _BATCHES_BYTES_MAX:
                 return
-            if channel._holes and channel._skip_hole():
+            if window.skip_hole():
                 continue
-            if len(channel._window) >= channel._window_max:
+            if window.is_full:
                 return
-            batch = channel.log.read(channel.next)
+            batch = channel.log.read(window.next)
             if batch is None:
                 return
             size += batch.size
-            if batch.first > channel.next:
-                channel._skip_to(min(batch.first, channel.end))
+            if batch.first > window.next:
+                window.skip_to(min(batch.first, channel.end))
             elif batch.due_ns > self.wall_ns:
-                is_in_the_way = channel.keep_floor is not None and bool(channel._window)
-                if is_in_the_way or not channel._defer_batch(batch, self.wall_ns):
+                is_in_the_way = channel.keep_floor is not None and len(window) > 0
+                if is_in_the_way or not channel.defer_batch(batch, self.wall_ns):
                     return
             else:
                 yield batch
@@ -451,7 +394,7 @@ class ChannelPolicy:
         """Bytes of what the channel has not finished, see :mod:`flintmq.broker.backlog`."""
         return self._byte_count.unfinished_bytes()
 
-    def _drop(self, now_ns: int, wall_ns: int) -> None:
+    def _drop(self, wall_ns: int) -> None:
         """Finish the oldest messages that wait, until no more are there than may be."""
         limits, channel = self.limits, self._channel
         count = unfinished_count(channel)
@@ -463,10 +406,10 @@ class ChannelPolicy:
         if not excess:
             return
         self.wall_ns = wall_ns
-        if len(channel._window) >= channel._window_max:
-            channel._spill(now_ns)
+        if self._window.is_full:
+            channel.spill()
         average = size // max(1, count)
-        self._drop_aside(excess, average)
+        self._drop_spilled(excess, average)
         self._drop_queued(excess, average)
         try:
             self._drop_new(excess)
@@ -474,29 +417,28 @@ class ChannelPolicy:
             pass  # whoever delivers meets it as well, and reports it
         if excess.dropped:
             self.dropped_count += excess.dropped
-            channel.dirty = True
+            channel.mark_changed()
             self._dead_letters.mark(channel)  # for the rest
 
-    def _drop_aside(self, excess: _Excess, average: int) -> None:
-        store = self._channel.aside
-        while excess and store.ready:
-            aside = store.loaded.get(store.ready.popleft())
-            if aside is not None and aside.owner is None:
-                store.finish(aside.sequence)
+    def _drop_spilled(self, excess: _Excess, average: int) -> None:
+        ready = self._channel.spilled.ready
+        while excess and ready:
+            message = self._channel.spilled.ready_message(ready[0])
+            self._window.leave_line(is_spilled=True)
+            if message is not None:
+                self._window.finish(message)
                 excess.drop(1, average)
 
     def _drop_queued(self, excess: _Excess, average: int) -> None:
-        channel = self._channel
-        if excess:
-            channel.gather_waiting()
-        if not excess or not channel._requeued:
+        if not excess:
             return
-        for sequence in sorted(sequence for sequence in channel._requeued if channel._is_queued(sequence)):
+        self._channel.gather_waiting()
+        for message in sorted(self._window.queued_messages(), key=_sequence_of):
             if not excess:
                 break
-            channel._mark_done(sequence)
+            self._window.finish(message)
             excess.drop(1, average)
-        channel._requeued = deque(each for each in channel._requeued if channel._is_queued(each))
+        self._window.tidy_line()
 
     def _drop_new(self, excess: _Excess) -> None:
         channel = self._channel
@@ -562,9 +504,8 @@ class _Sending:
         self._policy.sent(self, self._group.error)
 
 
-def sequence_attempts(channel: Channel, sequence: int) -> int:
-    """How often a message between floor and cursor has been delivered."""
-    return channel._attempts.get(sequence, 1)
+def _sequence_of(message: Message) -> int:
+    return message.sequence
 
 
 def _address_of(subscription: Subscription) -> str:

@@ -67,6 +67,10 @@ class RunDeadlines:
         """When to call :meth:`take_due`; None for never."""
         return self._heap[0][0] if self._heap else None
 
+    def watched_ns(self, subscription: Subscription) -> int | None:
+        """When a consumer's oldest run is looked at; None when it is not watched. For checks: it looks at all."""
+        return min((entry[0] for entry in self._heap if entry[2] is subscription), default=None)
+
     def watch(self, subscription: Subscription, deadline_ns: int) -> None:
         """Note when the oldest run of a consumer times out that is not watched yet."""
         subscription.is_watched = True

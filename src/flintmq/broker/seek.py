@@ -9,9 +9,8 @@ Texts::
     msgcount:<number>                the message with this number in the partition, counted from 1; 0 is the first, too
     special:-1                       the end
 
-Rules of this file: it is the part of :class:`Channel` that is seldom used, and keeps its invariants; no IO but the
-log's reads, of which a search makes a few; a place that is not stored any more is the first that is, and one that is
-not stored yet is the end.
+Rules of this file: no IO but the log's reads, of which a search makes a few; a place that is not stored any more is the
+first that is, and one that is not stored yet is the end.
 
 Source: reference/youzan.md 1.3 (SUB_ADVANCED) and 1.4 (/channel/setoffset).
 """
@@ -22,7 +21,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from flintmq.broker.channel import DONE, Channel
+from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
 from flintmq.errors import FlintError
 from flintmq.limits import CHANNEL_HOLES_MAX
@@ -105,61 +104,22 @@ def move(channel: Channel, sequence: int, finish_older: bool) -> None:
     """Set a channel's floor and cursor, see :func:`seek`.
 
     Args:
-        finish_older: whether older messages that were set aside count as finished; else they stay as they are.
+        finish_older: whether older messages that were spilled count as finished; else they stay as they are.
     """
-    sequence = max(channel.log.start_sequence, min(sequence, channel.end))
-    aside = channel.aside
-    channel.let_go()
-    if finish_older:
-        aside.clear()
-    else:
-        aside.clear_from(sequence)
-    for each in aside.loaded.values():
-        if each.owner is not None:
-            channel.in_flight_count += 1
-            each.owner.in_flight_count += 1
-            each.owner.find_place()
-            channel._push_deadline(each.deadline_ns, each.sequence)
-    channel.next = channel.floor = sequence
-    channel._holes.clear()
-    if channel.latency is not None:
-        channel.latency.restart()
-    channel.dirty = True
+    channel.restart_at(max(channel.log.start_sequence, min(sequence, channel.end)), finish_older)
 
 
 def drop(channel: Channel, sequence: int) -> bool | None:
     """Finish a message wherever it is, though no consumer did; False when it is not there, or finished before.
 
     Returns:
-        None when it may be set aside, which only the database knows.
+        None when it may be spilled, which only the database knows.
 
     Raises:
         TooManyHoles: it waits, and too many are left out already.
         StorageError: the log cannot be read now; nothing has changed.
     """
-    if sequence >= channel.next:
-        return _leave_out(channel, sequence)
-    channel.gather_waiting()
-    index = sequence - channel.floor
-    owner = channel._owner(sequence)
-    if index >= 0 and channel._window[index] != DONE:
-        channel._deferred.pop(sequence, None)
-        if channel._is_queued(sequence):
-            channel._requeued.remove(sequence)
-        channel._mark_done(sequence)
-    else:
-        aside = channel.aside.loaded.get(sequence)
-        if aside is None:
-            is_there = channel.aside.drop(sequence)
-            channel.dirty = channel.dirty or is_there is True
-            return is_there
-        owner = aside.owner
-        if owner is None:
-            channel.aside.ready.remove(sequence)
-        _drop_aside(channel, sequence)
-    if owner is not None:
-        channel._leave_flight(owner)
-    return True
+    return _leave_out(channel, sequence) if sequence >= channel.next else channel.drop(sequence)
 
 
 def drop_deferred(channel: Channel) -> None:
@@ -167,38 +127,18 @@ def drop_deferred(channel: Channel) -> None:
 
     A message published with a delay that the cursor has not reached yet waits for consumers like others, and stays.
     """
-    channel.gather_waiting()
-    for sequence in sorted(channel._deferred):
-        channel._mark_done(sequence)
-    channel._deferred.clear()
-    channel._deferred_heap.clear()
-    aside = channel.aside
-    loaded, ready = list(aside.loaded.values()), list(aside.ready)
-    aside.clear()
-    for each in loaded:
-        aside.put_loaded(each)
-    aside.ready.extend(ready)
-    channel.dirty = True
+    channel.drop_deferred()
 
 
-def drop_aside(channel: Channel, sequence: int, pack: int, generation: int) -> bool | None:
+def drop_spilled(channel: Channel, sequence: int, pack: int, generation: int) -> bool | None:
     """As :func:`drop`, when the database has the message in a pack; None when it has to be asked again."""
     dropped = drop(channel, sequence)
-    if dropped is None:
-        dropped = channel.aside.drop_stored(sequence, pack, generation)
-        channel.dirty = channel.dirty or dropped is True
-    return dropped
-
-
-def _drop_aside(channel: Channel, sequence: int) -> bool:
-    channel.aside.finish(sequence)
-    channel.dirty = True
-    return True
+    return channel.window.drop_stored(sequence, pack, generation) if dropped is None else dropped
 
 
 def _leave_out(channel: Channel, sequence: int) -> bool:
     """Never deliver a message that the cursor has not reached."""
-    holes = channel._holes
+    holes = channel.window.holes
     if sequence >= channel.log.committed_sequence or any(first <= sequence < end for first, end in holes):
         return False
     batch = channel.log.read(sequence)
@@ -206,5 +146,5 @@ def _leave_out(channel: Channel, sequence: int) -> bool:
         return False
     if len(holes) >= CHANNEL_HOLES_MAX:
         raise TooManyHoles(channel.name)
-    channel.add_hole(sequence, sequence + 1)
+    channel.leave_out(sequence, sequence + 1)
     return True

@@ -1,4 +1,4 @@
-"""What a channel is made of and what it needs: the log it reads, a message with its own deadline, what it writes down.
+"""What a channel is made of and what it needs: the log it reads, a message by itself, its limits, what it writes down.
 
 Rules of this file: data and protocols alone.
 
@@ -7,17 +7,15 @@ Source: design/performance.md decision 3.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
 from flintmq.batch import Batch
-from flintmq.broker.deferred import Aside
 from flintmq.broker.subscription import Subscription
 from flintmq.settings import Limits
+from flintmq.storage.packs import Piece
 
 DONE, SLOT_MAX, SHARED, GIVING_UP, DEFERRED, QUEUED = 0, 250, 251, 253, 254, 255  # what a byte of a window says
-NOT_DONE = re.compile(rb"[^\x00]")
 
 
 class Log(Protocol):
@@ -36,6 +34,61 @@ class Log(Protocol):
     def end_offset_bytes(self) -> int: ...
 
     def read(self, sequence: int) -> Batch | None: ...
+
+
+class Message:
+    """One message of a channel by itself, wherever it is: between floor and cursor, or spilled.
+
+    Messages that go the plain way, delivered in a run and finished with it, never become one.
+
+    Attributes:
+        attempts: deliveries so far, the present one included.
+        frame: as it is stored, when it was spilled; None while it is in the window: the log has it.
+        owner: the consumer that holds it; None when nobody does.
+        deadline_ns: monotonic time when it times out; 0 while the run says that it was delivered with.
+        delivered_ns: monotonic time of the present delivery; 0 likewise.
+        number: of the delivery, counted by the consumer.
+        pack: of spilled ones, where it is written.
+    """
+
+    __slots__ = ("attempts", "deadline_ns", "delivered_ns", "frame", "number", "owner", "pack", "sequence")
+
+    pack: Pack
+
+    def __init__(self, sequence: int, attempts: int, frame: bytes | None = None) -> None:
+        self.sequence = sequence
+        self.attempts = attempts
+        self.frame = frame
+        self.owner: Subscription | None = None
+        self.deadline_ns = 0
+        self.delivered_ns = 0
+        self.number = 0
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether it is outside of the window."""
+        return self.frame is not None
+
+
+class Pack:
+    """A pack of spilled messages some of which are in memory, see :mod:`flintmq.broker.spilled`.
+
+    Attributes:
+        number: in the database; 0 until it is handed over to be written.
+        left: messages that are not finished and have not left it.
+        done: which have been or did since the last flush.
+        pieces: what is to be written.
+        size: of that in bytes.
+    """
+
+    __slots__ = ("done", "left", "number", "pieces", "size")
+
+    def __init__(self, number: int = 0, left: int = 0) -> None:
+        self.number = number
+        self.left = left
+        self.done: list[int] = []
+        self.pieces: list[Piece] = []
+        self.size = 0
 
 
 class Policy(Protocol):
@@ -64,32 +117,15 @@ class Policy(Protocol):
 
     def unfinished_bytes(self) -> int: ...
 
-    def is_last_attempt(self, sequence: int) -> bool: ...
+    def is_last_attempt(self, message: Message) -> bool: ...
 
-    def gives_up(self, sequence: int, subscription: Subscription) -> bool: ...
+    def gives_up(self, message: Message) -> bool: ...
 
-    def takes(self, sequence: int, batch: Batch) -> bool: ...
-
-    def takes_aside(self, aside: Aside) -> bool: ...
-
-    def gives_up_aside(self, aside: Aside) -> bool: ...
+    def takes(self, message: Message, batch: Batch | None) -> bool: ...
 
     def skips(self, batch: Batch) -> bool: ...
 
     def forget(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Held:
-    """A message in flight with a deadline of its own.
-
-    Attributes:
-        number: of the delivery, counted by the consumer.
-    """
-
-    deadline_ns: int
-    delivered_ns: int
-    number: int
 
 
 @dataclass(slots=True)

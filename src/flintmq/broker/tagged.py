@@ -8,7 +8,7 @@
 Consumers fall into groups: one for each tag that somebody desires, and the untagged. A message that is to go to a group
 in which nobody can take anything waits for that group, queued again in the channel's window, and what is behind it
 flows on to the others. At most :data:`TAG_WAITING_MAX` messages wait for one group, and :data:`LOADED_BYTES_MAX` bytes
-of messages that were set aside; then the cursor stops for all.
+of spilled messages; then the cursor stops for all.
 
 Within a group, what comes again and what is new take turns, as in any channel: what is new comes from those that wait
 for the group, and from the cursor.
@@ -16,8 +16,8 @@ for the group, and from the cursor.
 Rules of this file:
 
 - While no consumer desires a tag, nothing waits for a group and all is as in :class:`Channel`.
-- A message that waits for a group is nowhere else: neither in ``_requeued`` nor in ``aside.ready``. Whatever looks at
-  those calls :meth:`TaggedChannel.gather_waiting` before.
+- A message that waits for a group is nowhere else: it stands in neither line of the window. Whatever looks at those
+  calls :meth:`TaggedChannel.gather_waiting` before.
 - An entry of a group's queue is a hint: the message may have been finished meanwhile.
 - A group in which somebody is ready has nothing waiting when a turn ends, or stands in ``to_serve``.
 - Tags are read from the stored headers when a message is to be handed out, and kept only as the queue it waits in.
@@ -29,16 +29,17 @@ Source: reference/youzan.md 1.3 "Tag dispatch".
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from flintmq.batch import EXTENDED, Batch
-from flintmq.broker.channel import QUEUED, Channel
-from flintmq.broker.deferred import LOADED_BYTES_MAX
+from flintmq.broker.channel import Channel
 from flintmq.broker.ready import Line, ReadyLines
+from flintmq.broker.spilled import LOADED_BYTES_MAX
+from flintmq.broker.state import Message
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.errors import UNREADABLE_JSON
 from flintmq.limits import DELIVERY_BYTES_MAX, TAG_WAITING_MAX
@@ -81,12 +82,12 @@ class Group:
 
     Attributes:
         waiting: sequences of the window that are theirs and new.
-        again: sequences, of the window or set aside, that are theirs and come again or have come due.
+        again: sequences, of the window or spilled, that are theirs and come again or have come due.
         is_owed: whether something new is next, when there is both.
-        aside_bytes: of the frames of those that were set aside, which are in memory.
+        spilled_bytes: of the frames of those that were spilled, which are in memory.
     """
 
-    __slots__ = ("again", "aside_bytes", "is_owed", "lines", "member_count", "waiting")
+    __slots__ = ("again", "is_owed", "lines", "member_count", "spilled_bytes", "waiting")
 
     def __init__(self, lines: ReadyLines) -> None:
         self.lines = lines
@@ -94,7 +95,7 @@ class Group:
         self.waiting: deque[int] = deque()
         self.again: deque[int] = deque()
         self.is_owed = False
-        self.aside_bytes = 0
+        self.spilled_bytes = 0
 
     @property
     def waiting_count(self) -> int:
@@ -197,13 +198,17 @@ class TaggedChannel(Channel):
     @staticmethod
     def take_over(channel: Channel, headers_from: int) -> None:
         """Make a tagged channel of one whose topic gets headers, with all that it holds and all who consume it."""
-        lines, count = channel._ready, len(channel.subscriptions)
         channel.__class__ = TaggedChannel
         assert isinstance(channel, TaggedChannel)
-        channel._begin()
-        channel.headers_from = headers_from
-        channel._groups.untagged.lines = lines  # nobody of them desires a tag, and each keeps the place in line
-        channel._groups.untagged.member_count = count
+        channel.go_on_with_headers(headers_from)
+
+    def go_on_with_headers(self, headers_from: int) -> None:
+        """What :meth:`take_over` does with who consumes it."""
+        lines = self._ready
+        self._begin()
+        self.headers_from = headers_from
+        self._groups.untagged.lines = lines  # nobody of them desires a tag, and each keeps the place in line
+        self._groups.untagged.member_count = len(self.subscriptions)
 
     def _begin(self) -> None:
         self.headers_from = 0
@@ -242,9 +247,9 @@ class TaggedChannel(Channel):
         if not self._groups.groups:
             self._gather(self._groups.untagged)
 
-    def _take_back(self, subscription: Subscription, held: list[int]) -> None:
-        self._is_new_owed = self._has_come_again(held[0])
-        super()._take_back(subscription, held)
+    def _take_back(self, held: list[Message]) -> None:
+        self._is_new_owed = self.window.has_come_again(held[0])
+        super()._take_back(held)
 
     def _begin_turns(self, subscription: Subscription | None) -> None:
         super()._begin_turns(subscription)
@@ -254,7 +259,7 @@ class TaggedChannel(Channel):
 
     def _begins_turns(self, group: Group) -> bool:
         """Whether what comes again for a group would be the first that does, and something new may be there for it."""
-        return not group.again and (bool(group.waiting) or self.next < self.end)
+        return not group.again and (bool(group.waiting) or self.window.next < self.end)
 
     def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
@@ -275,31 +280,21 @@ class TaggedChannel(Channel):
         for group in groups:
             group.waiting.clear()
             group.again.clear()
-            group.aside_bytes = 0
-        self._requeued.extendleft(s for s in again if self._is_queued(s))
-        self.aside.ready.extendleft(s for s in again if self._is_ready_aside(s))
+            group.spilled_bytes = 0
+        self.window.line_up(again)
 
-    def _is_ready_aside(self, sequence: int) -> bool:
-        aside = self.aside.loaded.get(sequence)
-        return aside is not None and aside.owner is None
+    def _waiting_elsewhere(self) -> Collection[int]:
+        groups = (self._groups.untagged, *self._groups.groups.values())
+        return [sequence for group in groups for sequence in (*group.waiting, *group.again)]
 
-    def let_go(self) -> None:
-        """Forget what there is between floor and cursor, as if none of it had been delivered."""
+    def _skip_waiting(self) -> None:
         self.gather_waiting()
-        super().let_go()
+        super()._skip_waiting()
 
-    def confirm(self, sequence: int) -> None:
-        """Finish everything below ``sequence`` that is not in flight (CURSOR); the cursor never goes back."""
+    def spill(self) -> None:
+        """Make room in a full window, see :meth:`Window.spill`."""
         self.gather_waiting()
-        super().confirm(sequence)
-
-    def _skip_waiting(self, now_ns: int) -> None:
-        self.gather_waiting()
-        super()._skip_waiting(now_ns)
-
-    def _spill(self, now_ns: int) -> None:
-        self.gather_waiting()
-        super()._spill(now_ns)
+        super().spill()
 
     # -- delivery --------------------------------------------------------------------------------------------------
 
@@ -312,14 +307,14 @@ class TaggedChannel(Channel):
             self._serve_waiting(now_ns, is_cursor_done=False)
             self._sort(now_ns)
             has_served = self._serve_waiting(now_ns, is_cursor_done=False)  # what has just been sorted has turns, too
-            if not self._has_unsorted() and self.next < self.end:
+            if not self._has_unsorted() and self.window.next < self.end:
                 self._deliver_new(now_ns, wall_ns, self.end)
                 if self._has_unsorted():
                     continue  # a full window was spilled: the cursor goes on when what came out of it has been sorted
             is_moving = self._serve_waiting(now_ns, is_cursor_done=True) or has_served
 
     def _has_unsorted(self) -> bool:
-        return bool(self._requeued or self.aside.ready)
+        return self.window.waiting_count > 0
 
     def _serve_waiting(self, now_ns: int, is_cursor_done: bool) -> bool:
         """Hand out what waits for groups; whether there was something."""
@@ -348,74 +343,67 @@ class TaggedChannel(Channel):
                 queue = group.again
             else:
                 break
-            has_served, before = True, self.in_flight_count
+            has_served, before = True, self.window.in_flight_count
             self._hand_out_waiting(group, next(iter(line)), queue[0], now_ns)
             queue.popleft()
-            if self.in_flight_count > before:
+            if self.window.in_flight_count > before:
                 group.is_owed = queue is group.again
         if not group.again:
-            group.aside_bytes = 0  # some may have been finished while they waited
+            group.spilled_bytes = 0  # some may have been finished while they waited
         return has_served
 
     def _hand_out_waiting(self, group: Group, subscription: Subscription, sequence: int, now_ns: int) -> None:
-        if self._is_queued(sequence):
-            self._redeliver_window(subscription, sequence, now_ns)
-        elif self._is_ready_aside(sequence):
-            size = len(self.aside.loaded[sequence].frame)
-            self._redeliver_aside(subscription, sequence, now_ns)
-            group.aside_bytes -= size
+        message = self.spilled.ready_message(sequence)
+        self._redeliver_one(subscription, sequence, now_ns)
+        if message is not None and message.frame is not None:
+            group.spilled_bytes -= len(message.frame)
 
     def _sort(self, now_ns: int) -> None:
         """Let what comes again wait for its group, or, in order, go to a consumer that may have it and is ready."""
-        if self._is_turn_of_asides:
-            self._is_turn_of_asides = False
-            self._sort_asides(now_ns)
-        while self._requeued and (self.keep_floor is None or self._is_next_in_line()):
-            if not self._sort_window(self._requeued[0], now_ns):
-                break
-            self._requeued.popleft()
-        if not self._requeued:
-            self._sort_asides(now_ns)
+        window = self.window
+        if self._is_turn_of_spilled:
+            self._is_turn_of_spilled = False
+            self._sort_line(now_ns, is_spilled=True)
+        if self.keep_floor is None or not window.queued or window.bring_first_forward():
+            self._sort_line(now_ns, is_spilled=False)
+        if not window.queued:
+            self._sort_line(now_ns, is_spilled=True)
 
-    def _sort_window(self, sequence: int, now_ns: int) -> bool:
-        """Find out where a message of the window goes; False when it has to stay."""
-        if not self._is_queued(sequence):
-            return True
-        batch = self.log.read(sequence)
-        if batch is None or batch.first > sequence:
-            self._mark_done(sequence)  # damaged on disk; the log has reported and set it aside
-            return True
-        group = self._group_at(batch, sequence)
-        if self.keep_floor is None:
-            is_new = self._attempts.get(sequence, 1) == 0
-            return self._wait_for(group, sequence, group.waiting if is_new else group.again)
-        line = self._line_in_order(group)
-        if line is not None:
-            self._redeliver_window(next(iter(line)), sequence, now_ns)
-        return line is not None
+    def _sort_line(self, now_ns: int, is_spilled: bool) -> None:
+        window = self.window
+        while (line := window.line_of(is_spilled)) and self._sort_one(line[0], now_ns):
+            window.leave_line(is_spilled)
+            if self.keep_floor is not None and not is_spilled and not window.bring_first_forward():
+                return
 
-    def _sort_asides(self, now_ns: int) -> None:
-        while self.aside.ready and self._sort_aside(self.aside.ready[0], now_ns):
-            self.aside.ready.popleft()
-
-    def _sort_aside(self, sequence: int, now_ns: int) -> bool:
-        """As :meth:`_sort_window`, for a message that was set aside."""
-        aside = self.aside.loaded.get(sequence)
-        if aside is None or aside.owner is not None:
+    def _sort_one(self, sequence: int, now_ns: int) -> bool:
+        """Find out where a message goes that comes again; False when it has to stay."""
+        message = self.window.waiting_message(sequence)
+        if message is None:
             return True
-        group = self._groups.group_of(tag_at(aside.frame) if sequence >= self.headers_from else "")
-        if self.keep_floor is None:
-            if group.aside_bytes > LOADED_BYTES_MAX or not self._wait_for(group, sequence, group.again):
-                return False
-            group.aside_bytes += len(aside.frame)
-            return True
-        line = self._line_in_order(group)
-        if line is not None:
-            self._redeliver_aside(next(iter(line)), sequence, now_ns)
-        return line is not None
+        frame = message.frame
+        if frame is None:
+            batch = self.log.read(sequence)
+            if batch is None or batch.first > sequence:
+                self.window.finish(message)  # damaged on disk; the log has reported and set it aside
+                return True
+            group = self._group_at(batch, sequence)
+        else:
+            group = self._groups.group_of(tag_at(frame) if sequence >= self.headers_from else "")
+        if self.keep_floor is not None:
+            line = self._line_in_order(group)
+            if line is not None:
+                self._redeliver_one(next(iter(line)), sequence, now_ns)
+            return line is not None
+        if frame is None:
+            return self._wait_for(group, sequence, group.waiting if message.attempts == 0 else group.again)
+        if group.spilled_bytes > LOADED_BYTES_MAX or not self._wait_for(group, sequence, group.again):
+            return False
+        group.spilled_bytes += len(frame)
+        return True
 
     def _line_in_order(self, group: Group) -> Line | None:
-        return None if self.in_flight_count else group.lines.nearest()
+        return None if self.window.in_flight_count else group.lines.nearest()
 
     def _wait_for(self, group: Group, sequence: int, queue: deque[int]) -> bool:
         if group.waiting_count >= self.waiting_max:
@@ -436,7 +424,7 @@ class TaggedChannel(Channel):
             return super()._hand_over(line, batch, stop, end, now_ns)
         if self._has_unsorted():
             return False
-        first = self.next
+        first = self.window.next
         group = self._group_at(batch, first)
         own_line = group.lines.nearest()
         if own_line is None:
@@ -448,10 +436,10 @@ class TaggedChannel(Channel):
         most = min(stop - first, subscription.capacity, share)
         if batch.size > DELIVERY_BYTES_MAX:
             most = min(most, batch.count_within(first, DELIVERY_BYTES_MAX))
-        before = self.in_flight_count
+        before = self.window.in_flight_count
         self._send_run(subscription, batch, self._run_length(group, batch, most), now_ns)
         subscription.served()
-        if self.in_flight_count > before:
+        if self.window.in_flight_count > before:
             group.is_owed = False
             if group.again:
                 self._serve(group, now_ns, is_cursor_done=False)
@@ -459,25 +447,22 @@ class TaggedChannel(Channel):
 
     def _run_length(self, group: Group, batch: Batch, most: int) -> int:
         """How many messages from the cursor on are for a group, at most so many; the first one is."""
-        first, count = self.next, 1
+        first, count = self.window.next, 1
         while count < most and self._group_at(batch, first + count) is group:
             count += 1
         return count
 
     def _let_wait(self, group: Group, batch: Batch, stop: int) -> bool:
         """Pass over messages for a group in which nobody can take anything; False when too many wait already."""
-        first = self.next
+        first = self.window.next
         most = min(stop - first, self.waiting_max - group.waiting_count)
         if most <= 0 or self.keep_floor is not None:
             return False
         end = first + self._run_length(group, batch, most)
         if self.latency is not None:
-            self.latency.delivered(first, end, batch.timestamp_ns, self.floor)
-        self._attempts.update(dict.fromkeys(range(first, end), 0))
-        self._window += bytes((QUEUED,)) * (end - first)
-        self.next = end
+            self.latency.delivered(first, end, batch.timestamp_ns, self.window.floor)
+        self.window.queue_new(end)
         group.waiting.extend(range(first, end))
-        self.dirty = True
         return True
 
     def describe(self) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flintmq.broker.channel import Channel
-from flintmq.broker.deferred import LOOKAHEAD_NS, Changes
 from flintmq.broker.partition import Partition
+from flintmq.broker.spilled import LOOKAHEAD_NS, Changes
 from flintmq.broker.topic import Topic
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.errors import StorageError
@@ -46,7 +46,7 @@ class BrokerOptions:
 
 @dataclass(slots=True)
 class DueQuery:
-    """Messages set aside that come due, to be read after the flush.
+    """Spilled messages that come due, to be read after the flush.
 
     Attributes:
         wall_ns: when it was asked.
@@ -107,7 +107,7 @@ class Flush:
         metadata_count: how many of the broker's metadata statements it holds.
         must_sync: whether it has to survive a power loss, whatever the policy is.
         clock_shift_ns: what is added to due times on their way to the disk.
-        changes: aside changes taken, to be given back on failure.
+        changes: of spilled messages, taken, to be given back on failure.
         floors: the floor of each partition as written.
         marks: how far logs are, as written.
         has_progress: whether it has anything but that.
@@ -177,8 +177,8 @@ def advance(cursor: channel_store.StoredCursor, floor: int) -> None:
         cursor.window = cursor.window[ahead:]
 
 
-def aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
-    """What the database has to do about messages set aside for one channel."""
+def spill_statements(identity: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
+    """What the database has to do about the spilled messages of one channel."""
     statements: list[channel_store.Statement] = []
     new = dict.fromkeys(each.number for each in changes.packs)
     old_done = {number: sequences for number, sequences in changes.done.items() if number not in new}
@@ -197,28 +197,28 @@ def aside_statements(identity: int, changes: Changes, shift_ns: int) -> list[cha
 
 
 def cursor_statement(
-    identity: int, channel: Channel, partition: Partition, shift_ns: int, aside_count: int
+    identity: int, channel: Channel, partition: Partition, shift_ns: int, spilled_count: int
 ) -> channel_store.Statement:
     """Write down how far a channel is.
 
     Args:
-        aside_count: how many messages are set aside for it; ``UNKNOWN_COUNT`` when only the database knows.
+        spilled_count: how many of its messages are spilled; ``UNKNOWN_COUNT`` when only the database knows.
     """
     state = channel.state()
     deferred = [(sequence, due_ns + shift_ns) for sequence, due_ns in state.deferred]
     row = channel_store.CursorRow(state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes)
     name, number = partition.topic_name, partition.number
-    return channel_store.put_cursor(identity, name, number, channel.name, row, state.window, aside_count)
+    return channel_store.put_cursor(identity, name, number, channel.name, row, state.window, spilled_count)
 
 
-def count_aside(channel: Channel, identity: int) -> Question:
-    """Have the messages counted that are still set aside, behind a flush that forgets some of them."""
-    aside = channel.aside
-    believed, generation = aside.count, aside.generation
+def count_spilled(channel: Channel, identity: int) -> Question:
+    """Have the messages counted that are still spilled, behind a flush that forgets some of them."""
+    spilled = channel.spilled
+    believed, generation = spilled.count, spilled.generation
 
     def then(count: Any, error: BaseException | None) -> None:
-        if error is None and aside.generation == generation:
-            aside.count += count - believed  # it went on counting meanwhile
+        if error is None and spilled.generation == generation:
+            spilled.count += count - believed  # it went on counting meanwhile
 
     return Question(lambda store: store.aside_count(identity), then)
 

@@ -27,7 +27,7 @@ from flintmq.broker import peek
 from flintmq.broker.broker import ChannelNotFound
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
-from flintmq.broker.seek import BadPlace, TooManyHoles, drop, drop_aside, parse_place, seek, sequence_at
+from flintmq.broker.seek import BadPlace, TooManyHoles, drop, drop_spilled, parse_place, seek, sequence_at
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.limits import MESSAGE_ID_SIZE, SEQUENCE_BITS
@@ -281,10 +281,10 @@ class InspectionApi:
         try:
             dropped = drop(channel, sequence)
             while dropped is None:  # again only when it has come due or was moved meanwhile
-                generation = channel.aside.generation
+                generation = channel.spilled.generation
                 pack = await self._ask(channel, lambda store, cursor: store.find_aside(cursor, sequence))
                 is_there = pack is not None and self._broker.has(channel)
-                dropped = drop_aside(channel, sequence, pack, generation) if is_there else False
+                dropped = drop_spilled(channel, sequence, pack, generation) if is_there else False
         except TooManyHoles as error:
             raise HttpError(429, str(error)) from None
         except StorageError as error:

@@ -101,11 +101,11 @@ def _channel_row(
     partition: Partition, part: Channel, latencies: Latencies, has_clients: bool, clock_shift_ns: int
 ) -> dict[str, Any]:
     sessions = [s.owner for s in part.subscriptions if isinstance(s.owner, Session)]
-    aside_count = part.aside.count - len(part.aside.loaded)
+    aside_count = part.spilled.count - len(part.spilled.loaded)
     near_count = part.deferred_count - aside_count
     depth, unfinished_count = part.depth, part.depth + part.in_flight_count + near_count
     oldest_at, oldest_ns = _oldest(partition, part) if unfinished_count else (part.log.end_offset_bytes, 0)
-    due_ns = 0 if part.aside.next_due_ns is None or not aside_count else part.aside.next_due_ns + clock_shift_ns
+    due_ns = 0 if part.spilled.next_due_ns is None or not aside_count else part.spilled.next_due_ns + clock_shift_ns
     return {
         "channel_name": part.name,
         "backlogs": depth if part.keep_floor is not None else depth + near_count,
@@ -116,7 +116,7 @@ def _channel_row(
         "backend_depth": unfinished_count,
         "in_flight_count": part.in_flight_count,
         "deferred_count": near_count,
-        "deferred_from_delay_count": len(part.aside.ready),
+        "deferred_from_delay_count": len(part.spilled.ready),
         "message_count": part.log.next_sequence - 1,
         "requeue_count": part.requeue_count,
         "timeout_count": part.timeout_count,

@@ -493,7 +493,7 @@ class ChannelTrace(_Source):
             return ()
         return traced_in(batch, first, end)
 
-    def delivered_aside(self, subscription: Subscription, sequence: int, frame: bytes, delivery_count: int) -> None:
+    def delivered_spilled(self, subscription: Subscription, sequence: int, frame: bytes, delivery_count: int) -> None:
         trace_id = self._trace_id(frame)
         if not (self._is_all or trace_id) or not self._tracing.choose((sequence,), 1, self._is_all):
             return

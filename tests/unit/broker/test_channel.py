@@ -7,10 +7,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.broker.aside_disk import AsideDisk
+from tests.unit.broker.spill_disk import AsideDisk
 
 from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.deferred import AsideStore
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.subscription import Subscription
 from flintmq.message import MESSAGE_HEADER
 from flintmq.storage.memory_log import MemoryLog
@@ -34,7 +34,7 @@ def publish(log, count, batch=7, due_ns=0):
 
 
 def make_channel(log, state=None, aside=None, name="c", **options):
-    return Channel(name, 0, log, state or ChannelState(1), aside or AsideStore(), random.Random(1), **options)
+    return Channel(name, 0, log, state or ChannelState(1), aside or SpilledStore(), random.Random(1), **options)
 
 
 def subscribe(channel, rdy=100, msg_timeout_ns=TIMEOUT, sample_rate=0):
@@ -289,13 +289,13 @@ def test_delayed_messages_are_sampled_when_they_come_due():
     channel.pump(100 * SECOND, 100 * SECOND)
     assert received(consumer) == [(soon[0][0], 2, soon[0][2])], "it was chosen before"
     assert channel.finish(consumer, [sequence for sequence, _, _ in soon + late]) == []
-    assert (channel.floor, channel.aside.count, channel.deferred_count) == (2001, 0, 0)
+    assert (channel.floor, channel.spilled.count, channel.deferred_count) == (2001, 0, 0)
 
 
 def put_aside(channel, disk=None):
     """What the database has after a flush: sequence -> (due_ns, attempts, frame)."""
     disk = disk or AsideDisk()
-    disk.write(channel.aside.take_changes())
+    disk.write(channel.spilled.take_changes())
     return disk.rows()
 
 
@@ -313,10 +313,10 @@ def test_a_stuck_message_does_not_hold_the_window():
         seen += numbers
         assert channel.finish(other, numbers) == [] if numbers else True
     assert seen == list(range(2, 501))
-    assert channel.aside.count == 1
+    assert channel.spilled.count == 1
     assert channel.floor == 501
     assert channel.finish(stuck, (1,)) == []
-    assert channel.aside.count == 0
+    assert channel.spilled.count == 0
 
 
 def test_what_was_moved_aside_times_out_and_comes_again():
@@ -527,8 +527,8 @@ class ChannelMachine(RuleBasedStateMachine):
         self.pump()
 
     def owner_of(self, sequence, _base):
-        aside = self.channel.aside.loaded.get(sequence)
-        return self.channel._owner(sequence) or (aside.owner if aside else None)
+        message = self.channel.window.held(sequence)
+        return None if message is None else message.owner
 
     @rule()
     def restart(self):
@@ -549,8 +549,7 @@ class ChannelMachine(RuleBasedStateMachine):
         assert all(
             channel.is_in_flight(sequence) == (sequence in self.held) for sequence in range(self.log.next_sequence)
         )
-        assert channel.next - channel.floor == len(channel._window)
-        assert not channel._window or channel._window[0] != 0
+        channel.check()
         waiting = self.published - len(self.finished) - len(self.held)
         assert channel.depth + channel.deferred_count == waiting, channel.describe()
 

@@ -145,7 +145,7 @@ def test_numbers_of_cursors_are_never_given_to_two_channels(disk):
     (channel,) = topic.channels("ordered")
     disk.publish(topic, 5)
     disk.flush()
-    channel.floor, channel.next = 4, 4
+    channel.window.floor, channel.window.next = 4, 4
     channel.keep_floor(4)
     (identity, _) = broker._cursors[channel]
     broker._store.commit(

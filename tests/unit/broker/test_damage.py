@@ -85,10 +85,10 @@ class Node:
     def _unfinished(self, channel):
         self.flush()
         identity, partition = self.broker._cursors[channel]
-        window = channel._window
-        sequences = {channel.floor + at for at, state in enumerate(window) if state}
+        state = channel.state()
+        sequences = {state.floor + at for at, is_done in enumerate(state.window) if not is_done}
         sequences |= set(range(channel.next, channel.log.committed_sequence))
-        for first, end in channel._holes:
+        for first, end in state.holes:
             sequences -= set(range(first, end))
         due = self.store.due(identity, (-1, -1), 1 << 62, 1 << 40)
         sequences |= {s for pack in due.packs for piece in pack.pieces for s, _ in piece.messages()}
@@ -123,10 +123,9 @@ def build(path):
         node.flush()
     node.publish(topics["deferred"], 60, FAR_NS)
     for channel in topics["deferred"].channels("d"):
+        channel.window.queue_new(61)
         for sequence in range(1, 61):
-            channel.next = max(channel.next, sequence + 1)
-            channel._window.extend(b"\xff" * (channel.next - channel.floor - len(channel._window)))
-            channel._put_aside(sequence, FAR_NS)
+            channel.window._spill_until(sequence, FAR_NS)
         broker.was_changed(channel)
     for channel, sequence in ((topics["plain"].channels("c")[0], 120), (topics["two"].channels("a")[0], 33)):
         channel.confirm(sequence)

@@ -6,15 +6,15 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.broker.aside_disk import AsideDisk
+from tests.unit.broker.spill_disk import AsideDisk
 from tests.unit.broker.test_channel import SECOND, received, subscribe
 
 from flintmq.batch import EXTENDED
 from flintmq.broker import channel as channel_module
 from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.deferred import AsideStore
 from flintmq.broker.ext_filter import VALUE_SIZE_MAX, BadGlob, ExtFilter, regex_of_glob
 from flintmq.broker.latency import Latency
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.tagged import TaggedChannel
 from flintmq.message import JSON, TAG, extended_body
 from flintmq.storage.memory_log import MemoryLog
@@ -136,7 +136,7 @@ def publish(log, *values):
 
 
 def make_channel(log, kind=Channel, **options):
-    return kind("c", 0, log, ChannelState(1), AsideStore(), random.Random(1), **options)
+    return kind("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1), **options)
 
 
 def filtering(channel, rdy=100, **rule):
@@ -196,7 +196,7 @@ def test_what_was_set_aside_is_filtered_too():
     consumer = filtering(channel)
     assert pumped(channel, consumer, now=100 * SECOND) == [[1, 3]]
     assert channel.finish(consumer, (1, 3)) == []
-    assert (channel.aside.count, channel.depth, channel.filtered_count) == (0, 0, 2)
+    assert (channel.spilled.count, channel.depth, channel.filtered_count) == (0, 0, 2)
 
 
 def test_with_tags_a_consumer_is_asked_about_its_own_messages():
@@ -240,7 +240,7 @@ def test_a_turn_ends_when_much_has_been_looked_at(monkeypatch):
         channel.pump(0, 0)
         turns += 1
         assert channel.wants_turn or turns > 10
-        assert len(channel._window) <= 1
+        assert len(channel.window) <= 1
     assert (sequences, turns) == ([1001], 11)
 
 

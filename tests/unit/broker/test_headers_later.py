@@ -10,9 +10,9 @@ from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.broker import TopicConflict
 from flintmq.broker.channel import Channel
 from flintmq.broker.dead_letters import GivenUp, dead_letter
-from flintmq.broker.deferred import AsideStore
 from flintmq.broker.partition import Partition
-from flintmq.broker.state import ChannelState
+from flintmq.broker.spilled import SpilledStore
+from flintmq.broker.state import ChannelState, Message
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
@@ -292,7 +292,7 @@ def split(out):
 
 def test_a_channel_is_taken_over_with_its_consumers():
     log = MemoryLog(0, 10**9)
-    channel = Channel("c", 0, log, ChannelState(1), AsideStore(), random.Random(1))
+    channel = Channel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     consumers = [Subscription([], HOUR, HOUR) for _ in range(2)]
     for consumer in consumers:
         channel.add(consumer)
@@ -328,7 +328,9 @@ def test_dead_letters_keep_the_whole_old_body():
     target = Partition("d", 0, MemoryLog(0, 10**9))
     Topic("d", {0: target})
     frames = [frame_at(source.log, sequence) for sequence in (1, 2)]
-    found = [dead_letter(source, "c", target, GivenUp(number, 1), frame) for number, frame in enumerate(frames, 1)]
+    found = [
+        dead_letter(source, "c", target, GivenUp(Message(number, 1)), frame) for number, frame in enumerate(frames, 1)
+    ]
     assert found == [LIKE_A_TAG, b"new"]
 
 

@@ -34,7 +34,8 @@ from hypothesis.stateful import (
 from tests.unit.broker.world import MAX_MSG_TIMEOUT_NS, SECOND, BrokerWorld, Consumer, Delivery
 
 from flintmq.broker.channel import Channel
-from flintmq.broker.deferred import AsideStore
+from flintmq.broker.spilled import SpilledStore
+from flintmq.broker.window import Window
 from flintmq.broker.work import Flush
 from flintmq.errors import StorageError
 from flintmq.message import internal_id, partition_of, sequence_of
@@ -453,6 +454,7 @@ class InterleavingMachine(RuleBasedStateMachine):
                 assert channel.is_in_flight(internal_id(number, sequence)) == (sequence in held)
             waiting = len(model.open_fates) - len(held)
             assert channel.depth + channel.deferred_count == waiting, channel.describe()
+            channel.check()
 
     def check_rdy(self) -> None:
         """RDY bounds what is held, and nothing waits while somebody has room for it."""
@@ -523,30 +525,31 @@ def forget_floors_with_the_process(monkeypatch):
 
 
 def forget_what_a_failed_flush_was_to_write(monkeypatch):
-    monkeypatch.setattr(AsideStore, "restore_changes", lambda self, failed: None)
+    monkeypatch.setattr(SpilledStore, "restore_changes", lambda self, failed: None)
 
 
 def do_not_count_what_timed_out(monkeypatch):
-    honest = Channel._timed_out
+    honest = Window.take_timed_out
 
-    def timed_out(self, subscription, sequence):
-        self._attempts[sequence] = 0
-        honest(self, subscription, sequence)
+    def take_timed_out(self, now_ns):
+        for message in honest(self, now_ns):
+            self._attempts[message.sequence] = 0
+            yield message
 
-    monkeypatch.setattr(Channel, "_timed_out", timed_out)
+    monkeypatch.setattr(Window, "take_timed_out", take_timed_out)
 
 
 def lose_what_a_lost_connection_held(monkeypatch):
-    monkeypatch.setattr(Channel, "_queue_again", lambda self, owner, sequence: self._leave_flight(owner))
+    monkeypatch.setattr(Window, "requeue", lambda self, message: self._leave_flight(message))
 
 
 def finish_what_anybody_holds(monkeypatch):
-    honest = Channel._finish_one
+    honest = Window.finish_one
 
-    def finish_one(self, subscription, sequence, wall_ns):
-        return honest(self, self._owner(sequence) or subscription, sequence, wall_ns)
+    def finish_one(self, subscription, sequence):
+        return honest(self, self._owner(sequence) or subscription, sequence)
 
-    monkeypatch.setattr(Channel, "_finish_one", finish_one)
+    monkeypatch.setattr(Window, "finish_one", finish_one)
 
 
 MUTANTS = [
@@ -561,6 +564,7 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bugs_are_found(mutant, monkeypatch):
     mutant(monkeypatch)
+    monkeypatch.setattr(Channel, "check", lambda self: None)  # what consumers see of it is enough
     only_find = settings(
         max_examples=1000,
         stateful_step_count=50,

@@ -200,10 +200,10 @@ def test_messages_moved_to_the_database_count_with_the_timestamp_of_their_frame(
     holder, consumer = subscribe(channel, rdy=1), subscribe(channel, rdy=10)
     for _ in range(30):
         channel.pump(0, 0)
-        mine = channel._held_by(consumer)
+        mine = [message.sequence for message in channel.window.held_by(consumer)]
         if mine:
             channel.finish(consumer, tuple(mine), SECOND)
-    (held,) = channel.aside.loaded
+    (held,) = channel.spilled.loaded
     assert channel.finish(holder, (held,), SECOND) == []
     assert channel.latency.summary(SECOND).count == channel.finish_count
     assert set(latencies(channel)) == {SECOND - 1000}

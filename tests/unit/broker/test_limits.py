@@ -15,7 +15,6 @@ from tests.unit.broker.conftest import Disk
 
 from flintmq.broker.backlog import unfinished_count, waiting_count
 from flintmq.broker.bounds import TopicFull
-from flintmq.broker.channel import GIVING_UP
 from flintmq.broker.subscription import Subscription
 from flintmq.errors import DiskFull, StorageError
 from flintmq.message import FRAME_OVERHEAD_BYTES, extended_body
@@ -217,7 +216,7 @@ def test_every_way_of_coming_back_counts(world, way, is_aside):
     ((headers, body),) = world.dead()
     assert (body, headers["##dead_letter_attempts"]) == (b"bad", "2")
     assert headers["##dead_letter_client"] == "127.0.0.1:5000"
-    assert (world.channel().depth, world.channel().deferred_count, world.channel().aside.count) == (0, 0, 0)
+    assert (world.channel().depth, world.channel().deferred_count, world.channel().spilled.count) == (0, 0, 0)
 
 
 def test_nothing_is_finished_before_the_dead_letter_is_stored(world):
@@ -229,7 +228,7 @@ def test_nothing_is_finished_before_the_dead_letter_is_stored(world):
     world.broker.mark(world.channel())
     world.broker.pump(world.now_ns, world.now_ns)
     channel = world.channel()
-    assert (channel.floor, channel._window[0], channel.policy.giving_up_count) == (1, GIVING_UP, 1)
+    assert (channel.floor, channel.window.unfinished_count, channel.policy.giving_up_count) == (1, 1, 1)
     assert channel.depth == channel.deferred_count == channel.in_flight_count == 0
     world.flush()
     world.restart()  # the dead letter was not written yet
@@ -423,12 +422,12 @@ def test_a_message_moved_aside_on_its_way_dies_once(world):
     for number, _, _ in messages[:5]:
         channel.requeue(consumer, number, 0, world.now_ns)
     world.broker.pump(world.now_ns, world.now_ns)  # published, not stored
-    channel._spill(world.now_ns)
+    channel.spill()
     world.turn()
     assert sorted(world.dead_bodies()) == [b"0", b"1", b"2", b"3", b"4"]
-    assert channel.aside.count == 5  # those in flight that moved as well
+    assert channel.spilled.count == 5  # those in flight that moved as well
     channel.finish(consumer, [number for number, _, _ in messages[5:]])
-    assert (channel.aside.count, channel.depth, channel.in_flight_count) == (0, 0, 0)
+    assert (channel.spilled.count, channel.depth, channel.in_flight_count) == (0, 0, 0)
     world.pass_time(SECOND)
     assert len(world.dead()) == 5
 
@@ -446,14 +445,14 @@ def test_what_cannot_be_stored_is_moved_aside_in_a_full_window_and_dies_once(wor
             channel.requeue(consumer, number, 0, world.now_ns)
         world.broker.mark(channel)
         world.turn()
-        channel._spill(world.now_ns)
+        channel.spill()
         world.flush()
         world.pass_time(5 * SECOND)
         assert (channel.policy.giving_up_count, channel.floor, channel.depth) == (12, 11, 0)
     for _ in range(10):
         world.pass_time(10 * SECOND)
     assert Counter(world.dead_bodies()) == Counter(b"%d" % number for number in range(20))  # the others timed out
-    assert (channel.policy.giving_up_count, channel.aside.count, channel.floor) == (0, 0, 21)
+    assert (channel.policy.giving_up_count, channel.spilled.count, channel.floor) == (0, 0, 21)
 
 
 # -- age ---------------------------------------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def test_consumers_that_come_and_go_leave_nothing_behind():
         assert guest.in_flight_count == 1
         channel.finish(guest, sequences(guest))
         channel.remove(guest)
-    assert len(channel._deadlines._heap) < 100
+    assert len(channel.window._deadlines._heap) < 100
     assert channel.next_deadline_ns(0, 0) == TIMEOUT
     assert channel.expire(TIMEOUT, 0)
     assert (channel.timeout_count, stays.in_flight_count) == (1, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from tests.unit.broker.aside_disk import CURSOR, AsideDisk
+from tests.unit.broker.spill_disk import CURSOR, AsideDisk
 from tests.unit.broker.test_channel import (
     SECOND,
     TIMEOUT,
@@ -24,7 +24,7 @@ from tests.unit.broker.test_channel import (
 from flintmq.broker import peek
 from flintmq.broker.partition import Partition
 from flintmq.broker.ranges import add_range
-from flintmq.broker.seek import BadPlace, Place, TooManyHoles, drop, drop_aside, move, parse_place, seek, sequence_at
+from flintmq.broker.seek import BadPlace, Place, TooManyHoles, drop, drop_spilled, move, parse_place, seek, sequence_at
 from flintmq.limits import CHANNEL_HOLES_MAX
 
 # -- places ------------------------------------------------------------------------------------------------------------
@@ -169,11 +169,11 @@ def test_rows_read_before_a_seek_do_not_come_back():
     channel.finish(consumer, [n for n in range(1, 11) if n != 2])
     disk = AsideDisk()
     assert sorted(put_aside(channel, disk)) == [2]
-    generation = channel.aside.generation
-    read = disk.read_due(channel.aside, 200 * SECOND)
+    generation = channel.spilled.generation
+    read = disk.read_due(channel.spilled, 200 * SECOND)
     assert [piece.first for pack in read.packs for piece in pack.pieces] == [2]
     go(channel, "special:-1")
-    channel.aside.accept_due(read, generation, 200 * SECOND)
+    channel.spilled.accept_due(read, generation, 200 * SECOND)
     received(consumer)
     channel.pump(200 * SECOND, 200 * SECOND)
     assert received(consumer) == []
@@ -215,14 +215,14 @@ def test_a_failed_flush_forgets_the_same_again():
     for number in (3, 15):
         channel.requeue(consumer, number, 1000 * SECOND, 0)
     channel.finish(consumer, [n for n in range(1, 21) if n not in (3, 15)])
-    failed = channel.aside.take_changes()
+    failed = channel.spilled.take_changes()
     assert sequences_in(failed) == [3, 15]
     go(channel, "msgcount:10")
-    channel.aside.restore_changes(failed)
-    again = channel.aside.take_changes()
+    channel.spilled.restore_changes(failed)
+    again = channel.spilled.take_changes()
     assert (sequences_in(again), again.cleared_from) == ([3], 10)
-    channel.aside.restore_changes(again)
-    assert channel.aside.take_changes().cleared_from == 10
+    channel.spilled.restore_changes(again)
+    assert channel.spilled.take_changes().cleared_from == 10
 
 
 # -- single messages ---------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_hole_does_not_keep_delayed_messages_from_counting_as_deferred():
     log = make_log(0)
     publish(log, 5, due_ns=1000 * SECOND)
     channel = make_channel(log)
-    channel.add_hole(3, 4)
+    channel.leave_out(3, 4)
     channel.pump(0, 0)
     assert (channel.deferred_count, channel.depth) == (4, 0)
 
@@ -267,11 +267,11 @@ def test_only_the_database_knows_of_what_is_not_in_memory():
     put_aside(channel, disk)
     assert drop(channel, 1) is None
     pack = disk.store.find_aside(CURSOR, 1)
-    assert pack is not None and drop_aside(channel, 1, pack, channel.aside.generation)
+    assert pack is not None and drop_spilled(channel, 1, pack, channel.spilled.generation)
     assert drop(channel, 1) is False, "and at once"
     assert put_aside(channel, disk) == {}
     assert disk.store.find_aside(CURSOR, 1) is None
-    assert channel.aside.count == 0
+    assert channel.spilled.count == 0
 
 
 def test_what_is_left_out_survives_a_restart():
@@ -279,7 +279,7 @@ def test_what_is_left_out_survives_a_restart():
     channel = make_channel(log)
     for number in (7, 3, 5, 4):
         assert drop(channel, number)
-    assert list(channel._holes) == [(3, 6), (7, 8)]
+    assert list(channel.window.holes) == [(3, 6), (7, 8)]
     again = make_channel(log, channel.state())
     consumer = subscribe(again)
     again.pump(0, 0)
@@ -347,7 +347,7 @@ def test_skipping_much_behind_a_stuck_message_does_not_fill_the_window():
     assert sequences(stuck) == [1]
     channel.skipped = True
     channel.pump(0, 0)
-    assert (channel.depth, channel.in_flight_count, len(channel._window) <= 50) == (0, 1, True)
+    assert (channel.depth, channel.in_flight_count, len(channel.window) <= 50) == (0, 1, True)
     assert channel.finish(stuck, (1,)) == []
 
 
@@ -397,7 +397,7 @@ class SeekMachine(ChannelMachine):
         dropped = drop(self.channel, sequence)
         if dropped is None:
             pack = self.disk.store.find_aside(CURSOR, sequence)
-            dropped = pack is not None and drop_aside(self.channel, sequence, pack, self.channel.aside.generation)
+            dropped = pack is not None and drop_spilled(self.channel, sequence, pack, self.channel.spilled.generation)
         is_gone = sequence in self.finished or (sequence < self.log.start_sequence and sequence not in rows)
         assert dropped == (not is_gone), self.channel.describe()
         self.held.pop(sequence, None)
@@ -437,7 +437,7 @@ def test_move_keeps_what_is_stuck_aside_with_its_consumer():
         numbers = sequences(other)
         if numbers:
             channel.finish(other, numbers)
-    assert channel.aside.loaded[1].owner is stuck
+    assert channel.spilled.loaded[1].owner is stuck
     move(channel, 200, finish_older=False)
     assert (stuck.in_flight_count, channel.in_flight_count, other.in_flight_count) == (1, 1, 0)
     assert channel.expire(TIMEOUT, 0), "and it times out"
@@ -477,16 +477,16 @@ def broker_with_delayed(disk, count):
 
 def test_how_many_are_left_aside_is_known_after_the_flush(disk):
     channel = broker_with_delayed(disk, 10)
-    assert channel.aside.count == 10
+    assert channel.spilled.count == 10
     move(channel, 5, finish_older=False)
     disk.broker.was_changed(channel)
     flush = disk.broker.take_flush(0)
-    channel.aside.put(99, 5000 * SECOND, 1, b"frame")  # while the flush is under way
+    channel.spilled.put(99, 5000 * SECOND, 1, b"frame")  # while the flush is under way
     disk.broker.flush_ended(flush, disk.broker.run_flush(flush, 0, False), None, 0)
-    assert channel.aside.count == 5
+    assert channel.spilled.count == 5
     disk.die()
     (again,) = disk.open().topics["t"].channels("c")
-    assert (again.floor, again.aside.count) == (5, 4)
+    assert (again.floor, again.spilled.count) == (5, 4)
 
 
 def test_a_flush_that_fails_counts_again(disk):
@@ -501,7 +501,7 @@ def test_a_flush_that_fails_counts_again(disk):
     disk.broker.flush_ended(flush, [], error, 0)
     assert told == [(None, error)]
     disk.flush()
-    assert channel.aside.count == 4
+    assert channel.spilled.count == 4
 
 
 def test_who_waits_for_a_change_waits_for_the_cursor(disk):

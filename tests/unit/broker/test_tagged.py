@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.broker.aside_disk import CURSOR, AsideDisk
+from tests.unit.broker.spill_disk import CURSOR, AsideDisk
 from tests.unit.broker.test_channel import (
     SECOND,
     TIMEOUT,
@@ -18,9 +18,9 @@ from tests.unit.broker.test_channel import (
 from flintmq.batch import EXTENDED
 from flintmq.broker import peek, seek
 from flintmq.broker.broker import Broker, BrokerOptions
-from flintmq.broker.channel import QUEUED, Channel, ChannelState
-from flintmq.broker.deferred import AsideStore
+from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.parts import PartSubscription, SharedSubscription
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.tagged import TaggedChannel, tag_at
 from flintmq.errors import StorageError
@@ -56,7 +56,7 @@ def publish(log, *tags, due_ns=0):
 
 
 def make_channel(log, state=None, aside=None, **options):
-    return TaggedChannel("c", 0, log, state or ChannelState(1), aside or AsideStore(), random.Random(1), **options)
+    return TaggedChannel("c", 0, log, state or ChannelState(1), aside or SpilledStore(), random.Random(1), **options)
 
 
 def subscribe(channel, tag="", rdy=100, sample_rate=0, locality=Locality.GLOBAL):
@@ -295,11 +295,11 @@ def test_what_was_set_aside_goes_by_its_tag():
     assert pumped(channel, a, blank) == [[1], [8]]
     a.rdy_count = 100
     assert [sorted(each) for each in pumped(channel, a, blank)] == [[3, 5, 7, 9, 11, 13, 15], [10, 12, 14, 16]]
-    assert channel.aside.count > 0, "a full window was spilled"
+    assert channel.spilled.count > 0, "a full window was spilled"
     AsideDisk().flush(channel, 0)
     assert channel.finish(a, tuple(range(1, 16, 2))) == []
     assert channel.finish(blank, tuple(range(8, 17, 2))) == []
-    assert (channel.floor, channel.aside.count, channel.depth) == (17, 0, 0)
+    assert (channel.floor, channel.spilled.count, channel.depth) == (17, 0, 0)
 
 
 def test_sampling_drops_only_what_the_sampled_consumer_was_to_get():
@@ -336,7 +336,7 @@ def test_what_comes_again_waits_within_the_same_bound():
     channel.remove(one)
     publish(channel.log, "")
     assert pumped(channel, two, blank) == [[], []], "beyond the bound what is new waits, too"
-    assert (len(channel._requeued), channel.depth) == (2, 7)
+    assert (channel.window.waiting_count, channel.depth) == (2, 7)
     two.rdy_count = 2
     assert pumped(channel, two, blank) == [[2, 3], [7]]
 
@@ -433,7 +433,7 @@ def test_in_order_a_message_waits_for_its_consumer_and_those_behind_it_for_the_m
     assert pumped(channel, blank, a) == [[1], []]
     assert channel.finish(blank, (1,)) == []
     assert pumped(channel, blank, a) == [[], []]
-    assert len(channel._window) == 0
+    assert len(channel.window) == 0
     a.rdy_count = 1
     assert pumped(channel, blank, a) == [[], [2]]
     assert channel.requeue(a, 2, 0, 0)
@@ -467,7 +467,7 @@ def test_a_consumer_of_several_partitions_gets_its_tag_of_each():
         log = MemoryLog(number, 100)
         log.layout = EXTENDED
         publish(log, "a", "", "a")
-        channels[number] = TaggedChannel("c", number, log, ChannelState(1), AsideStore(), random.Random(1))
+        channels[number] = TaggedChannel("c", number, log, ChannelState(1), SpilledStore(), random.Random(1))
     consumers = []
     for tag, rdy in (("a", 3), ("", 1)):
         parts = [PartSubscription([], TIMEOUT, 15 * TIMEOUT) for _ in channels]
@@ -508,7 +508,8 @@ def test_the_broker_makes_such_channels_for_extended_topics_alone():
 
 def test_without_tagged_consumers_all_is_as_in_any_channel():
     log = make_log(*["a", "", "b"] * 30)
-    channels = [kind("c", 0, log, ChannelState(1), AsideStore(), random.Random(1)) for kind in (Channel, TaggedChannel)]
+    kinds = (Channel, TaggedChannel)
+    channels = [kind("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1)) for kind in kinds]
     pairs = [[subscribe(channel, rdy=7), subscribe(channel, rdy=40)] for channel in channels]
     for turn in range(20):
         plain, tagged = (pumped(channel, *pair) for channel, pair in zip(channels, pairs, strict=True))
@@ -583,12 +584,12 @@ class TaggedMachine(ChannelMachine):
         channel = self.channel
         if sequence in self.held or sequence in self.finished:
             return False
-        aside = channel.aside.loaded.get(sequence)
+        aside = channel.spilled.loaded.get(sequence)
         if aside is not None:
             return aside.owner is None
         if sequence >= channel.next:
             return self.due.get(sequence, 0) <= self.now
-        return sequence >= channel.floor and channel._window[sequence - channel.floor] == QUEUED
+        return channel.window.is_queued(sequence)
 
     def check_that_nothing_is_stuck(self):
         ready = {consumer.tag for consumer in self.consumers if consumer.capacity > 0}
@@ -635,7 +636,7 @@ class TaggedMachine(ChannelMachine):
         if seek.drop(self.channel, sequence) is None:
             pack = self.disk.store.find_aside(CURSOR, sequence)
             assert pack is not None
-            assert seek.drop_aside(self.channel, sequence, pack, self.channel.aside.generation)
+            assert seek.drop_spilled(self.channel, sequence, pack, self.channel.spilled.generation)
         self.held.pop(sequence, None)
         self.due.pop(sequence, None)
         self.finished.add(sequence)

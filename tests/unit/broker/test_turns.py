@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from tests.unit.broker.aside_disk import AsideDisk
+from tests.unit.broker.spill_disk import AsideDisk
 from tests.unit.broker.test_channel import SECOND, TIMEOUT, make_channel, make_log, publish, received, subscribe
 from tests.unit.broker.world import BrokerWorld
 
 from flintmq.broker import peek
 from flintmq.broker.channel import ChannelState
-from flintmq.broker.deferred import AsideStore
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.tagged import TaggedChannel
 from flintmq.errors import StorageError
 from flintmq.message import extended_body
@@ -272,7 +272,7 @@ def delayed(count, total):
     channel.pump(0, 0)
     disk.flush(channel, 100 * SECOND)
     channel.paused = False
-    assert len(channel.aside.ready) == count
+    assert len(channel.spilled.ready) == count
     return channel
 
 
@@ -315,7 +315,7 @@ def test_a_message_that_always_comes_back_does_not_fill_the_window_and_keeps_its
         else:
             assert channel.finish(consumer, (sequence,)) == []
     assert seen == set(range(1, 5001))
-    assert (channel.floor, channel.aside.count) == (5001, 1)
+    assert (channel.floor, channel.spilled.count) == (5001, 1)
     assert last > 4000
 
 
@@ -403,7 +403,7 @@ def test_also_with_tags(rdy, tag, is_there_another):
     log.layout = 4
     log.append([extended_body(headers, b"m%d" % number) for number in range(21)], 1)
     log.commit(log.next_sequence)
-    channel = TaggedChannel("c", 0, log, ChannelState(1), AsideStore(), random.Random(1))
+    channel = TaggedChannel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     other = subscribe(channel, rdy=0)
     channel.remove(other)
     if is_there_another:
@@ -441,7 +441,7 @@ def test_within_a_tag_what_comes_again_and_what_is_new_take_turns():
     bodies = [extended_body(b'{"##client_dispatch_tag":"%s"}' % (b"a", b"b")[n % 2], b"x") for n in range(100)]
     log.append(bodies, 1)
     log.commit(log.next_sequence)
-    channel = TaggedChannel("c", 0, log, ChannelState(1), AsideStore(), random.Random(1))
+    channel = TaggedChannel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     a, b = subscribe_tagged(channel, 1, "a"), subscribe_tagged(channel, 1, "b")
     channel.pump(0, 0)
     got: dict[object, list[int]] = {a: [], b: []}

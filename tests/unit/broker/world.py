@@ -188,7 +188,7 @@ class BrokerWorld:
     def _bound_windows(self, channels: Iterable[Channel]) -> None:
         if self.window_max is not None:
             for channel in channels:
-                channel._window_max = self.window_max
+                channel.window.size_max = self.window_max
 
     def restart(self) -> None:
         """End cleanly, as SIGTERM does, and start again."""

@@ -5,8 +5,8 @@ import random
 from prometheus_client.parser import text_string_to_metric_families
 
 from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.deferred import AsideStore
 from flintmq.broker.partition import Partition
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, exposition, labels_of
 from flintmq.nsqd.metrics import collect_topics
@@ -19,7 +19,7 @@ def topic_with(name, *channels):
     partition = Partition(name, 0, log)
     topic = Topic(name, {0: partition})
     for channel in channels:
-        partition.channels[channel] = Channel(channel, 0, log, ChannelState(1), AsideStore(), random.Random(1))
+        partition.channels[channel] = Channel(channel, 0, log, ChannelState(1), SpilledStore(), random.Random(1))
         topic.channel_names[channel] = False
     return topic
 

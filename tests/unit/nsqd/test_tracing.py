@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flintmq.batch import RAW_IDS, decode_batch, encode_batch
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.deferred import AsideStore
+from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.subscription import Subscription
 from flintmq.env import Env
 from flintmq.errors import Exiting
@@ -536,7 +536,7 @@ async def test_messages_set_aside_and_delivered_later_are_traced(world):
     consumer = world.subscribe(channel)
     world.publish([b"a"])
     world.turn()
-    channel.events.delivered_aside(consumer, 1, bytes(channel.log.read(1).frames(1, 2)), 3)
+    channel.events.delivered_spilled(consumer, 1, bytes(channel.log.read(1).frames(1, 2)), 3)
     event = world.events()[-1]
     assert (event.action, event.attempts, event.offset) == ("START", 3, 0)
 
@@ -568,7 +568,7 @@ STEPS = ["publish", "subscribe", "leave", "finish", "requeue", "defer", "touch",
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 50)), max_size=40))
 def test_the_events_of_every_message_are_a_life(steps):
     log = MemoryLog(0, 1_000_000)
-    channel = Channel("c", 0, log, ChannelState(1), AsideStore(), random.Random(1))
+    channel = Channel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     recorder = Recorder()
     topic, partition = SimpleNamespace(name="t", meta=PLAIN), SimpleNamespace(number=0, log=log)
     channel.events = trace = ChannelTrace(recorder, topic, partition, channel, "all")  # type: ignore[arg-type]

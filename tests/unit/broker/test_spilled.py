@@ -8,14 +8,15 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.broker.aside_disk import CURSOR, AsideDisk
+from tests.unit.broker.spill_disk import CURSOR, AsideDisk
 from tests.unit.broker.test_channel import TIMEOUT, make_channel, make_log, publish, received, sequences, subscribe
 
 from flintmq.batch import Batch, decode_header, encode_batch
-from flintmq.broker import deferred
-from flintmq.broker.deferred import Aside, AsideStore, Shares
+from flintmq.broker import spilled
+from flintmq.broker.spilled import Shares, SpilledStore
+from flintmq.broker.state import Message
 from flintmq.broker.subscription import Subscription
-from flintmq.broker.work import count_aside
+from flintmq.broker.work import count_spilled
 from flintmq.limits import WINDOW_DEFERRED_MAX
 from flintmq.storage import packs
 
@@ -33,7 +34,7 @@ def frame_of(sequence):
 
 def load(disk, aside, wall_ns):
     """Flush until nothing more is to be read."""
-    holder = SimpleNamespace(aside=aside)
+    holder = SimpleNamespace(spilled=aside)
     disk.flush(holder, wall_ns)
     while aside.wants_due(wall_ns):
         disk.flush(holder, wall_ns)
@@ -55,7 +56,7 @@ def take_ready(aside, owner):
 
 
 def test_what_is_far_away_costs_no_memory_once_it_is_written():
-    disk, aside = AsideDisk(), AsideStore()
+    disk, aside = AsideDisk(), SpilledStore()
     for sequence in range(1, 1001):
         aside.put(sequence, HOUR + sequence, 0, frame_of(sequence))
     assert aside.has_changes and aside.next_due_ns == HOUR + 1
@@ -67,15 +68,15 @@ def test_what_is_far_away_costs_no_memory_once_it_is_written():
 
 def test_little_is_read_of_much_that_is_due_at_once(monkeypatch):
     monkeypatch.setattr(packs, "PACK_BYTES", 1000)
-    monkeypatch.setattr(deferred, "LOADED_BYTES_MAX", 10_000)
-    disk, aside, owner = AsideDisk(), AsideStore(shares=Shares()), somebody()
+    monkeypatch.setattr(spilled, "LOADED_BYTES_MAX", 10_000)
+    disk, aside, owner = AsideDisk(), SpilledStore(shares=Shares()), somebody()
     random.seed(5)
     for sequence in random.sample(range(1, 2001), 2000):
         aside.put(sequence, HOUR, 0, frame_of(sequence))
     seen: list[int] = []
     while len(seen) < 2000:
         load(disk, aside, HOUR)
-        assert 0 < sum(len(each.frame) for each in aside.loaded.values()) <= 11_000
+        assert 0 < sum(len(each.frame or b"") for each in aside.loaded.values()) <= 11_000
         taken = take_ready(aside, owner)
         seen += [each.sequence for each in taken]
         finished, others = aside.finish_held(owner, [each.sequence for each in taken], 0)
@@ -86,7 +87,7 @@ def test_little_is_read_of_much_that_is_due_at_once(monkeypatch):
 
 
 def test_it_is_read_ahead_and_never_early():
-    disk, aside = AsideDisk(), AsideStore()
+    disk, aside = AsideDisk(), SpilledStore()
     aside.put(1, HOUR, 0, frame_of(1))
     aside.put(2, HOUR + SECOND, 0, frame_of(2))
     load(disk, aside, HOUR - 3 * SECOND)
@@ -106,7 +107,7 @@ def test_it_is_read_ahead_and_never_early():
 
 
 def test_what_is_read_with_others_and_not_due_for_long_is_written_again():
-    disk, aside = AsideDisk(), AsideStore()
+    disk, aside = AsideDisk(), SpilledStore()
     aside.put(1, 100 * SECOND, 0, frame_of(1))
     aside.put(2, HOUR, 0, frame_of(2))
     load(disk, aside, 0)
@@ -120,7 +121,7 @@ def test_what_is_read_with_others_and_not_due_for_long_is_written_again():
 
 
 def test_many_small_packs_that_are_due_together_become_one():
-    disk, aside = AsideDisk(), AsideStore()
+    disk, aside = AsideDisk(), SpilledStore()
     for sequence in range(1, 101):
         aside.put(sequence, HOUR, 0, frame_of(sequence))
         disk.write(aside.take_changes(sequence))
@@ -133,9 +134,9 @@ def test_many_small_packs_that_are_due_together_become_one():
 
 
 def test_what_leaves_a_pack_before_it_is_written_enters_another():
-    disk, aside = AsideDisk(), AsideStore()
+    disk, aside = AsideDisk(), SpilledStore()
     for sequence in (1, 2):
-        held = Aside(sequence, 1, frame_of(sequence))
+        held = Message(sequence, 1, frame_of(sequence))
         held.owner = somebody()
         aside.put_loaded(held)
     for attempts in (2, 3):
@@ -152,7 +153,7 @@ def test_a_batch_of_different_sizes_is_put_aside_in_part():
     bodies = [b"b" * (n * 3 % 11 + 1) for n in range(20)]
     data = encode_batch(41, 0, 7, bodies, due_ns=HOUR)
     batch = Batch(data, decode_header(data))
-    disk, aside = AsideDisk(), AsideStore()
+    disk, aside = AsideDisk(), SpilledStore()
     aside.put_batch(batch, 44, 59)
     disk.write(aside.take_changes(SECOND))
     assert disk.rows() == {s: (HOUR, 0, bytes(batch.frames(s, s + 1))) for s in range(44, 59)}
@@ -161,7 +162,7 @@ def test_a_batch_of_different_sizes_is_put_aside_in_part():
 
 def test_what_waits_to_be_written_is_bounded_and_shared():
     shares = Shares()
-    aside, other = AsideStore(shares=shares), AsideStore(shares=shares)
+    aside, other = SpilledStore(shares=shares), SpilledStore(shares=shares)
     big = bytes(1024 * 1024)
     for sequence in range(1, 3):
         aside.put(sequence, HOUR, 0, big)
@@ -191,7 +192,7 @@ def test_a_disk_that_fails_does_not_let_memory_grow_with_what_consumers_defer():
         if not channel.is_in_flight(number):
             break
         assert channel.requeue(consumer, number, HOUR, 0)
-        channel.aside.restore_changes(channel.aside.take_changes())
+        channel.spilled.restore_changes(channel.spilled.take_changes())
     assert number == 18
     disk = AsideDisk()
     disk.flush(channel, 0)
@@ -207,7 +208,7 @@ def test_a_run_that_came_due_is_delivered_with_one_put():
     publish(log, 300, batch=100, due_ns=HOUR)
     channel, disk = make_channel(log), AsideDisk()
     channel.pump(0, 0)
-    assert (channel.floor, len(channel._window), channel.deferred_count) == (301, 0, 300)
+    assert (channel.floor, len(channel.window), channel.deferred_count) == (301, 0, 300)
     consumer = subscribe(channel, rdy=250)
     disk.flush(channel, HOUR)
     channel.pump(0, HOUR)
@@ -218,7 +219,7 @@ def test_a_run_that_came_due_is_delivered_with_one_put():
     channel.pump(0, HOUR)
     assert sequences(consumer) == list(range(251, 301))
     assert channel.finish(consumer, (*range(251, 301), 7)) == [7]
-    assert (channel.finish_count, channel.in_flight_count, channel.aside.count) == (300, 0, 0)
+    assert (channel.finish_count, channel.in_flight_count, channel.spilled.count) == (300, 0, 0)
 
 
 def test_several_consumers_share_what_came_due():
@@ -261,7 +262,7 @@ def test_short_delays_beyond_the_bound_are_put_aside():
     publish(log, 3 * WINDOW_DEFERRED_MAX, batch=1000, due_ns=30 * SECOND)
     channel, disk = make_channel(log), AsideDisk()
     channel.pump(0, 0)
-    assert (len(channel._deferred), channel.aside.count) == (WINDOW_DEFERRED_MAX, 2 * WINDOW_DEFERRED_MAX)
+    assert (channel.window.deferred_count, channel.spilled.count) == (WINDOW_DEFERRED_MAX, 2 * WINDOW_DEFERRED_MAX)
     assert channel.deferred_count == 3 * WINDOW_DEFERRED_MAX
     consumer = subscribe(channel, rdy=100_000)
     consumer.room_bytes = 1 << 30
@@ -309,7 +310,7 @@ def test_a_broker_keeps_what_is_aside_over_a_kill_and_counts_it(disk):
     disk.die()
     disk.open()
     (again,) = disk.broker.topics["t"].channels("c")
-    assert (again.aside.count, again.deferred_count, again.floor) == (3000, 3000, 5001)
+    assert (again.spilled.count, again.deferred_count, again.floor) == (3000, 3000, 5001)
     consumer = subscribe(again, rdy=10_000)
     load_due(disk, HOUR)
     disk.broker.mark(again)
@@ -321,7 +322,7 @@ def test_a_broker_keeps_what_is_aside_over_a_kill_and_counts_it(disk):
     disk.die()
     disk.open()
     (again,) = disk.broker.topics["t"].channels("c")
-    assert (again.aside.count, again.aside.next_due_ns) == (0, None)
+    assert (again.spilled.count, again.spilled.next_due_ns) == (0, None)
 
 
 def test_pack_numbers_go_on_after_a_restart(disk):
@@ -337,7 +338,7 @@ def test_pack_numbers_go_on_after_a_restart(disk):
         disk.open()
     query = disk.broker._store._database.query
     assert query("SELECT cursor, SUM(count) FROM aside_pack GROUP BY cursor") == [(1, 30), (2, 30)]
-    assert [c.aside.count for name in "ab" for c in disk.broker.topics["t"].channels(name)] == [30, 30]
+    assert [c.spilled.count for name in "ab" for c in disk.broker.topics["t"].channels(name)] == [30, 30]
 
 
 def test_a_clock_that_was_set_moves_what_is_aside(disk):
@@ -376,13 +377,13 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(pack_bytes=st.sampled_from([100, 1000]), small=st.sampled_from([50, 500]), loaded=st.integers(1, 40))
     def begin(self, pack_bytes, small, loaded):
         self.patch = pytest.MonkeyPatch()
-        for module in (packs, deferred):
+        for module in (packs, spilled):
             self.patch.setattr(module, "PACK_BYTES", pack_bytes)
             self.patch.setattr(module, "SMALL_BYTES", small)
-        self.patch.setattr(deferred, "LOADED_BYTES_MAX", loaded * 100)
-        self.patch.setattr(deferred, "_SMALL_COUNT", 2)
+        self.patch.setattr(spilled, "LOADED_BYTES_MAX", loaded * 100)
+        self.patch.setattr(spilled, "_SMALL_COUNT", 2)
         self.disk = AsideDisk()
-        self.aside = AsideStore(shares=Shares())
+        self.spilled = SpilledStore(shares=Shares())
         self.next = 1
         self.now = 1000 * SECOND
         self.owner = somebody()
@@ -399,7 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
     def put_batch(self, count, delay):
         due_ns = self.now + delay * SECOND
         data = encode_batch(self.next, 0, 1, [b"b" * (n % 3 + 1) for n in range(count)], due_ns=due_ns)
-        self.aside.put_batch(Batch(data, decode_header(data)), self.next, self.next + count)
+        self.spilled.put_batch(Batch(data, decode_header(data)), self.next, self.next + count)
         for _ in range(count):
             self.live[self.next] = due_ns, 0
             self.next += 1
@@ -408,28 +409,28 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, delays, attempts):
         for delay in delays:
             self.live[self.next] = self.now + delay * SECOND, attempts
-            self.aside.put(self.next, self.now + delay * SECOND, attempts, frame_of(self.next))
+            self.spilled.put(self.next, self.now + delay * SECOND, attempts, frame_of(self.next))
             self.next += 1
 
     @rule(is_held=st.booleans())
     def spill(self, is_held):
         if is_held:
-            aside = Aside(self.next, 2, frame_of(self.next))
+            aside = Message(self.next, 2, frame_of(self.next))
             aside.owner = self.owner
-            self.aside.put_loaded(aside)
+            self.spilled.put_loaded(aside)
             self.held[self.next] = 2
             self.live[self.next] = 0, 2
         else:
-            due_ns = 0 if self.aside.room_bytes > 0 else self.aside.loaded_through[0] + 1
-            self.aside.put_ready(self.next, 2, frame_of(self.next))
+            due_ns = 0 if self.spilled.room_bytes > 0 else self.spilled.loaded_through[0] + 1
+            self.spilled.put_ready(self.next, 2, frame_of(self.next))
             self.live[self.next] = due_ns, 2
         self.next += 1
 
     @rule(count=st.integers(1, 30))
     def deliver(self, count):
-        while self.aside.ready and count:
-            sequence = self.aside.ready.popleft()
-            aside = self.aside.loaded[sequence]
+        while self.spilled.ready and count:
+            sequence = self.spilled.ready.popleft()
+            aside = self.spilled.loaded[sequence]
             due_ns, attempts = self.live[sequence]
             assert due_ns <= self.now, "early"
             assert sequence not in self.held and aside.owner is None and aside.attempts == attempts
@@ -442,7 +443,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     def finish(self, data):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.held)), min_size=1, unique=True))
-        finished, others = self.aside.finish_held(self.owner, [s + 50 for s in [*chosen, self.next]], 50)
+        finished, others = self.spilled.finish_held(self.owner, [s + 50 for s in [*chosen, self.next]], 50)
         assert ([aside.sequence for aside in finished], others) == (chosen, (self.next + 50,))
         for sequence in chosen:
             del self.held[sequence], self.live[sequence]
@@ -451,12 +452,12 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     def requeue(self, data, delay):
         sequence = data.draw(st.sampled_from(sorted(self.held)))
-        aside = self.aside.loaded[sequence]
+        aside = self.spilled.loaded[sequence]
         if delay:
             aside.owner = None
-            self.aside.defer(aside, self.now + delay * SECOND)
+            self.spilled.defer(aside, self.now + delay * SECOND)
         else:
-            self.aside.make_ready(aside)
+            self.spilled.make_ready(aside)
         self.live[sequence] = self.now + delay * SECOND if delay else 0, self.held.pop(sequence)
 
     @rule(data=st.data())
@@ -467,21 +468,21 @@ class StoreMachine(RuleBasedStateMachine):
         self.write(False)
         self.end_flush()
         sequence = data.draw(st.integers(1, self.next - 1))
-        self.found = sequence, self.disk.store.find_aside(CURSOR, sequence), self.aside.generation
+        self.found = sequence, self.disk.store.find_aside(CURSOR, sequence), self.spilled.generation
 
     @rule()
     @precondition(lambda self: self.found is not None)
     def drop(self):
         (sequence, pack, generation), self.found = self.found, None
-        if sequence in self.aside.loaded:
-            if self.aside.loaded[sequence].owner is None:
-                self.aside.ready.remove(sequence)
-            self.aside.finish(sequence)
+        if sequence in self.spilled.loaded:
+            if self.spilled.loaded[sequence].owner is None:
+                self.spilled.ready.remove(sequence)
+            self.spilled.finish(sequence)
             dropped: bool | None = True
         else:
-            dropped = self.aside.drop(sequence)
+            dropped = self.spilled.drop(sequence)
             if dropped is None:
-                dropped = self.aside.drop_stored(sequence, pack, generation) if pack is not None else False
+                dropped = self.spilled.drop_stored(sequence, pack, generation) if pack is not None else False
         if dropped is None:
             return  # it would be asked for again
         assert dropped == (sequence in self.live)
@@ -491,7 +492,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def clear_from(self, data):
         first = data.draw(st.integers(1, self.next))
-        self.aside.clear_from(first)
+        self.spilled.clear_from(first)
         for mapping in (self.live, self.held):
             for sequence in [each for each in mapping if each >= first]:
                 del mapping[sequence]
@@ -499,21 +500,21 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 5, 60, 1000, 10_000]))
     def time_passes(self, seconds):
         self.now += seconds * SECOND
-        self.aside.come_due(self.now)
+        self.spilled.come_due(self.now)
 
     # what the broker does
 
     @rule(reads=st.booleans())
     @precondition(lambda self: self.flush is None)
     def take_flush(self, reads):
-        changes = self.aside.take_changes(self.now)
+        changes = self.spilled.take_changes(self.now)
         recount = (
-            count_aside(cast(Any, SimpleNamespace(aside=self.aside)), CURSOR)
+            count_spilled(cast(Any, SimpleNamespace(spilled=self.spilled)), CURSOR)
             if changes.cleared_from is not None
             else None
         )
-        query = (self.aside.loaded_through, self.aside.generation, self.now, max(1, self.aside.room_bytes))
-        self.flush = changes, query if reads and self.aside.wants_due(self.now) else None, dict(self.live), recount
+        query = (self.spilled.loaded_through, self.spilled.generation, self.now, max(1, self.spilled.room_bytes))
+        self.flush = changes, query if reads and self.spilled.wants_due(self.now) else None, dict(self.live), recount
         self.answer = None
 
     @rule(fails=st.booleans())
@@ -525,7 +526,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {s: row[:2] for s, row in self.disk.rows().items()} == live
         read = None
         if query is not None:
-            read = self.disk.store.due(CURSOR, query[0], query[2] + deferred.LOOKAHEAD_NS, query[3])
+            read = self.disk.store.due(CURSOR, query[0], query[2] + spilled.LOOKAHEAD_NS, query[3])
         self.answer = (None if fails else (read, self.disk.store.aside_count(CURSOR)),)
 
     @rule()
@@ -534,17 +535,17 @@ class StoreMachine(RuleBasedStateMachine):
         (changes, query, _, recount), answer = self.flush, self.answer
         self.flush = self.found = None
         if answer is None or answer[0] is None:  # it was not written, or what came behind that failed
-            self.aside.restore_changes(changes)
+            self.spilled.restore_changes(changes)
             return
         read, stored = answer[0]
         if read is not None:
-            self.aside.accept_due(read, query[1], query[2])
+            self.spilled.accept_due(read, query[1], query[2])
         if recount is not None:
             recount.then(stored, None)
 
     @rule()
     def die(self):
-        self.aside = self.disk.open()
+        self.spilled = self.disk.open()
         self.live = dict(self.written)
         self.held.clear()
         self.flush = self.found = None
@@ -559,7 +560,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.take_flush(True)
             self.write(False)
             self.end_flush()
-            self.aside.come_due(self.now)
+            self.spilled.come_due(self.now)
         self.deliver(5)
 
     @rule(seconds=st.sampled_from([60, 4000]))
@@ -572,7 +573,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.held and self.flush is None)
     def finish_all_and_fail(self):
-        self.aside.finish_held(self.owner, sorted(self.held), 0)
+        self.spilled.finish_held(self.owner, sorted(self.held), 0)
         for sequence in self.held:
             del self.live[sequence]
         self.held.clear()
@@ -583,12 +584,12 @@ class StoreMachine(RuleBasedStateMachine):
     def what_is_in_memory_is_known(self):
         if not hasattr(self, "aside"):
             return
-        aside = self.aside
+        aside = self.spilled
         assert {s for s, each in aside.loaded.items() if each.owner is not None} == set(self.held)
         assert len(set(aside.ready)) == len(aside.ready)
         assert {s for s, each in aside.loaded.items() if each.owner is None} == set(aside.ready)
         assert set(aside.loaded) <= set(self.live)
-        assert aside._loaded_bytes == sum(len(each.frame) for each in aside.loaded.values())
+        assert aside._loaded_bytes == sum(len(each.frame or b"") for each in aside.loaded.values())
         assert aside._soon_bytes == sum(piece.size for _, _, piece in aside._soon)
         assert all(pack.left > 0 or pack in aside._touched for pack in aside._packs.values())
 
@@ -603,17 +604,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.take_flush(True)
             self.write(False)
             self.end_flush()
-            self.aside.come_due(self.now)
-            assert self.aside.count == len(self.live)
+            self.spilled.come_due(self.now)
+            assert self.spilled.count == len(self.live)
             self.deliver(1000)
             if self.held:
-                self.aside.finish_held(self.owner, sorted(self.held), 0)
+                self.spilled.finish_held(self.owner, sorted(self.held), 0)
                 for sequence in self.held:
                     del self.live[sequence]
                 self.held.clear()
             elif not self.live:
                 break
-        assert not self.live and not self.aside.count
+        assert not self.live and not self.spilled.count
         self.take_flush(True)
         self.write(False)
         assert [self.disk.query(f"SELECT COUNT(*) FROM aside_{name}")[0] for name in ("pack", "data", "done")] == [

@@ -13,8 +13,8 @@ due within seconds, about :data:`LOADED_BYTES_MAX`; and those in flight, which R
 good when it is finished, or when it gets another due time or delivery count: it then enters a new pack in the same
 transaction. So packs never change, and a crash at any point delivers a message again rather than losing it.
 
-Rules of this file: no IO. :meth:`AsideStore.take_changes` hands over what the database must do;
-:meth:`AsideStore.restore_changes` takes it back when that failed. No object per message before it is due.
+Rules of this file: no IO. :meth:`SpilledStore.take_changes` hands over what the database must do;
+:meth:`SpilledStore.restore_changes` takes it back when that failed. No object per message before it is due.
 
 Source: design/performance.md decision 8, design/reliability.md R4.
 """
@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from flintmq.batch import Batch
+from flintmq.broker.state import Message, Pack
 from flintmq.broker.subscription import Subscription
 from flintmq.storage.packs import PACK_BYTES, SMALL_BYTES, DuePacks, NewPack, Piece, StoredPack, group
 
@@ -42,54 +43,12 @@ _KEPT_NS = 10_000_000_000  # what is read and due within this time stays in memo
 _SMALL_COUNT = 8  # small packs that are read together become one
 
 
-class Pack:
-    """A pack some of whose messages are in memory.
-
-    Attributes:
-        number: in the database; 0 until it is handed over to be written.
-        left: messages that are not finished and have not left it.
-        done: which have been or did since the last flush.
-        pieces: what is to be written.
-        size: of that in bytes.
-    """
-
-    __slots__ = ("done", "left", "number", "pieces", "size")
-
-    def __init__(self, number: int = 0, left: int = 0) -> None:
-        self.number = number
-        self.left = left
-        self.done: list[int] = []
-        self.pieces: list[Piece] = []
-        self.size = 0
-
-
-class Aside:
-    """One message outside the window that is in memory: due, or in flight.
-
-    Attributes:
-        number: of the delivery, counted by the consumer that holds it.
-    """
-
-    __slots__ = ("attempts", "deadline_ns", "delivered_ns", "frame", "number", "owner", "pack", "sequence")
-
-    pack: Pack
-
-    def __init__(self, sequence: int, attempts: int, frame: bytes) -> None:
-        self.sequence = sequence
-        self.attempts = attempts
-        self.frame = frame
-        self.owner: Subscription | None = None
-        self.deadline_ns = 0
-        self.delivered_ns = 0
-        self.number = 0
-
-
 @dataclass(slots=True)
 class Changes:
     """What the database must do for one channel: note what is done, clear, put, remove.
 
     Attributes:
-        cleared_from: everything set aside before is to be forgotten from this sequence on; None: nothing.
+        cleared_from: everything spilled before is to be forgotten from this sequence on; None: nothing.
         packs: to be written.
         done: number of a pack -> sequences that are finished or have left it.
         gone: packs that are to be removed.
@@ -105,7 +64,7 @@ class Changes:
 
 
 class Shares:
-    """How much memory each of many channels may use for messages set aside.
+    """How much memory each of many channels may use for spilled messages.
 
     Args:
         total_bytes: most of all channels together.
@@ -128,7 +87,7 @@ class Shares:
         self.far_bytes = max(PACK_BYTES, min(FAR_BYTES_MAX, self._far_total_bytes // max(1, far_count)))
 
 
-class AsideStore:
+class SpilledStore:
     """The messages of one channel that are outside its window.
 
     Args:
@@ -156,7 +115,7 @@ class AsideStore:
         numbers: Iterator[int] | None = None,
         shares: Shares | None = None,
     ) -> None:
-        self.loaded: dict[int, Aside] = {}
+        self.loaded: dict[int, Message] = {}
         self.ready: deque[int] = deque()
         self.count = stored
         self.next_due_ns = next_due_ns
@@ -232,26 +191,26 @@ class AsideStore:
         self.far_bytes += piece.size
         self._expect(piece.due_ns)
 
-    def put_loaded(self, aside: Aside) -> None:
+    def put_loaded(self, message: Message) -> None:
         """Take over a message that a consumer holds; it is due at once should the process die."""
         self.count += 1
-        self.loaded[aside.sequence] = aside
-        self._loaded_bytes += len(aside.frame)
-        self._enter_pack(aside)
+        self.loaded[message.sequence] = message
+        self._loaded_bytes += len(_frame(message))
+        self._enter_pack(message)
 
     def put_ready(self, sequence: int, attempts: int, frame: bytes) -> None:
         """Take over a message that waits for a consumer: into memory while there is room, or as the next to be read."""
         if self.room_bytes > 0:
-            aside = Aside(sequence, attempts, frame)
-            self.put_loaded(aside)
+            self.put_loaded(Message(sequence, attempts, frame))
             self.ready.append(sequence)
         else:
             self.put(sequence, self._through[0] + 1, attempts, frame)
 
-    def _enter_pack(self, aside: Aside) -> None:
-        piece = Piece(0, aside.sequence, 1, aside.attempts, len(aside.frame), aside.frame)
+    def _enter_pack(self, message: Message) -> None:
+        frame = _frame(message)
+        piece = Piece(0, message.sequence, 1, message.attempts, len(frame), frame)
         self._add_fresh(piece)
-        aside.pack = piece.pack
+        message.pack = piece.pack
 
     def _add_fresh(self, piece: Piece) -> None:
         """Have messages written that stay in memory."""
@@ -370,60 +329,74 @@ class AsideStore:
             piece = heapq.heappop(soon)[2]
             attempts, pack = piece.attempts, piece.pack
             for sequence, frame in piece.messages():
-                aside = loaded[sequence] = Aside(sequence, attempts, frame)
-                aside.pack = pack
+                message = loaded[sequence] = Message(sequence, attempts, frame)
+                message.pack = pack
             self.ready.extend(range(piece.first, piece.end))
             self._soon_bytes -= piece.size
             self._loaded_bytes += piece.size
 
     # -- what consumers do ---------------------------------------------------------------------------------------
 
-    def make_ready(self, aside: Aside) -> None:
-        """Put a loaded message in line for delivery; its attempts count after a restart too."""
-        aside.owner = None
-        self.ready.append(aside.sequence)
-        self._leave(aside.pack, (aside.sequence,))
-        self._enter_pack(aside)
+    def ready_message(self, sequence: int) -> Message | None:
+        """A loaded message that nobody holds; None when there is none of that sequence."""
+        message = self.loaded.get(sequence)
+        return None if message is None or message.owner is not None else message
 
-    def defer(self, aside: Aside, due_ns: int) -> None:
+    def make_ready(self, message: Message) -> None:
+        """Put a loaded message in line for delivery; its attempts count after a restart too."""
+        self.withdraw(message)
+        self.ready.append(message.sequence)
+
+    def withdraw(self, message: Message) -> None:
+        """Take a loaded message from its consumer and leave it out of line; its attempts count after a restart too."""
+        message.owner = None
+        self._leave(message.pack, (message.sequence,))
+        self._enter_pack(message)
+
+    def defer(self, message: Message, due_ns: int) -> None:
         """Give a loaded message a new due time and forget its frame."""
-        self._unload(aside)
-        self._put(Piece(due_ns, aside.sequence, 1, aside.attempts, len(aside.frame), aside.frame))
+        frame = _frame(message)
+        self._unload(message)
+        self._put(Piece(due_ns, message.sequence, 1, message.attempts, len(frame), frame))
 
     def finish(self, sequence: int) -> None:
         """Forget a loaded message for good."""
         self.count -= 1
         self._unload(self.loaded[sequence])
 
-    def finish_held(self, owner: Subscription, ids: Sequence[int], base: int) -> tuple[list[Aside], tuple[int, ...]]:
+    def leave_line(self, sequences: Container[int]) -> None:
+        """Let messages stand in line no more."""
+        self.ready = deque(sequence for sequence in self.ready if sequence not in sequences)
+
+    def finish_held(self, owner: Subscription, ids: Sequence[int], base: int) -> tuple[list[Message], tuple[int, ...]]:
         """Finish those of these messages that a consumer holds; return them and the ids of the others.
 
         Args:
             base: what an id has more than a sequence.
         """
         loaded, touched = self.loaded, self._touched
-        finished: list[Aside] = []
+        finished: list[Message] = []
         others: list[int] = []
         for internal in ids:
             sequence = internal - base
-            aside = loaded.get(sequence)
-            if aside is None or aside.owner is not owner:
+            message = loaded.get(sequence)
+            if message is None or message.owner is not owner:
                 others.append(internal)
                 continue
             del loaded[sequence]
-            finished.append(aside)
-            pack = aside.pack
+            finished.append(message)
+            pack = message.pack
             pack.left -= 1
             pack.done.append(sequence)
             touched[pack] = None
         self.count -= len(finished)
-        self._loaded_bytes -= sum([len(aside.frame) for aside in finished])
+        self._loaded_bytes -= sum([len(message.frame) for message in finished])  # type: ignore[misc, arg-type]
         return finished, tuple(others)
 
-    def _unload(self, aside: Aside) -> None:
-        del self.loaded[aside.sequence]
-        self._loaded_bytes -= len(aside.frame)
-        self._leave(aside.pack, (aside.sequence,))
+    def _unload(self, message: Message) -> None:
+        del self.loaded[message.sequence]
+        self._loaded_bytes -= len(_frame(message))
+        self._leave(message.pack, (message.sequence,))
 
     def _leave(self, pack: Pack, sequences: Sequence[int]) -> None:
         pack.left -= len(sequences)
@@ -473,6 +446,26 @@ class AsideStore:
         newer.gone = failed.gone | newer.gone
         cleared = [each.cleared_from for each in (failed, newer) if each.cleared_from is not None]
         newer.cleared_from = min(cleared, default=None)
+
+    # -- what has to hold ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise with what is wrong; for tests.
+
+        Raises:
+            AssertionError: two counts of one thing differ.
+        """
+        loaded = self.loaded
+        loaded_bytes = sum(len(_frame(message)) for message in loaded.values())
+        assert loaded_bytes == self._loaded_bytes, f"loaded: {loaded_bytes} bytes are counted as {self._loaded_bytes}"
+        soon_bytes = sum(piece.size for _, _, piece in self._soon)
+        assert soon_bytes == self._soon_bytes, f"nearly due: {soon_bytes} bytes are counted as {self._soon_bytes}"
+        unwritten = [*self._far, *(piece for new in self._changes.packs for piece in new.pieces)]
+        far_bytes = sum(piece.size for piece in unwritten)
+        assert far_bytes == self.far_bytes, f"to be written: {far_bytes} bytes are counted as {self.far_bytes}"
+        assert all(message.sequence == sequence for sequence, message in loaded.items()), "loaded under its sequence"
+        waiting = [sequence for sequence in self.ready if self.ready_message(sequence)]
+        assert len(set(waiting)) == len(waiting), f"stands in line twice: {waiting}"
 
     # -- single messages, and all of them ------------------------------------------------------------------------
 
@@ -532,6 +525,14 @@ class AsideStore:
         self.count = max(0, self.count - count)
         return count
 
+    def drop_not_due(self) -> None:
+        """Forget everything but what is due or in flight."""
+        loaded, ready = list(self.loaded.values()), list(self.ready)
+        self.clear()
+        for message in loaded:
+            self.put_loaded(message)
+        self.ready.extend(ready)
+
     def clear(self) -> None:
         """Forget everything."""
         self.clear_from(0)
@@ -540,8 +541,8 @@ class AsideStore:
 
     def clear_from(self, first: int) -> None:
         """Forget everything from a sequence on; :attr:`count` is right again after the next flush."""
-        for aside in [each for sequence, each in self.loaded.items() if sequence >= first]:
-            self._unload(aside)
+        for message in [each for sequence, each in self.loaded.items() if sequence >= first]:
+            self._unload(message)
         self.ready = deque(each for each in self.ready if each < first)
         soon, self._soon, self._soon_bytes = self._soon, [], 0
         for _, _, piece in soon:
@@ -557,6 +558,11 @@ class AsideStore:
         self._through = (-1, -1)
         self.generation += 1
         self.next_due_ns = 0  # which is earliest of what is left, the database knows
+
+
+def _frame(message: Message) -> bytes:
+    assert message.frame is not None, "what is spilled has its frame"
+    return message.frame
 
 
 def _cut(new: NewPack, first: int | None) -> bool:

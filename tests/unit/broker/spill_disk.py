@@ -2,8 +2,8 @@
 
 from itertools import count
 
-from flintmq.broker.deferred import LOOKAHEAD_NS, AsideStore
-from flintmq.broker.work import aside_statements, count_aside
+from flintmq.broker.spilled import LOOKAHEAD_NS, SpilledStore
+from flintmq.broker.work import count_spilled, spill_statements
 from flintmq.storage import ChannelStore
 from flintmq.storage.files import SqliteDatabase
 from flintmq.storage.packs import packed_after
@@ -31,11 +31,11 @@ class AsideDisk:
         found, due_ns = self.query("SELECT COUNT(*), MIN(due_ns) FROM aside_pack")[0]
         ((last,),) = self.query("SELECT MAX(id) FROM aside_pack")
         stored = self.store.aside_count(CURSOR) if found else 0
-        return AsideStore(stored, due_ns, count((last or 0) + 1))
+        return SpilledStore(stored, due_ns, count((last or 0) + 1))
 
     def write(self, changes):
         """Commit what a store handed over."""
-        self.store.commit(aside_statements(CURSOR, changes, 0), False)
+        self.store.commit(spill_statements(CURSOR, changes, 0), False)
 
     def read_due(self, aside, wall_ns, bytes_max=1 << 30):
         """What comes due, as the store that asks takes it."""
@@ -43,9 +43,9 @@ class AsideDisk:
 
     def flush(self, channel, wall_ns, bytes_max=None):
         """What a broker does for the channel: write, count again, read what comes due."""
-        aside = channel.aside
+        aside = channel.spilled
         changes = aside.take_changes(wall_ns)
-        recount = None if changes.cleared_from is None else count_aside(channel, CURSOR)
+        recount = None if changes.cleared_from is None else count_spilled(channel, CURSOR)
         self.write(changes)
         if aside.wants_due(wall_ns):
             aside.accept_due(self.read_due(aside, wall_ns, bytes_max or aside.room_bytes), aside.generation, wall_ns)
