@@ -967,16 +967,15 @@ class Broker(TopicLimits):
         return groups
 
     def commit(self, groups: Iterable[PublishGroup]) -> None:
-        """The groups are stored: answer the publishers and let consumers see the messages."""
+        """Nothing more is waited for: answer the publishers and let consumers see the messages, in the log's order."""
         for group in groups:
             partition = group.partition
             try:
-                if not partition.is_deleted:
+                if partition.is_deleted:
+                    group.end(None)
+                else:
                     self._grown[partition] = None
-                    partition.log.commit(group.end_sequence)
-                    if partition.events is not None:
-                        partition.events.published(group)
-                group.end(None)
+                    partition.commit_through(partition.storable_end)
                 if partition.bounds is not None:
                     self._bound_backlog(partition, partition.bounds)
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other publishers are answered

@@ -441,8 +441,7 @@ class Channel:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
         self.keep_floor = keep_floor
         self._kept_floor = -1
-        self.window.is_ordered = keep_floor is not None
-        self.window.line_up_in_order()
+        self.window.keep_order(keep_floor is not None)
 
     def take_sent_to(self) -> dict[Subscription, None]:
         """The consumers that :meth:`pump` gave something to write."""
@@ -564,9 +563,14 @@ class Channel:
 
     def _redeliver(self, now_ns: int, count_max: int = _UNBOUNDED) -> None:
         """Hand out what comes again, at most so many: what is in the window and what was spilled in turns."""
-        budget, window = self.budget, self.window
+        budget, window, spilled = self.budget, self.window, self.spilled
         end_count = window.in_flight_count + count_max
-        while window.waiting_count and not self.wants_turn and not budget.is_full and (line := self._ready.nearest()):
+        while (
+            (window.queued or spilled.ready)
+            and not self.wants_turn
+            and not budget.is_full
+            and (line := self._ready.nearest())
+        ):
             left = end_count - window.in_flight_count
             if left <= 0:
                 return
@@ -575,26 +579,28 @@ class Channel:
             subscription = next(iter(line))
             if budget.is_short and self._is_held_back(subscription):
                 continue
-            is_spilled = not window.queued or (self._is_turn_of_spilled and bool(self.spilled.ready))
+            is_spilled = not window.queued or (self._is_turn_of_spilled and bool(spilled.ready))
             self._is_turn_of_spilled = not is_spilled and self.keep_floor is None
             try:
-                ready = self.spilled.ready
-                is_alone = is_spilled and self.keep_floor is None and not window.queued
-                share = max(1, len(ready) // len(line)) if is_alone else 1
-                self._redeliver_run(subscription, is_spilled, min(share, subscription.capacity, left), now_ns)
+                if is_spilled and self.keep_floor is None and not window.queued:
+                    share = max(1, len(spilled.ready) // len(line))
+                    self._redeliver_run(subscription, min(share, subscription.capacity, left), now_ns)
+                else:
+                    self._redeliver_one(subscription, window.line_of(is_spilled)[0], now_ns)
+                    window.leave_line(is_spilled)  # only now: when the log cannot be read, it is tried again
             except StorageError:
                 if self.keep_floor is None:
                     window.go_last(is_spilled)  # behind those that may be readable
                 raise
 
-    def _redeliver_run(self, subscription: Subscription, is_spilled: bool, count_max: int, now_ns: int) -> None:
-        """Hand out the first in line; of spilled messages, which have their frames, a run with one put for all."""
+    def _redeliver_run(self, subscription: Subscription, count_max: int, now_ns: int) -> None:
+        """Hand out the first of the spilled messages in line, a run with one put for all if they go as they are."""
         window = self.window
         is_choosy = subscription.sample_rate or subscription.ext_filter is not None
         is_laid_out = subscription.layout is not None or subscription.older_layout is not None
-        if not is_spilled or is_choosy or is_laid_out or self.events is not None or count_max == 1:
-            self._redeliver_one(subscription, window.line_of(is_spilled)[0], now_ns)
-            window.leave_line(is_spilled)  # only now: when the log cannot be read, it is tried again
+        if is_choosy or is_laid_out or self.events is not None or count_max == 1:
+            self._redeliver_one(subscription, self.spilled.ready[0], now_ns)
+            window.leave_line(is_spilled=True)  # only now: when the log cannot be read, it is tried again
             return
         frames: list[bytes] = []
         takes = None if self.policy is None else self.policy.takes

@@ -1,4 +1,4 @@
-"""What a partition and its channels tell of the life of messages to whoever wants to know.
+"""What a channel tells of the life of its messages to whoever wants to know.
 
 Rules of this file: calls only. Nobody listens as a rule, and then a run of messages costs one look at an attribute; who
 does listen is told of runs, not of messages, and returns at once without raising.
@@ -9,13 +9,10 @@ Source: reference/youzan.md 1.7 (the actions of a trace).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from flintmq.batch import Batch
 from flintmq.broker.subscription import Subscription
-
-if TYPE_CHECKING:
-    from flintmq.broker.partition import PublishGroup
 
 
 class ChannelEvents(Protocol):
@@ -47,16 +44,3 @@ class ChannelEvents(Protocol):
 
     def expired(self, first: int, end: int) -> None:
         """Messages became too old to be delivered."""
-
-
-class PartitionEvents(Protocol):
-    """What one partition tells about what is published to it."""
-
-    def publishing(self, group: PublishGroup, count: int, is_stored_form: bool) -> None:
-        """Messages joined a group, in this order; in the form they are stored in they may have trace ids."""
-
-    def publisher(self, group: PublishGroup, client: str) -> None:
-        """Who published what joined a group last."""
-
-    def published(self, group: PublishGroup) -> None:
-        """The messages of a group are stored and may be delivered."""

@@ -17,7 +17,6 @@ from typing import Protocol, TypeAlias
 from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channel import Channel
 from flintmq.broker.delayed import DelayedAhead, DelayedNotes
-from flintmq.broker.events import PartitionEvents
 from flintmq.broker.producers import OncePublish, Producers
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import BATCH_COUNT_MAX
@@ -52,6 +51,19 @@ class Bounds(Protocol):
     def committed(self, partition: Partition) -> list[Channel]: ...
 
     def expire(self, partition: Partition, wall_ns: int, clock_shift_ns: int) -> None: ...
+
+
+class PartitionEvents(Protocol):
+    """What one partition tells about what is published to it."""
+
+    def publishing(self, group: PublishGroup, count: int, is_stored_form: bool) -> None:
+        """Messages joined a group, in this order; in the form they are stored in they may have trace ids."""
+
+    def publisher(self, group: PublishGroup, client: str) -> None:
+        """Who published what joined a group last."""
+
+    def published(self, group: PublishGroup) -> None:
+        """The messages of a group are stored and may be delivered."""
 
 
 class Ended:
@@ -98,10 +110,11 @@ class PublishGroup(Ended):
         notes: of who listens to the partition's events.
         once: the publish of a producer that counts, which has a group of its own; None for others.
         longer_from: of its messages those from here on are a byte longer than they were when they were published.
+        conditions: that have to be met before it is stored as the durability policy says.
     """
 
-    __slots__ = ("end_sequence", "first_offset", "first_sequence", "frame_bytes", "longer_from", "message_count",
-                 "notes", "once", "partition", "pending", "weight")  # fmt: skip
+    __slots__ = ("conditions", "end_sequence", "first_offset", "first_sequence", "frame_bytes", "longer_from",
+                 "message_count", "notes", "once", "partition", "pending", "weight")  # fmt: skip
 
     def __init__(self, partition: Partition) -> None:
         super().__init__()
@@ -116,6 +129,17 @@ class PublishGroup(Ended):
         self.notes: object = None
         self.once: Once | None = None
         self.longer_from = 1 << 62
+        self.conditions = 0
+
+    def add_condition(self) -> None:
+        """Wait for one thing more."""
+        self.conditions += 1
+
+    def meet_condition(self) -> bool:
+        """One of the things that it waits for has come true; whether it waits for no other."""
+        assert self.conditions > 0, "a condition is met once"
+        self.conditions -= 1
+        return not self.conditions
 
 
 Once: TypeAlias = OncePublish[PublishGroup]
@@ -138,6 +162,7 @@ class Partition:
         delayed: what was published with a delay since the process started, as far as some channel is behind it.
         is_unwaited: what is published and nobody waits for needs no sync, whatever the node's policy.
         producers: who publishes with sequences; None before the first.
+        written: groups that are in the log and not committed.
         written_weight: what the last :meth:`write_pending` cost.
         failed_count: publishes that could not be stored since the process started.
     """
@@ -145,7 +170,7 @@ class Partition:
     __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds", "bytes_count",
                  "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count", "headers_from",
                  "is_deleted", "is_held", "is_unwaited", "log", "number", "paused_at", "prefix", "producers",
-                 "topic_name", "write_error", "written_weight")  # fmt: skip
+                 "topic_name", "write_error", "written", "written_weight")  # fmt: skip
 
     def __init__(
         self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
@@ -164,6 +189,7 @@ class Partition:
         self.failed_count = 0
         self.durable_floor = log.start_sequence
         self._groups: deque[PublishGroup] = deque()  # oldest first
+        self.written: deque[PublishGroup] = deque()  # oldest first
         self._group: PublishGroup | None = None  # the last of them while publishes may still join it
         self._open: list[bytes] | None = None  # the last of pending while publishes may still be merged into it
         self._open_due_ns = 0
@@ -396,7 +422,44 @@ class Partition:
         else:
             self._groups.popleft()
         group.end_sequence = self.log.next_sequence
+        self.written.append(group)
         return group
+
+    @property
+    def storable_end(self) -> int:
+        """How far the log could be committed: up to the first group that waits for something."""
+        end: int = self.log.committed_sequence
+        for group in self.written:
+            if group.conditions and not group.ended:
+                break
+            end = group.end_sequence
+        return end
+
+    def commit_through(self, end: int) -> None:
+        """Let consumers see everything below ``end``, and answer those who published it.
+
+        What a listener or a waiter fails with is raised behind the last of them.
+
+        Args:
+            end: sequence up to which everything is stored as the durability policy says, the end exclusive.
+        """
+        self.log.commit(end)
+        written = self.written
+        defect: Exception | None = None
+        while written and (written[0].ended or written[0].end_sequence <= end):
+            group = written.popleft()
+            if group.ended:
+                continue  # it failed
+            try:
+                try:
+                    if self.events is not None:
+                        self.events.published(group)
+                finally:
+                    group.end(None)
+            except Exception as failure:  # noqa: BLE001 - raised below, when the others have been told
+                defect = defect or failure
+        if defect is not None:
+            raise defect
 
     def _append(self, due_ns: int, bodies: Sequence[bytes], size: int, wall_ns: int, once: Once | None) -> None:
         if size < 0:

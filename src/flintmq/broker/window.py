@@ -582,14 +582,14 @@ class Window:
 
     def waiting_message(self, sequence: int) -> Message | None:
         """A message that is to be delivered again, from wherever; None when it has been finished or delivered."""
-        message = self.spilled.ready_message(sequence)
-        if message is None and self.is_queued(sequence):
-            message = Message(sequence, self.attempts_of(sequence))
-        return message
+        states, index = self._states, sequence - self.floor
+        if 0 <= index < len(states) and states[index] == QUEUED:
+            return Message(sequence, self._attempts.get(sequence, 1))
+        return self.spilled.ready_message(sequence)
 
     def leave_line(self, is_spilled: bool) -> None:
         """The first in line has been seen to."""
-        self.line_of(is_spilled).popleft()
+        (self.spilled.ready if is_spilled else self.queued).popleft()
 
     def go_last(self, is_spilled: bool) -> None:
         """Let the first in line go to its end."""
@@ -606,8 +606,9 @@ class Window:
         self.queued.extendleft(s for s in sequences if self.is_queued(s))
         self.spilled.ready.extendleft(s for s in sequences if self.spilled.ready_message(s))
 
-    def line_up_in_order(self) -> None:
-        """Put what is queued in the order of the log."""
+    def keep_order(self, is_ordered: bool) -> None:
+        """Let what is deferred stay in the way of what is behind it, or no longer; what is queued, by the log."""
+        self.is_ordered = is_ordered
         self.queued = deque(sorted(self.queued))
 
     def bring_first_forward(self) -> bool:
@@ -852,7 +853,6 @@ class Window:
                 self._mark_done(current)
         if sequence > self.next:
             self.skip_to(sequence)
-        self._is_changed = True
 
     def drop(self, sequence: int) -> bool | None:
         """Finish a message below the cursor wherever it is; False when it is not there, or finished before.
@@ -962,9 +962,9 @@ class Window:
         """A picture of the state for humans and failing tests."""
         counts = {
             "in_flight": self.in_flight_count,
-            "queued": len(self.queued),
+            "requeued": len(self.queued),
             "deferred": len(self._deferred),
-            "spilled": self.spilled.count,
+            "aside": self.spilled.count,
             "held": len(self._held),
             "attempts": len(self._attempts),
         }

@@ -3,12 +3,8 @@
 A turn ends once, however many connections had something to say: then what was published is written, the answers and
 deliveries that became possible are put out, and every connection is written to at most once.
 
-Durability policies (``--durability``):
-
-- ``fsync``: the publishers of a turn wait until their batch survived ``fdatasync``; while one sync runs, the next turns
-  gather.
-- ``os``: they wait until the kernel has it.
-- ``interval``: as ``os``; a sync follows every ``--sync-every`` messages or ``--sync-timeout``.
+What was published is answered and delivered when the policy of ``--durability`` says so
+(:mod:`flintmq.nsqd.durability`).
 
 Source: design/performance.md decisions 2 and 6, design/reliability.md R1 and R7.
 """
@@ -28,6 +24,7 @@ from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
 from flintmq.net.tasks import kept_up
 from flintmq.net.turns import Turns
+from flintmq.nsqd.durability import durability_of
 from flintmq.nsqd.memory import MemoryWatch
 from flintmq.storage import create_logs, run_tickets
 
@@ -79,7 +76,7 @@ class Engine:
         self.env = env
         self.broker = broker
         self.loop = asyncio.get_running_loop()
-        self.durability = durability
+        self.durability = durability_of(durability, sync_every)
         self.turns = Turns(self.loop, env.clock.monotonic_ns)
         self._due_clock_offset_ns = env.clock.wall_ns() - env.clock.monotonic_ns()
         self.health: str | None = None
@@ -91,7 +88,6 @@ class Engine:
         self._budget = broker.budget
         self._memory = MemoryWatch(broker.budget, broker, self.loop, self.schedule)
         self._clock_shift_ns = 0
-        self._sync_every = sync_every
         self._sync_timeout_s = sync_timeout_ns / 1e9
         self._scheduled = False
         self._outputs: dict[Output, None] = {}
@@ -99,7 +95,6 @@ class Engine:
         self._unsynced: list[PublishGroup] = []
         self._logs_due: dict[Any, None] = {}  # to be synced although nobody waits for it
         self._sync_task: asyncio.Task[None] | None = None
-        self._messages_unsynced = 0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_ns = 0  # that the timer is set for
@@ -239,45 +234,23 @@ class Engine:
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _store(self, groups: list[PublishGroup]) -> None:
-        if self.durability == "fsync":
-            groups = self._commit_unwaited(groups)
-            self._unsynced += groups
-            if groups:
-                self._start_sync()
-            return
         if not groups:
             return
-        for group in groups:
-            if group.partition.meta.syncdisk:
-                groups = self._sync_as_topics_say(groups)
-                break
-        if self.durability == "interval":
-            self._messages_unsynced += sum(g.end_sequence - g.partition.log.committed_sequence for g in groups)
-            if self._messages_unsynced >= self._sync_every:
-                self._start_sync()
-            elif self._sync_timer is None:
-                self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
-        self.broker.commit(groups)
-
-    def _commit_unwaited(self, groups: list[PublishGroup]) -> list[PublishGroup]:
-        """Deliver what nobody waits for as it is; return the other groups."""
-        unwaited = [group for group in groups if group.partition.is_unwaited and not group.waiters]
-        if not unwaited:
-            return groups
-        self.broker.commit(unwaited)
-        return [group for group in groups if not group.ended]
-
-    def _sync_as_topics_say(self, groups: list[PublishGroup]) -> list[PublishGroup]:
-        """Sync for topics that want more than the node's policy; return the groups that need not wait for it."""
-        for group in groups:
-            log, every = group.partition.log, group.partition.meta.syncdisk
-            if every == 1:
-                self._unsynced.append(group)
-            elif every and log.next_sequence - log.synced_sequence >= every:
-                self._logs_due[log] = None
-        if self._unsynced or self._logs_due:
+        written = self.durability.written(groups)
+        self._unsynced += written.syncing
+        self._logs_due |= written.due
+        is_too_late = self._sync_task is not None  # a sync that runs has begun without these
+        if written.is_sync_due:
             self._start_sync()
-        return [group for group in groups if group.partition.meta.syncdisk != 1]
+        if written.is_sync_timed and self._sync_timer is None and (is_too_late or not written.is_sync_due):
+            self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
+        self.broker.commit([group for group in groups if not group.conditions])
+
+    def condition_met(self, group: PublishGroup) -> None:
+        """One of the conditions is met that a group waits for; with the last one it is answered and delivered."""
+        if group.meet_condition() and not group.ended:
+            self.broker.commit([group])
+            self.schedule()
 
     def _start_sync(self) -> None:
         if self._sync_timer is not None:
@@ -299,16 +272,12 @@ class Engine:
         """Sync until nothing waits; each round covers everything written before it began."""
         while True:
             groups, self._unsynced = self._unsynced, []
-            self._messages_unsynced = 0
+            self.durability.sync_begins()
             due, self._logs_due = self._logs_due, {}
-            if self.durability == "interval":
-                logs = list[Any](self.broker.logs())
-            else:
-                living = {group.partition.log: None for group in groups if not group.partition.is_deleted}
-                logs = list[Any]({**living, **due})
+            logs = self.durability.logs_to_sync(groups, due, self.broker.logs())
             try:
                 await self._sync_logs(logs)
-                if self.durability != "fsync":
+                if not self.durability.waits_for_syncs:
                     self.broker.note_synced()
                 self._synced(groups)
             except Exception as error:
@@ -328,7 +297,7 @@ class Engine:
                 group.end(None)  # stored, and then deleted with its topic
             elif failed:
                 group.end(WriteFailed(group.partition.topic_name, failed))
-            else:
+            elif group.meet_condition():
                 stored.append(group)
         self.broker.commit(stored)
 
@@ -366,7 +335,7 @@ class Engine:
     async def _create(self) -> None:
         """Make the files of new topics; whoever published to them waits, and nobody else does."""
         broker = self.broker
-        sync = self.durability != "os"
+        sync = self.durability.syncs_files
         while created := broker.take_creations():
             creations = [creation for new in created for creation in new.creations]
             try:
@@ -410,7 +379,7 @@ class Engine:
                 self._start_sync()
             if self.broker.has_flush(self.due_clock_ns()) or self.broker.has_metadata:
                 try:
-                    await self.flush_progress(sync=self.durability == "fsync")
+                    await self.flush_progress(sync=self.durability.syncs_progress)
                 except (OSError, StorageError) as error:
                     self._flush_failed(error)
                     log.error("%s; trying again in %.0f s", self.health, _RETRY_S)

@@ -341,7 +341,7 @@ def test_a_segment_that_grows_or_is_sealed_during_its_sync_stays_dirty():
     assert len(log.segments()) > 2
     ticket.run()
     log.finish_sync(ticket, None)
-    assert log._unsynced
+    assert log._unsynced[0].first == 1, "what was written to it since is not synced"
     sync(log)
     assert log._unsynced == []
     assert log.synced_sequence == log.next_sequence

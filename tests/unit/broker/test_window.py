@@ -1,0 +1,226 @@
+"""What a window says of itself, who writes it, and rules that hold wherever a message is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.test_channel import TIMEOUT, make_channel, make_log, publish, received, sequences, subscribe
+
+import flintmq.broker
+from flintmq.broker.state import ChannelState
+from flintmq.broker.window import Window
+from flintmq.budget import Budget
+
+MS = 1_000_000
+SECOND = 1000 * MS
+BROKER = Path(flintmq.broker.__file__).parent
+
+
+def busy_channel():
+    """A channel with some of everything: finished, in flight, queued, deferred, spilled, left out."""
+    log = make_log(60, batch=10)
+    channel = make_channel(log, window_max=40)
+    one, other = subscribe(channel, rdy=10), subscribe(channel, rdy=8)
+    channel.pump(0, 0)
+    mine = sequences(one)
+    channel.finish(one, mine[2:4])
+    channel.requeue(one, mine[4], 0, 0)
+    channel.requeue(one, mine[5], 5 * SECOND, 0)
+    channel.requeue(one, mine[6], 5000 * SECOND, 0)
+    channel.touch(other, sequences(other)[0], 1)
+    one.rdy_count = other.rdy_count = 0
+    channel.leave_out(50, 55)
+    channel.spill()
+    channel.requeue(one, mine[-1], 0, 0)
+    return channel
+
+
+def test_a_window_with_some_of_everything_is_right():
+    channel = busy_channel()
+    channel.check()
+    assert channel.in_flight_count and channel.spilled.loaded and channel.window.queued and len(channel.window)
+
+
+def break_floor(window):
+    window.floor += 1
+
+
+def break_beginning(window):
+    window._states[0] = 0
+
+
+def break_count(window):
+    window.in_flight_count += 1
+
+
+def break_slot(window):
+    window._states[-1] = 77
+
+
+def break_run(window):
+    for subscription in window.consumers:
+        subscription.runs.clear()
+
+
+def break_heap(window):
+    window._timeouts.clear()
+
+
+def break_line(window):
+    window.queued.clear()
+    window.spilled.ready.clear()
+    window.queue_new(window.next + 1)
+
+
+def break_line_twice(window):
+    window.queue_new(window.next + 1)
+    window.queued.extend([window.next - 1, window.next - 1])
+
+
+def break_due(window):
+    window._deferred[window.next - 1] = 5
+
+
+def break_attempts(window):
+    window._attempts[window.floor - 1] = 2
+
+
+def break_place(window):
+    sequence, message = next(iter(window.spilled.loaded.items()))
+    window.spilled.loaded[window.next + 3] = window.spilled.loaded.pop(sequence)
+    message.sequence = window.next + 3
+
+
+def break_bytes(window):
+    window.spilled.far_bytes += 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        break_floor,
+        break_beginning,
+        break_count,
+        break_slot,
+        break_run,
+        break_heap,
+        break_line,
+        break_line_twice,
+        break_due,
+        break_attempts,
+        break_place,
+        break_bytes,
+    ],
+    ids=lambda broken: broken.__name__,
+)
+def test_check_finds_what_is_wrong(broken):
+    channel = busy_channel()
+    broken(channel.window)
+    with pytest.raises(AssertionError):
+        channel.check()
+
+
+def written_outside():
+    """Where another class or module of the broker writes what a window has, or looks behind it."""
+    names = {name for name in Window.__slots__ if name not in ("spilled", "consumers")}
+    own = {"floor", "in_flight_count"}  # also names of what others have
+    for path in sorted(BROKER.glob("*.py")):
+        if path.name == "window.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Attribute) and target.attr in names - own and "window" in ast.unparse(target):
+                    yield f"{path.name}:{target.lineno} {ast.unparse(target)}"
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and "window" in ast.unparse(node.value):
+                yield f"{path.name}:{node.lineno} {ast.unparse(node)}"
+
+
+def test_nobody_else_writes_it():
+    assert list(written_outside()) == []
+
+
+# -- rules that hold wherever a message is
+
+
+def test_deliveries_apart_time_out_apart():
+    log = make_log(1)
+    channel = make_channel(log)
+    consumer = subscribe(channel, rdy=2)
+    channel.pump(0, 0)
+    publish(log, 1)
+    channel.pump(11 * MS, 0)
+    assert consumer.in_flight_count == 2
+    channel.expire(TIMEOUT, 0)
+    assert (channel.timeout_count, consumer.in_flight_count) == (1, 1)
+    channel.expire(TIMEOUT + 11 * MS, 0)
+    assert (channel.timeout_count, consumer.in_flight_count) == (2, 0)
+
+
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_touch_does_not_go_beyond_the_most(is_spilled):
+    log = make_log(2, batch=2)
+    channel = make_channel(log)
+    consumer = subscribe(channel, rdy=2)
+    channel.pump(0, 0)
+    if is_spilled:
+        channel.spill()
+        assert channel.spilled.loaded.keys() == {1}
+    most = consumer.max_msg_timeout_ns
+    for now in range(0, most, TIMEOUT // 2):
+        assert channel.touch(consumer, 1, now)
+    channel.expire(most - 1, 0)
+    assert channel.is_in_flight(1)
+    channel.expire(most, 0)
+    assert not channel.is_in_flight(1)
+
+
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_a_message_comes_back_alike_from_wherever(is_spilled):
+    channel = make_channel(make_log(2, batch=2))
+    consumer = subscribe(channel, rdy=2)
+    channel.pump(0, 0)
+    received(consumer)
+    channel.finish(consumer, (2,))
+    if is_spilled:
+        channel.spill()
+    assert (not is_spilled) == channel.window.unfinished_count
+    ways = (
+        lambda: channel.requeue(consumer, 1, 0, 0),
+        lambda: channel.expire(TIMEOUT, 0),
+        lambda: channel.requeue(consumer, 1, SECOND, 0) and channel.expire(0, SECOND),
+        lambda: channel.touch(consumer, 1, TIMEOUT // 2) and channel.expire(TIMEOUT * 3 // 2, 0),
+    )
+    for attempts, come_back in enumerate(ways[: 2 if is_spilled else 4], 2):
+        assert come_back()
+        channel.check()
+        channel.pump(0, 0)
+        assert received(consumer) == [(1, attempts, b"m1")]
+        channel.check()
+    assert channel.finish(consumer, (1,)) == []
+    channel.check()
+    assert (channel.floor, channel.in_flight_count, channel.spilled.count) == (3, 0, 0)
+
+
+def test_confirming_is_progress():
+    channel = make_channel(make_log(10, batch=5))
+    subscribe(channel, rdy=0)
+    channel.take_changed()
+    channel.confirm(5)
+    assert channel.take_changed() and channel.state().floor == 5
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_with_the_output_of_all_at_its_bound_nothing_goes_out(comes_again):
+    channel = make_channel(make_log(10, batch=5), state=ChannelState(1, bytes(5)) if comes_again else None)
+    channel.budget = budget = Budget(1600)
+    budget.output_bytes = budget.output_max_bytes
+    consumer = subscribe(channel, rdy=10)
+    consumer.finish_count = 1
+    channel.pump(0, 0)
+    assert (received(consumer), list(budget.waiting)) == ([], [channel])
+    budget.output_bytes = 0
+    channel.pump(0, 0)
+    assert received(consumer)
