@@ -174,7 +174,7 @@ def test_also_within_a_tag(come_back, tag):
     bodies = [extended_body(b'{"##client_dispatch_tag":"%s"}' % each, b"x") for each in (tag.encode(), b"b") * 3]
     log.append(bodies, 1)
     log.commit(log.next_sequence)
-    channel = TaggedChannel("c", 0, log, ChannelState(1), AsideStore(), random.Random(1))
+    channel = TaggedChannel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     consumer, other = subscribe_tagged(channel, 1, tag), subscribe_tagged(channel, 0, "b")
     channel.pump(0, 0)
     assert [sequence for sequence, _, _ in received(consumer)] == [1]
@@ -190,7 +190,7 @@ def test_also_within_a_tag_those_that_came_again_come_when_every_new_message_kil
     log.layout = 4
     log.append([extended_body(b'{"##client_dispatch_tag":"%s"}' % tag.encode(), b"x")] * 100, 1)
     log.commit(log.next_sequence)
-    channel = TaggedChannel("c", 0, log, ChannelState(1, bytes(20)), AsideStore(), random.Random(1))
+    channel = TaggedChannel("c", 0, log, ChannelState(1, bytes(20)), SpilledStore(), random.Random(1))
     subscribe_tagged(channel, 0, "b")
     done: set[int] = set()
     crashes = 0
