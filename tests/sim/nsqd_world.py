@@ -294,7 +294,16 @@ class World:
                 ("kill", "kill", "power", "operation", "cut", "one way", "freeze", "clock", "full", "eio", "clean")
             )
             self.sim.loop.trace("nemesis", fault)
+            self._check()
             await getattr(self, "_" + fault.replace(" ", "_"))()
+
+    def _check(self):
+        """What a channel says of itself holds."""
+        if self.node.is_running and self.nsqd is not None:
+            for topic in self.nsqd.engine.broker.topics.values():
+                for name in topic.channel_names:
+                    for channel in topic.channels(name):
+                        channel.check()
 
     async def _kill(self):
         self.node.kill()
@@ -406,6 +415,7 @@ class World:
             await asyncio.sleep(1.0)
             is_ready = self.node.is_running and self.nsqd is not None
             topic = self.nsqd.engine.broker.topics.get(TOPIC) if is_ready else None
+            self._check()
             if topic is None:
                 if not self.history.attempted or not self.history.acked:
                     return True

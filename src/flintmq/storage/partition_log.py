@@ -27,9 +27,12 @@ from flintmq.batch import (
     PREFIX_BYTES_MIN,
     UNIFORM,
     Batch,
+    BatchError,
     decode_batch,
     decode_header,
     encode_batch,
+    producer_of,
+    verify,
     with_stamps,
 )
 from flintmq.errors import DiskFull, WriteFailed
@@ -421,11 +424,48 @@ class PartitionLog:
         )
         if stamps is not None:
             data = with_stamps(data, stamps)
-        size = len(data)
-        if size > BATCH_SIZE_MAX:
+        if len(data) > BATCH_SIZE_MAX:
             raise ValueError(
-                f"a batch of {count} messages has {size} bytes; at most {BATCH_SIZE_MAX} are stored at once"
+                f"a batch of {count} messages has {len(data)} bytes; at most {BATCH_SIZE_MAX} are stored at once"
             )
+        self._write(data, first, count, timestamp_ns, producer)
+        return first
+
+    def append_batch(self, data: bytes) -> int:
+        """Write one batch as another log of this partition has it, byte for byte; the sequence of its first message.
+
+        What it says of that log's synced sequence is not true of this one.
+
+        Raises:
+            DiskFull, WriteFailed: as for :meth:`append`.
+            BatchError: the bytes are damaged, or not one batch.
+            ValueError: it is of another partition, or does not follow what this log ends with.
+        """
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        header = decode_header(data)
+        verify(data, header)
+        if len(data) != header.size:
+            raise BatchError(f"{len(data)} bytes, the batch has {header.size}")
+        wanted = (self._id_base | self.next_sequence, self.end_offset_bytes)
+        if (header.first_id, header.offset_bytes) != wanted:
+            raise ValueError(
+                f"{self.directory}: a batch with id {header.first_id} at offset {header.offset_bytes} does not follow: "
+                f"the log goes on with {wanted[0]} at {wanted[1]}"
+            )
+        first = self.next_sequence
+        self._write(data, first, header.count, header.timestamp_max, producer_of(data))
+        return first
+
+    def _write(
+        self, data: bytes, first: int, count: int, timestamp_ns: int, producer: tuple[bytes, int] | None
+    ) -> None:
+        """Add a whole batch to the active segment, or to a new one.
+
+        Args:
+            timestamp_ns: of its latest message.
+        """
+        size = len(data)
         if self._space_credit < size:
             self._sample_space(size)
         active = self._active
@@ -454,7 +494,6 @@ class PartitionLog:
             self.producers.appended(producer_id, producer_sequence, producer_sequence + count - 1, size)
         self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - frames_at
         self._keep_in_tail(data, size + _BATCH_OVERHEAD_BYTES)
-        return first
 
     def _sample_space(self, size: int) -> None:
         free = self._files.free_bytes()

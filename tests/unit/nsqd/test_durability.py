@@ -134,10 +134,14 @@ def test_a_topic_may_want_more_than_the_node(syncdisk, waits, due):
 
 def test_what_nobody_waits_for_needs_no_sync_where_it_is_worth_none():
     partition, groups = written_groups()
-    partition.is_unwaited = True
-    assert not FsyncDurability().written(groups).is_sync_due and not groups[0].conditions
-    partition.is_unwaited = False
-    assert FsyncDurability().written(groups).syncing == groups and groups[0].conditions == 1
+    for is_unwaited, conditions in ((True, 0), (False, 1)):
+        partition.is_unwaited = is_unwaited
+        written = FsyncDurability().written(groups)
+        assert (written.is_sync_due, len(written.syncing), groups[0].conditions) == (
+            not is_unwaited,
+            conditions,
+            conditions,
+        )
 
 
 def test_now_and_then_all_is_synced():

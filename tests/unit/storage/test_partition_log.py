@@ -987,3 +987,79 @@ def test_on_a_real_disk(tmp_path):
     log.delete()
     assert not (tmp_path / DIRECTORY).exists()
     files.close()
+
+
+# -- ready batches
+
+
+def batches_of(log: PartitionLog, start: int = 1) -> list[bytes]:
+    """What the log stores from a sequence on, batch by batch."""
+    found = []
+    while (batch := log.read(start)) is not None:
+        found.append(bytes(batch.data))
+        start = batch.end
+    return found
+
+
+def leader_log() -> tuple[PartitionLog, dict[int, bytes]]:
+    """A log of several segments with batches of every shape, one of them of a producer that counts."""
+    log = Kit().open()
+    model = fill(log, 30)
+    first = log.append([b"once", b"only"], 5, producer=(b"me", 7))
+    return log, model | {first: b"once", first + 1: b"only"}
+
+
+def test_ready_batches_make_the_same_log():
+    leader, model = leader_log()
+    log = Kit().open()
+    for data in batches_of(leader):
+        assert log.append_batch(data) == decode_header(data).first_sequence
+    assert batches_of(log) == batches_of(leader)
+    assert read_all(log) == model
+    assert (log.next_sequence, log.end_offset_bytes) == (leader.next_sequence, leader.end_offset_bytes)
+    assert log.producers.table.last(b"me") == leader.producers.table.last(b"me") == 8
+    assert log.sequence_at_offset(300) == leader.sequence_at_offset(300)
+    assert len(log.segments()) == len(leader.segments())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_a_power_loss_in_the_middle_the_rest_follows(seed):
+    leader, model = leader_log()
+    kit = Kit()
+    log = kit.open()
+    batches = batches_of(leader)
+    for data in batches[: 5 + 3 * seed]:
+        log.append_batch(data)
+        if decode_header(data).first_sequence % 4 == seed % 4:
+            sync(log)
+    kept = log.synced_sequence
+    lose_power(kit, seed)
+    log = kit.open()
+    assert kept <= log.next_sequence and all(sequence >= kept for sequence in kit.lost())
+    expected = {sequence: body for sequence, body in model.items() if sequence not in kit.lost()}
+    for data in batches_of(leader, log.next_sequence):
+        log.append_batch(data)
+    assert read_all(log) == expected
+    assert read_all(kit.open()) == expected
+
+
+@pytest.mark.parametrize("change", ["gap", "again", "damaged", "cut", "two", "other partition"])
+def test_a_batch_that_does_not_follow_is_refused(change):
+    leader, _ = leader_log()
+    first, second, third, *_ = batches_of(leader)
+    log = Kit().open()
+    log.append_batch(first)
+    wrong = {
+        "gap": third,
+        "again": first,
+        "damaged": second[:-1] + bytes((second[-1] ^ 1,)),
+        "cut": second[:-1],
+        "two": second + third,
+        "other partition": encode_batch(internal_id(PARTITION + 1, 2), log.end_offset_bytes, 1, [b"x"]),
+    }[change]
+    before = (log.next_sequence, log.end_offset_bytes, log.size_bytes)
+    with pytest.raises(ValueError):
+        log.append_batch(wrong)
+    assert (log.next_sequence, log.end_offset_bytes, log.size_bytes) == before
+    log.append_batch(second)
+    log.append_batch(third)
