@@ -149,6 +149,7 @@ class Broker(TopicLimits):
         self._armed_count = 0
         self._metadata: list[channel_store.Statement] = []
         self._metadata_waiters: list[Callable[[BaseException | None], None]] = []
+        self._flush: Flush | None = None  # that was taken and has not ended
         self._is_meta_new = False
         self._removals: list[str] = []
         self._questions: list[Question] = []
@@ -634,9 +635,12 @@ class Broker(TopicLimits):
         if new is not None:
             new.waiters.append(callback)
             return True
-        if not self._metadata:
+        if self._metadata:
+            self._metadata_waiters.append(callback)
+        elif self._flush is not None and self._flush.metadata_count:
+            self._flush.waiters.append(callback)
+        else:
             return False
-        self._metadata_waiters.append(callback)
         return True
 
     def delete_channel(self, topic: Topic, name: str, partition: int | None = None) -> list[Subscription]:
@@ -937,6 +941,12 @@ class Broker(TopicLimits):
         """Whether :meth:`write_pending` has something to do."""
         return bool(self._publishing)
 
+    @property
+    def has_held(self) -> bool:
+        """Whether something was published that waits for files of its topic, or for the database."""
+        partitions = (partition for topic in self.topics.values() for partition in topic.partitions.values())
+        return any(partition.has_pending and not partition.is_writable for partition in partitions)
+
     def write_pending(self, wall_ns: int) -> list[PublishGroup]:
         """Append what the turn published; return the groups that now wait for durability."""
         if not self._publishing:
@@ -946,7 +956,7 @@ class Broker(TopicLimits):
         for partition in list(self._publishing):
             del self._publishing[partition]  # first: if writing it goes wrong, the others come in the next turn
             if not partition.is_writable:
-                continue  # until its files are there, or the database knows of its headers
+                continue  # until its files are there, or the database knows what it has to
             self._grown[partition] = None
             # a quarter of what there is at least: it does not grow beyond four times what a turn brings
             left = max(_TURN_WEIGHT, partition.pending_weight // 4)
@@ -1120,7 +1130,7 @@ class Broker(TopicLimits):
 
     def take_flush(self, wall_ns: int) -> Flush:
         """Collect all progress since the last flush; the caller runs it and then calls :meth:`flush_ended`."""
-        flush = Flush(clock_shift_ns=self._clock_shift_ns)
+        flush = self._flush = Flush(clock_shift_ns=self._clock_shift_ns)
         self.is_flush_urgent = False
         flush.statements = self._metadata
         flush.metadata_count = len(self._metadata)
@@ -1173,6 +1183,7 @@ class Broker(TopicLimits):
         self, flush: Flush, answers: list[packs.DuePacks], error: BaseException | None, wall_ns: int
     ) -> None:
         """Take note of a flush: on failure everything in it is tried again with the next one."""
+        self._flush = None
         if error is not None:
             self._metadata = flush.statements[: flush.metadata_count] + self._metadata
             self._removals = flush.removals + self._removals

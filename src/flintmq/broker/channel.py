@@ -315,7 +315,7 @@ class Channel:
 
     def _begin_turns(self, _subscription: Subscription | None) -> None:
         """Before a message is queued again: let the first one that is wait behind one that is there already."""
-        if not self.window.waiting_count and self.window.next < self.end:
+        if self.keep_floor is None and not self.window.waiting_count and self.window.next < self.end:
             self._owed_count = max(1, self._owed_count)
 
     def touch(self, subscription: Subscription, internal: int, now_ns: int) -> bool:

@@ -82,6 +82,12 @@ class TopicCreation(ABC):
     def _remove_files(self, name: str) -> None: ...
 
     @abstractmethod
+    def when_metadata_durable(
+        self, callback: Callable[[BaseException | None], None], topic: Topic | None = None
+    ) -> bool:
+        """Call back when all channels and changes made so far survive; False when nothing is waiting to be written."""
+
+    @abstractmethod
     def delete_channel(self, topic: Topic, name: str, partition: int | None = None) -> list[Subscription]:
         """Remove a channel and all it held."""
 
@@ -180,22 +186,54 @@ class TopicCreation(ABC):
         Else a restart would not know how messages are laid out. While the database cannot take it, publishes fail.
         """
         for partition in topic.partitions.values():
-            partition.is_held = True
-        self._metadata_waiters.append(lambda error: self._release(topic, error))
+            partition.hold()
+        self._metadata_waiters.append(lambda error: self._headers_recorded(topic, error))
 
-    def _release(self, topic: Topic, error: BaseException | None) -> None:
+    def _headers_recorded(self, topic: Topic, error: BaseException | None) -> None:
         if self.topics.get(topic.name) is not topic:
             return  # deleted meanwhile
-        if error is not None:
-            failure = StorageError(f"cannot give topic {topic.name} headers: {error}")
-            for partition in topic.partitions.values():
-                partition.end_pending(failure)
-            self._hold(topic)
+        if error is None:
+            self._release(topic)
             return
+        failure = StorageError(f"cannot give topic {topic.name} headers: {error}")
         for partition in topic.partitions.values():
-            partition.is_held = False
-            if partition.has_pending:
+            partition.end_pending(failure)
+        self._metadata_waiters.append(lambda error: self._headers_recorded(topic, error))
+
+    def _release(self, topic: Topic) -> None:
+        if self.topics.get(topic.name) is not topic:
+            return  # deleted meanwhile
+        for partition in topic.partitions.values():
+            partition.release()
+            if not partition.is_held and partition.has_pending:
                 self._publishing[partition] = None
+
+    def hold_until_durable(self, topic: Topic, done: Callable[[BaseException | None], None]) -> bool:
+        """Store nothing in a topic before all changes so far survive, so that they can be relied on from now on.
+
+        Whatever is acknowledged later is then behind them, also after a crash. What is published meanwhile waits.
+
+        Args:
+            done: called once when they survive, or with why they do not, before anything that waits is stored.
+
+        Returns:
+            False when something of the topic is under way: it may be acknowledged before them, and nothing is held.
+        """
+        if any(partition.is_under_way for partition in topic.partitions.values()):
+            return False
+
+        def ended(error: BaseException | None) -> None:
+            try:
+                done(error)
+            finally:
+                self._release(topic)
+
+        if self.when_metadata_durable(ended, topic):
+            for partition in topic.partitions.values():
+                partition.hold()
+        else:
+            done(None)
+        return True
 
     def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
         """The database has a new topic's meta, or could not take it."""
@@ -215,6 +253,7 @@ class TopicCreation(ABC):
             raise StorageError(f"cannot add partition {number} of topic {topic.name}: {error}") from error
         partition = Partition(topic.name, number, log, self._delayed_notes)
         partition.paused_at = log.next_sequence if topic.paused or topic.is_starting else None
+        partition.hold_like(topic.first_partition)
         topic.add(partition)
         for channel_name, paused in topic.channel_names.items():
             self._put_channel(self._add_channel(topic, partition, channel_name, None, paused))

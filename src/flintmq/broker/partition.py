@@ -154,7 +154,7 @@ class Partition:
         meta: of its topic.
         headers_from: of an extended topic: messages below this sequence were stored before it had headers, without
             room for them.
-        is_held: nothing is written for now; what is published waits.
+        is_open: it takes what is published like the message before: it is neither deleted nor held.
         prefix: what a stored body begins with that has neither trace id nor headers; None on a plain topic.
         write_error: why the last turn with publishes was not stored; None when it was.
         events: who wants to know what is published, if anybody does.
@@ -167,10 +167,10 @@ class Partition:
         failed_count: publishes that could not be stored since the process started.
     """
 
-    __slots__ = ("_group", "_groups", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds", "bytes_count",
-                 "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count", "headers_from",
-                 "is_deleted", "is_held", "is_unwaited", "log", "number", "paused_at", "prefix", "producers",
-                 "topic_name", "write_error", "written", "written_weight")  # fmt: skip
+    __slots__ = ("_group", "_groups", "_hold_count", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds",
+                 "bytes_count", "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count",
+                 "headers_from", "is_deleted", "is_open", "is_unwaited", "log", "number", "paused_at", "prefix",
+                 "producers", "topic_name", "write_error", "written", "written_weight")  # fmt: skip
 
     def __init__(
         self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
@@ -199,7 +199,8 @@ class Partition:
         self.delayed = DelayedAhead(notes)
         self.is_unwaited = False
         self.headers_from = 0
-        self.is_held = False
+        self._hold_count = 0
+        self.is_open = True
         self.producers: Producers[PublishGroup] | None = None
         self.written_weight = 0
 
@@ -243,6 +244,27 @@ class Partition:
     def has_headers(self, sequence: int) -> bool:
         """Whether a message was stored with room for headers, so that its body begins behind them."""
         return self._meta.extend_support and sequence >= self.headers_from
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is written for now: what is published waits."""
+        return self._hold_count > 0
+
+    def hold(self) -> None:
+        """Write nothing from the next :meth:`write_pending` on, until :meth:`release` was called as often as this."""
+        self._hold_count += 1
+        self.is_open = False
+
+    def release(self) -> None:
+        """Write again what is published, if nobody else holds it."""
+        assert self._hold_count, "it is held"
+        self._hold_count -= 1
+        self.is_open = not self._hold_count and not self.is_deleted
+
+    def hold_like(self, other: Partition) -> None:
+        """Be held as often as another partition of the topic, of which all are held together."""
+        self._hold_count = other._hold_count
+        self.is_open = other.is_open
 
     @property
     def is_writable(self) -> bool:
@@ -347,13 +369,18 @@ class Partition:
         return bool(self._groups)
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether something was published that is neither stored as the durability policy says nor failed."""
+        return bool(self._groups) or self.log.next_sequence != self.log.committed_sequence
+
+    @property
     def pending_weight(self) -> int:
         """What :meth:`write_pending` would have to do, about as much as writing so many bytes."""
         return sum(group.weight for group in self._groups)
 
     def refuse(self, error: StorageError) -> None:
         """End what has been published, and take no more, because there will be no log."""
-        self.is_deleted = True
+        self.is_deleted, self.is_open = True, False
         self.end_pending(error)
 
     def end_pending(self, error: StorageError | None) -> None:
@@ -376,7 +403,7 @@ class Partition:
 
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""
-        self.is_deleted = True
+        self.is_deleted, self.is_open = True, False
         self.end_pending(None)
         self.delayed.clear()
         self.log.close()

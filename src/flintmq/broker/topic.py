@@ -21,11 +21,13 @@ class Topic:
     Attributes:
         channel_names: every channel and whether it is paused, in each partition.
         meta: what it was created with; of a plain topic nothing.
+        waited_ns: monotonic time when publishes last had to wait for what a subscription changed.
         is_starting: nothing is handed to channels yet, because it is not known which there must be; whatever is
             created meanwhile begins with the first message.
     """
 
-    __slots__ = ("_turn", "channel_names", "ephemeral", "is_starting", "meta", "name", "partitions", "paused")
+    __slots__ = ("_turn", "channel_names", "ephemeral", "is_starting", "meta", "name", "partitions", "paused",
+                 "waited_ns")  # fmt: skip
 
     def __init__(
         self, name: str, partitions: dict[int, Partition], paused: bool = False, meta: TopicMeta = PLAIN
@@ -37,6 +39,7 @@ class Topic:
         self.is_starting = False
         self.meta = meta
         self.channel_names: dict[str, bool] = {}
+        self.waited_ns = -(1 << 62)
         self._turn = 0
         for partition in partitions.values():
             partition.meta = meta

@@ -31,6 +31,7 @@ from flintmq.storage import create_logs, run_tickets
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # after a flush failed
+_LOOK_AGAIN_S = 0.005  # for the end of a flush, before this nsqd ends
 _RETAIN_S = 30.0  # retention by time, when nothing else happens
 _CLOCK_TOLERANCE_NS = 50_000_000  # smaller steps of the wall clock are left alone
 _DEADLINE_SLACK_S = 0.005  # timers are not set finer than this
@@ -426,9 +427,25 @@ class Engine:
     async def settle(self) -> None:
         """Wait until everything that was published so far has been stored and answered."""
         self._end_turns()
-        while tasks := [task for task in (self._create_task, self._sync_task) if task is not None]:
-            await asyncio.wait(tasks)
+        while True:
+            if tasks := [task for task in (self._create_task, self._sync_task) if task is not None]:
+                await asyncio.wait(tasks)
+            elif self.broker.has_held:
+                await self._flush_held()
+            else:
+                return
             self._end_turns()
+
+    async def _flush_held(self) -> None:
+        """Let progress be written that publishes wait for; when it cannot be, they are told."""
+        if not self._closing:
+            self._flush_wanted.set()
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            return
+        try:
+            await self.flush_progress(sync=self.durability.syncs_progress)
+        except (OSError, StorageError) as error:
+            self._flush_failed(error)
 
     async def close(self) -> None:
         """Write and sync everything; connections are gone already.

@@ -32,6 +32,7 @@ from flintmq.env import Env
 from flintmq.errors import DiskFull, Exiting, FlintError, RemoteProtocolError, StorageError, TakeoverStopped
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
+from flintmq.names import is_ephemeral
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
 from flintmq.net.descriptors import descriptor_limit, is_scarce
@@ -76,6 +77,7 @@ from flintmq.wire.lookup import PeerInfo
 log = logging.getLogger(__name__)
 AnySubscription = TypeVar("AnySubscription", bound=Subscription)
 
+_HOLD_AGAIN_NS = 1_000_000_000  # before publishes to a topic have to wait for another new channel
 _DRAIN_DEADLINE_S = 1.0  # for clients to read their last frames and close
 _DURABILITY_TEXT = {
     "fsync": "OK means the message survives a power loss",
@@ -461,7 +463,9 @@ class Nsqd:
         return self._publishing.publish(event)
 
     def subscribe(self, session: Session, event: wire.Subscribe) -> Ended:
-        """Attach a connection to a channel; what is returned ends when the channel is durable.
+        """Attach a connection to a channel; what is returned ends when the channel can be relied on.
+
+        That is when it is durable, or nothing can be stored in its topic before it is.
 
         Raises:
             FlintError: the channel has as many consumers as are allowed, or this nsqd is shutting down.
@@ -480,7 +484,7 @@ class Nsqd:
             raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
         is_extended = knows_headers and event.topic not in broker.topics
         topic = self.wanted_topic(event.command, event.topic, is_extended)
-        broker.channel(topic, event.channel, numbers=numbers)
+        _, is_new = broker.channel(topic, event.channel, numbers=numbers)
         channels = {number: topic.partitions[number].channels[event.channel] for number in numbers or topic.partitions}
         limit = self.options.max_channel_consumers
         if limit and any(len(channel.subscriptions) >= limit for channel in channels.values()):
@@ -509,7 +513,33 @@ class Nsqd:
             if any(channel.keep_floor is not None for channel in channels.values()):
                 what = "is consumed in order, so this consumer gets one message at a time"
                 log.info("TOPIC(%s): client %s: channel %s %s", topic.name, session.peer, event.channel, what)
+        is_passing = topic.ephemeral or is_ephemeral(event.channel)
+        is_simple = (is_new or is_passing) and not event.is_ordered and start is None
+        if is_simple and (
+            (is_passing and topic.first_partition.log.is_created)
+            or self._hold_until_durable(session, topic, event.command)
+        ):
+            ended = Ended()
+            ended.end(None)
+            return ended
         return self._when_durable(session, topic)
+
+    def _hold_until_durable(self, session: Session, topic: Topic, command: str) -> bool:
+        """Let nothing be stored in a topic before a channel is that a client has subscribed to; False: not now.
+
+        So the client can be answered at once, and has every message that is acknowledged from then on. Publishes do not
+        wait for the new channels of one client after the other.
+        """
+        now_ns = self.env.clock.monotonic_ns
+
+        def done(error: BaseException | None) -> None:
+            if any(partition.has_pending for partition in topic.partitions.values()):
+                topic.waited_ns = now_ns()
+            if error is not None:
+                session.dismiss("E_SUB_FAILED", f"{command} failed {error}")
+
+        is_often = now_ns() - topic.waited_ns < _HOLD_AGAIN_NS
+        return not is_often and self.engine.broker.hold_until_durable(topic, done)
 
     def _relax_order(self, topic: Topic, name: str) -> None:
         if self.engine.broker.relax_order(topic, name):

@@ -879,7 +879,7 @@ class Session(asyncio.Protocol):
     def _publish_again(self, body: bytes) -> bool:
         """Publish one more message to where the last PUB went; False when that needs a closer look."""
         partition, topic_name = self._pub_partition, self.parser.pub_topic
-        if partition is None or partition.topic_name != topic_name or partition.is_deleted:
+        if partition is None or partition.topic_name != topic_name or not partition.is_open:
             return False
         if partition.bounds is not None:
             return False

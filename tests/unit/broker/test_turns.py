@@ -552,3 +552,14 @@ def test_in_order_nothing_takes_turns():
     channel.deliver_in_order(lambda _floor: None)
     consumer = subscribe(channel, rdy=1)
     assert handle(channel, consumer, lambda *_: False, 5) == [1] * 5
+
+
+def test_what_came_back_in_order_is_first_when_there_is_no_order_any_more():
+    channel = make_channel(make_log(3))
+    channel.deliver_in_order(lambda _floor: None)
+    consumer = subscribe(channel, rdy=1)
+    channel.pump(0, 0)
+    assert [sequence for sequence, _, _ in received(consumer)] == [1]
+    channel.remove(consumer)
+    channel.deliver_in_order(None)
+    assert handle(channel, subscribe(channel, rdy=1), lambda *_: True, 9) == [1, 2, 3]
