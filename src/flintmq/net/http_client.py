@@ -66,16 +66,21 @@ class HttpClient:
         """
         address = request.endpoint.address
         may_keep = bool(self._idle_max) and request.method == "GET"
-        data = request.encode(may_keep)
+        begin = partial(
+            _Connection.begin, data=request.encode(may_keep), new=partial(Exchange, address, body_bytes_max)
+        )
         begun_in = self._round
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     kept = self._take(request.endpoint, context) if may_keep else None
-                    connection = kept or await _connect(request.endpoint, context, timeout_s, connect_timeout_s)
-                    exchange = Exchange(address, body_bytes_max)
+                    if kept is not None:
+                        begin(kept)
+                    connection = kept or await _connect(request.endpoint, context, timeout_s, connect_timeout_s, begin)
+                    exchange = connection.exchange
                     try:
-                        await connection.carry(data, exchange)
+                        while not exchange.is_complete:
+                            await connection.progress()
                     except NoAnswer:
                         if kept is not None and not exchange.has_begun:
                             continue  # the server closed it while it was idle
@@ -106,17 +111,17 @@ class HttpClient:
         """
         address = request.endpoint.address
         connection: _Connection | None = None
-        exchange = Exchange(address, _STREAM_PIECE_BYTES_MAX)
+        new = partial(Exchange, address, _STREAM_PIECE_BYTES_MAX)
+        begin = partial(_Connection.begin, data=request.encode(), new=new, is_stream=True)
         try:
             try:
                 async with asyncio.timeout(timeout_s):
-                    connection = await _connect(request.endpoint, context, timeout_s, connect_timeout_s)
-                    connection.begin(request.encode(), exchange, is_stream=True)
-                    while not exchange.has_head:
+                    connection = await _connect(request.endpoint, context, timeout_s, connect_timeout_s, begin)
+                    while not connection.exchange.has_head:
                         await connection.progress()
             except TimeoutError as error:
                 raise NoAnswer(address, f"no answer within {timeout_s:g} s") from error
-            yield Stream(connection, exchange)
+            yield Stream(connection)
         finally:
             if connection is not None:
                 connection.abort()
@@ -171,10 +176,10 @@ class Stream:
         status, headers: of the answer.
     """
 
-    def __init__(self, connection: _Connection, exchange: Exchange) -> None:
-        self.status, self.headers, self._first = exchange.answer()
+    def __init__(self, connection: _Connection) -> None:
         self._connection = connection
-        self._exchange = exchange
+        self._exchange = connection.exchange
+        self.status, self.headers, self._first = self._exchange.answer()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         piece, self._first = self._first, b""
@@ -192,31 +197,33 @@ class Stream:
 class _Connection(asyncio.Protocol):
     """One connection, which carries one exchange at a time.
 
+    Args:
+        begin: called when it is made: whoever speaks first is heard, and whoever leaves at once is noticed.
+
     Attributes:
+        exchange: the present one, or the last.
         is_over: nothing can be sent any more.
     """
 
-    def __init__(self, key: _Key, loop: asyncio.AbstractEventLoop) -> None:
+    exchange: Exchange
+
+    def __init__(self, key: _Key, loop: asyncio.AbstractEventLoop, begin: Callable[[_Connection], None]) -> None:
         self.key = key
         self.loop = loop
         self.is_over = False
+        self._begin = begin
+        self._is_resting = False
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
         self._is_stream = False
         self._failure: NoAnswer | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def carry(self, data: bytes, exchange: Exchange) -> None:
-        """Send a request and wait until its answer is complete; raises NoAnswer."""
-        self.begin(data, exchange)
-        while not exchange.is_complete:
-            await self.progress()
-
-    def begin(self, data: bytes, exchange: Exchange, is_stream: bool = False) -> None:
+    def begin(self, data: bytes, new: Callable[[], Exchange], is_stream: bool = False) -> None:
         """Send a request; with a stream every piece of the answer is progress."""
         assert self._transport is not None
-        self._exchange = exchange
+        self.exchange = new()
         self._is_stream = is_stream
+        self._is_resting = False
         self._transport.write(data)
 
     async def progress(self) -> None:
@@ -236,8 +243,8 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def rest(self) -> None:
-        """Let go of the exchange; the connection is kept."""
-        self._exchange = None
+        """Expect nothing; the connection is kept."""
+        self._is_resting = True
 
     def abort(self) -> None:
         """End it at once."""
@@ -249,10 +256,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._begin(self)
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:  # it says something that it was not asked for
+        exchange = self.exchange
+        if self._is_resting:  # it says something that it was not asked for
             self.abort()
             return
         try:
@@ -268,12 +276,12 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_over = True
-        if self._exchange is None:
+        if self._is_resting:
             return
         try:
             if isinstance(exc, ssl.SSLError):
                 raise no_connection(self.key.endpoint, exc)
-            self._exchange.end(exc if isinstance(exc, OSError) else None)
+            self.exchange.end(exc if isinstance(exc, OSError) else None)
         except NoAnswer as failure:
             self._fail(failure)
         self._wake()
@@ -289,11 +297,15 @@ class _Connection(asyncio.Protocol):
 
 
 async def _connect(
-    endpoint: Endpoint, context: ssl.SSLContext | None, timeout_s: float, connect_timeout_s: float | None
+    endpoint: Endpoint,
+    context: ssl.SSLContext | None,
+    timeout_s: float,
+    connect_timeout_s: float | None,
+    begin: Callable[[_Connection], None],
 ) -> _Connection:
-    """Connect; every address of the host is tried and has its share of the time."""
+    """Connect and send; every address of the host is tried and has its share of the time."""
     loop = asyncio.get_running_loop()
-    make = partial(_Connection, _Key(endpoint, context), loop)
+    make = partial(_Connection, _Key(endpoint, context), loop, begin)
     limit_s = timeout_s if connect_timeout_s is None else min(timeout_s, connect_timeout_s)
     late = f"no {'answer' if connect_timeout_s is None else 'connection'} within {limit_s:g} s"
     deadline = loop.time() + limit_s

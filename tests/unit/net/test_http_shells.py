@@ -44,7 +44,7 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 
 
 @contextmanager
-def serving(serve: Serve, listening: socket.socket | None = None) -> Iterator[str]:
+def serving(serve: Serve, on: socket.socket | None = None) -> Iterator[str]:
     """Serve each connection in a thread of its own; gives the URL."""
     threads: list[threading.Thread] = []
 
@@ -65,7 +65,8 @@ def serving(serve: Serve, listening: socket.socket | None = None) -> Iterator[st
             threads.append(threading.Thread(target=handle, args=(connection,), daemon=True))
             threads[-1].start()
 
-    with listening or socket.create_server(("127.0.0.1", 0)) as listening:
+    listening = on or socket.create_server(("127.0.0.1", 0))
+    with listening:
         accepting = threading.Thread(target=accept, daemon=True)
         accepting.start()
         name = listening.getsockname()
@@ -164,13 +165,15 @@ async def test_proxies_of_the_environment_are_not_used(ask: Ask, monkeypatch: py
     ("serve", "reason"),
     [
         (answering(b""), "closed before the answer was complete"),
+        (lambda connection: None, "closed before the answer was complete"),
+        (lambda connection: connection.sendall(b"220 mail\r\n"), "the answer is not HTTP|closed before the answer"),
         (answering(OK[:-1]), "closed before the answer was complete"),
         (answering(b"220 mail\r\n"), "the answer is not HTTP"),
         (answering(b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"), "changes to another protocol"),
         (answering(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000), "head of the answer is larger than 65536 bytes"),
         (answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (1024 * 1024 + 1)), "larger than 1048576 bytes"),
     ],
-    ids=["nothing", "cut", "mail", "upgrade", "head", "body"],
+    ids=["nothing", "leaves", "speaks first", "cut", "mail", "upgrade", "head", "body"],
 )
 async def test_what_is_no_answer(ask: Ask, serve: Serve, reason: str):
     with serving(serve) as url, pytest.raises(NoAnswer, match=reason) as caught:
