@@ -178,7 +178,9 @@ def _read_url(url: str) -> tuple[Endpoint, str, str]:
     if parts.scheme not in _PORTS or not parts.hostname:
         raise NoAnswer("", "the URL cannot be used: it must be http://host:port/path or https://host:port/path")
     endpoint = Endpoint(parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port)
-    target = quote(f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/", safe=_LEFT_IN_URLS)
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    if not _TARGET.fullmatch(target):
+        target = quote(target, safe=_LEFT_IN_URLS)
     if parts.username is None:
         return endpoint, target, ""
     user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
