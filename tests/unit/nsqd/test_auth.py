@@ -343,7 +343,7 @@ async def test_questions_have_a_bound_and_all_are_answered():
         together -= 1
         return web.json_response(ANSWER)
 
-    async with serving(handle) as address, asking(address, request_timeout_s=60) as client:
+    async with serving(handle) as address, asking(address, connect_timeout_s=60, request_timeout_s=60) as client:
         answers = await asyncio.gather(*(ask(client) for _ in range(2 * CONCURRENT_MAX)))
     assert len(answers) == 2 * CONCURRENT_MAX
     assert 2 < most <= CONCURRENT_MAX
