@@ -30,7 +30,7 @@ class SystemClock:
 
     def wall_ns(self) -> int:
         # a machine without a battery may begin before 1970: then it is 1970 until its clock is set
-        return min(max(time.time_ns(), 0), WALL_NS_MAX)
+        now_ns = time.time_ns()
+        return now_ns if 0 <= now_ns <= WALL_NS_MAX else min(max(now_ns, 0), WALL_NS_MAX)
 
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    monotonic_ns = staticmethod(time.monotonic_ns)  # read for every command that takes a while

@@ -959,7 +959,8 @@ class Broker(TopicLimits):
                 continue  # until its files are there, or the database knows what it has to
             self._grown[partition] = None
             # a quarter of what there is at least: it does not grow beyond four times what a turn brings
-            left = max(_TURN_WEIGHT, partition.pending_weight // 4)
+            weight = partition.pending_weight
+            left = weight // 4 if weight > 4 * _TURN_WEIGHT else _TURN_WEIGHT
             try:
                 while left > 0 and partition.has_pending:
                     group = partition.write_pending(wall_ns, left)
@@ -973,7 +974,7 @@ class Broker(TopicLimits):
             if partition.has_pending:
                 self._publishing[partition] = None
         self.write_error = error
-        self.left_bytes = sum(partition.pending_weight for partition in self._publishing)
+        self.left_bytes = sum(partition.pending_weight for partition in self._publishing) if self._publishing else 0
         return groups
 
     def commit(self, groups: Iterable[PublishGroup]) -> None:

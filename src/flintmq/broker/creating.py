@@ -265,7 +265,7 @@ class TopicCreation(ABC):
     @property
     def has_creations(self) -> bool:
         """Whether files of topics are to be made, or are being made."""
-        return any(new.is_recorded for new in self._creations.values())
+        return bool(self._creations) and any(new.is_recorded for new in self._creations.values())
 
     def take_creations(self) -> list[NewTopic]:
         """Topics whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""

@@ -376,7 +376,8 @@ class Partition:
     @property
     def pending_weight(self) -> int:
         """What :meth:`write_pending` would have to do, about as much as writing so many bytes."""
-        return sum(group.weight for group in self._groups)
+        groups = self._groups
+        return groups[0].weight if len(groups) == 1 else sum(group.weight for group in groups)
 
     def refuse(self, error: StorageError) -> None:
         """End what has been published, and take no more, because there will be no log."""

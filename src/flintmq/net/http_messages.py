@@ -192,6 +192,7 @@ class Request:
     __slots__ = (
         "_path",
         "_query",
+        "_values",
         "answer_headers",
         "body",
         "common_name",
@@ -217,6 +218,7 @@ class Request:
         self.method_bytes = method
         self._path = path
         self._query = query
+        self._values: Mapping[str, str] | None = None
         self.headers = headers
         self.remote_address = remote_address
         self.route = route
@@ -254,13 +256,21 @@ class Request:
         Raises:
             HttpError: 400 INVALID_REQUEST when it cannot be read.
         """
-        return parse_query(self._query)
+        values = self._values
+        if values is None:
+            values = self._values = parse_query(self._query)
+        return values
+
+    @property
+    def query_bytes(self) -> bytes:
+        """The query string as it arrived."""
+        return self._query
 
     @property
     def names(self) -> Iterable[str]:
         """Names of the parameters; none of a query that cannot be read, which is for the handler to say in its turn."""
         try:
-            return parse_query(self._query)
+            return self._values or self.query
         except HttpError:
             return ()
 

@@ -124,12 +124,16 @@ class Router:
     def _strict(self, handler: Handler, takes: tuple[str, ...], allowed: frozenset[str], what: str) -> Handler:
         """A handler that refuses parameters which it does not obey and somebody knows."""
         known = self._known
+        obeyed_query = b""  # the last one, because publishers repeat theirs
 
         def answer(request: Request) -> Response | PendingResponse | Coroutine[Any, Any, Response]:
-            for name in request.names:
-                if name not in allowed and name in known:
-                    obeyed = f"it takes {', '.join(takes)}" if takes else "it takes no parameters"
-                    raise HttpError(400, f"INVALID_ARG_{name.upper()}: {what} does not take {name}; {obeyed}")
+            nonlocal obeyed_query
+            if request.query_bytes != obeyed_query:
+                for name in request.names:
+                    if name not in allowed and name in known:
+                        obeyed = f"it takes {', '.join(takes)}" if takes else "it takes no parameters"
+                        raise HttpError(400, f"INVALID_ARG_{name.upper()}: {what} does not take {name}; {obeyed}")
+                obeyed_query = request.query_bytes
             return handler(request)
 
         return answer

@@ -713,7 +713,8 @@ class _Connection(asyncio.Protocol):
         self._since_tick = self._server.tick
         if self._transport is not None:
             self._respond(request, response)
-            self._advance()
+            if self._queue or self._left or self._is_input_done or self._expects_continue or self._is_read_paused:
+                self._advance()
             self._flush()
             if self.input_meter.held_bytes:
                 self._count_input()

@@ -177,7 +177,8 @@ class Session(asyncio.Protocol):
             self._waiting.extend(events)
         elif events or began_ns:
             self._execute(events, began_ns)
-        self._count_input()
+        if self.parser.held_bytes or self.input_meter.held_bytes:
+            self._count_input()
 
     def _count_input(self) -> None:
         """Count what has come of a body that is not complete."""
@@ -522,7 +523,7 @@ class Session(asyncio.Protocol):
         if began_ns:
             self._slice_left_ns -= self._now_ns() - began_ns
             is_over = is_over or self._slice_left_ns <= 0 or self.engine.is_crowded
-        if (is_over or self._has_backlog) and self._transport is not None:
+        if (is_over or self._waiting or parser.has_more) and self._transport is not None:
             self._transport.pause_reading()
             if not self._must_wait():
                 self.engine.turns.later(self)

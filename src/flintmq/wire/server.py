@@ -433,7 +433,7 @@ class ServerConnection:
     @property
     def held_bytes(self) -> int:
         """Bytes received and not yet parsed."""
-        return self._held_bytes + len(self._rest) - self._rest_at
+        return self._held_bytes + len(self._rest) - self._rest_at if self.has_more else self._held_bytes
 
     def repeated_pub(self, data: bytes) -> bytes | None:
         """The body when ``data`` is one whole PUB to ``pub_topic``; None otherwise, and then nothing has been taken.

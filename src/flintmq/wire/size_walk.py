@@ -27,7 +27,13 @@ def uniform_run(data: bytes, at: int, count: int) -> int:
     count = min(count, (len(data) - at) // stride)
     end = at + count * stride
     # all sizes are checked by their columns, in few calls
-    return count if all(data[at + i : end : stride] == field[i : i + 1] * count for i in (3, 2, 1, 0)) else 0
+    is_uniform = (
+        data[at + 3 : end : stride] == field[3:] * count
+        and data[at + 2 : end : stride] == field[2:3] * count
+        and data[at + 1 : end : stride] == field[1:2] * count
+        and data[at:end:stride] == field[:1] * count
+    )
+    return count if is_uniform else 0
 
 
 class SizeWalk:
