@@ -141,6 +141,14 @@ def test_columns_that_do_not_fit(nsqd):
         assert isinstance(pickle.loads(pickle.dumps(writer(options(nsqd), BODY, False))), writer)
 
 
+@pytest.mark.parametrize("name", ["trace_id", "headers", "partition", "key", "unused"])
+def test_a_column_that_would_be_lost(nsqd, name):
+    schema = StructType([*TOPIC_AND_BODY.fields, StructField(name, StringType())])
+    for kind in (NsqWriter, NsqStreamWriter):
+        with pytest.raises(OptionError, match=rf"columns='{name}' is not allowed; .* select\('body'\)"):
+            kind(options(nsqd), schema, False)
+
+
 def test_nothing_to_write_makes_no_topic(nsqd):
     done = write(options(nsqd), bodies())
     assert (done.messages, nsqd.asked) == ({}, [])

@@ -20,6 +20,7 @@ from flintmq.spark.broker import POOL, NsqdConnection
 from flintmq.spark.errors import DataLost
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
+from flintmq.spark.survey import Surveyor
 
 ALL = ReadAllAvailable()
 
@@ -144,8 +145,71 @@ def test_a_start_that_retention_removed(nsqd):
         NsqReader(options(nsqd, **given)).partitions()
     reader = NsqReader(options(nsqd, failOnDataLoss="false", **given))
     assert offsets_read(reader, reader.partitions()) == list(range(51, 101))
-    with pytest.raises(DataLost, match="101 to 200"):
-        NsqReader(options(nsqd, endingOffsets='{"t": {"0": 200}}')).partitions()
+
+
+def test_numbers_beyond_the_end(nsqd):
+    nsqd.topic("t", numbered(1, 101), batch=10).trim(51)
+    there = rf"t {nsqd.address}/0 has no 200 yet; there is {nsqd.address}/0 \(51 to 101, exclusive\)"
+    for option in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(OptionError, match=there) as caught:
+            NsqReader(options(nsqd, **{option: '{"t": {"0": 200}}'})).partitions()
+        assert caught.value.option == option
+    with pytest.raises(OptionError, match=there):
+        first_end(stream(nsqd, startingOffsets='{"t": {"0": 200}}'))
+    lenient = {"failOnDataLoss": "false", "startingOffsets": '{"t": {"0": 95}}', "endingOffsets": '{"t": {"0": 200}}'}
+    reader = NsqReader(options(nsqd, **lenient))
+    assert offsets_read(reader, reader.partitions()) == list(range(95, 101))
+    late = stream(nsqd, failOnDataLoss="false", startingOffsets='{"t": {"0": 200}}')
+    assert at(first_end(late), nsqd) == 101
+    with pytest.raises(OptionError, match="-2 is the beginning"):
+        NsqReader(options(nsqd, endingOffsets='{"t": {"0": -2}}')).partitions()
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('{"tt": {"0": 1}}', "there is no topic 'tt' to read from; there is t, u$"),
+        ('{"t": {"1": 1}}', r"topic 't' has no '1'; there is 127.0.0.1:\d+/0 \(1 to 101, exclusive\)$"),
+        (
+            '{"u": {"elsewhere:4150/0": 1}}',
+            r"topic 'u' has no 'elsewhere:4150/0'; there is .*/0 \(1 to 1, exclusive\)",
+        ),
+    ],
+)
+def test_offsets_of_what_does_not_exist(nsqd, given, words, option, lenient):
+    """A typo must not read everything from the beginning, also where losses are forgiven."""
+    nsqd.topic("t", numbered(1, 101))
+    nsqd.topic("u")
+    chosen = options(nsqd, topics="t,u", failOnDataLoss=lenient, **{option: given})
+    with pytest.raises(OptionError, match=words):
+        NsqReader(chosen).partitions()
+    if option == "startingOffsets":
+        reader = NsqStreamReader(chosen)
+        with pytest.raises(OptionError, match=words):
+            first_end(reader)
+        reader.prepareForTriggerAvailableNow()
+        with pytest.raises(OptionError, match=words):
+            first_end(reader)
+
+
+def test_an_end_by_time_while_publishing_goes_on(nsqd):
+    """What came since the first survey is older than the end, and no message is missing."""
+    log = nsqd.topic("t", numbered(1, 101))
+    reader = NsqReader(options(nsqd, endingTimestamp="1900000000000"))
+    look, looks = Surveyor.look, []
+
+    def publish_in_between(self, *args, **kwargs):
+        looks.append(1)
+        if len(looks) == 2:
+            log.append(numbered(101, 111))
+        return look(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Surveyor, "look", publish_in_between)
+        tasks = reader.partitions()
+    assert offsets_read(reader, tasks) == list(range(1, 111))
 
 
 def test_an_original_nsqd_is_named_as_such(nsqd):

@@ -259,7 +259,7 @@ def sink(writer: Any, nsqd: NsqdProcess, **options: object) -> Any:
 
 
 def test_write(spark, nsqd, source, topic):
-    frame = spark.range(5000).selectExpr("cast(id as string) AS body", "id AS unused")
+    frame = spark.range(5000).selectExpr("cast(id as string) AS body")
     sink(frame.write.mode("append"), nsqd, topic=topic).save()
     assert_each_once(bodies(source(spark.read).load()), 5000)
 
@@ -284,6 +284,8 @@ def test_write_what_does_not_fit(spark, nsqd, source, topic):
     assert sorted(len(body) for body in bodies(source(spark.read, topic=name).load())) == [1, 11, 21, 31, 41]
     with pytest.raises(Exception, match="only be appended"):
         sink(frame.write.mode("overwrite"), nsqd, topic=topic).save()
+    with pytest.raises(Exception, match="columns='trace_id' is not allowed"):
+        sink(frame.selectExpr("body", "1 AS trace_id").write.mode("append"), nsqd, topic=topic).save()
     with pytest.raises(Exception, match="column body of type binary or string"):
         sink(spark.range(3).write.mode("append"), nsqd, topic=topic).save()
 

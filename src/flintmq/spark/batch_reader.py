@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from flintmq.errors import NsqdError
+from flintmq.errors import NsqdError, OptionError
 from flintmq.spark.broker import TOPIC_NOT_EXIST, PartitionLog
-from flintmq.spark.errors import DataLost, line_first
-from flintmq.spark.offsets import PartitionKey, Position, parse_given
+from flintmq.spark.errors import SOURCE, DataLost, line_first
+from flintmq.spark.offsets import EARLIEST_SEQUENCE, LATEST_SEQUENCE, PartitionKey, Position, parse_given
 from flintmq.spark.options import LATEST, SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.pushdown import Bounds, bounds_of
@@ -73,10 +73,21 @@ class NsqReader(DataSourceReader):
         ends = {key: entry.end for key, entry in survey.logs.items()}
         if options.ending_offsets != LATEST:
             given = parse_given("endingOffsets", options.ending_offsets)
-            for key in ends:
+            given.check("endingOffsets", {key: (entry.start, entry.end) for key, entry in survey.logs.items()})
+            for key, entry in survey.logs.items():
                 wanted = given.sequence(key)
-                if wanted is not None and wanted >= 0:
-                    ends[key] = wanted
+                if wanted == EARLIEST_SEQUENCE:
+                    raise OptionError(
+                        "endingOffsets", options.ending_offsets, "-2 is the beginning, not an end", SOURCE
+                    )
+                if wanted is None or wanted == LATEST_SEQUENCE:
+                    continue
+                if wanted > entry.end:
+                    beyond = given.beyond("endingOffsets", key, wanted, entry.start, entry.end)
+                    if options.fail_on_data_loss:
+                        raise beyond
+                    log.warning("%s; ending there", beyond)
+                ends[key] = min(wanted, entry.end)
         return ends
 
     def _range(self, key: PartitionKey, start: Position, end: int, entry: PartitionLog) -> FetchRange:
@@ -84,9 +95,6 @@ class NsqReader(DataSourceReader):
         if first < entry.start:
             self._lose(key, first, min(entry.start, last), f"retention has removed everything below {entry.start}")
             first = entry.start
-        if last > entry.end:
-            self._lose(key, max(first, entry.end), last, f"the log ends at {entry.end}")
-            last = entry.end
         return FetchRange(*key, first, max(first, last), start.log_id)
 
     def _lose(self, key: PartitionKey, start: int, end: int, reason: str) -> None:

@@ -14,6 +14,9 @@ from typing import ParamSpec, TypeVar, cast
 
 from flintmq.errors import FlintError
 
+SOURCE = "option of format nsq"
+"""Where an option was given, for ``OptionError``."""
+
 log = logging.getLogger("flintmq.spark")
 
 P = ParamSpec("P")

@@ -20,7 +20,8 @@ from flintmq.client.blocking.pipeline import SilentOptions
 from flintmq.client.options import ConnectionOptions, system_env
 from flintmq.client.security import SECRET_BYTES_MAX
 from flintmq.errors import ConnectionFailed, NsqdError, OptionError
-from flintmq.spark.options import SOURCE, LinkOptions, camel
+from flintmq.spark.errors import SOURCE
+from flintmq.spark.options import LinkOptions, camel
 
 log = logging.getLogger("flintmq.spark")
 

@@ -26,12 +26,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flintmq.errors import OptionError
+from flintmq.spark.errors import SOURCE
 
 LOG_KEY = "_log"
 FROM_KEY = "_from"
 RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY})
 FIRST_SEQUENCE = 1  # of a new log; a user's 0 means the same
 LATEST_SEQUENCE = -1
+LISTED_MAX = 20  # of what there is, in an error
 EARLIEST_SEQUENCE = -2
 
 
@@ -124,9 +126,43 @@ class GivenOffsets:
         labels = self.sequences.get(key.topic, {})
         return labels.get(key.label, labels.get(str(key.partition)))
 
+    def check(self, option: str, logs: Mapping[PartitionKey, tuple[int, int]]) -> None:
+        """See that everything that is named is there.
+
+        Args:
+            logs: start and end (exclusive) of every log there is.
+
+        Raises:
+            OptionError: a topic, nsqd or partition does not exist; it lists what does.
+        """
+        for topic, labels in self.sequences.items():
+            there = {key: log for key, log in logs.items() if key.topic == topic}
+            if not there:
+                names = ", ".join(sorted({key.topic for key in logs})[:LISTED_MAX]) or "none"
+                what = f"there is no topic {topic!r} to read from; there is {names}"
+                raise OptionError(option, json.dumps(self.sequences), what, SOURCE)
+            known = {key.label for key in there} | {str(key.partition) for key in there}
+            for label in labels:
+                if label not in known:
+                    what = f"topic {topic!r} has no {label!r}; there is {_shown(there)}"
+                    raise OptionError(option, json.dumps(self.sequences), what, SOURCE)
+
+    def beyond(self, option: str, key: PartitionKey, sequence: int, start: int, end: int) -> OptionError:
+        """The exception for a number behind the end of its log."""
+        exists = _shown({key: (start, end)})
+        what = f"{key.topic} {key.label} has no {sequence} yet; there is {exists}"
+        return OptionError(option, json.dumps(self.sequences), what, SOURCE)
+
     def log_id(self, key: PartitionKey) -> str | None:
         """The identity of the log the number belongs to, None when the user gave none."""
         return self.logs.get(key.topic, {}).get(key.label)
+
+
+def _shown(logs: Mapping[PartitionKey, tuple[int, int]]) -> str:
+    """Logs and where they begin and end, for an error."""
+    shown = [f"{key.label} ({start} to {end}, exclusive)" for key, (start, end) in sorted(logs.items())]
+    more = f" and {len(shown) - LISTED_MAX} more" if len(shown) > LISTED_MAX else ""
+    return ", ".join(shown[:LISTED_MAX]) + more
 
 
 def parse_given(option: str, text: str) -> GivenOffsets:
@@ -136,7 +172,7 @@ def parse_given(option: str, text: str) -> GivenOffsets:
         OptionError: it has another form.
     """
     form = 'JSON such as {"topic": {"host:4150/0": 23}}, with -1 for latest and -2 for earliest'
-    error = OptionError(option, text, form, "option of format nsq")
+    error = OptionError(option, text, form, SOURCE)
     value = json.loads(text)
     logs = value.pop(LOG_KEY, {})
     value.pop(FROM_KEY, None)

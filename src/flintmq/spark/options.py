@@ -23,11 +23,11 @@ from flintmq.errors import OptionError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.names import is_valid_name
 from flintmq.net.tls import VERSIONS
+from flintmq.spark.errors import SOURCE
 from flintmq.spark.offsets import RESERVED_TOPICS
 from flintmq.spark.schema import COLUMNS, TYPES
 
 # what Spark itself leaves among the options of a source or sink
-SOURCE = "option of format nsq"
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "numpartitions"})
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -61,6 +61,15 @@ class RowWriter:
         if not isinstance(types.get("body"), BinaryType | StringType):
             have = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema.fields)
             raise OptionError("columns", have, "there must be a column body of type binary or string", "sink nsq")
+        unused = [name for name in types if name not in ("body", "topic")]
+        if unused:
+            raise OptionError(
+                "columns",
+                ", ".join(unused),
+                "a message is made of body (and topic says where it goes), these would be lost: leave them out with "
+                "select('body'), or put them into it with selectExpr('to_json(struct(*)) AS body')",
+                "sink nsq",
+            )
         if not options.topic and not isinstance(types.get("topic"), StringType):
             raise OptionError("topic", "", "give the option topic, or a column topic of type string", "sink nsq")
 

@@ -5,6 +5,8 @@ The rules of this file: with a channel, asking twice gives the same answer, what
 
 from __future__ import annotations
 
+import logging
+
 from flintmq.spark.broker import PartitionLog
 from flintmq.spark.errors import DataLost
 from flintmq.spark.offsets import (
@@ -20,6 +22,8 @@ from flintmq.spark.offsets import (
 from flintmq.spark.options import CURSOR, EARLIEST, LATEST, SourceOptions
 from flintmq.spark.survey import Survey, Surveyor
 
+log = logging.getLogger("flintmq.spark")
+
 
 class StartingPoints:
     """Where reading starts: the options, applied to what nsqd has."""
@@ -34,6 +38,7 @@ class StartingPoints:
         given: GivenOffsets | None = None
         if options.starting_timestamp is None and options.starting_offsets not in (EARLIEST, LATEST, CURSOR):
             given = parse_given("startingOffsets", options.starting_offsets)
+            given.check("startingOffsets", {key: (entry.start, entry.end) for key, entry in survey.logs.items()})
         return {
             key: Position(self._sequence(key, entry, given), entry.log_id) for key, entry in sorted(survey.logs.items())
         }
@@ -59,6 +64,13 @@ class StartingPoints:
             return entry.start
         if wanted == LATEST_SEQUENCE:
             return self._surveyor.move_cursor(key, LATEST_SEQUENCE) if options.channel else entry.end
+        if wanted > entry.end:
+            assert given is not None
+            beyond = given.beyond("startingOffsets", key, wanted, entry.start, entry.end)
+            if options.fail_on_data_loss:
+                raise beyond
+            log.warning("%s; beginning at the end", beyond)
+            wanted = entry.end
         return self._held(key, max(wanted, FIRST_SEQUENCE))
 
     def _held(self, key: PartitionKey, sequence: int) -> int:
