@@ -60,7 +60,7 @@ def assert_one_line(error: BaseException, words: str) -> None:
     assert len(lines) == 1, str(error)
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[dict[str, str | None], str]] = {
     "no variable": ({"authSecret": "env:NOT_THERE"}, "NOT_THERE is not set on host"),
     "no TLS": ({"tls": None, "tlsCaFile": None, "tlsCert": None, "tlsKey": None}, "connect with tls=true"),
     "no authority": ({"tlsCaFile": None}, "set tlsCaFile"),
