@@ -32,7 +32,7 @@ GAPS_S = 5.0  # between two lookups of a topic that has a partition which takes 
 class Finding(ABC):
     """What a producer does to know where to publish."""
 
-    _asked: dict[str, None]
+    _asked: dict[str, bool]
     _changed: threading.Condition
     _env: Env
     _gaps_at: float
@@ -61,11 +61,17 @@ class Finding(ABC):
             self._look_up(topic)
 
     def _look_up(self, topic: str) -> None:
-        """Refresh what is known of a topic, once at a time and at most once a second."""
-        if self._lookup is not None and topic not in self._asked:
-            self._asked[topic] = None
+        """Refresh what is known of a topic, once at a time and at most once a second; what comes earlier waits."""
+        if topic in self._asked:
+            self._asked[topic] = True
+        elif self._lookup is not None:
+            self._asked[topic] = False
             distrusted = self._routes.distrusted(topic, self._time())
             self._lookup.ask(topic_path(topic, "w"), partial(self._found, topic), distrusted)
+
+    def _end_asking(self, topic: str) -> None:
+        if self._asked.pop(topic, False):
+            self._look_up(topic)
 
     def _found(self, topic: str, outcome: Topology | DiscoveryError) -> None:
         assert self._lookup is not None
@@ -82,7 +88,8 @@ class Finding(ABC):
         self._learn(topic, outcome, is_guess=True)
 
     def _learn(self, topic: str, outcome: Topology | DiscoveryError, is_guess: bool = False) -> None:
-        self._timers.call_later(min(LOOK_AGAIN_S, self._lookup_interval_s), self._asked.pop, topic, None)
+        self._asked[topic] = False  # who asked while it was under way has this answer
+        self._timers.call_later(min(LOOK_AGAIN_S, self._lookup_interval_s), self._end_asking, topic)
         if isinstance(outcome, DiscoveryError):
             self._last_error = outcome
             log.warning("discovery of %s failed: %s", topic, outcome)

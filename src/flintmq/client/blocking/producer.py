@@ -203,7 +203,7 @@ class Producer(Finding):
         self._routes = Routes(self._nsqd)
         self._writers = new_writers(self._producer_id, self._env, self._pool_size)
         self._queues = Queues()
-        self._asked: dict[str, None] = {}
+        self._asked: dict[str, bool] = {}
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
         self._fate = Fate(self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers)
