@@ -151,16 +151,14 @@ class Sender:
         self._resolve(topic)
         self._dispatch_waiting()
 
-    def take(self, publish: Publish, will_flush: bool = False, now: float | None = None) -> None:
+    def take(self, publish: Publish, will_flush: bool = False) -> None:
         """Take over a publish: from here on it ends by its deadline at the latest.
 
         Args:
             will_flush: the caller calls :meth:`flush` behind it.
-            now: the time, for who has just looked.
         """
         if publish.keys is None:
-            if now is None:
-                now = self._timers.time()
+            now = self._timers.time()
             self._register(publish, now)
             self._dispatch(publish, will_flush, now)
         else:
