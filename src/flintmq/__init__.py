@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flintmq.client.core.message import Discard, Message, Requeue
     from flintmq.client.core.order import OrderViolation
     from flintmq.client.core.publish import Published
+    from flintmq.client.core.settings import ConsumerOptions
     from flintmq.client.core.start import Start
     from flintmq.client.options import ConnectionOptions
     from flintmq.client.security import TlsRefused
@@ -61,6 +62,7 @@ __all__ = [
     "Requeue",
     "Discard",
     "ConnectionOptions",
+    "ConsumerOptions",
     "Start",
     "NsqdAdmin",
     "LookupdAdmin",
@@ -101,6 +103,7 @@ _CLIENT = {
     "Requeue": "flintmq.client.core.message",
     "Discard": "flintmq.client.core.message",
     "ConnectionOptions": "flintmq.client.options",
+    "ConsumerOptions": "flintmq.client.core.settings",
     "Start": "flintmq.client.core.start",
     "NsqdAdmin": "flintmq.client.admin.clients",
     "LookupdAdmin": "flintmq.client.admin.clients",

@@ -22,6 +22,7 @@ from flintmq.client.blocking.producer import Producer
 from flintmq.client.core.message import Discard, Message, Requeue
 from flintmq.client.core.order import OrderViolation
 from flintmq.client.core.publish import Published
+from flintmq.client.core.settings import ConsumerOptions
 from flintmq.client.core.start import Start
 from flintmq.client.core.stats import ConsumerStats, ProducerStats
 from flintmq.client.options import ConnectionOptions
@@ -51,6 +52,7 @@ __all__ = [
     "Requeue",
     "Discard",
     "ConnectionOptions",
+    "ConsumerOptions",
     "Start",
     "NsqdAdmin",
     "LookupdAdmin",

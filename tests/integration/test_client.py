@@ -269,32 +269,6 @@ def test_a_message_too_big_fails_alone(daemons):
 # --- several nsqd, discovery ---
 
 
-def test_two_nsqd_and_one_of_them_dies(daemons):
-    first, second = daemons.nsqd("--durability=os"), daemons.nsqd("--durability=os")
-    addresses = [address_of(first), address_of(second)]
-    seen: list[bytes] = []
-
-    async def main():
-        async with (
-            Producer(addresses) as producer,
-            Consumer(
-                "t", "c", nsqd_tcp_addresses=addresses, handler=lambda m: seen.append(m.body), inline=True
-            ) as consumer,
-        ):
-            assert len(consumer.connections) == 2
-            for number in range(100):
-                await producer.pub("t", b"%d" % number)
-            assert first.stats("t")["message_count"] == second.stats("t")["message_count"] == 50
-            await asyncio.to_thread(first.kill)
-            for number in range(100, 200):
-                await producer.pub("t", b"%d" % number)
-            await asyncio.to_thread(first.start)
-            await until(lambda: len(consumer.connections) == 2)
-            await until(lambda: len(set(seen)) == 200)
-
-    asyncio.run(main())
-
-
 def test_discovery_by_two_nsqlookupd(daemons):
     lookups = [daemons.nsqlookupd(), daemons.nsqlookupd()]
     urls = [f"http://{lookup.http[0]}:{lookup.http[1]}" for lookup in lookups]

@@ -409,33 +409,6 @@ def test_an_async_secret_is_refused_at_once():
 # --- several nsqd, discovery ---
 
 
-def test_two_nsqd_and_one_of_them_dies(daemons):
-    first, second = daemons.nsqd("--durability=os"), daemons.nsqd("--durability=os")
-    addresses = [address_of(first), address_of(second)]
-    seen: list[bytes] = []
-
-    def keep(message: Message) -> None:
-        seen.append(message.body)
-
-    with (
-        Producer(addresses) as producer,
-        Consumer("t", "c", nsqd_tcp_addresses=addresses, handler=keep) as consumer,
-    ):
-        assert len(consumer.connections) == 2
-        running = Running(consumer.run)
-        for number in range(100):
-            producer.pub("t", b"%d" % number)
-        assert first.stats("t")["message_count"] == second.stats("t")["message_count"] == 50
-        first.kill()
-        for number in range(100, 200):
-            producer.pub("t", b"%d" % number)
-        first.start()
-        wait_until(lambda: len(consumer.connections) == 2)
-        wait_until(lambda: len(set(seen)) == 200)
-        consumer.stop()
-        running.join()
-
-
 def test_max_in_flight_holds_over_all_connections_and_can_be_changed(daemons):
     nsqds = [daemons.nsqd("--durability=os") for _ in range(3)]
     for nsqd in nsqds:

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flintmq.client.aio.consumer import Consumer
-from flintmq.client.aio.handlers import is_async
 from flintmq.client.aio.lookup import Fetch
 from flintmq.client.aio.producer import Producer
+from flintmq.client.core.handlers import is_async
 from flintmq.client.core.message import Message
 from flintmq.client.options import SOURCE, ConnectionOptions, addresses
 from flintmq.env import Env

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flintmq import __version__
-from flintmq.client.aio.handlers import is_async
+from flintmq.client.core.handlers import is_async
 from flintmq.client.core.message import Discard, Message, Requeue
 from flintmq.client.options import SOURCE
 from flintmq.errors import OptionError

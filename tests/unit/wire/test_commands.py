@@ -126,6 +126,7 @@ def test_one_call_publishes_in_every_way(bodies, partition, way, number):
     client, server = ClientConnection(), ServerConnection(LIMITS)
     server.receive_data(b"  V2")
     (event,) = server.receive_data(client.publish("t", bodies, "token", partition=partition, **fields))
+    assert isinstance(event, Publish)
     front = {"traced": number.to_bytes(8, "big"), "headed": b"\0\2{}"}.get(way, b"")
     wanted = Publish(
         event.command,

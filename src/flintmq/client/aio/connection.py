@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from flintmq.client.aio.opening import Opening
 from flintmq.client.core.handshake import Handshake
@@ -17,11 +17,8 @@ from flintmq.client.options import ConnectionOptions, seconds, split_address, wh
 from flintmq.client.security import obtain_secret
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError
-from flintmq.wire.extended import SUB_ORDER
 
-
-class ConnectionOwner(LinkOwner["Connection"], Protocol):
-    """Who is told what happens on a connection."""
+ConnectionOwner = LinkOwner["Connection"]
 
 
 class Connection(Link, asyncio.Protocol):
@@ -95,36 +92,6 @@ class Connection(Link, asyncio.Protocol):
         if received:
             self.data_received(received)
 
-    async def subscribe(self, topic: str, channel: str, partition: int | None = None) -> None:
-        """Subscribe to a channel, or to one partition of it; nothing is delivered before :meth:`rdy`.
-
-        Raises:
-            ConnectionFailed: the connection was lost, or nsqd does not answer in time.
-            NsqdError: nsqd refuses.
-        """
-        await self._ask("SUB", lambda answered: self.sub(topic, channel, answered, partition))
-
-    async def subscribe_in_order(self, topic: str, channel: str, partition: int, command: str = SUB_ORDER) -> None:
-        """Subscribe to a partition in order: one message at a time.
-
-        Args:
-            command: as this nsqd calls it.
-
-        Raises:
-            ConnectionFailed, NsqdError: as :meth:`subscribe`.
-        """
-        await self._ask("SUB", lambda answered: self.sub_order(topic, channel, partition, answered, command))
-
-    async def subscribe_from(
-        self, topic: str, channel: str, partition: int | None, named: int | None, start: str | None
-    ) -> None:
-        """Subscribe, and say where the channel begins; arguments as for :meth:`sub_advanced`.
-
-        Raises:
-            ConnectionFailed, NsqdError: as :meth:`subscribe`.
-        """
-        await self._ask("SUB", lambda answered: self.sub_advanced(topic, channel, partition, named, start, answered))
-
     async def publish_alone(self, topic: str, headers: bytes, body: bytes) -> None:
         """Publish one message with headers and wait for the answer; nothing else may be under way.
 
@@ -133,9 +100,18 @@ class Connection(Link, asyncio.Protocol):
             ConnectionFailed: there was no answer in time, or none at all.
         """
         messages = [(headers, body)]
-        await self._ask("PUB_EXT", lambda answered: self.publish_with_headers(topic, None, messages, answered))
+        await self.request("PUB_EXT", lambda answered: self.publish_with_headers(topic, None, messages, answered))
 
-    async def _ask(self, command: str, send: Callable[[Answered], None]) -> None:
+    async def request(self, command: str, send: Callable[[Answered], None]) -> None:
+        """Send a command and wait for its answer, at most for the connect timeout.
+
+        Args:
+            send: calls a command of this connection.
+
+        Raises:
+            NsqdError: nsqd refuses.
+            ConnectionFailed: the connection was lost, or nsqd does not answer in time.
+        """
         timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
         try:
             async with asyncio.timeout(timeout_s):

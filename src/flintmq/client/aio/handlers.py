@@ -1,4 +1,4 @@
-"""How a consumer's handler is run: in place, in worker tasks, or in threads. Never one task per message.
+"""How a consumer's handler is run where it waits: in worker tasks, or in threads. Never one task per message.
 
 Rules of this file:
 
@@ -12,21 +12,15 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from enum import Enum
-from typing import Any, TypeAlias, TypeGuard
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
-from flintmq.client.core.message import Delivery, Message
-from flintmq.client.inbox import Inbox
-from flintmq.client.options import SOURCE
+from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, is_async
+from flintmq.client.core.inbox import Inbox
+from flintmq.client.core.message import Message, settle
 from flintmq.clock import Clock
 from flintmq.env import Env
-from flintmq.errors import OptionError
-
-AsyncHandler: TypeAlias = Callable[[Message[Any]], Awaitable[object]]
-Handler: TypeAlias = Callable[[Message[Any]], object]
-"""Called with each message. An ``async def`` runs in worker tasks, a plain function in threads (or in place)."""
 
 Done = list[tuple[Message[Any], Exception | None]]
 
@@ -35,57 +29,24 @@ SLICE_NS = 10_000_000
 THREAD_BATCH_MAX = 256
 
 
-class Mode(Enum):
-    """How a handler is run."""
-
-    PULLED = "iterated over"
-    INLINE = "called in place"
-    TASKS = "worker tasks"
-    THREADS = "worker threads"
-
-
-def mode_of(handler: Handler | None, inline: bool) -> Mode:
-    """Decide how a handler is run.
-
-    Raises:
-        OptionError: ``inline`` and ``async def`` do not go together.
-    """
-    if handler is None:
-        return Mode.PULLED
-    if not inline:
-        return Mode.TASKS if is_async(handler) else Mode.THREADS
-    if is_async(handler):
-        raise OptionError("inline", True, "a plain function as the handler; this one is async def", SOURCE)
-    return Mode.INLINE
+async def wait(inbox: Inbox) -> None:
+    """Wait until there may be something to take, or the inbox has ended."""
+    if inbox.count or inbox.is_ended:
+        return
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    inbox.add_waiter(partial(_wake, waiter))
+    try:
+        await waiter
+    except asyncio.CancelledError:
+        inbox.pass_on()  # it may have been our turn
+        raise
 
 
-def is_async(handler: Handler) -> TypeGuard[AsyncHandler]:
-    """Whether calling the handler gives a coroutine."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
-
-
-def call_in_place(
-    handler: Handler, delivery: Delivery, attempts_max: int, give_up: Callable[[Message[Any]], None]
-) -> None:
-    """Call a plain function with every message of a read and finish what it leaves unanswered, all in one go."""
-    finished: list[bytes] = []
-    for record in delivery.records:
-        message = Message(delivery, record)
-        if record[1] > attempts_max:
-            give_up(message)
-            continue
-        try:
-            result = handler(message)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise TypeError("an inline handler is a plain function; this one returned a coroutine")
-        except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
-            message.settle(error)
-        else:
-            if message.mark_finished():
-                finished.append(message.id)
-    if finished:
-        delivery.link.finish_all(finished)
+def _wake(waiter: asyncio.Future[None]) -> bool:
+    if waiter.done():
+        return False
+    waiter.set_result(None)
+    return True
 
 
 async def iterate(inbox: Inbox) -> AsyncIterator[Message[Any]]:
@@ -105,7 +66,7 @@ async def iterate(inbox: Inbox) -> AsyncIterator[Message[Any]]:
         elif inbox.is_ended:
             return
         else:
-            await inbox.wait()
+            await wait(inbox)
             slice_end = time() + SLICE_S
 
 
@@ -122,12 +83,12 @@ async def work(inbox: Inbox, handler: AsyncHandler) -> None:
         try:
             await handler(message)
         except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
-            message.settle(error)
+            settle(message, error)
         except BaseException as error:
-            message.settle(error)
+            settle(message, error)
             raise
         else:
-            message.settle(None)
+            settle(message, None)
 
 
 async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
@@ -139,7 +100,7 @@ async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
         if not batch:
             if inbox.is_ended:
                 return
-            await inbox.wait()
+            await wait(inbox)
             continue
         began = loop.time()
         try:
@@ -149,7 +110,7 @@ async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
             # finds them answered; what it is working on may be delivered twice.
             for message in batch:
                 if not message.is_answered:
-                    message.settle(asyncio.CancelledError())
+                    settle(message, asyncio.CancelledError())
             raise
         size = min(2 * size, THREAD_BATCH_MAX) if loop.time() - began < SLICE_S else max(1, size // 4)
 
@@ -187,4 +148,4 @@ def _run(handler: Handler, batch: Sequence[Message[Any]], clock: Clock, report: 
 
 def _settle(done: Done) -> None:
     for message, error in done:
-        message.settle(error)
+        settle(message, error)

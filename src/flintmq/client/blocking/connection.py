@@ -23,20 +23,19 @@ from flintmq.client.core.timers import Timers
 from flintmq.client.options import ConnectionOptions, seconds
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, TouchFailed
-from flintmq.wire.extended import SUB_ORDER
 
 
-class ConnectionOwner(LinkOwner["Connection"], Protocol):
-    """Who is told what happens on a connection, and pumps it.
+class Pump(Protocol):
+    """Who waits for the sockets.
 
     Attributes:
-        is_waiting: somebody waits for the sockets.
+        is_waiting: somebody does now.
     """
 
     is_waiting: bool
 
     def wake(self) -> None:
-        """End the wait of whoever waits for the sockets."""
+        """End the wait."""
 
     def watch(self, connection: Connection, is_choked: bool) -> None:
         """Wait for the socket to be readable; also until it takes more, if it is choked."""
@@ -45,11 +44,15 @@ class ConnectionOwner(LinkOwner["Connection"], Protocol):
         """Wait for the socket no longer; it still has its number."""
 
 
+ConnectionOwner = LinkOwner["Connection"]
+
+
 class Connection(Link):
     """A connection after its handshake. Make it with :meth:`open`.
 
     Args:
         lock: the owner's.
+        pump: that it belongs to later.
 
     Attributes:
         has_left: nsqd has confirmed the end of the subscription.
@@ -64,10 +67,11 @@ class Connection(Link):
         options: ConnectionOptions,
         time: Time,
         lock: AbstractContextManager[object],
+        pump: Pump,
     ) -> None:
         super().__init__(address, owner, options, time)
         self.has_left = False
-        self._pump = owner
+        self._pump = pump
         self._lock = lock
         self._is_pumped = False
 
@@ -82,6 +86,7 @@ class Connection(Link):
         env: Env,
         time: Time,
         lock: AbstractContextManager[object],
+        pump: Pump,
         *,
         extended: bool = False,
         desired_tag: str = "",
@@ -99,7 +104,7 @@ class Connection(Link):
             NsqdError: nsqd refuses what was asked for.
             RemoteProtocolError: it is not an nsqd.
         """
-        connection = cls(address, owner, options, time, lock)
+        connection = cls(address, owner, options, time, lock, pump)
         connection._open(env, extended, desired_tag, once)
         return connection
 
@@ -108,47 +113,16 @@ class Connection(Link):
         self._stream = open_stream(handshake, self._options, self._time)
         self._begin(handshake)
 
-    def subscribe(self, topic: str, channel: str, partition: int | None = None) -> None:
-        """Subscribe to a channel, or to one partition of it; nothing is delivered before :meth:`rdy`.
-
-        Raises:
-            ConnectionFailed: the connection was lost, or nsqd does not answer in time.
-            NsqdError: nsqd refuses.
-        """
-        self._ask("SUB", lambda answered: self.sub(topic, channel, answered, partition))
-
-    def subscribe_in_order(self, topic: str, channel: str, partition: int, command: str = SUB_ORDER) -> None:
-        """Subscribe to a partition in order: one message at a time.
+    def request(self, command: str, send: Callable[[Answered], None]) -> None:
+        """Send a command and wait for its answer, at most for the connect timeout; not when the connection is pumped.
 
         Args:
-            command: as this nsqd calls it.
+            send: calls a command of this connection.
 
         Raises:
-            ConnectionFailed, NsqdError: as :meth:`subscribe`.
+            NsqdError: nsqd refuses.
+            ConnectionFailed: the connection was lost, or nsqd does not answer in time.
         """
-        self._ask("SUB", lambda answered: self.sub_order(topic, channel, partition, answered, command))
-
-    def subscribe_from(
-        self, topic: str, channel: str, partition: int | None, named: int | None, start: str | None
-    ) -> None:
-        """Subscribe, and say where the channel begins; arguments as for :meth:`sub_advanced`.
-
-        Raises:
-            ConnectionFailed, NsqdError: as :meth:`subscribe`.
-        """
-        self._ask("SUB", lambda answered: self.sub_advanced(topic, channel, partition, named, start, answered))
-
-    def publish_alone(self, topic: str, headers: bytes, body: bytes) -> None:
-        """Publish one message with headers and wait for the answer; nothing else may be under way.
-
-        Raises:
-            NsqdError: nsqd refuses it.
-            ConnectionFailed: there was no answer in time, or none at all.
-        """
-        messages = [(headers, body)]
-        self._ask("PUB_EXT", lambda answered: self.publish_with_headers(topic, None, messages, answered))
-
-    def _ask(self, command: str, send: Callable[[Answered], None]) -> None:
         timeout_s = seconds(self._options.connect_timeout, "connect_timeout")
         late = f"{command} was not answered within {timeout_s:g} s"
         self.answer_to(send, self._time() + timeout_s, late)
@@ -194,7 +168,7 @@ class Connection(Link):
         raise outcome
 
     def begin_pumping(self, timers: Timers) -> None:
-        """Belong to the owner from now on."""
+        """Belong to the pump from now on."""
         self._is_pumped = True
         self._pump.watch(self, is_choked=False)
         self._watch_silence(timers)

@@ -22,8 +22,8 @@ from flintmq.wire.client import ClientConnection, MessageFailed, Record
 Unanswered = AnswerLost
 
 
-class _NobodysOwner:
-    """Owns a connection that only asks."""
+class _Nobody:
+    """Owns a connection that only asks, and does not pump it."""
 
     is_waiting = False
 
@@ -40,7 +40,7 @@ class _NobodysOwner:
         connection.abort(f"it refused a {failure.command} that was never sent")
 
 
-_NOBODY = _NobodysOwner()
+_NOBODY = _Nobody()
 
 
 class Line(Connection):
@@ -66,7 +66,7 @@ class Line(Connection):
         desired_tag: str | None = None,
         once: bool = False,
     ) -> None:
-        super().__init__(address, _NOBODY, options, time, nullcontext())
+        super().__init__(address, _NOBODY, options, time, nullcontext(), _NOBODY)
         self._open(env, desired_tag is not None, desired_tag or "", once)
         self.used_at = self.opened_at
 

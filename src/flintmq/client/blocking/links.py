@@ -1,31 +1,28 @@
-"""Keeps a set of targets connected, without a thread for each.
+"""Keeps a set of targets connected, without a thread for each: a crew connects.
 
-A target is an address, or a partition on an address (:class:`flintmq.client.core.routing.Target`): one connection each.
+When which is tried: :mod:`flintmq.client.core.links`.
 
-Rules of this file:
-
-- All methods are called with the owner's lock held, except what a crew's thread does: connecting waits.
-- The first attempt after a loss comes within 1 s, later ones less and less often, with jitter; a target that is no
-  longer listed stays connected as long as its connection holds, and is not tried again after that.
+Rules of this file: all methods are called with the owner's lock held, except what a crew's thread does: connecting
+waits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, TypeVar
 
 from flintmq.client.blocking.crew import Crew
-from flintmq.client.blocking.timers import Timers
-from flintmq.client.core.backoff import ReconnectDelay
+from flintmq.client.core import links
+from flintmq.client.core.links import Key
+from flintmq.client.core.timers import Timers
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError
 
 log = logging.getLogger("flintmq.client")
 
-Key = TypeVar("Key", bound=Hashable)
 Opened = TypeVar("Opened")
 
 
@@ -39,9 +36,6 @@ class Links(Generic[Key, Opened]):
         drop: closes what was opened and is not wanted any more.
         crew: connects.
         lock: the owner's.
-
-    Attributes:
-        listed: what is wanted now.
     """
 
     def __init__(
@@ -55,98 +49,60 @@ class Links(Generic[Key, Opened]):
         lock: AbstractContextManager[object],
         env: Env,
     ) -> None:
-        self.listed: tuple[Key, ...] = ()
         self._open = open
         self._join = join
         self._tried = tried
         self._drop = drop
-        self._timers = timers
-        self._lock = lock
-        self._env = env
         self._crew = crew
-        self._links: dict[Key, _Link[Key]] = {}
-        self._is_stopped = False
+        self._lock = lock
+        self._links: links.Links[Key] = links.Links(self._begin, env)
+        self._links.start(timers)
+
+    @property
+    def listed(self) -> tuple[Key, ...]:
+        """What is wanted now."""
+        return self._links.listed
 
     @property
     def are_all_tried(self) -> bool:
         """Whether every target was tried once."""
-        return all(link.was_tried for link in self._links.values())
+        return self._links.are_all_tried
 
     def keep(self, targets: Iterable[Key]) -> None:
         """Want these targets from now on, and no others."""
-        if self._is_stopped:
-            return
-        self.listed = tuple(dict.fromkeys(targets))
-        for target in [target for target, link in self._links.items() if not link.is_busy]:
-            if target not in self.listed:
-                del self._links[target]
-        for target in self.listed:
-            if target not in self._links:
-                link = self._links[target] = _Link(target)
-                self._try(link)
+        self._links.keep(targets)
 
-    def lost(self, target: Key, lived_s: float) -> None:
-        """Note that a connection is gone."""
-        link = self._links.get(target)
-        if link is not None:
-            link.is_busy = False
-            self._try_later(link, lived_s)
+    def lost(self, target: Key, lived_s: float, at_once: bool = False) -> None:
+        """Note that a connection is gone, as :meth:`flintmq.client.core.links.Links.lost`."""
+        self._links.lost(target, lived_s, at_once)
 
     def stop(self) -> None:
         """Connect no more; connections that are there stay."""
-        self._is_stopped = True
-        self.listed = ()
+        self._links.stop()
         self._crew.end()
 
-    def _try_later(self, link: _Link[Key], lived_s: float = 0.0) -> None:
-        delay_s = link.delay.next_s(self._env.random.random(), lived_s)
-        self._timers.call_later(delay_s, self._try, link)
+    def _begin(self, target: Key) -> None:
+        self._crew.run(partial(self._connect, target))
 
-    def _try(self, link: _Link[Key]) -> None:
-        if self._links.get(link.target) is not link or link.is_busy:
-            return
-        if link.target not in self.listed:
-            del self._links[link.target]
-            return
-        link.is_busy = True
-        self._crew.run(partial(self._connect, link))
-
-    def _connect(self, link: _Link[Key]) -> None:
+    def _connect(self, target: Key) -> None:
         """Try to connect once, in a thread of the crew."""
         error: FlintError | None = None
         opened: Opened | None = None
         try:
-            opened = self._open(link.target)
+            opened = self._open(target)
         except FlintError as failure:
             error = failure
         except Exception as failure:
-            log.exception("connecting to %s failed by a mistake of ours", link.target)
-            error = ConnectionFailed(str(link.target), repr(failure))
+            log.exception("connecting to %s failed by a mistake of ours", target)
+            error = ConnectionFailed(str(target), repr(failure))
         with self._lock:
-            link.was_tried = True
-            if self._is_stopped:
+            if self._links.is_stopped:
                 if opened is not None:
                     self._drop(opened)
                 return
             if opened is not None:
+                self._links.opened(target)
                 self._join(opened)
             else:
-                link.is_busy = False
-                self._try_later(link)
-            self._tried(link.target, error)
-
-
-class _Link(Generic[Key]):
-    """One target.
-
-    Attributes:
-        is_busy: it is being connected, or is connected.
-    """
-
-    __slots__ = ("target", "delay", "is_busy", "was_tried")
-
-    def __init__(self, target: Key) -> None:
-        self.target = target
-        self.delay = ReconnectDelay()
-        self.is_busy = False
-        self.was_tried = False
+                self._links.failed(target)
+            self._tried(target, error)

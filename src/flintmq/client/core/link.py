@@ -142,6 +142,11 @@ class Link(ABC):
     def flush_soon(self) -> None:
         """Have what was gathered written before long; sets ``_is_flush_due``."""
 
+    @property
+    @abstractmethod
+    def ends(self) -> tuple[str, str]:
+        """IP addresses of this end and of nsqd's; empty when there are none, or none any more."""
+
     @abstractmethod
     def _disconnect(self, is_polite: bool) -> None:
         """Close the transport: after what was written to it, or at once."""
@@ -249,27 +254,23 @@ class Link(ABC):
     def take_output(self) -> bytes:
         """What was gathered. FINs come last, a TOUCH may precede them; then RDY, which finds them executed."""
         if self._finished or self._requeued_count or self._let_go_count:
-            self._settle()
+            finished = self._finished[:]
+            del self._finished[: len(finished)]  # what another thread appends meanwhile stays
+            requeued, self._requeued_count = self._requeued_count, 0
+            let_go, self._let_go_count = self._let_go_count, 0
+            if finished and self._wire.state != BROKEN:
+                self._out.append(self._wire.finish(finished))
+            self._is_flush_due = True  # what the owner adds goes with the rest
+            try:
+                self._owner.on_settled(self, len(finished), requeued, let_go)
+            finally:
+                self._is_flush_due = False
         self._is_flush_due = False
         output = b"".join(self._out) if self._wire.state != BROKEN else b""
         self._out.clear()
         if self._finished:  # in another thread, which found this under way
             self.flush_soon()
         return output
-
-    def _settle(self) -> None:
-        """Make FINs of what was finished, and tell the owner."""
-        finished = self._finished[:]
-        del self._finished[: len(finished)]  # what another thread appends meanwhile stays
-        requeued, self._requeued_count = self._requeued_count, 0
-        let_go, self._let_go_count = self._let_go_count, 0
-        if finished and self._wire.state != BROKEN:
-            self._out.append(self._wire.finish(finished))
-        self._is_flush_due = True  # what the owner adds goes with the rest
-        try:
-            self._owner.on_settled(self, len(finished), requeued, let_go)
-        finally:
-            self._is_flush_due = False
 
     # --- ending ---
 

@@ -29,8 +29,10 @@ from flintmq.message import JSON, TAG, TAG_HEADER
 from flintmq.wire.client import Record
 from flintmq.wire.extended import Extension, split_body, split_id
 
-if TYPE_CHECKING:  # a default for a type variable: the standard library has it from Python 3.13
-    from typing_extensions import TypeVar
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # a default for one: the standard library has it from Python 3.13
+
+    from flintmq.client.core.link import Link
 
     Value = TypeVar("Value", default=bytes)
 else:
@@ -68,22 +70,6 @@ class Discard(Exception):
         self.reason = reason
 
 
-class Link(Protocol):
-    """What a message needs of the connection it came over."""
-
-    address: str
-    is_lost: bool
-    msg_timeout_s: float
-    max_msg_timeout_s: float
-
-    def finish(self, message_id: bytes) -> None: ...
-    def finish_all(self, message_ids: list[bytes]) -> None: ...
-    def requeue(self, message_id: bytes, delay_ms: int) -> None: ...
-    def touch(self, message_id: bytes, failed: Callable[[TouchFailed], None]) -> None: ...
-    def forget_touched(self, message_id: bytes) -> None: ...
-    def let_go(self) -> None: ...
-
-
 class Owner(Protocol):
     """What a message needs of its consumer."""
 
@@ -92,7 +78,7 @@ class Owner(Protocol):
     def message_failed(self) -> None: ...
     def decode(self, body: bytes) -> Any: ...
     def unreadable(self, message: Message[Any], error: BodyError) -> None: ...
-    def call_in_loop(self, function: Callable[[], object]) -> None: ...
+    def call_in_loop(self, function: Callable[[], object], /) -> object: ...
 
 
 class Delivery:
@@ -323,55 +309,11 @@ class Message(Generic[Value]):
         self._touched_at = self._delivery.owner.time()
         self._delivery.link.touch(self.id, self._touch_failed)
 
-    def settle(self, error: BaseException | None, *, is_given_up: bool = False) -> None:
-        """Answer the message by how its handler ended, unless the handler answered it itself.
-
-        To be called in the loop's thread, also for a :class:`ThreadMessage`.
-
-        Args:
-            is_given_up: what ended is what is done with a message that is given up: there is no other way left.
-        """
-        if isinstance(error, Discard):
-            log.info("message %r of %s discarded: %s", self.id, self.nsqd, error.reason)
-        elif isinstance(error, BodyError) and not self._answer and not is_given_up:
-            self._delivery.owner.unreadable(self, error)
-            return
-        elif isinstance(error, Exception) and not isinstance(error, Requeue):
-            self._settle_failed(error)
-        if self._answer:
-            return
-        if error is None or isinstance(error, Discard):
-            Message.finish(self)
-        elif isinstance(error, Requeue):
-            Message.requeue(self, error.delay)
-        else:
-            Message.requeue(self, 0)
-
-    def requeue_failed(self) -> None:
-        """Requeue it as one whose handler failed; likewise in the loop's thread."""
-        Message.requeue(self, backoff=True)
-
-    def _settle_failed(self, error: Exception) -> None:
-        log.warning("message %r of %s failed, attempts %d", self.id, self.nsqd, self.attempts, exc_info=error)
-        if self._answer:
-            self._note_failure()
-        else:
-            self.requeue_failed()
-
     def _note_failure(self) -> None:
         if self._delivery.failed is None:
             self._delivery.owner.message_failed()
         else:
             self._delivery.failed(self.attempts)
-
-    def mark_finished(self) -> bool:
-        """Note that the caller sends the FIN itself; False if the message was answered before."""
-        if self._answer:
-            return False
-        self._answer = FINISHED
-        if self._touched_at is not None:
-            self._delivery.link.forget_touched(self.id)
-        return True
 
     def __enter__(self) -> Message[Value]:
         return self
@@ -379,7 +321,7 @@ class Message(Generic[Value]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        self.settle(error)
+        settle(self, error)
         return isinstance(error, Exception)
 
     async def __aenter__(self) -> Message[Value]:
@@ -388,7 +330,7 @@ class Message(Generic[Value]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        self.settle(error)
+        settle(self, error)
         return isinstance(error, Exception)
 
     def _touch_failed(self, error: TouchFailed) -> None:
@@ -416,3 +358,48 @@ class ThreadMessage(Message[Value]):
 
     def touch(self) -> None:
         self._delivery.owner.call_in_loop(super().touch)
+
+
+# -- for consumers, in the thread that a message belongs to ------------------------------------------------------------
+
+
+def settle(message: Message[Any], error: BaseException | None, *, is_given_up: bool = False) -> None:
+    """Answer a message by how its handler ended, unless the handler answered it itself.
+
+    Args:
+        is_given_up: what ended is what is done with a message that is given up: there is no other way left.
+    """
+    if isinstance(error, Discard):
+        log.info("message %r of %s discarded: %s", message.id, message.nsqd, error.reason)
+    elif isinstance(error, BodyError) and not message._answer and not is_given_up:
+        message._delivery.owner.unreadable(message, error)
+        return
+    elif isinstance(error, Exception) and not isinstance(error, Requeue):
+        log.warning("message %r of %s failed, attempts %d", message.id, message.nsqd, message.attempts, exc_info=error)
+        if message._answer:
+            message._note_failure()
+        else:
+            requeue_failed(message)
+    if message._answer:
+        return
+    if error is None or isinstance(error, Discard):
+        Message.finish(message)
+    elif isinstance(error, Requeue):
+        Message.requeue(message, error.delay)
+    else:
+        Message.requeue(message, 0)
+
+
+def requeue_failed(message: Message[Any]) -> None:
+    """Requeue a message as one whose handler failed."""
+    Message.requeue(message, backoff=True)
+
+
+def mark_finished(message: Message[Any]) -> bool:
+    """Note that the caller sends the FIN itself; False if the message was answered before."""
+    if message._answer:
+        return False
+    message._answer = FINISHED
+    if message._touched_at is not None:
+        message._delivery.link.forget_touched(message.id)
+    return True

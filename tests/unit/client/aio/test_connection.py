@@ -57,7 +57,7 @@ async def connected(world: World, **options) -> tuple[Connection, Owner]:
 
 async def subscribed(world: World, **options) -> tuple[Connection, Owner]:
     connection, owner = await connected(world, **options)
-    await connection.subscribe("t", "c")
+    await connection.request("SUB", partial(connection.sub, "t", "c"))
     return connection, owner
 
 
@@ -167,7 +167,7 @@ def test_sub_refused():
         connection, owner = await connected(world)
         world.fake.refuse_sub = "E_SUB_FAILED"
         with pytest.raises(NsqdError, match="E_SUB_FAILED") as caught:
-            await connection.subscribe("t", "c")
+            await connection.request("SUB", partial(connection.sub, "t", "c"))
         assert caught.value.retryable
         assert owner.lost
         assert connection.is_lost
@@ -180,7 +180,7 @@ def test_sub_not_answered():
         connection, _ = await connected(world, connect_timeout=1)
         world.sim.node("a").pause()
         with pytest.raises(ConnectionFailed, match="SUB was not answered within 1 s"):
-            await connection.subscribe("t", "c")
+            await connection.request("SUB", partial(connection.sub, "t", "c"))
         assert connection.is_lost
 
     run(scenario)

@@ -13,7 +13,7 @@ from tests.unit.client.aio.test_producer import ListedNodes
 from tests.unit.client.world import World, until
 
 from flintmq.client import Consumer, Discard, Requeue
-from flintmq.errors import FinFailed, LocalProtocolError, NsqdError, OptionError, TouchFailed
+from flintmq.errors import FinFailed, NsqdError, OptionError, TouchFailed
 from flintmq.message import MESSAGE_HEADER
 from flintmq.wire.identify import ServerFeatures
 
@@ -40,22 +40,10 @@ async def take(consumer: Consumer, count: int) -> list:
 # --- what it is told ---
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({}, "nsqd_tcp_addresses"),
-        ({"nsqd_tcp_addresses": "a:1", "nsqlookupd_http_addresses": "l:1"}, "not both"),
-        ({"nsqd_tcp_addresses": "a:1", "max_in_flight": 0}, "max_in_flight"),
-        ({"nsqd_tcp_addresses": "a:1", "concurrency": 0}, "concurrency"),
-        ({"nsqd_tcp_addresses": "a:1", "max_attempts": -1}, "max_attempts"),
-        ({"nsqd_tcp_addresses": "a:1", "requeue_delay": "1m"}, "requeue_delay"),
-        ({"nsqd_tcp_addresses": "a:1", "lookup_jitter": 2}, "lookup_jitter"),
-        ({"nsqd_tcp_addresses": "a:1", "msg_timeout": 0.1}, "msg_timeout"),
-    ],
-)
-def test_wrong_options(options, named):
-    with pytest.raises(OptionError, match=named):
-        Consumer("t", "c", **options)
+def test_wrong_options():
+    """Of this flavour only; those of both are in ``tests/integration/test_consumers.py``."""
+    with pytest.raises(OptionError, match="concurrency"):
+        Consumer("t", "c", nsqd_tcp_addresses="a:1", concurrency=0)
 
 
 def test_an_inline_handler_is_a_plain_function():
@@ -64,12 +52,6 @@ def test_an_inline_handler_is_a_plain_function():
 
     with pytest.raises(OptionError, match="inline"):
         Consumer("t", "c", nsqd_tcp_addresses="a:1", handler=handler, inline=True)
-
-
-@pytest.mark.parametrize(("topic", "channel"), [("", "c"), ("a b", "c"), ("t", ""), ("t", "x" * 65)])
-def test_wrong_names(topic, channel):
-    with pytest.raises(LocalProtocolError, match="is not valid"):
-        Consumer(topic, channel, nsqd_tcp_addresses="a:1")
 
 
 def test_nsqd_is_told():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -109,6 +110,10 @@ class Owner:
         self.lost.append(str(error))
 
 
+def subscribe(connection: Connection) -> None:
+    connection.request("SUB", partial(connection.sub, "t", "c"))
+
+
 class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -117,13 +122,18 @@ class World:
         self.owner = Owner()
         self.connection = self.connected()
         self.stream.pieces.append(OK)
-        self.connection.subscribe("t", "c")
+        subscribe(self.connection)
         self.stream.sent.clear()
         self.connection.begin_pumping(self.timers)
 
     def connected(self) -> Connection:
         connection = Connection(
-            "n:4150", self.owner, ConnectionOptions(heartbeat_interval=1), self.timers.time, threading.RLock()
+            "n:4150",
+            self.owner,
+            ConnectionOptions(heartbeat_interval=1),
+            self.timers.time,
+            threading.RLock(),
+            self.owner,
         )
         connection._stream = cast(Stream, self.stream)
         connection._begin(cast(Handshake, SimpleNamespace(features=Features(), layers=())))
@@ -287,7 +297,7 @@ def test_what_stands_in_front_of_bodies_and_how_many_may_come(world):
     assert (plain.partition, plain.is_located, plain.is_extended) == (None, False, False)
     ordered = world.connected()
     world.stream.pieces.append(OK)
-    ordered.subscribe_in_order("t", "c", 3)
+    ordered.request("SUB", partial(ordered.sub_order, "t", "c", 3))
     assert (ordered.partition, ordered.is_located, ordered.features.max_rdy_count) == (3, True, 1)
     assert ordered.describe().startswith("n:4150/3 ")
 
@@ -296,14 +306,14 @@ def test_a_subscription_that_is_refused_or_not_answered_ends_the_connection(worl
     refused = world.connected()
     world.stream.pieces.append(frame(1, b"E_BAD_TOPIC no"))
     with pytest.raises(NsqdError, match="E_BAD_TOPIC"):
-        refused.subscribe("t", "c")
+        subscribe(refused)
     assert refused.is_lost
     late = world.connected()
     with pytest.raises(ConnectionFailed, match="SUB was not answered within"):
-        late.subscribe("t", "c")
+        subscribe(late)
     assert late.is_lost
     with pytest.raises(ConnectionFailed, match="closed"):
-        late.subscribe("t", "c")
+        subscribe(late)
 
 
 def test_an_error_that_no_command_has_caused_ends_the_connection():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -46,7 +47,8 @@ def test_a_delivery_is_opened_and_its_places_stay_known():
     ids = [b"%016d" % number for number in range(3)]
     bodies = [wrap({"a": "b"}, b"in one"), b"bare", wrap({}, b"empty")]
     for extensions in (None, {each: Extension(0, b"", 100 + number, 7) for number, each in enumerate(ids)}):
-        delivery = Delivery(SimpleNamespace(msg_timeout_s=1.0), SimpleNamespace(), 0.0, [])
+        link: Any = SimpleNamespace(msg_timeout_s=1.0)
+        delivery = Delivery(link, SimpleNamespace(), 0.0, [])
         delivery.records = [(1, 1, each, body) for each, body in zip(ids, bodies, strict=True)]
         delivery.extensions = None if extensions is None else {**extensions}
         open_delivery(delivery)

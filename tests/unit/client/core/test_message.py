@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from flintmq.client.core.message import Delivery, Discard, Message, Requeue, ThreadMessage
+from flintmq.client.core.message import Delivery, Discard, Message, Requeue, ThreadMessage, mark_finished, settle
 from flintmq.errors import LocalProtocolError, OptionError, TouchFailed
 
 
@@ -166,7 +166,7 @@ def test_a_touch_that_came_too_late_is_told(message, link):
     assert message.is_lost
 
 
-@pytest.mark.parametrize("end", [Message.finish, Message.requeue, Message.mark_finished])
+@pytest.mark.parametrize("end", [Message.finish, Message.requeue, mark_finished])
 def test_a_touched_message_is_forgotten_when_it_is_answered(message, link, end):
     message.touch()
     assert link.touched
@@ -216,8 +216,8 @@ async def test_an_answer_in_the_block_stands(message, link, owner):
 
 
 def test_mark_finished(message, link):
-    assert message.mark_finished()
-    assert not message.mark_finished()
+    assert mark_finished(message)
+    assert not mark_finished(message)
     assert link.sent == []
 
 
@@ -250,5 +250,5 @@ def test_a_bad_delay_is_told_in_the_thread(link, owner):
 
 def test_settling_a_thread_message_needs_no_further_turn(link, owner):
     message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
-    message.settle(None)
+    settle(message, None)
     assert link.sent == ["FIN"]

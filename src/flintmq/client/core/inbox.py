@@ -4,7 +4,7 @@ Rules of this file:
 
 - What is queued is what came: one :class:`Delivery` per read. A :class:`Message` is made when it is handed out.
 - Several takers share one inbox, message by message, so that a slow one holds back nothing but its own.
-- Taking never waits; who finds nothing waits in :meth:`Inbox.wait` and is woken in the order of waiting.
+- Taking never waits; who finds nothing and waits elsewhere leaves a callback, and is called in the order of waiting.
 - A message that waited here for longer than its timeout is dropped: nsqd has given it to somebody else, or sent it here
   a second time. So what is queued is bounded by RDY also when nobody takes anything for hours.
 """
@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from flintmq.client.core.message import Delivery, Link, Message
+from flintmq.client.core.message import Delivery, Message
 from flintmq.wire.client import Record
 
 if TYPE_CHECKING:
-    import asyncio
+    from flintmq.client.core.link import Link
 
 
 class Inbox:
@@ -28,7 +28,6 @@ class Inbox:
     Args:
         make: what is handed out: :class:`Message`, or the variant for threads.
         attempts_max: a message with more attempts goes to ``give_up`` instead.
-
         expired: told of messages that were dropped because their time was over.
 
     Attributes:
@@ -58,7 +57,7 @@ class Inbox:
         self._deliveries: deque[Delivery] = deque()
         self._delivery: Delivery | None = None
         self._records: Iterator[Record] = iter(())
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[Callable[[], bool]] = deque()
 
     def put(self, delivery: Delivery) -> None:
         """Queue what came in one read."""
@@ -114,23 +113,19 @@ class Inbox:
         self.is_ended = True
         self._wake(len(self._waiters))
 
-    async def wait(self) -> None:
-        """Wait until there may be something to take, or the inbox has ended."""
-        if self.count or self.is_ended:
-            return
-        import asyncio  # the blocking consumer does not wait here
+    def add_waiter(self, wake: Callable[[], bool]) -> None:
+        """Have ``wake`` called once, when there may be something to take or the inbox has ended.
 
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            self._wake(min(1, self.count))  # it may have been our turn: pass it on
-            raise
+        Args:
+            wake: returns False when nobody waits there any more, so that the next is woken.
+        """
+        self._waiters.append(wake)
+
+    def pass_on(self) -> None:
+        """Wake the next instead of one that was woken and has gone."""
+        self._wake(min(1, self.count))
 
     def _wake(self, count: int) -> None:
         while count and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+            if self._waiters.popleft()():
                 count -= 1

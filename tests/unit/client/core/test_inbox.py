@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from flintmq.client.aio.handlers import wait
+from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.message import Delivery, Message
-from flintmq.client.inbox import Inbox
 from flintmq.wire.client import Record
 
 NOW = 1000.0
@@ -97,12 +98,12 @@ async def test_waiters_are_woken_in_their_order_and_only_as_many_as_there_are_me
     inbox = inbox_of()
     woken: list[int] = []
 
-    async def wait(number: int) -> None:
-        await inbox.wait()
+    async def wait_for_turn(number: int) -> None:
+        await wait(inbox)
         woken.append(number)
         inbox.take(NOW)
 
-    tasks = [asyncio.create_task(wait(number)) for number in range(3)]
+    tasks = [asyncio.create_task(wait_for_turn(number)) for number in range(3)]
     await asyncio.sleep(0)
     inbox.put(delivery(Place(), b"a", b"b"))
     await asyncio.gather(tasks[0], tasks[1])
@@ -114,8 +115,8 @@ async def test_waiters_are_woken_in_their_order_and_only_as_many_as_there_are_me
 
 async def test_a_cancelled_waiter_passes_its_turn_on():
     inbox = inbox_of()
-    first = asyncio.create_task(inbox.wait())
-    second = asyncio.create_task(inbox.wait())
+    first = asyncio.create_task(wait(inbox))
+    second = asyncio.create_task(wait(inbox))
     await asyncio.sleep(0)
     inbox.put(delivery(Place(), b"a"))
     first.cancel()  # woken already, and cancelled before it could run
@@ -126,11 +127,11 @@ async def test_a_cancelled_waiter_passes_its_turn_on():
 async def test_waiting_ends_at_once_when_there_is_something_or_the_end():
     inbox = inbox_of()
     inbox.put(delivery(Place(), b"a"))
-    await asyncio.wait_for(inbox.wait(), 5)
+    await asyncio.wait_for(wait(inbox), 5)
     inbox.take(NOW)
     inbox.end()
     assert inbox.is_ended
-    await asyncio.wait_for(inbox.wait(), 5)
+    await asyncio.wait_for(wait(inbox), 5)
 
 
 # --- messages whose time is over ---

@@ -1,0 +1,128 @@
+"""Which targets are to be connected, and when each is tried. Connecting itself is the shell's.
+
+A target is an address, or a partition on an address (:class:`flintmq.client.core.routing.Target`): one connection each.
+
+Rules of this file: the first attempt after a loss comes within 1 s, later ones less and less often, with jitter; a
+target that is no longer listed stays connected as long as its connection holds, and is not tried again after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from flintmq.client.core.backoff import ReconnectDelay
+from flintmq.client.core.timers import Timers
+from flintmq.env import Env
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Links(Generic[Key]):
+    """The targets that should be connected.
+
+    Args:
+        connect: begins to connect to a target; :meth:`opened` or :meth:`failed` is to follow.
+
+    Attributes:
+        listed: what is wanted now.
+        is_stopped: nothing is connected any more.
+    """
+
+    def __init__(self, connect: Callable[[Key], object], env: Env) -> None:
+        self.listed: tuple[Key, ...] = ()
+        self.is_stopped = False
+        self._connect = connect
+        self._env = env
+        self._timers: Timers | None = None
+        self._links: dict[Key, _Link[Key]] = {}
+
+    def start(self, timers: Timers) -> None:
+        """Begin, with these timers."""
+        self._timers = timers
+
+    @property
+    def are_all_tried(self) -> bool:
+        """Whether every target was tried once."""
+        return all(link.was_tried for link in self._links.values())
+
+    def keep(self, targets: Iterable[Key]) -> None:
+        """Want these targets from now on, and no others."""
+        if self.is_stopped:
+            return
+        self.listed = tuple(dict.fromkeys(targets))
+        for target in [target for target, link in self._links.items() if not link.is_busy]:
+            if target not in self.listed:
+                del self._links[target]
+        for target in self.listed:
+            if target not in self._links:
+                link = self._links[target] = _Link(target)
+                self._try(link)
+
+    def opened(self, target: Key) -> None:
+        """Note that a target is connected, until :meth:`lost`."""
+        if (link := self._links.get(target)) is not None:
+            link.was_tried = True
+
+    def failed(self, target: Key) -> None:
+        """Note that a target could not be connected."""
+        if (link := self._links.get(target)) is not None:
+            link.was_tried = True
+            self._try_later(link)
+
+    def lost(self, target: Key, lived_s: float, at_once: bool = False) -> None:
+        """Note that a connection is gone.
+
+        Args:
+            lived_s: how long it could be used.
+            at_once: connect again without delay, because nsqd is well.
+        """
+        link = self._links.get(target)
+        if link is None:
+            return
+        if at_once:
+            link.is_busy = False
+            self._try(link)
+        else:
+            self._try_later(link, lived_s)
+
+    def forget(self, target: Key) -> None:
+        """Note that connecting to a target has ended by a mistake of ours: it is tried again when it is listed anew."""
+        self._links.pop(target, None)
+
+    def stop(self) -> None:
+        """Connect no more; connections that are there stay."""
+        self.is_stopped = True
+        self.listed = ()
+
+    def _try_later(self, link: _Link[Key], lived_s: float = 0.0) -> None:
+        link.is_busy = False
+        if self.is_stopped:
+            return
+        assert self._timers is not None
+        self._timers.call_later(link.delay.next_s(self._env.random.random(), lived_s), self._try, link)
+
+    def _try(self, link: _Link[Key]) -> None:
+        if self.is_stopped or self._links.get(link.target) is not link or link.is_busy:
+            return
+        if link.target not in self.listed:
+            del self._links[link.target]
+            return
+        link.is_busy = True
+        self._connect(link.target)
+
+
+class _Link(Generic[Key]):
+    """One target.
+
+    Attributes:
+        is_busy: it is being connected, or is connected.
+    """
+
+    __slots__ = ("target", "delay", "is_busy", "was_tried")
+
+    def __init__(self, target: Key) -> None:
+        self.target = target
+        self.delay = ReconnectDelay()
+        self.is_busy = False
+        self.was_tried = False
