@@ -178,8 +178,10 @@ def test_a_finish_in_the_middle_of_a_flush_is_not_lost(world):
 
     world.owner.on_settled = settle
     world.connection.finish(A)
+    world.owner.is_waiting = True
     world.connection.flush()
     assert world.connection.unsent_count == 1
+    assert world.owner.woken == 1, "or it would lie there for as long as nothing comes"
     world.owner.on_settled = lambda *_: None
     world.connection.flush()
     assert world.stream.sent == [b"FIN %s\n" % A, b"FIN %s\n" % B]
