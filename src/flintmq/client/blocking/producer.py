@@ -549,7 +549,7 @@ class Producer(Finding):
             self._unanswered(call, error, began)
         else:
             call.connection = None
-            line.used_at = self._time()
+            line.used_at = began
             return None if answer == b"OK" and call.trace_ids is None else self._stored(call, answer, line.address)
         with self._lock:
             self._stats.retries += 1
@@ -557,8 +557,10 @@ class Producer(Finding):
 
     def _patience(self, call: Publish, now: float) -> float:
         """Until when to wait for an answer: a stuck nsqd should not use up all the time there is."""
+        if len(self._pools) < 2 and call.writer is None:
+            return call.deadline
         half_s = (call.deadline - now) / 2
-        if half_s < self._policy.stalled_s or (len(self._pools) < 2 and call.writer is None):
+        if half_s < self._policy.stalled_s:
             return call.deadline
         return now + half_s if self._fate.leaves_early(call, partial(self._has_choice, call)) else call.deadline
 
