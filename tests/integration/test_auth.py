@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.certificates import CLIENT_NAME, Certificates
 from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
-from tests.integration.daemons import Connection, Daemons, Nsqd, mpub, mpub_body, pub, sized, wait_until
+from tests.integration.daemons import SOURCES, Connection, Daemons, Nsqd, mpub, mpub_body, pub, sized, wait_until
 from tests.integration.upgraded import Upgraded
 
 
@@ -76,6 +76,31 @@ def test_without_auth_servers(nsqd: Nsqd):
         assert connection.identify()["auth_required"] is False
         assert connection.error(auth()) == "E_AUTH_DISABLED AUTH disabled"
         assert connection.wait_closed() == []
+
+
+def test_without_what_matches_patterns(daemons: Daemons, server: AuthServer, tmp_path: Path):
+    """Where google-re2 cannot be installed: plain names work, a pattern lets nobody in, and the log says why."""
+    (tmp_path / "sitecustomize.py").write_text('import sys\nsys.modules["re2"] = None\n')
+    without = ("env", f"PYTHONPATH={tmp_path}:{SOURCES}")
+    nsqd = daemons.nsqd(f"--auth-http-address={server.address}", "--durability=os", limits=without)
+    assert "google-re2 is not installed: grants of auth servers may name topics and channels plainly, or" in nsqd.log
+    server.grant({"permissions": ["subscribe", "publish"], "topic": "^orders$", "channels": ["bill", ".*"]})
+    with authorized(nsqd) as connection:
+        connection.ok(pub("orders", b"x"))
+        connection.subscribe("orders", "billing", 1)
+        connection.finish(connection.message())
+    with authorized(nsqd) as connection:
+        assert connection.error(pub("orders2", b"x")).startswith("E_UNAUTHORIZED ")
+    server.grant({"permissions": ["publish"], "topic": "^orders$"}, {"permissions": ["publish"], "topic": "^(eu|us)_"})
+    with nsqd.connect() as connection:
+        assert connection.error(auth()) == "E_AUTH_FAILED AUTH failed"
+        assert connection.wait_closed() == []
+    told = "the regular expression '^(eu|us)_' needs the package google-re2, which is not installed here: pip install "
+    assert told in nsqd.log
+    with nsqd.connect() as connection:
+        rule = {"type": 2, "inverse": False, "filter_ext_key": "k", "filter_data": "a+"}
+        connection.send(b"IDENTIFY\n" + sized(json.dumps({"extend_support": True, "ext_filter": rule}).encode()))
+        assert "needs the package google-re2" in connection.error()
 
 
 @pytest.mark.parametrize("method", ["get", "post"])

@@ -257,8 +257,7 @@ def _patterns(topics: list[str] | None) -> list[Pattern] | None:
     found = []
     for text in topics:
         try:
-            compiled(text)  # on its own, so that its brackets close what they open
-            found.append(compiled(f"^(?:{text})$"))
+            found.append(compiled(text, is_whole=True))
         except BadPattern as error:
             raise ValueError(str(error)) from None
     return found

@@ -47,7 +47,7 @@ from flintmq.wire.identify import ExtFilterRule, bad_filter
 from flintmq.wire.server import Publish, Subscribe
 
 _TRACE_ID_DIGITS_MAX = 20
-_FILTER_STEPS_MAX = 256  # of a pattern that headers are matched against
+_FILTER_STEPS_MAX = 1024  # of a pattern that headers are matched against
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -215,8 +215,6 @@ def filter_of(rule: ExtFilterRule) -> ExtFilter:
 
 def _searching(text: str) -> tuple[Callable[[str], bool], int]:
     pattern = Pattern(text)
-    if not pattern.is_exact:
-        raise BadPattern(text, "sets of characters beyond ASCII")
     if pattern.step_count > _FILTER_STEPS_MAX:
         raise BadPattern(text, f"more than {_FILTER_STEPS_MAX} steps")
     return pattern.search, pattern.step_count

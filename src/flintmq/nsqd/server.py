@@ -34,6 +34,7 @@ from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
 from flintmq.names import is_ephemeral
 from flintmq.net import log as logs
+from flintmq.net import regex
 from flintmq.net.debug import DebugApi
 from flintmq.net.descriptors import descriptor_limit, is_scarce
 from flintmq.net.http_auth import HttpAuth, TokenFile
@@ -230,6 +231,9 @@ class Nsqd:
         log.info("durability: %s - %s", options.durability, _DURABILITY_TEXT[options.durability])
         for concern in self._tls.concerns(self.start_ns) if self._tls is not None else ():
             log.warning("%s", concern)
+        if self.auth is not None and not regex.is_available():
+            what = "grants of auth servers may name topics and channels plainly, or all with .*"
+            log.warning("google-re2 is not installed: %s: pip install 'flintmq[auth]'", what)
         await self._listen()
         me = self._peer_info()
         self.tracing.node = f"{me.broadcast_address}:{me.tcp_port}"
