@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core.discovery import PollTimes
 from flintmq.client.core.following import PARTITIONED_POLL_S, SOON_S, Following
+from flintmq.client.core.routing import DISTRUST_S, Target
 from flintmq.client.core.topology import Topology
-from flintmq.client.discovery import PollTimes
 from flintmq.client.options import system_env
-from flintmq.client.routing import DISTRUST_S, Target
 from flintmq.errors import DiscoveryError
 from flintmq.testing import ManualClock
 
