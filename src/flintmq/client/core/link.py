@@ -44,11 +44,11 @@ from flintmq.wire.client import (
     Refused,
     Reply,
 )
+from flintmq.wire.commands import PUBLISHING
 from flintmq.wire.extended import SUB_ORDER
 from flintmq.wire.identify import ExtendedIdentifyRequest, OnceIdentifyRequest
 
 HEARTBEATS_MISSED_MAX = 2
-PUBLISH_COMMANDS = ("PUB", "MPUB", "DPUB", "MDPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT", "PUB_ONCE", "MPUB_ONCE")
 
 
 class AnswerLost(ConnectionFailed):
@@ -234,7 +234,7 @@ class Link(ABC):
                 answered: Any = event.token
                 answered(error)
             if event.is_fatal:
-                self.is_publish_refused = event.command in PUBLISH_COMMANDS
+                self.is_publish_refused = event.command in PUBLISHING
                 self._lose(error)
             elif not event.command:  # for a FIN, say, because another nsqd leads the partition now
                 self._lose(error)
