@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,7 +118,7 @@ def test_every_code_about_a_command_is_in_a_row():
     number=st.integers(0, 1000),
 )
 def test_one_call_publishes_in_every_way(bodies, partition, way, number):
-    fields = {
+    fields: dict[str, Any] = {
         "plain": {},
         "later": {"defer_ms": number},
         "traced": {"trace_ids": [number] * len(bodies)},
@@ -186,6 +188,7 @@ def test_what_one_connection_keeps_is_bounded():
         data = f"DPUB {topic} {number}\n".encode() + b"\0\0\0\1x"
         data += f"PUB_ONCE {topic} - p{number} {number + 1}\n".encode() + b"\0\0\0\1x"
         delayed, counted = server.receive_data(data)
+        assert isinstance(delayed, Publish) and isinstance(counted, Publish)
         assert (delayed.topic, delayed.defer_ms) == (topic, number)
         assert (counted.topic, counted.producer_id, counted.sequence) == (topic, b"p%d" % number, number + 1)
     server.receive_data(b"OFFSETS t " + b"0" * 5000 + b"1\n")
