@@ -24,6 +24,10 @@ class BareLink(Link):
     def flush_soon(self) -> None:
         pass
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        return "", ""
+
     def _disconnect(self, is_polite: bool) -> None:
         pass
 
