@@ -1,4 +1,4 @@
-"""The client: producer, consumer, and the policies they follow; on asyncio here, on blocking sockets in ``blocking``.
+"""The client: producer, consumer, and the policies they follow; on asyncio and on blocking sockets.
 
 Rooms, lower to upper: ``core`` (what every client does alike; no event loop, no thread, no socket), ``aio`` and
 ``blocking`` (the same on asyncio and on blocking sockets), and beside them ``admin``, the HTTP APIs of the daemons.

@@ -1,9 +1,8 @@
 """The client on blocking sockets, without an event loop; :mod:`flintmq.sync` has its public names.
 
-Layers inside, upper to lower: ``consumer``, ``producer | subscribing``, ``calls | queues | links | lookup``, ``pool``,
-``connection | line | http``, ``opening``, ``stream``, ``crew | keeper | forking | timers``. What is not about waiting
-is shared with the asyncio client: protocol, handshake, options, RDY, backoff, inbox, messages, order, trace, retry
-table, routes, discovery's answers.
+Layers inside, upper to lower: ``consumer``, ``producer | subscribing``, ``queues | turns | links | lookup``, ``pool``,
+``line | pipeline | pump``, ``connection | http``, ``opening``, ``stream``, ``crew | keeper | forking | timers``.
+What is decided is :mod:`flintmq.client.core`'s; here is who waits, and where.
 
 Rules of this package:
 
