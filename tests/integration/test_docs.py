@@ -24,6 +24,7 @@ from tests.certificates import Certificates
 from tests.integration.daemons import PATIENCE_S, wait_until
 
 from flintmq import cli
+from flintmq.spark.options import SourceOptions
 from flintmq.testing import MemoryNsqd
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,6 +245,7 @@ OWN_TESTS = {  # blocks with a test of their own
     ("docs/spark.md", "flights.selectExpr"),
     ("docs/spark.md", "readStream"),
     ("docs/spark.md", "to_json(struct(*))"),
+    ("docs/spark.md", "secured = {"),
     ("docs/testing.md", "# conftest.py"),
     ("docs/testing.md", "test_orders_become_invoices"),
     ("docs/testing.md", "ManualClock()"),
@@ -365,6 +367,15 @@ def test_the_examples_of_spark(world: World, tmp_path: Path):
     said = _spark(world, tmp_path, "".join(parts))
     assert "hello" in said and "two" in said and "archived 2" in said and "action FIN" in said, said
     assert sorted(world.nsqd.published("out")) == [b'{"id":0}', b'{"id":1}', b'{"id":2}']
+
+
+def test_the_options_of_a_secured_nsqd():
+    """That they do what they say is seen in tests/spark/test_secured_spark.py."""
+    written = block("docs/spark.md", "secured = {").text
+    names: dict[str, dict[str, str]] = {}
+    exec(written.partition("spark.read")[0], names)
+    options = SourceOptions.parse({"nsqd": "nsqd.example:4150", "topic": "flights", **names["secured"]})
+    assert options.tls and options.tls_key and options.auth_secret == names["secured"]["authSecret"]
 
 
 # -- shell -------------------------------------------------------------------------------------------------------------

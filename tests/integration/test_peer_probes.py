@@ -62,7 +62,7 @@ ELSEWHERE = {
     "a blocking handler keeps its connection (pynsq#104, ansq#62)":
         "tests/integration/test_client.py::test_heartbeats_go_on_while_a_plain_function_blocks",
     "several nsqd in one producer, one of them dies (nsqjs, go-nsq: one address)":
-        "tests/integration/test_client.py::test_two_nsqd_and_one_of_them_dies",
+        "tests/integration/test_consumers.py::test_two_nsqd_and_one_of_them_dies",
     "no hang when nsqd goes away (nsq-py spins for ever)":
         "tests/integration/test_client.py::test_a_publish_during_an_outage_ends_within_its_deadline",
     "dead letters (nobody has them)":

@@ -52,13 +52,18 @@ _decode = msgspec.json.Decoder(StoredDamage).decode
 
 
 def damage_of(found: Corruption) -> Damage | None:
-    """What a log found, if it is a loss that its policy did not allow for; None when it is not."""
+    """What a log found, if it is a loss; None for a write that was torn at its end."""
+    if found.kind == "torn":
+        return None
     lost = found.end_sequence_lost - found.first_sequence_lost
-    if found.kind == "torn" or (lost > 0 and found.first_sequence_lost >= found.synced_before):
-        return None  # a write that nobody was promised
     first, end = (found.first_sequence_lost, found.end_sequence_lost) if lost > 0 else (0, 0)
     reason = f"at byte {found.position}, {found.size} bytes: {found.reason}"
     return Damage(found.path, reason, first=first, end=end, lost=max(0, lost))
+
+
+def is_allowed_for(found: Corruption) -> bool:
+    """Whether nobody was promised what is lost: it was not synced when the machine lost its power."""
+    return found.first_sequence_lost >= found.synced_before and found.end_sequence_lost > found.first_sequence_lost
 
 
 class DamageRegister:
@@ -104,29 +109,33 @@ class DamageRegister:
         self._known[_key(each.damage)] = None
 
     def found(self, corruption: Corruption) -> None:
-        """Take what a log has found; a torn end, or what was not synced, is only logged."""
+        """Take what a log has found; a torn end, or what was not synced, is only logged.
+
+        What was not synced is remembered too: a later start finds the same gap among messages that are synced by then.
+        """
         damage = damage_of(corruption)
         if damage is None:
             self.found_count += 1
             log.error("%s", corruption)
         else:
-            self.add(damage, str(corruption))
+            self.add(damage, str(corruption), is_known=is_allowed_for(corruption))
 
-    def add(self, damage: Damage, text: str = "") -> None:
+    def add(self, damage: Damage, text: str = "", is_known: bool = False) -> None:
         """Remember damage and tell of it.
 
         Args:
             text: for the log, when it is not the damage's own.
+            is_known: nobody is to be told of it but the log.
         """
         self.found_count += 1
         log.error("%s", text or damage)
         if _key(damage) in self._known:
             return
         if len(self._reports) >= REPORTS_MAX and not self._forget_one():
-            self.unlisted_count += 1
+            self.unlisted_count += not is_known
             return
         at_ns = self._env.clock.wall_ns()
-        each = StoredDamage(damage)
+        each = StoredDamage(damage, is_known)
         number = max(self._number + 1, at_ns // _NS_PER_NUMBER)
         self._keep(number, at_ns, each)
         self._broker.remember(channel_store.put_damage([(number, at_ns, _encode(each))]))
