@@ -20,8 +20,10 @@ from flintmq.errors import ConnectionFailed, FlintError
 
 ConnectionOwner = LinkOwner["Connection"]
 
+READ_BYTES = 96 * 1024  # what malloc takes from its heap; asyncio reads 256 KiB into memory it maps anew each time
 
-class Connection(Link, asyncio.Protocol):
+
+class Connection(Link, asyncio.BufferedProtocol):
     """A connection after its handshake. Make it with :meth:`open`; it belongs to the loop it was made in.
 
     Attributes:
@@ -35,6 +37,7 @@ class Connection(Link, asyncio.Protocol):
         self.lost: asyncio.Future[FlintError] = loop.create_future()
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._read = memoryview(bytearray(READ_BYTES))
 
     # --- life ---
 
@@ -196,7 +199,7 @@ class Connection(Link, asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(error)
 
-    # --- asyncio.Protocol ---
+    # --- asyncio.BufferedProtocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -211,7 +214,13 @@ class Connection(Link, asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_write_paused = False
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(self._read[:nbytes].tobytes())
+
+    def data_received(self, data: bytes) -> None:  # what comes through TLS or compression
         self.feed(data)
         if self._finished or self._out:
             self.flush()
