@@ -16,7 +16,7 @@ setup: .venv/.dev $(NODE) .venv/.suites # everything below once; the others call
 demo: .venv/.demo # real data through broker, consumers and Spark, with a kill -9 in the middle
 	$(BIN)/flintmq demo
 test: setup static # all checks and all tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 check: .venv/.dev static # what to run before every commit: style, types, layers, unit tests
 	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow' tests/unit tests/scripts tests/test_tidy.py
 static: .venv/.dev # style, types, layers

@@ -441,6 +441,7 @@ def test_our_consumer_goes_on(daemons: Daemons, flavour: Flavour, partition_num:
     nsqlookupd = daemons.nsqlookupd()
     nsqd = daemons.nsqd("--durability=os", lookup_flag(nsqlookupd))
     if partition_num:
+        wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
         nsqlookupd.post(f"/topic/create?topic=t&partition_num={partition_num}")
     nsqd.publish("t", b"old")
     wait_until(lambda: nsqlookupd.producers("t"), "it is registered")
