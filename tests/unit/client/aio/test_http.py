@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.unit.client.lookup_answers import bare, node
 
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
-
-
-def node(host: str, port: int = 4150) -> dict[str, object]:
-    return {
-        "remote_address": "",
-        "hostname": host,
-        "broadcast_address": host,
-        "tcp_port": port,
-        "http_port": port + 1,
-        "version": "1.3.0",
-        "topology_zone": "z",
-    }
-
-
-def bare(*nodes: dict[str, object]) -> bytes:
-    return json.dumps({"channels": [], "producers": list(nodes)}).encode()
 
 
 def addresses(found) -> list[str]:

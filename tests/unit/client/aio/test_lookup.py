@@ -10,6 +10,7 @@ import json
 
 import pytest
 from tests.sim.loop import Simulation
+from tests.unit.client.lookup_answers import bare, node
 
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.core.discovery import DEMOTED_AFTER, DEMOTED_EVERY
@@ -17,22 +18,6 @@ from flintmq.errors import DiscoveryError
 
 A, B = "http://a:4161", "http://b:4161"
 HOW = "&access=r&metainfo=true"
-
-
-def node(host: str, port: int = 4150) -> dict[str, object]:
-    return {
-        "remote_address": "",
-        "hostname": host,
-        "broadcast_address": host,
-        "tcp_port": port,
-        "http_port": port + 1,
-        "version": "1.3.0",
-        "topology_zone": "z",
-    }
-
-
-def bare(*nodes: dict[str, object]) -> bytes:
-    return json.dumps({"channels": [], "producers": list(nodes)}).encode()
 
 
 class FakeFetch:

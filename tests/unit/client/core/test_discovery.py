@@ -8,28 +8,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.unit.client.lookup_answers import bare, node
 
 from flintmq.client.core.discovery import Directory, Node, PollTimes, parse_nodes
 from flintmq.client.options import NSQLOOKUPD_COUNT_MAX
 from flintmq.errors import DiscoveryError
 
 A = "http://a:4161"
-
-
-def node(host: str, port: int = 4150) -> dict[str, object]:
-    return {
-        "remote_address": "",
-        "hostname": host,
-        "broadcast_address": host,
-        "tcp_port": port,
-        "http_port": port + 1,
-        "version": "1.3.0",
-        "topology_zone": "z",
-    }
-
-
-def bare(*nodes: dict[str, object]) -> bytes:
-    return json.dumps({"channels": [], "producers": list(nodes)}).encode()
 
 
 def addresses(found) -> list[str]:
