@@ -191,7 +191,8 @@ def test_a_consumer_without_a_start_goes_on_where_the_channel_is(nsqd: Nsqd, par
         while connection.frame().data != b"CLOSE_WAIT":
             pass
     with subscribed(nsqd, advanced(parted, "c", 1)) as connection:
-        assert bodies(connection, 2) == BODIES[6:]
+        # what the first one held comes when nsqd has seen it go: before or behind what waits
+        assert sorted(bodies(connection, 2)) == BODIES[6:]
 
 
 def test_where_it_begins_survives_a_kill(shared_daemons: Daemons, topic: str):

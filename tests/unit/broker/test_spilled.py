@@ -582,7 +582,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_in_memory_is_known(self):
-        if not hasattr(self, "aside"):
+        if not hasattr(self, "spilled"):
             return
         aside = self.spilled
         assert {s for s, each in aside.loaded.items() if each.owner is not None} == set(self.held)
@@ -594,9 +594,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(pack.left > 0 or pack in aside._touched for pack in aside._packs.values())
 
     def teardown(self):
-        """Everything comes in the end, and once."""
-        if not hasattr(self, "aside"):
-            return
+        if not hasattr(self, "patch"):
+            return  # it did not begin
+        try:
+            self.everything_comes_in_the_end_and_once()
+        finally:
+            self.patch.undo()
+            self.disk.store.close()
+
+    def everything_comes_in_the_end_and_once(self):
         if self.flush is not None:
             self.end_flush()
         self.now += 100_000 * SECOND
@@ -620,8 +626,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert [self.disk.query(f"SELECT COUNT(*) FROM aside_{name}")[0] for name in ("pack", "data", "done")] == [
             (0,)
         ] * 3
-        self.patch.undo()
-        self.disk.store.close()
 
 
 TestStoreMachine = StoreMachine.TestCase
