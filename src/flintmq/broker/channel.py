@@ -462,10 +462,8 @@ class Channel:
             if window.holes and window.skip_hole():
                 continue
             batch = self.log.read(window.next)
-            if batch is None:
-                return
-            if batch.first > window.next:
-                window.skip_to(min(batch.first, self.end))
+            if batch is None or batch.first > window.next:  # nothing is stored there, or at the end of the log
+                window.skip_to(self.end if batch is None else min(batch.first, self.end))
                 continue
             if batch.due_ns > wall_ns:
                 if not self.defer_batch(batch, wall_ns):

@@ -8,10 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.broker.spill_disk import AsideDisk
+from tests.unit.storage.log_kit import Kit
 
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.subscription import Subscription
+from flintmq.limits import SEQUENCE_MAX
 from flintmq.message import MESSAGE_HEADER
 from flintmq.storage.memory_log import MemoryLog
 
@@ -221,6 +223,29 @@ def test_deferred_publishes_count_as_deferred_without_a_consumer():
     consumer = subscribe(channel)
     channel.pump(10 * SECOND, 10 * SECOND)
     assert sorted(message[:2] for message in received(consumer)) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["new", "behind-a-message"])
+def test_what_a_power_loss_took_from_the_end_of_the_log_is_not_waited_for(is_begun):
+    """Numbering goes on behind it; nobody can be given it, so it is no depth once there is a consumer."""
+    kit = Kit()
+    publish(kit.open(), 3)
+    log = kit.open(next_sequence_min=9)
+    channel = make_channel(log)
+    consumer = subscribe(channel)
+    channel.pump(0, 0)
+    assert [number & SEQUENCE_MAX for number in sequences(consumer)] == [1, 2, 3]
+    if is_begun:
+        channel.finish(consumer, (2, 3))
+        assert (channel.floor, channel.depth) == (1, 0)
+        channel.finish(consumer, (1,))
+    else:
+        channel.finish(consumer, (1, 2, 3))
+    assert (channel.depth, channel.in_flight_count, channel.floor) == (0, 0, 9)
+    channel.window.check()
+    publish(log, 1)
+    channel.pump(0, 0)
+    assert [number & SEQUENCE_MAX for number in sequences(consumer)] == [9]
 
 
 def test_restart_redelivers_what_was_not_finished_and_nothing_else():
