@@ -109,6 +109,6 @@ def wait_for() -> Callable[[Callable[[], Any]], Awaitable[None]]:
             if await found if inspect.isawaitable(found) else found:
                 return
             assert time.monotonic() < deadline, f"waited {_PATIENCE_S:g} s for {inspect.getsource(condition)}"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)  # as ansq's own: what it looks at again meanwhile goes on
 
     return wait
