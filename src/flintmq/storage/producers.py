@@ -249,12 +249,14 @@ def load(home: Home) -> tuple[int, ProducerTable]:
 def restore(segments: Iterable[Segment], sequence: int, table: ProducerTable) -> ProducerMemory:
     """Bring a table up to date that says what stands below ``sequence``, with what the log has behind it."""
     unsaved_bytes = 0
-    expected: int | None = None  # the sequence that should come next
+    # What should come next. Retention drops nothing that a producer published and the snapshot does not have, so what
+    # is missing in front of the oldest segment was lost.
+    expected = max(sequence, 1)
     is_whole = True
     for segment in segments:
         if segment.end <= sequence:
             continue
-        is_whole = is_whole and expected in (None, segment.first)
+        is_whole = is_whole and segment.first <= expected
         expected = segment.end
         if segment.has_producers:
             is_whole = _restore_from(segment, sequence, table, is_whole)

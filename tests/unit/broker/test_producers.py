@@ -338,6 +338,27 @@ Publishing.TestCase.settings = settings(max_examples=120, stateful_step_count=40
 TestPublishing = Publishing.TestCase
 
 
+def test_what_was_lost_with_the_first_segment_is_stored_when_it_is_sent_again():
+    """A power loss took it, and left a later one; the producer has no answer to either."""
+    kit = Kit(segment_bytes=400)
+    partition = Partition("t", 0, kit.open())
+    for number in range(1, 9):
+        send(partition, "p", number)
+        write(partition)
+    first, second = kit.logs()[:2]
+    files = kit.files()
+    files.remove(first)
+    files.remove(first.replace(".log", ".index"))
+    partition = Partition("t", 0, kit.open())
+    begin = partition.log.start_sequence
+    assert 1 < begin < 8
+    assert second == kit.path(begin)
+    for number in range(1, 9):
+        send(partition, "p", number)
+    store(partition)
+    assert sorted(stored(partition)) == numbered("p", 1, 8)
+
+
 def test_a_write_error_is_told_to_all(partition):
     group, behind = send(partition, "p", 1), send(partition, "p", 2)
     partition.refuse(StorageError("no files"))
