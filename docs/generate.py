@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flintmq.net.http_auth import PERMISSIONS, permissions_table
-from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
+from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -105,7 +105,7 @@ def http_permissions_page() -> str:
         "# Permissions of the HTTP APIs",
         "",
         "With `--http-auth-tokens-file`; see [http-auth.md](../http-auth.md). Generated from",
-        "`src/flintmq/nsqd/http_permissions.py` and `src/flintmq/nsqlookupd/http_permissions.py`. Requests that are",
+        "the routes in `src/flintmq/nsqd/api` and `src/flintmq/nsqlookupd/http_permissions.py`. Requests that are",
         "not listed, such as those below `/debug/`, ask for `admin` of all topics.",
         "",
         *(f"- `{name}`: {about}" for name, about in PERMISSIONS.items()),

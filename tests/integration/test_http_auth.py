@@ -16,7 +16,7 @@ from tests.integration.test_upgrades import https_address
 
 from flintmq import ConnectionOptions, Producer, PublishError
 from flintmq.net.http_auth import Needs, Table
-from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
+from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.sync import Producer as BlockingProducer
 

@@ -300,7 +300,7 @@ class World:
     def _check(self):
         """What a channel says of itself holds."""
         if self.node.is_running and self.nsqd is not None:
-            for topic in self.nsqd.engine.broker.topics.values():
+            for topic in self.nsqd.node.engine.broker.topics.values():
                 for name in topic.channel_names:
                     for channel in topic.channels(name):
                         channel.check()
@@ -414,7 +414,7 @@ class World:
         while self.sim.loop.time() < deadline:
             await asyncio.sleep(1.0)
             is_ready = self.node.is_running and self.nsqd is not None
-            topic = self.nsqd.engine.broker.topics.get(TOPIC) if is_ready else None
+            topic = self.nsqd.node.engine.broker.topics.get(TOPIC) if is_ready else None
             self._check()
             if topic is None:
                 if not self.history.attempted or not self.history.acked:
@@ -453,7 +453,7 @@ class World:
         if not self.network_was_cut:  # a message that arrives after its timeout makes room for another one
             found += [str(violation) for violation in in_flight(history.flow, tolerance_ns=30_000_000_000)]
         if not self.disk_has_failed and self.nsqd is not None:
-            found += [f"told of damage: {damage}" for _, damage in self.nsqd.damage.reports]
+            found += [f"told of damage: {damage}" for _, damage in self.nsqd.node.damage.reports]
         return found
 
 

@@ -407,7 +407,7 @@ class PartitionsWorld(World):
         await asyncio.gather(*(link.run() for link in self._links(number)))
 
     def _is_empty(self):
-        topic = self.nsqd.engine.broker.topics.get(TOPIC)
+        topic = self.nsqd.node.engine.broker.topics.get(TOPIC)
         if topic is None:
             return False
         parts = [part for name in topic.channel_names for part in topic.channels(name)]

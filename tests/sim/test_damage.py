@@ -53,10 +53,12 @@ def started_after(seed, harm):
 
         async def scene():
             nsqd = await play(world, harm)
-            found["reports"] = [damage for _, damage in nsqd.damage.reports]
+            found["reports"] = [damage for _, damage in nsqd.node.damage.reports]
             found["health"] = nsqd.state_of_health()
             found["ping"] = nsqd.health()
-            found["topics"] = {name: list(topic.channel_names) for name, topic in nsqd.engine.broker.topics.items()}
+            found["topics"] = {
+                name: list(topic.channel_names) for name, topic in nsqd.node.engine.broker.topics.items()
+            }
 
         sim.run(scene())
         return world, found

@@ -55,7 +55,7 @@ class World:
         options = NsqdOptions(tcp_address=f"0.0.0.0:{PORT}", http_address="", durability="os", max_msg_size=300_000)
 
         def ready(nsqd):
-            nsqd.engine.on_defect = self._defect
+            nsqd.node.engine.on_defect = self._defect
             self.nsqd = nsqd
 
         await main(node.env, node.files, options, ready=ready)
@@ -96,7 +96,7 @@ class World:
         while True:
             way = chance.choice(WAYS)
             channel = chance.choice((f"failing-{number}", "failing", "failing-gone#ephemeral"))
-            before = dict(self.nsqd.sessions)
+            before = set(self.nsqd.clients)
             mine: list[Any] = []
 
             def on_frame(kind, frame, mine=mine, number=number):
@@ -108,7 +108,7 @@ class World:
             address = wire.transport.get_extra_info("sockname")
             await asyncio.sleep(0.05)
             mine += [
-                each for each in self.nsqd.sessions if each not in before and each.peer == f"{address[0]}:{address[1]}"
+                each for each in self.nsqd.clients if each not in before and each.peer == f"{address[0]}:{address[1]}"
             ]
             wire.send(commands.sub(TOPIC, channel))
             await asyncio.sleep(0.05)

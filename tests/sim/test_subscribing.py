@@ -112,7 +112,7 @@ class Frozen(World):
             self._note(await publishing is None, "PUB was answered")
             self.start()
             await asyncio.sleep(2.0)
-            names = sorted(self.nsqd.engine.broker.topics[TOPIC].channel_names)
+            names = sorted(self.nsqd.node.engine.broker.topics[TOPIC].channel_names)
             self._note(names in (["old"], ["new", "old"]), f"channels {names}")  # it may just have been stored
             return
         if self.end == "stop":

@@ -27,7 +27,7 @@ def test_nothing_acknowledged_is_lost_and_what_is_known_of_messages_is_forgotten
         return OFF if topic.name == self.topic_name else ALL
 
     def close(self):
-        traces.append(self.tracing)
+        traces.append(self.node.tracing)
         return honest(self)
 
     honest = Nsqd.close

@@ -28,6 +28,8 @@ from flintmq.net.address import format_address
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.regex import BadPattern, compiled
+from flintmq.net.tls import client_context
+from flintmq.nsqd.options import NsqdOptions
 from flintmq.wire.server import go_quote
 
 ANSWER_SIZE_MAX = 1024 * 1024
@@ -357,8 +359,22 @@ class AuthClient:
         return answer.status, answer.body
 
 
+def auth_client(options: NsqdOptions, env: Env) -> AuthClient | None:
+    """Return what asks the auth servers that the flags name; None without any."""
+    if not options.auth_http_address:
+        return None
+    return AuthClient(
+        options.auth_http_address,
+        method=options.auth_http_request_method,
+        env=env,
+        context=client_context(options.tls_root_ca_file, min_version=options.tls_min_version),
+        connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
+        request_timeout_s=options.http_client_request_timeout_ns / 1e9,
+    )
+
+
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-__all__ = ["AuthClient", "AuthFailed", "ClientAuth", "Grants", "Question", "parse_answer"]
+__all__ = ["AuthClient", "AuthFailed", "ClientAuth", "Grants", "Question", "auth_client", "parse_answer"]

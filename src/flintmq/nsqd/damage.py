@@ -1,12 +1,4 @@
-"""The damage that was found in the data directory, until somebody has said that he knows; ``/damage``.
-
-Requests::
-
-    GET  /damage               what was found
-    POST /damage/acknowledge   it is known; /stats, metrics and doctor say nothing more of it
-
-    {"count": 1, "lost": 200, "is_more_possible": false, "reports": [{"at": 1795175768, "path": "topics/t-x/p-0000",
-     "reason": "...", "topic": "x", "partition": 0, "first": 401, "end": 601, "lost": 200}]}
+"""The damage that was found in the data directory, until somebody has said that he knows (``/damage``).
 
 It is kept in the database, so that a restart does not hide it. What was acknowledged stays known: damage that is found
 again at every start, because the bytes are still there, is not told of twice.
@@ -18,7 +10,6 @@ Source: docs/decisions/0011.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -27,10 +18,6 @@ import msgspec
 
 from flintmq.broker.broker import Broker
 from flintmq.env import Env
-from flintmq.errors import StorageError
-from flintmq.net.http_messages import HttpError, Request, Response, json_response
-from flintmq.net.http_router import Router
-from flintmq.nsqd.engine import Engine
 from flintmq.storage import Corruption, Damage, channel_store
 
 log = logging.getLogger(__name__)
@@ -189,39 +176,3 @@ def _key(damage: Damage) -> tuple[Any, ...]:
     """What is the same of damage that is found again."""
     detail = (damage.first, damage.end) if damage.first else damage.reason
     return damage.path, damage.topic, damage.partition, damage.channel, detail
-
-
-class DamageApi:
-    """``/damage``."""
-
-    def __init__(self, engine: Engine, register: DamageRegister) -> None:
-        self._engine = engine
-        self._register = register
-
-    def add_routes(self, router: Router) -> None:
-        """Route ``/damage``."""
-        router.add("GET", "/damage", self._get, takes=())
-        router.add("POST", "/damage/acknowledge", self._acknowledge, takes=())
-
-    def _get(self, request: Request) -> Response:
-        return json_response(self._register.state())
-
-    async def _acknowledge(self, request: Request) -> Response:
-        self._register.acknowledge()
-        self._engine.schedule()
-        done: asyncio.Future[None] = self._engine.loop.create_future()
-
-        def settle(error: BaseException | None) -> None:
-            if done.done():
-                return  # whoever asked is gone
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        if self._engine.broker.when_metadata_durable(settle):
-            try:
-                await done
-            except (OSError, StorageError) as error:
-                raise HttpError(503, str(error)) from None
-        return json_response(self._register.state())

@@ -1,4 +1,4 @@
-"""Draining: an nsqd that takes no more messages, lets consumers finish what it has, and ends.
+"""Draining and exiting: an nsqd that takes no more messages, lets consumers finish what it has, and ends.
 
 ::
 
@@ -29,18 +29,15 @@ from typing import Any
 
 from flintmq.broker.topic import Topic
 from flintmq.env import Env
-from flintmq.errors import FlintError, RemoteProtocolError
-from flintmq.net.http_messages import HttpError, Request, Response, json_response
-from flintmq.net.http_router import Router
+from flintmq.errors import Exiting, FlintError, RemoteProtocolError
 from flintmq.net.tasks import kept_up
 from flintmq.nsqd.engine import Engine
-from flintmq.options import parse_duration_ns
+from flintmq.nsqd.in_turns import in_turns
 
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.1
 TOPIC_ROWS_MAX = 100
-_TOPICS_PER_TURN = 20
 
 
 class Draining(FlintError):
@@ -59,11 +56,13 @@ class Drain:
 
     Attributes:
         is_on: publishes are refused.
+        is_exiting: so is everything else, because this nsqd ends now.
         finished: called once, when nothing is left or the time is up.
     """
 
     def __init__(self, env: Env, engine: Engine, timeout_ns: int, changed: Callable[[], None]) -> None:
         self.is_on = False
+        self.is_exiting = False
         self.finished: Callable[[], None] = lambda: None
         self._env = env
         self._engine = engine
@@ -96,12 +95,26 @@ class Drain:
         """Take messages again."""
         if self.is_on:
             self.is_on = False
-            self.close()
+            self._stop()
             log.info("draining was called off: messages are taken again")
             self._changed()
 
     def close(self) -> None:
-        """Watch no longer; publishes stay refused."""
+        """Refuse everything that is new from now on, and watch no longer."""
+        self.is_exiting = True
+        self._stop()
+
+    def check_exiting(self) -> None:
+        """Refuse what is new while this nsqd ends.
+
+        Raises:
+            Exiting: it does.
+        """
+        if self.is_exiting:
+            raise Exiting
+
+    def _stop(self) -> None:
+        """Watch no longer."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -148,9 +161,7 @@ class Drain:
         topics = self._engine.broker.topics
         rows: list[dict[str, Any]] = []
         message_count = topic_count = 0
-        for number, name in enumerate(sorted(topics), 1):
-            if number % _TOPICS_PER_TURN == 0:
-                await asyncio.sleep(0)
+        async for name in in_turns(sorted(topics)):
             topic = topics.get(name)
             if topic is None or not _is_busy(topic):
                 continue
@@ -195,40 +206,6 @@ def _row(topic: Topic) -> dict[str, Any]:
         if row["depth"] or row["in_flight_count"] or row["deferred_count"]:
             channels.append(row)
     return {"topic_name": topic.name, "depth": topic.depth, "paused": topic.paused, "channels": channels}
-
-
-class DrainApi:
-    """``/drain``: what is left, begin, call off."""
-
-    def __init__(self, drain: Drain) -> None:
-        self._drain = drain
-
-    def add_routes(self, router: Router) -> None:
-        """Route ``/drain``."""
-        router.add("GET", "/drain", self._get, takes=())
-        router.add("POST", "/drain", self._post, takes=("timeout",))
-        router.add("DELETE", "/drain", self._delete, takes=())
-
-    async def _answer(self) -> Response:
-        return json_response(await self._drain.state())
-
-    async def _get(self, request: Request) -> Response:
-        return await self._answer()
-
-    async def _post(self, request: Request) -> Response:
-        text = request.query.get("timeout")
-        try:
-            timeout_ns = None if text is None else parse_duration_ns(text)
-        except ValueError:
-            timeout_ns = -1
-        if timeout_ns is not None and timeout_ns < 0:
-            raise HttpError(400, "INVALID_TIMEOUT")
-        self._drain.begin(timeout_ns)
-        return await self._answer()
-
-    async def _delete(self, request: Request) -> Response:
-        self._drain.end()
-        return await self._answer()
 
 
 class DrainSignal:

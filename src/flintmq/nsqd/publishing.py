@@ -13,41 +13,37 @@ Source: reference/nsq.md 1.4, reference/youzan.md 1.3, design/reliability.md R13
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flintmq.broker.bounds import TopicFull
-from flintmq.broker.topic import Topic
 from flintmq.nsqd import extended, partitions
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.pending_reply import PendingReply, Place
+from flintmq.nsqd.topics import Topics
 from flintmq.wire.bodies import Kind
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.server import Publish
 
 
 class Publishing:
-    """Takes what is published to one nsqd.
+    """Takes what is published to one nsqd."""
 
-    Args:
-        wanted_topic: the topic of a command and a name, created unless topics are not made so.
-    """
-
-    def __init__(self, engine: Engine, drain: Drain, wanted_topic: Callable[[str, str], Topic]) -> None:
+    def __init__(self, engine: Engine, drain: Drain, topics: Topics) -> None:
         self._engine = engine
         self._drain = drain
-        self._wanted_topic = wanted_topic
+        self._topics = topics
 
     def publish(self, event: Publish) -> PendingReply:
         """Take messages; they are written at the end of the turn. What is returned ends when they are stored.
 
         Raises:
-            Draining: this nsqd is about to shut down.
+            Exiting: this nsqd is shutting down.
+            Draining: it is about to.
             RemoteProtocolError: there is no such partition here, or it takes no messages; trace ids or headers cannot
                 be stored; TopicFull: no more of them.
             SequenceGap: a producer left out a sequence.
         """
         broker, drain = self._engine.broker, self._drain
+        drain.check_exiting()
         command, name, row = event.command, event.topic, COMMANDS[event.command]
         producer = None if event.producer_id is None else (event.producer_id, event.sequence)
         if drain.is_on and producer is None:
@@ -60,7 +56,7 @@ class Publishing:
             form = extended.stored_form(event, found.meta)
             bodies = form.bodies
         due_ns = self._engine.due_clock_ns() + event.defer_ms * 1_000_000 if event.defer_ms else 0
-        partition = found or self._wanted_topic(command, name).first_partition
+        partition = found or self._topics.wanted(command, name).first_partition
         try:
             group = broker.publish_to(partition, bodies, due_ns, form is not None, producer)
         except TopicFull as full:

@@ -1,4 +1,4 @@
-"""One client connection of nsqd: commands in, broker calls, frames out.
+"""The protocol of one client: commands in, broker calls, frames out.
 
 Rules of this file:
 
@@ -21,19 +21,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
-from flintmq.broker.ext_filter import ExtFilter
 from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.parts import ChannelParts, SharedSubscription
 from flintmq.broker.producers import SequenceGap
 from flintmq.broker.subscription import Subscription
-from flintmq.broker.topic import Topic
 from flintmq.budget import COUNTED_BYTES, InputMeter, OutputMeter
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.limits import (
@@ -48,13 +46,16 @@ from flintmq.message import hex_id, raw_id
 from flintmq.net.address import format_peer
 from flintmq.net.layers import LayeredTransport
 from flintmq.net.linger import close_lingering
-from flintmq.net.tls_engine import TlsFailed, TlsSession
+from flintmq.net.tls_engine import TlsFailed
 from flintmq.net.turns import SLICE_NS
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
+from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.extended import filter_of
+from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import GAP_CODE, PendingReply
 from flintmq.nsqd.reading import fetch, offsets
 from flintmq.nsqd.renewal import Consumer, Renewal
+from flintmq.nsqd.terms import Terms
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
@@ -62,9 +63,6 @@ from flintmq.wire.commands import COMMANDS
 from flintmq.wire.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
 from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
 from flintmq.wire.server import FINISH_RUN_MAX
-
-if TYPE_CHECKING:
-    from flintmq.nsqd.server import Nsqd
 
 log = logging.getLogger(__name__)
 
@@ -77,29 +75,23 @@ _NOT_OWNED = "failed client does not own message"
 _HEX = frozenset(b"0123456789abcdef")
 
 
-class Session(asyncio.Protocol):
-    """A client of nsqd."""
+class Session(Client, asyncio.Protocol):
+    """One client of nsqd, and what it says."""
 
-    def __init__(self, nsqd: Nsqd) -> None:
-        self.nsqd = nsqd
-        self.engine = nsqd.engine
-        self.loop = nsqd.engine.loop
-        self.parser = wire.ServerConnection(nsqd.wire_limits)
-        self.out: list[bytes | memoryview] = []
-        self.budget = nsqd.engine.broker.budget
+    def __init__(self, node: Node, clients: Clients, terms: Terms) -> None:
+        env = node.engine.env
+        super().__init__(env.clock.wall_ns(), None if terms.auth is None else ClientAuth())
+        self.engine = node.engine
+        self.loop = node.engine.loop
+        self.parser = wire.ServerConnection(terms.limits)
+        self.budget = node.engine.broker.budget
         self.meter = OutputMeter(self.budget, self)
         self.input_meter = InputMeter(self.budget, self)
-        # of one kind, both of a single partition or both of several
-        self.subscription: Subscription | SharedSubscription | None = None
-        self.channel: Channel | ChannelParts | None = None
-        self.topic: Topic | None = None
-        self.negotiated: Negotiated | None = None
-        self.ext_filter: ExtFilter | None = None
-        self.auth: ClientAuth | None = None if nsqd.auth is None else ClientAuth()
-        self.tls: TlsSession | None = None
-        self.connected_ns = nsqd.env.clock.wall_ns()
-        self.peer = "@"
-        self.pub_counts: dict[str, int] = {}
+        self._env = env
+        self._clients = clients
+        self._terms = terms
+        self._publishing = node.publishing
+        self._subscribing = node.subscribing
         self._ready_count = 0  # that RDY said last
         self._ready_limit: int | None = None  # that an operator has set
         self._pub_partition: Partition | None = None
@@ -122,12 +114,12 @@ class Session(asyncio.Protocol):
         self._is_write_paused = False
         self._write_paused_at = 0.0
         self._received_at = self.loop.time()
-        self._now_ns = nsqd.env.clock.monotonic_ns
-        self._heartbeat_s = nsqd.features.heartbeat_interval_ms / 1000
+        self._now_ns = env.clock.monotonic_ns
+        self._heartbeat_s = terms.features.heartbeat_interval_ms / 1000
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
-        self.parser.tls_missing = nsqd.tls_required != "false"
+        self.parser.tls_missing = terms.tls_required != "false"
         self.parser.refusal_of = None if self.auth is None else self._early_refusal
 
     # -- transport -------------------------------------------------------------------------------------------------
@@ -136,7 +128,7 @@ class Session(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         self.peer = format_peer(transport.get_extra_info("peername"))
-        if not self.nsqd.admit(self, transport):
+        if not self._clients.admit(self, transport):
             self._transport.abort()
             return
         self._start_timer = self.loop.call_later(MAGIC_DEADLINE_S, self._check_magic)
@@ -148,7 +140,7 @@ class Session(asyncio.Protocol):
                 timer.cancel()
         self._end_input()
         self.engine.turns.leave(self)
-        self.nsqd.forget(self)
+        self._clients.forget(self)
         if self._asking is not None:
             self._asking.cancel()
         if self._renewal is not None:
@@ -390,7 +382,7 @@ class Session(asyncio.Protocol):
         self._is_finished = True
         if self.subscription is not None and self.channel is not None:
             self.budget.output_bytes -= self.subscription.take_put_bytes()
-            self.nsqd.unsubscribe(self)
+            self._subscribing.unsubscribe(self)
 
     def look_up_again(self) -> None:
         """Look at the next publish closely: where the last one went may take none now."""
@@ -501,7 +493,7 @@ class Session(asyncio.Protocol):
             began_ns: when parsing them began; 0 for a moment ago.
         """
         self._has_commanded = True
-        parser, buggify = self.parser, self.nsqd.env.buggify
+        parser, buggify = self.parser, self._env.buggify
         is_over = False
         while True:
             for index, event in enumerate(events, 1):
@@ -604,7 +596,7 @@ class Session(asyncio.Protocol):
 
     def _features(self) -> ServerFeatures:
         """What can still be granted: a layer goes on top of those there are, and TLS is the lowest."""
-        features = self.nsqd.features
+        features = self._terms.features
         if self._layers is None:
             return features
         is_compressed = self._layers.codec is not None
@@ -637,8 +629,8 @@ class Session(asyncio.Protocol):
             self._transport = self._layers = layers
         received = self.parser.take_held()  # the first bytes of the new layer, whatever the client took them for
         self._resume_reading(transport)
-        if negotiated.tls and self.nsqd.new_tls is not None:
-            layers.start_tls(self.nsqd.new_tls(), received, self._secured)
+        if negotiated.tls and self._terms.new_tls is not None:
+            layers.start_tls(self._terms.new_tls(), received, self._secured)
         else:
             self._compress(layers, negotiated, received)
 
@@ -687,10 +679,10 @@ class Session(asyncio.Protocol):
         self._asking = self._ask_server(auth, done)
 
     def _ask_server(self, auth: ClientAuth, done: Callable[[Grants | AuthFailed], None]) -> asyncio.Task[Grants]:
-        assert self.nsqd.auth is not None
+        assert self._terms.auth is not None
         host = self.peer.rpartition(":")[0].strip("[]")
         common_name = self.tls.common_name if self.tls is not None else ""
-        return self.nsqd.auth.ask(Question(host, self.tls is not None, common_name, auth.secret), done)
+        return self._terms.auth.ask(Question(host, self.tls is not None, common_name, auth.secret), done)
 
     def _has_answer(self, answer: Grants | AuthFailed) -> Grants | None:
         """Keep what an auth server answered; None when the connection is over, or is now because it did not."""
@@ -758,13 +750,15 @@ class Session(asyncio.Protocol):
         if not self._may(event, "SUB", event.topic, event.channel):
             return
         try:
-            source = self.nsqd.subscribe(self, event)
+            source = self._subscribing.subscribe(self, event)
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail, error.fatal)
             return
         except FlintError as error:
             self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
             return
+        assert self.topic is not None
+        self.parser.raw_ids = self.topic.meta.is_partitioned
         self._slots.append(PendingReply(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
 
@@ -793,7 +787,7 @@ class Session(asyncio.Protocol):
             go_on=self._open_subscription,
             refuse=refuse,
         )
-        return Renewal(auth, consumer, self.loop, self.nsqd.env.random, self.peer)
+        return Renewal(auth, consumer, self.loop, self._env.random, self.peer)
 
     def _mark(self, channel: Channel | ChannelParts) -> None:
         """Look at what is consumed at the end of the turn."""
@@ -807,7 +801,7 @@ class Session(asyncio.Protocol):
         if not self._may(event, event.command, event.topic):
             return
         try:
-            reply = self.nsqd.publish(event)
+            reply = self._publishing.publish(event)
         except FlintError as error:
             self._refuse_publish(event, error)
             return
@@ -913,7 +907,7 @@ class Session(asyncio.Protocol):
 
     def _finish_run(self, event: wire.FinishRun) -> None:
         assert self.subscription is not None and self.channel is not None
-        wall_ns = self.nsqd.env.clock.wall_ns() if self.channel.latency is not None else 0
+        wall_ns = self._env.clock.wall_ns() if self.channel.latency is not None else 0
         failed = self.channel.finish(self.subscription, event.ids, wall_ns)  # type: ignore[arg-type]
         if failed or self.parser.finish_run_max != FINISH_RUN_MAX:
             self.parser.finish_run_max = _FAILING_RUN_MAX if failed else FINISH_RUN_MAX
@@ -945,7 +939,7 @@ class Session(asyncio.Protocol):
     def _requeue(self, event: wire.Requeue) -> None:
         assert self.subscription is not None and self.channel is not None
         internal = self._internal(event.message_id)
-        delay_ns = min(event.timeout_ms, self.nsqd.wire_limits.max_req_timeout_ms) * 1_000_000
+        delay_ns = min(event.timeout_ms, self._terms.limits.max_req_timeout_ms) * 1_000_000
         due_clock_ns = self.engine.due_clock_ns()
         if internal is None or not self.channel.requeue(self.subscription, internal, delay_ns, due_clock_ns):  # type: ignore[arg-type]
             self._not_in_flight("REQ", event.message_id)
@@ -957,7 +951,7 @@ class Session(asyncio.Protocol):
     def _touch(self, event: wire.Touch) -> None:
         assert self.subscription is not None and self.channel is not None
         internal = self._internal(event.message_id)
-        now_ns = self.nsqd.env.clock.monotonic_ns()
+        now_ns = self._env.clock.monotonic_ns()
         if internal is None or not self.channel.touch(self.subscription, internal, now_ns):  # type: ignore[arg-type]
             self._not_in_flight("TOUCH", event.message_id)
             return
@@ -998,7 +992,7 @@ class Session(asyncio.Protocol):
         if topic is None or event.partition not in topic.partitions:
             self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")
             return
-        source, channel = self.nsqd.place_cursor(self, topic, event)
+        source, channel = self._subscribing.place_cursor(self, topic, event)
         self._slots.append(PendingReply(source, "CURSOR", replies=0))
         self._reply(response_frame(msgspec.json.encode({"sequence": channel.floor})))
 

@@ -205,8 +205,8 @@ class MemoryNsqd:
         """Cut every client's connection, as a broken network does."""
 
         def cut() -> None:
-            for session in list(self._running().sessions):
-                session.abort()
+            for client in list(self._running().clients):
+                client.abort()
 
         self._call(cut)
 
@@ -247,10 +247,10 @@ class MemoryNsqd:
 
     async def _publish(self, topic: str, bodies: tuple[bytes, ...], defer_ms: int) -> None:
         command = "MDPUB" if defer_ms else "MPUB"
-        group = self._running().publish(Publish(command, topic, bodies, 1, defer_ms)).source
+        group = self._running().node.publishing.publish(Publish(command, topic, bodies, 1, defer_ms)).source
         waiter = _Waiter()
         group.waiters.append(waiter)
-        self._running().engine.schedule()
+        self._running().node.engine.schedule()
         await waiter.has_ended.wait()
         if group.error is not None:
             raise group.error
@@ -258,7 +258,7 @@ class MemoryNsqd:
 
     async def _started(self, topic: str) -> None:
         """A new topic hands nothing to its channels before nsqlookupd was asked for more of them."""
-        topics = self._running().engine.broker.topics
+        topics = self._running().node.engine.broker.topics
         await _wait_until(lambda: topic not in topics or not topics[topic].is_starting)
 
     def messages(self, topic: str) -> list[StoredMessage]:
@@ -269,7 +269,7 @@ class MemoryNsqd:
         """
 
         def read() -> list[StoredMessage]:
-            found = self._running().engine.broker.topics.get(topic)
+            found = self._running().node.engine.broker.topics.get(topic)
             return [] if found is None else list(_stored(found))
 
         return self._call(read)
@@ -291,9 +291,9 @@ class MemoryNsqd:
         self._await(self._create(topic, channel))
 
     async def _create(self, topic: str, channel: str) -> None:
-        found = self._running().create_topic(topic)
+        found = self._running().node.topics.create(topic)
         if channel:
-            self._running().engine.broker.channel(found, channel)
+            self._running().node.engine.broker.channel(found, channel)
         await self._started(topic)
 
     # -- where it stands -------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class MemoryNsqd:
         return self._call(lambda: self._count(topic, channel))
 
     def _count(self, topic: str, channel: str) -> ChannelCounts:
-        found = self._running().engine.broker.topics.get(topic)
+        found = self._running().node.engine.broker.topics.get(topic)
         parts = found.channels(channel) if found is not None and channel in found.channel_names else []
         return ChannelCounts(
             sum(part.depth for part in parts),
@@ -319,7 +319,7 @@ class MemoryNsqd:
         return self._call(lambda: self._is_drained(topic, channel))
 
     def _is_drained(self, topic: str, channel: str) -> bool:
-        found = self._running().engine.broker.topics.get(topic)
+        found = self._running().node.engine.broker.topics.get(topic)
         if found is None or channel not in found.channel_names:
             return False
         return not found.depth and not self._count(topic, channel).unfinished
@@ -403,7 +403,7 @@ class MemoryNsqd:
 
         def advance() -> None:
             clock.advance(round(seconds * _NS_PER_S))
-            self._running().engine.look_at_clock()
+            self._running().node.engine.look_at_clock()
 
         self._call(advance)
 

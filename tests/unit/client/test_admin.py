@@ -19,7 +19,7 @@ from flintmq.client.core.start import PART_COUNT_MAX, PROMPT_S, Beginning, Start
 from flintmq.client.options import ConnectionOptions
 from flintmq.errors import OptionError, RemoteProtocolError
 from flintmq.net.http_auth import Table
-from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
+from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 
 PUBLISHING = {"/pub", "/put", "/mpub", "/mput", "/mdpub", "/pubtrace", "/pub_ext"}

@@ -40,7 +40,7 @@ from flintmq.net.http_auth import (
 from flintmq.net.http_messages import HttpError, Request, Response, text_response
 from flintmq.net.http_router import Router
 from flintmq.net.http_server import HttpServer
-from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
+from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions

@@ -17,8 +17,9 @@ from flintmq.net import http_auth
 from flintmq.net.http_auth import HttpAuth
 from flintmq.net.http_router import Router
 from flintmq.net.tasks import kept_up
-from flintmq.nsqd import drain, engine, lookup_peer, statsd
+from flintmq.nsqd import drain, engine, lookup_peer
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.figures import statsd
 from flintmq.storage import ChannelStore
 from flintmq.testing import MemoryDisk
 from flintmq.wire.lookup import PeerInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from flintmq.nsqd.history import HOURS, HourlySizes
+from flintmq.nsqd.figures.history import HOURS, HourlySizes
 from flintmq.testing import ManualClock
 
 HOUR_S = 3600

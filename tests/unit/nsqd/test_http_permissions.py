@@ -7,8 +7,7 @@ import pytest
 from flintmq.env import Env
 from flintmq.net.http_auth import Table
 from flintmq.net.http_router import Router
-from flintmq.nsqd.http_api import HttpApi
-from flintmq.nsqd.http_permissions import TABLE as NSQD_TABLE
+from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.server import Nsqd
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
@@ -26,7 +25,7 @@ def compare(router: Router, table: Table) -> None:
 async def test_nsqd(tmp_path):
     files = OsFiles(str(tmp_path))
     nsqd = Nsqd(Env(), files, NsqdOptions())
-    compare(HttpApi(nsqd).router(), NSQD_TABLE)
+    compare(nsqd.router(), NSQD_TABLE)
     files.close()
 
 
@@ -37,7 +36,7 @@ async def test_nsqlookupd():
 async def test_every_route_says_which_parameters_it_takes(tmp_path):
     """What is not obeyed is refused: a new route has to say what it obeys."""
     files = OsFiles(str(tmp_path))
-    nsqd = HttpApi(Nsqd(Env(), files, NsqdOptions())).router()
+    nsqd = Nsqd(Env(), files, NsqdOptions()).router()
     nsqlookupd = Nsqlookupd(Env(), NsqlookupdOptions())._http.router
     silent = {path for router in (nsqd, nsqlookupd) for _, path, route in router.routes() if route.takes is None}
     assert {path for path in silent if not path.startswith("/debug/")} == {"/ping"}

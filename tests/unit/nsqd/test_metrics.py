@@ -9,8 +9,8 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, exposition, labels_of
-from flintmq.nsqd.metrics import collect_topics
-from flintmq.nsqd.stats import Latencies
+from flintmq.nsqd.figures.latencies import Latencies
+from flintmq.nsqd.figures.prometheus import collect_topics
 from flintmq.storage.memory_log import MemoryLog
 
 

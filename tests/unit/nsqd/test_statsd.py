@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.nsqd.statsd import Lines, datagrams, percentile_name, prefix_of
+from flintmq.nsqd.figures.statsd import Lines, datagrams, percentile_name
+from flintmq.nsqd.identity import prefix_of
 
 NO_LATENCY = {"count": 0, "percentiles": None}
 MEMORY = {

@@ -13,7 +13,7 @@ from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.env import Env
 from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.loop_delays import BOUNDS_S, LoopDelays
+from flintmq.nsqd.figures.loop_delays import BOUNDS_S, LoopDelays
 from flintmq.storage import ChannelStore
 from flintmq.testing import MemoryDisk
 

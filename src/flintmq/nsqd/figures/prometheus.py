@@ -9,7 +9,6 @@ Source: the names follow https://prometheus.io/docs/practices/naming/.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,13 +16,14 @@ from typing import Any, Literal
 from flintmq.broker.broker import Broker
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, labels_of
-from flintmq.nsqd import stats
 from flintmq.nsqd.damage import DamageRegister
-from flintmq.nsqd.limit_counts import CHANNEL_FIELDS, TOPIC_FIELDS
+from flintmq.nsqd.figures.latencies import Latencies
+from flintmq.nsqd.figures.limits import CHANNEL_FIELDS, TOPIC_FIELDS
+from flintmq.nsqd.figures.nsq import topic_row
+from flintmq.nsqd.in_turns import in_turns
 from flintmq.nsqd.topology import COUNT_FIELDS
 
 ROWS_MAX = 5000
-_TOPICS_PER_TURN = 20  # looked at before others get a turn
 _NAMESPACE = "flintmq_nsqd"
 
 
@@ -99,17 +99,13 @@ class _Table:
             self._latency.add(each["value"] / 1e9, labels_of(**labels, quantile=f"{each['quantile']:.10g}"))
 
 
-async def collect_topics(
-    topics: Mapping[str, Topic], latencies: stats.Latencies, rows_max: int = ROWS_MAX
-) -> list[Family]:
+async def collect_topics(topics: Mapping[str, Topic], latencies: Latencies, rows_max: int = ROWS_MAX) -> list[Family]:
     """Return the figures of topics and channels; others get their turn meanwhile."""
     topic_table, channel_table = _Table("topic", _TOPIC_COLUMNS), _Table("channel", _CHANNEL_COLUMNS)
     deliveries = Family(f"{_NAMESPACE}_channel_deliveries_total", "counter", _DELIVERIES_HELP)
     room = rows_max
     left_out_count = channel_count = 0
-    for number, name in enumerate(sorted(topics), 1):
-        if number % _TOPICS_PER_TURN == 0:
-            await asyncio.sleep(0)
+    async for name in in_turns(sorted(topics)):
         topic = topics.get(name)
         if topic is None:
             continue
@@ -117,7 +113,7 @@ async def collect_topics(
         if not room:
             left_out_count += 1 + len(topic.channel_names)
             continue
-        row = stats.topic_row(topic, "", False, latencies)
+        row = topic_row(topic, "", False, latencies)
         log_bytes = sum(partition.log.size_bytes for partition in topic.partitions.values())
         topic_table.add(row | {"log_bytes": log_bytes}, topic=name)
         channels = row["channels"][: room - 1]

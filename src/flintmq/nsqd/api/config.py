@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,9 +19,8 @@ import msgspec
 from flintmq.errors import UNREADABLE_JSON, OptionError, without_credentials
 from flintmq.net import log as logs
 from flintmq.net.http_messages import HttpError, Request, Response, json_response, text_response
-from flintmq.net.http_router import Router
 from flintmq.net.networks import Networks
-from flintmq.nsqd.http_parameters import NSQ_WORDS
+from flintmq.nsqd.api.route import ALL_ADMIN, NSQ_WORDS, Route
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.options import Row, rows
 
@@ -38,7 +38,7 @@ _NUMBERS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What this API needs of the nsqd it belongs to.
+    """The options of a running nsqd.
 
     Attributes:
         options: as they are now.
@@ -58,24 +58,17 @@ class ConfigApi:
         networks: from where options may be changed.
     """
 
-    def __init__(self, nsqd: Running, networks: Networks) -> None:
-        self._nsqd = nsqd
+    def __init__(self, running: Running, networks: Networks) -> None:
+        self._running = running
         self._networks = networks
         self._rows: dict[str, Row] = {row.key: row for row in rows(NsqdOptions) if not row.deprecated}
 
-    def add_routes(self, router: Router) -> None:
-        """Route ``/config/{opt}``."""
-        limit = self._nsqd.options().max_msg_size
-        router.add("GET", "/config/{opt}", self._get, takes=(), ignores=NSQ_WORDS)
-        router.add(
-            "PUT", "/config/{opt}", self._put, body_limit_bytes=limit, too_big="INVALID_VALUE", takes=(),
-            ignores=NSQ_WORDS,
-        )  # fmt: skip
-
-    def _get(self, request: Request) -> Response:
+    def show(self, request: Request) -> Response:
+        """``GET /config/{opt}``."""
         return self._answer(request.parameters["opt"])
 
-    def _put(self, request: Request) -> Response:
+    def change(self, request: Request) -> Response:
+        """``PUT /config/{opt}``."""
         if not self._networks.allows(request.remote_address):
             log.warning("%s may not change options, see --allow-config-from-cidr", request.remote_address)
             raise HttpError(403, "FORBIDDEN")
@@ -86,10 +79,10 @@ class ConfigApi:
         if read is None:
             raise HttpError(400, "INVALID_OPTION")
         try:
-            options = self._nsqd.options().replace(**{self._rows[name].attribute: read(request.body)})
+            options = self._running.options().replace(**{self._rows[name].attribute: read(request.body)})
         except (OptionError, ValueError):
             raise HttpError(400, "INVALID_VALUE") from None
-        self._nsqd.change(options)
+        self._running.change(options)
         log.info("%s set %s", request.remote_address, name)
         return self._answer(name)
 
@@ -97,8 +90,8 @@ class ConfigApi:
         row = self._rows.get(name)
         if row is None:
             raise HttpError(400, "INVALID_OPTION")
-        filled_in = self._nsqd.filled_in()
-        value = filled_in[name] if name in filled_in else getattr(self._nsqd.options(), row.attribute)
+        filled_in = self._running.filled_in()
+        value = filled_in[name] if name in filled_in else getattr(self._running.options(), row.attribute)
         if name == _AUTH_SERVERS:
             value = [without_credentials(each) for each in value]
         if name in _NUMBERS:
@@ -116,3 +109,10 @@ def _addresses(body: bytes) -> tuple[str, ...]:
 
 def _level(body: bytes) -> str:
     return body.decode("ascii").lower()
+
+
+ROUTES = (
+    Route("GET", "/config/{opt}", ALL_ADMIN, ConfigApi.show, (), NSQ_WORDS),
+    Route("PUT", "/config/{opt}", ALL_ADMIN, ConfigApi.change, (), NSQ_WORDS,
+          body_limit=attrgetter("max_msg_size"), too_big="INVALID_VALUE"),
+)  # fmt: skip

@@ -26,11 +26,10 @@ from typing import Any
 from flintmq.broker import peek
 from flintmq.broker.broker import ChannelNotFound
 from flintmq.broker.channel import Channel
-from flintmq.broker.partition import Partition
+from flintmq.broker.partition import Ended, Partition
 from flintmq.broker.seek import BadPlace, TooManyHoles, drop, drop_spilled, parse_place, seek, sequence_at
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
-from flintmq.limits import MESSAGE_ID_SIZE, SEQUENCE_BITS
 from flintmq.message import (
     FRAME_OVERHEAD_BYTES,
     HEADERS,
@@ -43,11 +42,22 @@ from flintmq.message import (
     partition_of,
     sequence_of,
 )
-from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
-from flintmq.net.http_router import Router
-from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.http_names import channel_of, partition_here, topic_of
-from flintmq.nsqd.session import Session
+from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response, json_response
+from flintmq.nsqd.api.answers import stored, when
+from flintmq.nsqd.api.arguments import (
+    channel_of,
+    message_id,
+    message_id_of,
+    number,
+    number_within,
+    one_partition,
+    partition_here,
+    partitions_of,
+    topic_of,
+)
+from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.node import Node
 from flintmq.storage import ChannelStore
 
 _PLACE_BYTES_MAX = 256
@@ -57,48 +67,29 @@ _BODY_BYTES_MAX = 1024 * 1024  # of one body of a look
 _BODY_BYTES = 4096
 _BODIES_BYTES_MAX = 4 * 1024 * 1024  # of all bodies of a look; what is beyond comes without
 _READS_PER_TURN = 4
-_NUMBER_DIGITS_MAX = 19
 _UTF8_SIZE_MAX = 4
 _WHATS = ("next", "in_flight", "deferred")
-_HEX = frozenset("0123456789abcdef")
 
 
-class InspectionApi:
+class MessagesApi:
     """These routes of one nsqd."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._broker = engine.broker
-
-    def add_routes(self, router: Router) -> None:
-        """Add them to a router."""
-        part = ("topic", "channel", "partition")
-        found = ("topic", "partition", "search_mode", "search_pos", "needext")
-        router.add("GET", "/message/get", self._get, takes=found)
-        router.add("GET", "/channel/peek", self._peek, takes=(*part, "what", "count", "max_body"))
-        router.add("POST", "/channel/setoffset", self._set_offset, body_limit_bytes=_PLACE_BYTES_MAX, takes=part)
-        router.add("POST", "/channel/skip", lambda request: self._skip(request, True), takes=part)
-        router.add("POST", "/channel/unskip", lambda request: self._skip(request, False), takes=part)
-        router.add("POST", "/message/finish", self._finish, takes=(*part, "msgid"))
-        router.add("POST", "/message/cancel", self._cancel, takes=("topic", "partition", "msgid"))
-
-    # -- what a request is about -----------------------------------------------------------------------------------
-
-    def _partitions(self, request: Request, topic: Topic) -> list[Partition]:
-        """The partition that is named, else all of them."""
-        number = partition_here(request, topic)
-        return list(topic.partitions.values()) if number is None else [topic.partitions[number]]
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._engine = node.engine
+        self._broker = node.engine.broker
 
     # -- one stored message ----------------------------------------------------------------------------------------
 
-    def _get(self, request: Request) -> Response:
+    def get(self, request: Request) -> Response:
+        """``/message/get``."""
         topic = topic_of(self._broker, request)
         mode, text = request.query.get("search_mode"), request.query.get("search_pos")
         if mode not in ("id", "virtual_offset", "count"):
             raise HttpError(400, "MISSING_ARG_SEARCH_MODE" if mode is None else "INVALID_ARG_SEARCH_MODE")
         if text is None:
             raise HttpError(400, "MISSING_ARG_SEARCH_POS")
-        position = message_id_of(text) if mode == "id" else _number(text)
+        position = message_id_of(text) if mode == "id" else number(text)
         if position is None:
             raise HttpError(400, "INVALID_ARG_SEARCH_POS")
         partition = self._partition_of(request, topic, position if mode == "id" else None)
@@ -115,39 +106,36 @@ class InspectionApi:
 
     def _partition_of(self, request: Request, topic: Topic, internal: int | None) -> Partition:
         """The partition that is named, the one that an id is of, or the only one."""
-        partitions = self._partitions(request, topic)
-        if internal is not None:
-            mine = [partition for partition in partitions if partition.number == partition_of(internal)]
-            if not mine:
-                raise HttpError(404, "MESSAGE_NOT_FOUND")
-            return mine[0]
-        if len(partitions) > 1:
-            raise HttpError(400, "MISSING_ARG_PARTITION")
-        return partitions[0]
+        if internal is None:
+            return one_partition(request, topic)
+        for partition in partitions_of(request, topic):
+            if partition.number == partition_of(internal):
+                return partition
+        raise HttpError(404, "MESSAGE_NOT_FOUND")
 
     # -- looking at a channel --------------------------------------------------------------------------------------
 
-    async def _peek(self, request: Request) -> Response:
+    async def peek_channel(self, request: Request) -> Response:
+        """``/channel/peek``."""
         topic, name = channel_of(self._broker, request)
-        query = request.query
-        what = query.get("what", "next")
+        what = request.query.get("what", "next")
         if what not in _WHATS:
             raise HttpError(400, "INVALID_ARG_WHAT")
-        count = bounded(query.get("count"), _PEEK_COUNT, 1, _PEEK_COUNT_MAX, "INVALID_ARG_COUNT")
-        body_bytes = bounded(query.get("max_body"), _BODY_BYTES, 0, _BODY_BYTES_MAX, "INVALID_ARG_MAX_BODY")
+        count = number_within(request, "count", _PEEK_COUNT, 1, _PEEK_COUNT_MAX)
+        body_bytes = number_within(request, "max_body", _BODY_BYTES, 0, _BODY_BYTES_MAX)
         look_bytes = body_bytes + (HEADERS.size + HEADERS_SIZE_MAX if topic.meta.extend_support else 0)
         rows: list[dict[str, Any]] = []
         left = _BODIES_BYTES_MAX
-        for partition in self._partitions(request, topic):
+        for partition in partitions_of(request, topic):
             channel = partition.channels.get(name)
             if channel is None:
                 continue  # deleted in this partition
             try:
                 async for found in self._look(partition, channel, what, count - len(rows), look_bytes):
                     has_headers = partition.has_headers(found.sequence)
-                    stored = _as_stored(partition.number, found, min(body_bytes, max(0, left)), has_headers)
-                    stored["body_size"] = found.size - _body_at(found, has_headers)
-                    row = self._row(stored, partition.number, found, what)
+                    message = _as_stored(partition.number, found, min(body_bytes, max(0, left)), has_headers)
+                    message["body_size"] = found.size - _body_at(found, has_headers)
+                    row = self._row(message, partition.number, found, what)
                     left -= min(body_bytes, found.size)
                     rows.append(row)
             except StorageError as error:
@@ -168,9 +156,9 @@ class InspectionApi:
             looks = peek.next_messages(channel, count, body_bytes, now_ns)
         else:
             looks = peek.in_flight_messages(channel, count, body_bytes)
-        for number, found in enumerate(islice(looks, count), 1):
+        for seen_count, found in enumerate(islice(looks, count), 1):
             yield found
-            if number % _READS_PER_TURN == 0:
+            if seen_count % _READS_PER_TURN == 0:
                 await asyncio.sleep(0)
                 if partition.is_deleted:
                     return
@@ -194,8 +182,8 @@ class InspectionApi:
         unique = {each.sequence: each for each in found}  # one may have left memory meanwhile
         return sorted(unique.values(), key=lambda each: (each.due_ns, each.sequence))[:count]
 
-    def _row(self, stored: dict[str, Any], partition: int, found: peek.Seen, what: str) -> dict[str, Any]:
-        row = {"partition": partition, **stored}
+    def _row(self, message: dict[str, Any], partition: int, found: peek.Seen, what: str) -> dict[str, Any]:
+        row = {"partition": partition, **message}
         row["attempts"] = found.attempts
         if what == "deferred":
             left_ns = max(0, found.due_ns - self._engine.due_clock_ns())
@@ -204,21 +192,21 @@ class InspectionApi:
         if what == "in_flight":
             left_ns = max(0, found.deadline_ns - self._engine.env.clock.monotonic_ns())
             row["timeout_in_ms"] = left_ns // 1_000_000
-            session = None if found.owner is None else found.owner.owner
-            if isinstance(session, Session):
-                request = None if session.negotiated is None else session.negotiated.request
+            client = None if found.owner is None else found.owner.owner
+            if isinstance(client, Client):
                 row["client"] = {
-                    "remote_address": session.peer,
-                    "client_id": "" if request is None else request.client_id,
-                    "hostname": "" if request is None else request.hostname,
+                    "remote_address": client.peer,
+                    "client_id": client.request.client_id,
+                    "hostname": client.request.hostname,
                 }
         return row
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    async def _set_offset(self, request: Request) -> Response:
+    def set_offset(self, request: Request) -> PendingResponse:
+        """``/channel/setoffset``."""
         topic, name = channel_of(self._broker, request)
-        partitions = self._partitions(request, topic)
+        partitions = partitions_of(request, topic)
         try:
             place = parse_place(request.body.decode("utf-8", "replace"))
         except BadPlace as error:
@@ -234,27 +222,38 @@ class InspectionApi:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         for channel, sequence in moves:
             seek(channel, place, sequence)
-        return await self._durably(channel for channel, _ in moves)
+        return when(self._changed(channel for channel, _ in moves))
 
-    async def _skip(self, request: Request, skipped: bool) -> Response:
+    def skip(self, request: Request) -> PendingResponse:
+        """``/channel/skip``."""
+        return self._skip(request, True)
+
+    def unskip(self, request: Request) -> PendingResponse:
+        """``/channel/unskip``."""
+        return self._skip(request, False)
+
+    def _skip(self, request: Request, skipped: bool) -> PendingResponse:
         topic, name = channel_of(self._broker, request)
-        number = partition_here(request, topic)
+        here = partition_here(request, topic)
         try:
-            self._broker.skip_channel(topic, name, skipped, number)
+            self._broker.skip_channel(topic, name, skipped, here)
         except ChannelNotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
-        return await self._durably(())
+        return when(self._changed(()))
 
-    async def _finish(self, request: Request) -> Response:
+    async def finish(self, request: Request) -> Response:
+        """``/message/finish``."""
         topic, name = channel_of(self._broker, request)
         partition, sequence = self._message(request, topic)
         if name not in partition.channels:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         if not await self._drop(partition.channels[name], sequence):
             raise HttpError(404, "MESSAGE_NOT_FOUND")
-        return await self._durably([partition.channels[name]] if name in partition.channels else [])
+        await stored(self._changed([partition.channels[name]] if name in partition.channels else []))
+        return EMPTY
 
-    async def _cancel(self, request: Request) -> Response:
+    async def cancel(self, request: Request) -> Response:
+        """``/message/cancel``."""
         topic = topic_of(self._broker, request)
         partition, sequence = self._message(request, topic)
         if not topic.channel_names:
@@ -265,16 +264,11 @@ class InspectionApi:
                 changed.append((name, channel))
         if not changed:
             raise HttpError(404, "MESSAGE_NOT_FOUND")
-        await self._durably(channel for name, channel in changed if partition.channels.get(name) is channel)
+        await stored(self._changed(channel for name, channel in changed if partition.channels.get(name) is channel))
         return json_response({"channels": [name for name, _ in changed]})
 
     def _message(self, request: Request, topic: Topic) -> tuple[Partition, int]:
-        text = request.query.get("msgid")
-        if text is None:
-            raise HttpError(400, "MISSING_ARG_MSGID")
-        internal = message_id_of(text)
-        if internal is None:
-            raise HttpError(400, "INVALID_ARG_MSGID")
+        internal = message_id(request)
         return self._partition_of(request, topic, internal), sequence_of(internal)
 
     async def _drop(self, channel: Channel, sequence: int) -> bool:
@@ -293,21 +287,15 @@ class InspectionApi:
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    async def _durably(self, channels: Iterable[Channel]) -> Response:
-        """Answer when what was done to channels survives."""
+    def _changed(self, channels: Iterable[Channel]) -> Ended:
+        """Return what ends when what was done to channels survives."""
         try:
             for channel in channels:
                 self._broker.was_changed(channel)
         except (ChannelNotFound, StorageError) as error:
             raise HttpError(503, str(error)) from None
         self._engine.schedule()
-        done: asyncio.Future[None] = self._engine.loop.create_future()
-        if self._broker.when_metadata_durable(lambda error: settle(done, None, error)):
-            try:
-                await done
-            except (OSError, StorageError):
-                raise HttpError(503, "EXITING") from None
-        return EMPTY
+        return self._node.topics.when_durable()
 
     async def _ask(self, channel: Channel, read: Any) -> Any:
         """Have the database read off the loop.
@@ -316,22 +304,21 @@ class InspectionApi:
             StorageError: it cannot be read.
         """
         done: asyncio.Future[Any] = self._engine.loop.create_future()
-        self._broker.ask(channel, read, lambda answer, error: settle(done, answer, error))
+
+        def answered(answer: Any, error: BaseException | None) -> None:
+            if done.done():
+                return  # who asked is gone
+            if error is None:
+                done.set_result(answer)
+            else:
+                done.set_exception(error)
+
+        self._broker.ask(channel, read, answered)
         self._engine.schedule()
         try:
             return await done
         except OSError as error:
             raise StorageError(str(error)) from error
-
-
-def settle(done: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
-    """End what a request waits for."""
-    if done.done():
-        return  # whoever asked is gone
-    if error is None:
-        done.set_result(answer)
-    else:
-        done.set_exception(error)
 
 
 def _search(partition: Partition, mode: str, position: int) -> peek.Seen | None:
@@ -386,32 +373,15 @@ def _text_of(body: bytes, is_cut: bool) -> tuple[str, bool]:
         return body.decode(errors="replace"), False
 
 
-def _number(text: str) -> int | None:
-    is_number = text.isascii() and text.isdigit() and len(text) <= _NUMBER_DIGITS_MAX
-    return int(text) if is_number else None
-
-
-def message_id_of(text: str) -> int | None:
-    """The internal id in a number, or in the hex digits of the 16 or 8 bytes that consumers see.
-
-    Numbers of 16 digits do not begin with 0, and ids have less than 61 bits: so 16 hex digits do.
-    """
-    if len(text) == 2 * MESSAGE_ID_SIZE and _HEX.issuperset(text):
-        number: int | None = int(text[:MESSAGE_ID_SIZE], 16)
-    elif len(text) == MESSAGE_ID_SIZE and text.startswith("0") and _HEX.issuperset(text):
-        number = int(text, 16)
-    else:
-        number = _number(text)
-    return number if number is not None and number < 1 << (SEQUENCE_BITS + 10) else None
-
-
-def bounded(text: str | None, default: int, least: int, most: int, message: str) -> int:
-    """A number in a query that has a range.
-
-    Raises:
-        HttpError: it is none, or not in the range; with ``message``.
-    """
-    number = default if text is None else _number(text)
-    if number is None or not least <= number <= most:
-        raise HttpError(400, message)
-    return number
+_PART = ("topic", "channel", "partition")
+ROUTES = (
+    Route("GET", "/message/get", TOPIC_READ, MessagesApi.get,
+          ("topic", "partition", "search_mode", "search_pos", "needext")),
+    Route("GET", "/channel/peek", TOPIC_READ, MessagesApi.peek_channel, (*_PART, "what", "count", "max_body")),
+    Route("POST", "/channel/setoffset", TOPIC_ADMIN, MessagesApi.set_offset, _PART,
+          body_limit=lambda _limits: _PLACE_BYTES_MAX),
+    Route("POST", "/channel/skip", TOPIC_ADMIN, MessagesApi.skip, _PART),
+    Route("POST", "/channel/unskip", TOPIC_ADMIN, MessagesApi.unskip, _PART),
+    Route("POST", "/message/finish", TOPIC_ADMIN, MessagesApi.finish, (*_PART, "msgid")),
+    Route("POST", "/message/cancel", TOPIC_ADMIN, MessagesApi.cancel, ("topic", "partition", "msgid")),
+)  # fmt: skip

@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flintmq.names import is_ephemeral
-from flintmq.net.address import format_address, split_address
+from flintmq.net.address import split_address
 from flintmq.net.tasks import tell
+from flintmq.nsqd.in_turns import in_turns
 
 log = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _CONNECT_DEADLINE_S = 1.0
 _KEPT_FREE_S = 1.0  # at the end of an interval, as nsqd does
-_TOPICS_PER_TURN = 20  # looked at before others get a turn
 
 Row = Mapping[str, Any]  # of a topic or a channel, as in /stats
 _MEMORY_GAUGES = (
@@ -41,13 +41,6 @@ _MEMORY_GAUGES = (
     "gc_pause_usec_95",
     "next_gc_bytes",
 )
-
-
-def prefix_of(template: str, host: str, port: int) -> str:
-    """What every key starts with: ``%s`` is host and port, ``.`` and ``:`` are ``_`` in them; ends with a point."""
-    key = format_address(host, port).replace(".", "_").replace(":", "_")
-    prefix = template.replace("%s", key)
-    return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
 
 
 def percentile_name(quantile: float) -> str:
@@ -234,10 +227,8 @@ class Reporter:
     async def _collect(self) -> list[bytes]:
         lines: list[bytes] = []
         self._lines.begin()
-        for number, row in enumerate(self._topics(), 1):
+        async for row in in_turns(self._topics()):
             lines += self._lines.topic(row)
-            if number % _TOPICS_PER_TURN == 0:
-                await asyncio.sleep(0)
         return lines + self._lines.end(self._memory() if self._memory is not None else None)
 
     def _note(self, error: Exception | None) -> None:

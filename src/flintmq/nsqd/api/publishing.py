@@ -12,7 +12,7 @@
 
 Each header ``X-Nsqext-Name: value`` of a /pub_ext is one more header ``name`` of the message, unless ``ext`` has it.
 
-Rules of this file: a route is a row of :data:`ROUTES`: the command that it is over TCP, and the arguments in the order
+Rules of this file: a route is a row of :data:`FORMS`: the command that it is over TCP, and the arguments in the order
 in which they are looked at, because clients know which error comes first; each puts what it reads into one
 :class:`~flintmq.wire.server.Publish`. Topics are not created for trace ids and headers. /pub_ext answers in the
 envelope of old NSQ unless the request accepts NSQ 1.0's bare JSON, as it does there.
@@ -25,23 +25,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
 
+from flintmq.broker.bounds import TopicFull
+from flintmq.broker.producers import SequenceGap
 from flintmq.errors import UNREADABLE_JSON, FlintError, RemoteProtocolError
 from flintmq.limits import PRODUCER_ID_SIZE_MAX
 from flintmq.message import HEADERS_SIZE_MAX
 from flintmq.net.http_envelope import enveloped
-from flintmq.net.http_messages import HttpError, PendingResponse, Request, Response, text_response
-from flintmq.net.http_router import Handler, Router
-from flintmq.nsqd.drain import Drain
-from flintmq.nsqd.engine import Engine
+from flintmq.net.http_messages import HttpError, PendingResponse, Request, Response, json_response, text_response
+from flintmq.net.http_router import Handler
+from flintmq.nsqd.api.answers import PendingAnswer, exiting
+from flintmq.nsqd.api.arguments import lenient_switch, partition_to_publish, topic_name
+from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH
+from flintmq.nsqd.api.route import Route as HttpRoute
 from flintmq.nsqd.extended import trace_id_bytes
-from flintmq.nsqd.http_answer import PendingAnswer
-from flintmq.nsqd.http_names import partition_of, publish_refusal, topic_name_of
-from flintmq.nsqd.http_parameters import NSQ_WORDS
-from flintmq.nsqd.pending_reply import PendingReply
+from flintmq.nsqd.node import Node
+from flintmq.nsqd.pending_reply import Place
 from flintmq.wire.bodies import HEADERS_SIZE, Kind
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.server import Publish, RefusedBody, ServerLimits, parse_mpub_body
@@ -49,7 +52,6 @@ from flintmq.wire.words import is_producer_id, parse_sequence
 
 _HEADER_PREFIX = b"x-nsqext-"
 _OK = text_response("OK")
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 Argument: TypeAlias = Callable[[Request, Publish, ServerLimits], None]
@@ -76,8 +78,7 @@ def _body_or_406(request: Request, publish: Publish, limits: ServerLimits) -> No
 
 def _bodies(request: Request, publish: Publish, limits: ServerLimits) -> None:
     """As MPUB has them behind its size, or one a line."""
-    binary = request.query.get("binary")
-    if binary is not None and _BOOLEANS.get(binary, True):
+    if lenient_switch(request, "binary", "binary" in request.query):
         try:
             publish.bodies = parse_mpub_body(request.body, limits)
         except RefusedBody as refused:
@@ -90,11 +91,11 @@ def _bodies(request: Request, publish: Publish, limits: ServerLimits) -> None:
 
 
 def _topic(request: Request, publish: Publish, limits: ServerLimits) -> None:
-    publish.topic = topic_name_of(request, "INVALID_TOPIC")
+    publish.topic = topic_name(request, "INVALID_TOPIC")
 
 
 def _partition(request: Request, publish: Publish, limits: ServerLimits) -> None:
-    publish.partition = partition_of(request)
+    publish.partition = partition_to_publish(request)
 
 
 def _delay(request: Request, publish: Publish, limits: ServerLimits) -> None:
@@ -161,8 +162,8 @@ def _headers(request: Request, publish: Publish, limits: ServerLimits) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """How one request publishes.
+class Form:
+    """How one kind of request publishes.
 
     Attributes:
         paths: its names.
@@ -186,14 +187,14 @@ class Route:
 _PLAIN = ("topic", "partition", "binary", "producer_id", "sequence")
 _DEFERRING = (*_PLAIN, "defer")
 _PLACED = (_partition, _counted)
-ROUTES = (
-    Route(("/pub", "/put"), "PUB", (_body, _topic, _delay, *_PLACED), _DEFERRING),  # /put: its name before 1.0
-    Route(("/mpub", "/mput"), "MPUB", (_topic, _bodies, *_PLACED), _PLAIN),
-    Route(("/mdpub",), "MDPUB", (_needed_delay, _topic, _bodies, *_PLACED), _DEFERRING),
-    Route(("/pubtrace",), "PUB_TRACE", (_body_or_406, _topic, _trace_id, _partition),
-          ("topic", "partition", "trace_id"), (), is_negotiated=False),
-    Route(("/pub_ext",), "PUB_EXT", (_body_or_406, _topic, _headers, _partition),
-          ("topic", "partition", "ext"), (), enveloped, is_negotiated=False),
+FORMS = (
+    Form(("/pub", "/put"), "PUB", (_body, _topic, _delay, *_PLACED), _DEFERRING),  # /put: its name before 1.0
+    Form(("/mpub", "/mput"), "MPUB", (_topic, _bodies, *_PLACED), _PLAIN),
+    Form(("/mdpub",), "MDPUB", (_needed_delay, _topic, _bodies, *_PLACED), _DEFERRING),
+    Form(("/pubtrace",), "PUB_TRACE", (_body_or_406, _topic, _trace_id, _partition),
+         ("topic", "partition", "trace_id"), (), is_negotiated=False),
+    Form(("/pub_ext",), "PUB_EXT", (_body_or_406, _topic, _headers, _partition),
+         ("topic", "partition", "ext"), (), enveloped, is_negotiated=False),
 )  # fmt: skip
 
 
@@ -201,53 +202,83 @@ class PublishingApi:
     """These routes of one nsqd.
 
     Args:
-        publish: takes a publish.
-        publish_nothing: answers one without messages, which only creates its topic.
-        negotiated: gives answers the form that a request asks for.
+        publish_nothing: answers a publish without messages, which only creates its topic.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        drain: Drain,
+        node: Node,
         limits: ServerLimits,
-        publish: Callable[[Publish], PendingReply],
         publish_nothing: Callable[[str, Response], Response | PendingResponse],
-        negotiated: Callable[[Handler], Handler],
     ) -> None:
-        self._engine = engine
-        self._drain = drain
+        self._engine = node.engine
+        self._drain = node.drain
+        self._publishing = node.publishing
         self._limits = limits
-        self._take = publish
         self._publish_nothing = publish_nothing
-        self._negotiated = negotiated
 
-    def add_routes(self, router: Router) -> None:
-        """Add every route of this part."""
-        limits = self._limits
-        for route in ROUTES:
-            is_one = COMMANDS[route.command].body.kind is Kind.MESSAGE
-            limit, too_big = (limits.max_msg_size, "MSG_TOO_BIG") if is_one else (limits.max_body_size, "BODY_TOO_BIG")
-            for path in route.paths:
-                router.add(
-                    "POST", path, partial(self._publish, route), body_limit_bytes=limit, too_big=too_big,
-                    is_logged=False, takes=route.takes, ignores=route.ignores,
-                    form=self._negotiated if route.is_negotiated else route.form,
-                )  # fmt: skip
-
-    def _publish(self, route: Route, request: Request) -> PendingResponse | Response:
-        row, drain = COMMANDS[route.command], self._drain
+    def publish(self, form: Form, request: Request) -> PendingResponse | Response:
+        """Answer when what a request publishes is stored."""
+        row, drain = COMMANDS[form.command], self._drain
         publish = Publish(row.name, "", (), 1, front=row.body.front)
-        for read in route.arguments:
+        for read in form.arguments:
             read(request, publish, self._limits)
         if not publish.bodies:
             return self._publish_nothing(publish.topic, _OK)
         if drain.is_on and publish.producer_id is None:  # a duplicate is answered all the same
             raise HttpError(503, "DRAINING")
         try:
-            reply = self._take(publish)
+            reply = self._publishing.publish(publish)
         except FlintError as error:
-            raise publish_refusal(error, drain.is_on) from None
+            raise _refusal(error, drain.is_on) from None
         reply.note_publisher(request.remote_address)
         self._engine.schedule()
-        return PendingAnswer(reply.source, _OK, reply.place).pending
+        answer = _OK if reply.place is None else partial(_answer_of, reply.place)
+        return PendingAnswer(reply.source, answer, _failure).pending
+
+
+def _refusal(error: FlintError, is_draining: bool = False) -> HttpError:
+    """The answer to a publish that nsqd does not take."""
+    if isinstance(error, TopicFull):
+        return HttpError(429, "TOPIC_FULL")
+    if isinstance(error, SequenceGap):
+        return HttpError(409, f"SEQUENCE_GAP: {error}")
+    if isinstance(error, RemoteProtocolError):
+        return HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code)
+    return HttpError(503, "DRAINING" if is_draining else "EXITING")
+
+
+def _failure(error: BaseException) -> HttpError:
+    """The answer to a publish that was taken and not stored."""
+    return _refusal(error) if isinstance(error, SequenceGap) else exiting(error)
+
+
+def _answer_of(place: Place) -> Response:
+    """The answer that says where a message with a trace id is; OK for another one."""
+    stored = place.stored() if place.is_traced else None
+    if stored is None:
+        return _OK
+    answer = {
+        "status": "OK",
+        "id": stored.internal_id,
+        "trace_id": str(stored.trace_id),
+        "queue_offset": stored.offset,
+        "rawsize": stored.raw_size,
+    }
+    return json_response(answer)
+
+
+def _route(form: Form, path: str) -> HttpRoute:
+    def publish(room: PublishingApi, request: Request) -> PendingResponse | Response:
+        return room.publish(form, request)
+
+    is_one = COMMANDS[form.command].body.kind is Kind.MESSAGE
+    return HttpRoute(
+        "POST", path, TOPIC_PUBLISH, publish, form.takes, form.ignores,
+        body_limit=attrgetter("max_msg_size" if is_one else "max_body_size"),
+        too_big="MSG_TOO_BIG" if is_one else "BODY_TOO_BIG",
+        is_negotiated=form.is_negotiated, form=form.form, is_logged=False,
+    )  # fmt: skip
+
+
+ROUTES = tuple(_route(form, path) for form in FORMS for path in form.paths)

@@ -19,9 +19,10 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
-from flintmq.nsqd.history import HourlySizes
-from flintmq.nsqd.session import Session
-from flintmq.nsqd.stats import Latencies, client_row
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.figures.history import HourlySizes
+from flintmq.nsqd.figures.latencies import Latencies
+from flintmq.nsqd.figures.nsq import client_row
 
 _NS_PER_S = 1_000_000_000
 
@@ -30,7 +31,7 @@ def rows(
     topics: Mapping[str, Topic],
     latencies: Latencies,
     history: HourlySizes,
-    sessions: Iterable[Session],
+    clients: Iterable[Client],
     *,
     topic: str = "",
     channel: str = "",
@@ -50,7 +51,7 @@ def rows(
         found = topics.get(name)
         for each in () if found is None else list(found.partitions.values()):
             if partition is None or partition == each.number:
-                yield _row(found, each, latencies, history, sessions, channel, has_clients, clock_shift_ns)
+                yield _row(found, each, latencies, history, clients, channel, has_clients, clock_shift_ns)
         latencies.forget()
 
 
@@ -59,7 +60,7 @@ def _row(
     partition: Partition,
     latencies: Latencies,
     history: HourlySizes,
-    sessions: Iterable[Session],
+    clients: Iterable[Client],
     wanted: str,
     has_clients: bool,
     clock_shift_ns: int,
@@ -67,7 +68,7 @@ def _row(
     assert topic is not None
     log, meta = partition.log, topic.meta
     channels = [part for name, part in sorted(partition.channels.items()) if not wanted or name == wanted]
-    publishers = [session for session in sessions if topic.name in session.pub_counts]
+    publishers = [client for client in clients if topic.name in client.pub_counts]
     stored_bytes = log.end_offset_bytes
     has_own_name = meta.ordered or meta.multi_part
     return {
@@ -82,7 +83,7 @@ def _row(
         "message_count": log.next_sequence - 1,
         "is_leader": True,
         "hourly_pubsize": history.last_hour(partition),
-        "client_pub_stats": [_publisher_row(session, topic.name) for session in publishers] if has_clients else None,
+        "client_pub_stats": [_publisher_row(client, topic.name) for client in publishers] if has_clients else None,
         "client_num": len(publishers),
         "msg_size_stats": [],
         "msg_write_latency_stats": [],
@@ -100,7 +101,7 @@ def _row(
 def _channel_row(
     partition: Partition, part: Channel, latencies: Latencies, has_clients: bool, clock_shift_ns: int
 ) -> dict[str, Any]:
-    sessions = [s.owner for s in part.subscriptions if isinstance(s.owner, Session)]
+    clients = [s.owner for s in part.subscriptions if isinstance(s.owner, Client)]
     aside_count = part.spilled.count - len(part.spilled.loaded)
     near_count = part.deferred_count - aside_count
     depth, unfinished_count = part.depth, part.depth + part.in_flight_count + near_count
@@ -120,7 +121,7 @@ def _channel_row(
         "message_count": part.log.next_sequence - 1,
         "requeue_count": part.requeue_count,
         "timeout_count": part.timeout_count,
-        "clients": [client_row(session) for session in sessions] if has_clients else None,
+        "clients": [client_row(client) for client in clients] if has_clients else None,
         "client_num": len(part.subscriptions),
         "paused": part.paused,
         "skipped": part.skipped,
@@ -151,13 +152,12 @@ def _offset_of(partition: Partition, sequence: int) -> int:
     return partition.log.end_offset_bytes if batch is None else batch.offset_of(sequence)
 
 
-def _publisher_row(session: Session, topic: str) -> dict[str, Any]:
-    request = None if session.negotiated is None else session.negotiated.request
+def _publisher_row(client: Client, topic: str) -> dict[str, Any]:
     return {
-        "remote_address": session.peer,
-        "user_agent": "" if request is None else request.user_agent,
+        "remote_address": client.peer,
+        "user_agent": client.request.user_agent,
         "protocol": "tcp",
-        "pub_count": session.pub_counts[topic],
+        "pub_count": client.pub_counts[topic],
     }
 
 

@@ -25,15 +25,15 @@ import msgspec
 from flintmq.batch import EXTENDED, Batch, decode_header
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
-from flintmq.errors import UNREADABLE_JSON, FlintError, StorageError
+from flintmq.errors import UNREADABLE_JSON, StorageError
 from flintmq.limits import READ_AHEAD_BYTES
 from flintmq.message import FRAME_OVERHEAD_BYTES, body_position
-from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response
-from flintmq.net.http_router import Router
-from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.http_names import channel_of, found_topic, topic_name_of
-from flintmq.nsqd.inspection import bounded, message_id_of, settle
-from flintmq.nsqd.tracing import ALL, OFF, PUB, TRACED, Event, Tracing
+from flintmq.net.http_messages import HttpError, PendingResponse, Request, Response, json_response
+from flintmq.nsqd.api.answers import when
+from flintmq.nsqd.api.arguments import channel_of, found_topic, message_id_of, number_within, topic_name
+from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
+from flintmq.nsqd.node import Node
+from flintmq.nsqd.tracing import ALL, OFF, PUB, TRACED, Event
 from flintmq.settings import BadSetting
 
 _EVENTS_MAX = 1000
@@ -49,45 +49,38 @@ _decode = msgspec.json.Decoder(Event).decode
 class TraceApi:
     """These routes of one nsqd."""
 
-    def __init__(self, engine: Engine, tracing: Tracing) -> None:
-        self._engine = engine
-        self._broker = engine.broker
-        self._tracing = tracing
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._broker = node.engine.broker
+        self._loop = node.engine.loop
+        self._tracing = node.tracing
         self._search_count = 0
-
-    def add_routes(self, router: Router) -> None:
-        """Add them to a router."""
-        names = ("topic", "channel")
-        router.add("POST", "/message/trace/enable", self._enable, takes=(*names, "only"))
-        router.add("POST", "/message/trace/disable", lambda request: self._switch(request, OFF), takes=names)
-        router.add("GET", "/message/trace", self._find, takes=("topic", "msgid", "traceid", "limit"))
 
     # -- the switch ------------------------------------------------------------------------------------------------
 
-    async def _enable(self, request: Request) -> Response:
+    def enable(self, request: Request) -> PendingResponse:
+        """``/message/trace/enable``."""
         only = request.query.get("only")
         if only not in (None, TRACED):
             raise HttpError(400, f"INVALID_ARG_ONLY: only={only[:64]}, it must be {TRACED}, or be left out for all")
-        return await self._switch(request, TRACED if only else ALL)
+        return self._switch(request, TRACED if only else ALL)
 
-    async def _switch(self, request: Request, mode: str) -> Response:
+    def disable(self, request: Request) -> PendingResponse:
+        """``/message/trace/disable``."""
+        return self._switch(request, OFF)
+
+    def _switch(self, request: Request, mode: str) -> PendingResponse:
         topic, channel = self._names(request)
         settings = msgspec.structs.replace(self._broker.own_settings(topic.name, channel), trace=mode)
         try:
             self._broker.change_settings(topic, channel, settings)
         except BadSetting as error:
             raise HttpError(400, str(error)) from None
-        self._engine.schedule()
-        done: asyncio.Future[None] = self._engine.loop.create_future()
-        if self._broker.when_metadata_durable(lambda error: settle(done, None, error), topic):
-            try:
-                await done
-            except (OSError, FlintError):
-                raise HttpError(503, "EXITING") from None
-        return EMPTY
+        self._node.engine.schedule()
+        return when(self._node.topics.when_durable(topic))
 
     def _names(self, request: Request) -> tuple[Topic, str | None]:
-        name = topic_name_of(request)
+        name = topic_name(request)
         if name == self._tracing.topic_name:
             raise HttpError(400, f"INVALID_ARG_TOPIC: {name} is where the trace goes, and is not traced itself")
         return (
@@ -96,7 +89,8 @@ class TraceApi:
 
     # -- looking into the trace --------------------------------------------------------------------------------------
 
-    async def _find(self, request: Request) -> Response:
+    async def find(self, request: Request) -> Response:
+        """``/message/trace``."""
         wanted = _wanted(request)
         if self._search_count >= _SEARCHES_MAX:
             raise HttpError(429, f"TOO_MANY_SEARCHES: {_SEARCHES_MAX} run already, ask again")
@@ -112,12 +106,12 @@ class TraceApi:
 
     async def _search(self, wanted: _Search) -> None:
         topic = self._broker.topics.get(self._tracing.topic_name)
-        until = self._engine.loop.time() + _SEARCH_S_MAX
+        until = self._loop.time() + _SEARCH_S_MAX
         for partition in () if topic is None else topic.partitions.values():
             log = partition.log
             end, stretch = log.committed_sequence, _STRETCH
             while end > log.start_sequence and not wanted.is_done:
-                if wanted.searched_bytes >= _SEARCH_BYTES_MAX or self._engine.loop.time() > until:
+                if wanted.searched_bytes >= _SEARCH_BYTES_MAX or self._loop.time() > until:
                     wanted.is_complete = False
                     return
                 size, end = await _look_at(partition, max(log.start_sequence, end - stretch), end, wanted)
@@ -130,9 +124,9 @@ class TraceApi:
 
 
 def _wanted(request: Request) -> _Search:
-    topic = topic_name_of(request)
+    topic = topic_name(request)
     msgid, traceid = request.query.get("msgid"), request.query.get("traceid")
-    limit = bounded(request.query.get("limit"), _EVENTS, 1, _EVENTS_MAX, "INVALID_ARG_LIMIT")
+    limit = number_within(request, "limit", _EVENTS, 1, _EVENTS_MAX)
     if (msgid is None) == (traceid is None):
         both = "INVALID_ARG_TRACEID: name a msgid or a traceid, not both"
         raise HttpError(400, "MISSING_ARG_MSGID: name a msgid or a traceid" if msgid is None else both)
@@ -259,3 +253,11 @@ def _event(text: bytes) -> Event | None:
         return _decode(text)
     except UNREADABLE_JSON:
         return None
+
+
+_NAMES = ("topic", "channel")
+ROUTES = (
+    Route("POST", "/message/trace/enable", TOPIC_ADMIN, TraceApi.enable, (*_NAMES, "only")),
+    Route("POST", "/message/trace/disable", TOPIC_ADMIN, TraceApi.disable, _NAMES),
+    Route("GET", "/message/trace", TOPIC_READ, TraceApi.find, ("topic", "msgid", "traceid", "limit")),
+)

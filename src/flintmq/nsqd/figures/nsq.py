@@ -5,144 +5,33 @@ Source: reference/nsq.md 2.1 and 4.2.
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from flintmq.broker.channel import Channel
-from flintmq.broker.latency import Summary
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
-from flintmq.clock import Clock
-from flintmq.net.metrics import resident_bytes
-from flintmq.nsqd import limit_counts
-from flintmq.nsqd.session import Session
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.figures import limits
+from flintmq.nsqd.figures.latencies import Latencies
 from flintmq.nsqd.topology import channel_counts, client_counts
 from flintmq.wire.codec import Deflate, Snappy
-from flintmq.wire.identify import IdentifyRequest
 
-NO_LATENCY: dict[str, Any] = {"count": 0, "percentiles": None}
-_UNIDENTIFIED = IdentifyRequest()
-_PAUSE_COUNT = 256  # of the last collections, as Go's runtime keeps
-_FULL_GENERATION = 2
+Row = dict[str, Any]
 
 
-class GcPauses:
-    """How long the last full garbage collections stopped this process.
-
-    Args:
-        clock: of the daemon.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._begun_ns = 0
-        self._pauses_ns: deque[int] = deque(maxlen=_PAUSE_COUNT)
-
-    def start(self) -> None:
-        """Begin to measure."""
-        gc.callbacks.append(self._collecting)
-
-    def stop(self) -> None:
-        """Measure no more."""
-        if self._collecting in gc.callbacks:
-            gc.callbacks.remove(self._collecting)
-
-    def _collecting(self, phase: str, about: dict[str, int]) -> None:
-        if about["generation"] != _FULL_GENERATION:
-            return
-        if phase == "start":
-            self._begun_ns = self._clock.monotonic_ns()
-        else:
-            self._pauses_ns.append(self._clock.monotonic_ns() - self._begun_ns)
-
-    def percentiles_usec(self, percents: Iterable[float]) -> list[int]:
-        """Pauses at ``percents``, chosen as nsqd does; zeros when there was none."""
-        pauses = sorted(self._pauses_ns)
-        if not pauses:
-            return [0 for _ in percents]
-        last = len(pauses) - 1
-        return [pauses[min(last, int(percent / 100 * len(pauses) + 0.5))] // 1000 for percent in percents]
-
-
-def memory(pauses: GcPauses) -> dict[str, int]:
-    """nsqd's memory figures in Python's terms: blocks of its allocator, resident memory, full collections.
-
-    What only Go's collector has is 0.
-    """
-    pause_100, pause_99, pause_95 = pauses.percentiles_usec((100, 99, 95))
-    return {
-        "heap_objects": sys.getallocatedblocks(),
-        "heap_idle_bytes": 0,
-        "heap_in_use_bytes": resident_bytes(),
-        "heap_released_bytes": 0,
-        "gc_pause_usec_100": pause_100,
-        "gc_pause_usec_99": pause_99,
-        "gc_pause_usec_95": pause_95,
-        "next_gc_bytes": 0,
-        "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
-    }
-
-
-class Latencies:
-    """Latencies from publishing to FIN as they are now, for one answer.
-
-    Args:
-        quantiles: which to show; none when they are not kept.
-        wall_ns: wall time now.
-    """
-
-    def __init__(self, quantiles: Iterable[float] = (), wall_ns: int = 0) -> None:
-        self._quantiles = sorted(quantiles, reverse=True)  # as nsqd has them
-        self._wall_ns = wall_ns
-        self._summaries: dict[Channel, Summary] = {}
-
-    def of_channel(self, parts: Sequence[Channel]) -> dict[str, Any]:
-        """``e2e_processing_latency`` of one channel, its partitions taken together."""
-        return self._row([self._summary(part) for part in parts]) if self._quantiles else NO_LATENCY
-
-    def of_topic(self, topic: Topic) -> dict[str, Any]:
-        """``e2e_processing_latency`` of all channels of a topic; to be asked for behind theirs."""
-        if not self._quantiles:
-            return NO_LATENCY
-        parts = [channel for partition in topic.partitions.values() for channel in partition.channels.values()]
-        row = self._row([self._summary(part) for part in parts])
-        self._summaries.clear()  # kept from its channels' turn to its own
-        return row
-
-    def forget(self) -> None:
-        """Keep nothing of the channels that were asked for until now."""
-        self._summaries.clear()
-
-    def _summary(self, channel: Channel) -> Summary:
-        summary = self._summaries.get(channel)
-        if summary is None:
-            summary = Summary() if channel.latency is None else channel.latency.summary(self._wall_ns)
-            self._summaries[channel] = summary
-        return summary
-
-    def _row(self, summaries: Sequence[Summary]) -> dict[str, Any]:
-        whole = Summary.of(summaries)
-        values = whole.values_at(self._quantiles)
-        pairs = zip(self._quantiles, values, strict=True)
-        return {"count": whole.count, "percentiles": [{"quantile": q, "value": value} for q, value in pairs]}
-
-
-def client_row(session: Session) -> dict[str, Any]:
+def client_row(client: Client) -> dict[str, Any]:
     """One connection."""
-    negotiated = session.negotiated
-    request = _UNIDENTIFIED if negotiated is None else negotiated.request
-    host = session.peer.rpartition(":")[0]
-    subscription = session.subscription
+    negotiated, request = client.negotiated, client.request
+    host = client.peer.rpartition(":")[0]
+    subscription = client.subscription
     row: dict[str, Any] = {
         "client_id": host if negotiated is None else request.client_id,
         "hostname": host if negotiated is None else request.hostname,
         "version": "V2",
-        "remote_address": session.peer,
-        "state": session.state_number,
+        "remote_address": client.peer,
+        "state": client.state_number,
         "ready_count": subscription.rdy_count if subscription else 0,
         "in_flight_count": subscription.in_flight_count if subscription else 0,
         "message_count": subscription.message_count if subscription else 0,
@@ -150,13 +39,13 @@ def client_row(session: Session) -> dict[str, Any]:
         "finish_count": subscription.finish_count if subscription else 0,
         "requeue_count": subscription.requeue_count if subscription else 0,
         **_filtered(subscription.filtered_count if subscription else 0),
-        "connect_ts": session.connected_ns // 1_000_000_000,
+        "connect_ts": client.connected_ns // 1_000_000_000,
         "sample_rate": 0 if negotiated is None else negotiated.sample_rate,
-        "deflate": session.codec_name == Deflate.name,
-        "snappy": session.codec_name == Snappy.name,
+        "deflate": client.codec_name == Deflate.name,
+        "snappy": client.codec_name == Snappy.name,
         "user_agent": request.user_agent,
     }
-    grants = session.auth.grants if session.auth is not None else None
+    grants = client.auth.grants if client.auth is not None else None
     if grants is not None:
         authorized = {
             "authed": grants.count > 0,
@@ -165,9 +54,9 @@ def client_row(session: Session) -> dict[str, Any]:
         }
         row |= {name: value for name, value in authorized.items() if value}
     row |= {"topology_zone": request.topology_zone, "topology_region": request.topology_region}
-    if session.pub_counts:
-        row["pub_counts"] = [{"topic": topic, "count": count} for topic, count in sorted(session.pub_counts.items())]
-    tls = session.tls
+    if client.pub_counts:
+        row["pub_counts"] = [{"topic": topic, "count": count} for topic, count in sorted(client.pub_counts.items())]
+    tls = client.tls
     row |= {
         "tls": tls is not None,
         "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
@@ -188,7 +77,7 @@ def channel_row(
 ) -> dict[str, Any]:
     """One channel, its partitions added up."""
     owners = dict.fromkeys(s.owner for part in parts for s in part.subscriptions)  # one may consume several parts
-    clients = [owner for owner in owners if isinstance(owner, Session)]
+    clients = [owner for owner in owners if isinstance(owner, Client)]
     depth = sum(part.depth for part in parts)
     return {
         "channel_name": name,
@@ -205,7 +94,7 @@ def channel_row(
         "paused": paused,
         **({"skipped": True} if all(part.skipped for part in parts) else {}),
         **_filtered(sum(part.filtered_count for part in parts)),
-        **limit_counts.of_channel(parts),
+        **limits.of_channel(parts),
         "e2e_processing_latency": latencies.of_channel(parts),
     }
 
@@ -224,7 +113,7 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        **limit_counts.of_topic(topic),
+        **limits.of_topic(topic),
         "e2e_processing_latency": latencies.of_topic(topic),
     }
     if topic.meta.is_partitioned:
@@ -290,9 +179,9 @@ def topic_rows(
         yield topic_row(found, channel, include_clients, latencies)
 
 
-def producer_rows(sessions: Iterable[Session]) -> list[dict[str, Any]] | None:
+def producer_rows(clients: Iterable[Client]) -> list[dict[str, Any]] | None:
     """Connections that have published; None when there are none, as nsqd has it."""
-    return [client_row(session) for session in sessions if session.pub_counts] or None
+    return [client_row(client) for client in clients if client.pub_counts] or None
 
 
 def go_duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from flintmq.broker.topic import Topic
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
 from flintmq.names import is_ephemeral, is_valid_name
@@ -23,6 +24,8 @@ from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import get
 from flintmq.net.tasks import tell
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.topic_meta import PLAIN
 from flintmq.wire.lookup import PORT_MAX, LookupdInfo, PeerInfo
 
 log = logging.getLogger(__name__)
@@ -43,31 +46,27 @@ class _Answer(msgspec.Struct):
     data: _Channels | None = None
 
 
-class Lookupds:
+class Lookup:
     """Keeps all nsqlookupds informed.
 
     Args:
         me: what they are told of this nsqd.
         registrations: everything they have to know.
-        connect_timeout_s, request_timeout_s: for a question over HTTP.
-        token: shown with such a question.
     """
 
     def __init__(
         self,
         env: Env,
+        options: NsqdOptions,
         me: Callable[[], PeerInfo],
         registrations: Callable[[], Iterable[Registration]],
-        connect_timeout_s: float,
-        request_timeout_s: float,
-        token: TokenFile | None = None,
     ) -> None:
         self._env = env
-        self._token = token
+        self._token = TokenFile(options.lookupd_http_token_file, env) if options.lookupd_http_token_file else None
         self._me = me
         self._registrations = registrations
-        self._connect_timeout_s = connect_timeout_s
-        self._request_timeout_s = request_timeout_s
+        self._connect_timeout_s = options.http_client_connect_timeout_ns / 1e9
+        self._request_timeout_s = options.http_client_request_timeout_ns / 1e9
         self._peers: dict[str, LookupPeer] = {}
         self._leaving: dict[asyncio.Task[None], None] = {}
         self._turns = asyncio.Semaphore(_CONCURRENT_MAX)
@@ -91,10 +90,22 @@ class Lookupds:
         """Every address, and whether it is connected now."""
         return {address: peer.info is not None for address, peer in self._peers.items()}
 
-    def register(self, registration: Registration, exists: bool) -> None:
-        """Tell all of a topic or channel that was created or deleted."""
+    def _register(self, registration: Registration, exists: bool) -> None:
         for peer in self._peers.values():
             peer.register(registration, exists)
+
+    def changed(self, name: str, topic: Topic | None, channel: str | None, exists: bool) -> None:
+        """Tell all that a topic, or a channel of it, was created or deleted.
+
+        Args:
+            topic: of that name; None when there is none any more.
+        """
+        if topic is None or not exists or topic.meta == PLAIN:
+            self._register(Registration(name, channel or ""), exists)
+            return
+        for row in registrations_of([topic]):
+            if not channel or channel == row.channel:
+                self._register(row, True)
 
     def introduce_again(self) -> None:
         """Tell all again who this nsqd is, because that has changed."""
@@ -178,3 +189,15 @@ class Lookupds:
     def describe(self) -> str:
         """One line per nsqlookupd, for humans."""
         return "\n".join(f"nsqlookupd {address} connected={state}" for address, state in self.connected().items())
+
+
+def registrations_of(topics: Iterable[Topic]) -> list[Registration]:
+    """Return topics and their channels; of a plain one the channels alone, which name the topic as well."""
+    rows: list[Registration] = []
+    for topic in topics:
+        if topic.meta == PLAIN:
+            rows += [Registration(topic.name, channel) for channel in topic.channel_names] or [Registration(topic.name)]
+        else:
+            held = tuple(topic.partitions) if topic.meta.is_partitioned else ()
+            rows += [Registration(topic.name, channel, held, topic.meta) for channel in ("", *topic.channel_names)]
+    return rows

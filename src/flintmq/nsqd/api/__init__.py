@@ -1,0 +1,1 @@
+"""The HTTP API of nsqd: a file for each kind of request, put together in :mod:`flintmq.nsqd.api.routes`."""

@@ -1,0 +1,73 @@
+"""A row of nsqd's HTTP API: a request, the permission it asks for, the parameters it obeys, and who answers it.
+
+Source: reference/nsq.md 2.0, reference/youzan.md 1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flintmq.net.http_auth import ADMIN, PUBLISH, READ, Needs, needs
+from flintmq.net.http_envelope import Style
+from flintmq.net.http_router import BODY_LIMIT_BYTES, Handler, Router
+from flintmq.wire.server import ServerLimits
+
+TOPIC_PUBLISH = needs(PUBLISH, by_topic=True)
+TOPIC_READ = needs(READ, by_topic=True)
+TOPIC_ADMIN = needs(ADMIN, by_topic=True)
+ALL_READ = needs(READ)
+ALL_ADMIN = needs(ADMIN)
+
+NSQ_WORDS = ("topic", "channel", "format", "defer", "binary", "include_clients", "include_mem")
+"""What NSQ's nsqd takes somewhere, and ignores everywhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One kind of request.
+
+    Attributes:
+        needs: what a client has to be permitted, where clients have to be known.
+        handler: a method of the room that answers it, which gets the room and the request.
+        takes: the parameters that it obeys; None for one that ignores all.
+        ignores: those of NSQ that mean nothing to it.
+        body_limit: of how many bytes a body may be.
+        too_big: the text of the 413 for a longer one.
+        is_negotiated: a request says what form its answer has.
+        form: that answers always have otherwise; None for NSQ's.
+        is_plain: errors are bare text.
+        is_logged: one line of the log for each.
+    """
+
+    method: str
+    path: str
+    needs: Needs
+    handler: Callable[[Any, Any], Any]
+    takes: tuple[str, ...] | None = ()
+    ignores: tuple[str, ...] = ()
+    body_limit: Callable[[ServerLimits], int] = lambda _limits: BODY_LIMIT_BYTES
+    too_big: str = "BODY_TOO_BIG"
+    is_negotiated: bool = False
+    form: Callable[[Handler], Handler] | None = None
+    is_plain: bool = False
+    is_logged: bool = True
+
+
+def add_routes(router: Router, room: object, rows: Iterable[Route], limits: ServerLimits, style: Style) -> None:
+    """Have a room answer the requests of its rows."""
+    for row in rows:
+        router.add(
+            row.method,
+            row.path,
+            partial(row.handler, room),
+            body_limit_bytes=row.body_limit(limits),
+            too_big=row.too_big,
+            plain=row.is_plain,
+            is_logged=row.is_logged,
+            takes=row.takes,
+            ignores=row.ignores,
+            form=style.negotiated if row.is_negotiated else row.form,
+        )

@@ -1,0 +1,70 @@
+"""Every request of nsqd's HTTP API: the rows of its rooms, and the rooms that answer them.
+
+Rules of this file: what asks for a permission says so in its row; ``/debug`` has none and asks for ``admin`` of all
+topics. The page in the reference is made of the rows.
+
+Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flintmq.net.debug import DebugApi
+from flintmq.net.http_auth import Table
+from flintmq.net.http_router import Router
+from flintmq.net.log_level import LogLevelApi
+from flintmq.net.networks import Networks
+from flintmq.nsqd.api import config, damage, drain, messages, publishing, settings, state, topics, trace, youzan
+from flintmq.nsqd.api.arguments import KNOWN, style_of
+from flintmq.nsqd.api.route import ALL_ADMIN, add_routes
+from flintmq.nsqd.figures.collection import Figures
+from flintmq.nsqd.identity import Identity
+from flintmq.nsqd.node import Node
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.wire.server import ServerLimits
+
+_LOG_LEVEL = ("POST", "/loglevel/set")  # answered by flintmq.net, as in nsqlookupd
+
+PERMISSIONS: Table = {
+    (row.method, row.path): row.needs
+    for room in (state, publishing, topics, messages, settings, youzan, trace, config, damage, drain)
+    for row in room.ROUTES
+} | {_LOG_LEVEL: ALL_ADMIN}
+"""What each request asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """What the rooms are about."""
+
+    node: Node
+    identity: Identity
+    figures: Figures
+    limits: ServerLimits
+    running: config.Running
+    debug: DebugApi
+
+    def router(self, options: NsqdOptions) -> Router:
+        """Return every route, complete."""
+        node, figures, running = self.node, self.figures, self.running
+        style = style_of(options.http_style)
+        networks = Networks(options.allow_config_from_cidr)
+        changes = topics.TopicsApi(node)
+        router = Router(KNOWN)
+        for module, room in (
+            (state, state.StateApi(node, self.identity, figures, options.durability, style)),
+            (publishing, publishing.PublishingApi(node, self.limits, changes.published_nothing)),
+            (topics, changes),
+            (messages, messages.MessagesApi(node)),
+            (settings, settings.SettingsApi(node)),
+            (youzan, youzan.YouzanApi(node, figures)),
+            (trace, trace.TraceApi(node)),
+            (config, config.ConfigApi(running, networks)),
+            (damage, damage.DamageApi(node)),
+            (drain, drain.DrainApi(node.drain)),
+        ):
+            add_routes(router, room, module.ROUTES, self.limits, style)
+        LogLevelApi(networks, lambda word: running.change(running.options().replace(log_level=word))).add_routes(router)
+        self.debug.add_routes(router)
+        return router

@@ -1,0 +1,141 @@
+"""The part of nsqd's HTTP API that says how this nsqd is.
+
+::
+
+    GET /ping       OK, or why the disk cannot be trusted
+    GET /info       version, addresses and limits
+    GET /stats      ?format=json&topic=&channel=&include_clients=&include_mem=      what there is, and what was counted
+    GET /metrics    the same for Prometheus
+
+Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import msgspec
+
+from flintmq.clock import Clock
+from flintmq.net.http_auth import KNOWN, OPEN
+from flintmq.net.http_envelope import Style
+from flintmq.net.http_messages import HttpError, Request, Response, json_response, plain_response, text_response
+from flintmq.net.metrics import exposition
+from flintmq.nsqd.api.arguments import lenient_switch, partition_number, switch
+from flintmq.nsqd.api.route import ALL_READ, NSQ_WORDS, TOPIC_READ, Route
+from flintmq.nsqd.figures import nsq, youzan
+from flintmq.nsqd.figures.collection import Figures
+from flintmq.nsqd.identity import Identity
+from flintmq.nsqd.in_turns import PER_TURN, in_turns
+from flintmq.nsqd.node import Node
+
+_HEALTHY = plain_response("OK")
+
+
+class StateApi:
+    """These routes of one nsqd.
+
+    Args:
+        durability: the name of the policy.
+        style: which requests are the redesigned NSQ's.
+    """
+
+    def __init__(self, node: Node, identity: Identity, figures: Figures, durability: str, style: Style) -> None:
+        self._node = node
+        self._topics = node.engine.broker.topics
+        self._clock: Clock = node.engine.env.clock
+        self._identity = identity
+        self._figures = figures
+        self._durability = durability
+        self._style = style
+
+    def ping(self, _request: Request) -> Response:
+        """``/ping``."""
+        health = self._node.health()
+        if health != "OK":
+            raise HttpError(500, health)
+        return _HEALTHY
+
+    def info(self, _request: Request) -> Response:
+        """``/info``."""
+        return json_response(self._identity.info(self._node.drain.is_on))
+
+    async def metrics(self, _request: Request) -> Response:
+        """``/metrics``."""
+        return exposition(await self._figures.families())
+
+    def stats(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        """``/stats``."""
+        if self._style.is_youzans(request):
+            return self._youzans_stats(request)
+        topic, channel = request.query.get("topic", ""), request.query.get("channel", "")
+        rows = self._figures.topics(topic, channel, lenient_switch(request, "include_clients", True))
+        if topic or len(self._topics) <= PER_TURN:
+            return self._stats_answer(request, list(rows))
+        return self._stats_in_turns(request, rows)
+
+    async def _stats_in_turns(self, request: Request, rows: Iterable[nsq.Row]) -> Response:
+        """Answer with many topics, and let others have their turn meanwhile.
+
+        Each is put into its final form in its turn: what is left to be done at once is to join them.
+        """
+        is_json = request.query.get("format") == "json"
+        now_ns = self._clock.wall_ns()
+
+        def final(row: nsq.Row) -> msgspec.Raw | str:
+            return msgspec.Raw(msgspec.json.encode(row)) if is_json else nsq.topic_lines(row, now_ns)
+
+        return self._stats_answer(request, [final(row) async for row in in_turns(rows)])
+
+    def _stats_answer(self, request: Request, found: list[Any]) -> Response:
+        identity, health = self._identity, self._node.state_of_health()
+        is_unknown = bool(request.query.get("topic")) and request.query["topic"] not in self._topics
+        has_clients = lenient_switch(request, "include_clients", True)
+        topics = None if is_unknown else found
+        producers = self._figures.producers() if has_clients and not is_unknown else None
+        memory = self._figures.memory() if lenient_switch(request, "include_mem", True) else None
+        if request.query.get("format") != "json":
+            rows = {"topics": topics, "producers": producers}
+            now_ns = self._clock.wall_ns()
+            return text_response(nsq.as_text(identity.version_line, rows, health, identity.start_ns, now_ns, memory))
+        answer: dict[str, Any] = {
+            "version": identity.version,
+            "health": health,
+            "start_time": identity.start_ns // 1_000_000_000,
+            "durability": self._durability,
+            "topics": topics,
+        }
+        if memory is not None:
+            answer["memory"] = memory
+        answer["producers"] = producers
+        return json_response(answer)
+
+    async def _youzans_stats(self, request: Request) -> Response:
+        """One entry for each partition; all of them are led here, so that ``leaderOnly`` leaves none out."""
+        query, figures = request.query, self._figures
+        topic, partition = query.get("topic", ""), partition_number(request)
+        switch(request, "leaderOnly")
+        has_clients = switch(request, "needClients")
+        if has_clients is None:
+            has_clients = lenient_switch(request, "include_clients", bool(topic))
+        rows = figures.partitions(topic, query.get("channel", ""), partition, has_clients)
+        found = [row async for row in in_turns(rows)]
+        if query.get("format") != "json":
+            identity = self._identity
+            times = nsq.start_and_uptime(identity.start_ns, self._clock.wall_ns())
+            return text_response(youzan.as_text(identity.version_line, self._node.health(), found, *times))
+        answer: dict[str, Any] = {**figures.about(), "topics": found}
+        if lenient_switch(request, "include_mem", False):
+            answer["memory"] = figures.memory()
+        return json_response(answer)
+
+
+_STATS = ("format", "topic", "channel", "include_clients", "include_mem", "partition", "leaderOnly", "needClients")
+ROUTES = (
+    # what asks it tells whether the process lives, and often cannot send headers
+    Route("GET", "/ping", OPEN, StateApi.ping, None, is_plain=True, is_logged=False),
+    Route("GET", "/info", KNOWN, StateApi.info, (), NSQ_WORDS, is_negotiated=True),
+    Route("GET", "/stats", TOPIC_READ, StateApi.stats, _STATS, NSQ_WORDS, is_negotiated=True),
+    Route("GET", "/metrics", ALL_READ, StateApi.metrics, (), is_logged=False),
+)

@@ -1,0 +1,229 @@
+"""The part of nsqd's HTTP API that creates, changes and deletes topics and channels.
+
+::
+
+    POST /topic/create /topic/delete /topic/empty /topic/pause /topic/unpause          ?topic=
+    POST /channel/create /channel/delete /channel/empty /channel/pause /channel/unpause  ?topic=&channel=&partition=
+    POST /topic/meta/update          change what a topic with partitions was created with
+    POST /channel/emptydelayed       finish what is deferred, and nothing else
+    POST /channel/setorder           consume a channel in order, or no longer
+
+Rules of this file: the order of the checks is nsqd's, because clients know which error comes first; a change is
+answered when it is durable.
+
+Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flintmq.broker.broker import ChannelNotFound, TopicConflict
+from flintmq.broker.topic import Topic
+from flintmq.errors import FlintError
+from flintmq.names import is_ephemeral
+from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response
+from flintmq.nsqd.api.answers import when
+from flintmq.nsqd.api.arguments import (
+    any_topic_name,
+    channel_name,
+    found_topic,
+    needed_switch,
+    partition_here,
+    topic_name,
+)
+from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_ADMIN, Route
+from flintmq.nsqd.node import Node
+from flintmq.topic_meta import (
+    CHANGE_WORDS,
+    CREATION_WORDS,
+    BadTopicMeta,
+    asks_for_headers_alone,
+    asks_for_partitions,
+    changed_meta,
+    meta_of_query,
+    partitions_of_text,
+)
+
+log = logging.getLogger(__name__)
+
+
+class TopicsApi:
+    """These routes of one nsqd."""
+
+    def __init__(self, node: Node) -> None:
+        self._drain = node.drain
+        self._topics = node.topics
+        self._engine = node.engine
+        self._broker = node.engine.broker
+
+    def _durable(self, topic: Topic | None = None, answer: Response = EMPTY) -> PendingResponse:
+        """Answer when the change survives, and the topic, which may be new."""
+        self._engine.schedule()
+        return when(self._topics.when_durable(topic), answer)
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def created(self, name: str, answer: Response) -> PendingResponse:
+        """Answer when a topic exists and will."""
+        try:
+            topic = self._topics.create(name)
+        except FlintError:
+            raise HttpError(500, "INTERNAL_ERROR") from None
+        return self._durable(topic, answer)
+
+    def published_nothing(self, name: str, answer: Response) -> PendingResponse:
+        """Answer a publish without messages, which creates its topic."""
+        if name not in self._broker.topics and not self._topics.are_created:
+            raise HttpError(404, "E_TOPIC_NOT_EXIST")
+        return self.created(name, answer)
+
+    def create(self, request: Request) -> PendingResponse:
+        """``/topic/create``."""
+        name = topic_name(request, "INVALID_TOPIC")
+        if asks_for_headers_alone(request.query):
+            return self._create_extended(name)
+        if asks_for_partitions(request.query):
+            return self._create_partitions(name, request)
+        return self.created(name, EMPTY)
+
+    def _refuse_while_draining(self) -> None:
+        if self._drain.is_on:
+            raise HttpError(503, "DRAINING")
+
+    def _create_extended(self, name: str) -> PendingResponse:
+        """Create a plain topic whose messages may carry headers."""
+        self._refuse_while_draining()
+        try:
+            topic = self._topics.create_extended(name)
+        except TopicConflict as error:
+            raise HttpError(400, str(error)) from None
+        except FlintError:
+            raise HttpError(503, "EXITING") from None
+        return self._durable(topic)
+
+    def _create_partitions(self, name: str, request: Request) -> PendingResponse:
+        """Create partitions of a topic, as nsqlookupd asks; ``partitions=0,2`` are those of them that come here."""
+        self._refuse_while_draining()
+        try:
+            meta = meta_of_query(request.query)
+            text = request.query.get("partitions")
+            numbers = range(meta.partition_num) if text is None else partitions_of_text(text, meta.partition_num)
+            if is_ephemeral(name):
+                raise BadTopicMeta(f"topic {name} is ephemeral and cannot have partitions: take another name")
+            topic = self._topics.create_partitions(name, meta, numbers)
+        except (BadTopicMeta, TopicConflict) as error:
+            raise HttpError(400, str(error)) from None
+        except FlintError:
+            raise HttpError(503, "EXITING") from None
+        return self._durable(topic)
+
+    def update_meta(self, request: Request) -> PendingResponse:
+        """``/topic/meta/update``; nsqlookupd names the version, so that all nodes have the same."""
+        topic = found_topic(self._broker, topic_name(request))
+        try:
+            meta = changed_meta(topic.meta, request.query)
+            if "version" not in request.query and meta.is_like(topic.meta):
+                return self._durable(topic)
+            if meta.rank < topic.meta.rank:
+                at = f"topic {topic.name} is at version {topic.meta.version}"
+                raise HttpError(409, f"OLD_VERSION: {at}, this is {meta.version}")
+            if self._topics.change_meta(topic, meta):
+                log.info("TOPIC(%s): changed to version %d: %s", topic.name, meta.version, meta.changes())
+        except (BadTopicMeta, TopicConflict) as error:
+            raise HttpError(400, str(error)) from None
+        return self._durable(topic)
+
+    def delete(self, request: Request) -> PendingResponse:
+        """``/topic/delete``."""
+        name = any_topic_name(request)
+        found_topic(self._broker, name)
+        self._topics.delete(name)
+        return self._durable()
+
+    def empty(self, request: Request) -> PendingResponse:
+        """``/topic/empty``."""
+        self._broker.empty_topic(found_topic(self._broker, topic_name(request, "INVALID_TOPIC")))
+        return self._durable()
+
+    def pause(self, request: Request) -> PendingResponse:
+        """``/topic/pause``."""
+        self._broker.pause_topic(found_topic(self._broker, any_topic_name(request)), True)
+        return self._durable()
+
+    def unpause(self, request: Request) -> PendingResponse:
+        """``/topic/unpause``."""
+        self._broker.pause_topic(found_topic(self._broker, any_topic_name(request)), False)
+        return self._durable()
+
+    # -- channels ----------------------------------------------------------------------------------------------------
+
+    def _channel(self, request: Request) -> tuple[Topic, str, int | None]:
+        """The topic, the name of a channel that need not be there, and the partition that is meant."""
+        topic, channel = topic_name(request), channel_name(request)
+        found = found_topic(self._broker, topic)
+        return found, channel, partition_here(request, found)
+
+    def create_channel(self, request: Request) -> PendingResponse:
+        """``/channel/create``."""
+        topic, channel, number = self._channel(request)
+        self._broker.channel(topic, channel, numbers=None if number is None else [number])
+        return self._durable(topic)
+
+    def _change_channel(self, request: Request, change: Callable[[Topic, str, int | None], object]) -> PendingResponse:
+        try:
+            change(*self._channel(request))
+        except ChannelNotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+        return self._durable()
+
+    def delete_channel(self, request: Request) -> PendingResponse:
+        """``/channel/delete``."""
+        return self._change_channel(request, self._topics.delete_channel)
+
+    def empty_channel(self, request: Request) -> PendingResponse:
+        """``/channel/empty``."""
+        return self._change_channel(request, self._broker.empty_channel)
+
+    def empty_deferred(self, request: Request) -> PendingResponse:
+        """``/channel/emptydelayed``."""
+        return self._change_channel(request, self._broker.empty_deferred)
+
+    def pause_channel(self, request: Request) -> PendingResponse:
+        """``/channel/pause``."""
+        return self._change_channel(request, lambda t, c, p: self._broker.pause_channel(t, c, True, p))
+
+    def unpause_channel(self, request: Request) -> PendingResponse:
+        """``/channel/unpause``."""
+        return self._change_channel(request, lambda t, c, p: self._broker.pause_channel(t, c, False, p))
+
+    def order_channel(self, request: Request) -> PendingResponse:
+        """``/channel/setorder``."""
+        is_ordered = needed_switch(request, "order")
+        return self._change_channel(request, lambda t, c, _: self._broker.order_channel(t, c, is_ordered, True))
+
+
+_TOPIC = ("topic",)
+_PART = ("topic", "channel", "partition")
+
+
+def _row(path: str, handler: Callable[[TopicsApi, Request], PendingResponse], takes: tuple[str, ...]) -> Route:
+    return Route("POST", path, TOPIC_ADMIN, handler, takes, NSQ_WORDS)
+
+
+ROUTES = (
+    _row("/topic/create", TopicsApi.create, ("topic", *CREATION_WORDS, "partitions", "version")),
+    _row("/topic/meta/update", TopicsApi.update_meta, ("topic", *CHANGE_WORDS, "version")),
+    _row("/topic/delete", TopicsApi.delete, _TOPIC),
+    _row("/topic/empty", TopicsApi.empty, _TOPIC),
+    _row("/topic/pause", TopicsApi.pause, _TOPIC),
+    _row("/topic/unpause", TopicsApi.unpause, _TOPIC),
+    _row("/channel/create", TopicsApi.create_channel, _PART),
+    _row("/channel/delete", TopicsApi.delete_channel, _PART),
+    _row("/channel/empty", TopicsApi.empty_channel, _PART),
+    _row("/channel/emptydelayed", TopicsApi.empty_deferred, _PART),
+    _row("/channel/pause", TopicsApi.pause_channel, _PART),
+    _row("/channel/unpause", TopicsApi.unpause_channel, _PART),
+    _row("/channel/setorder", TopicsApi.order_channel, ("topic", "channel", "order")),
+)

@@ -1,0 +1,112 @@
+"""Who this nsqd says it is: to clients, nsqlookupds, statsd and in the trace.
+
+Rules of this file: where it listens is known once it does; what the flags say goes before what is found out.
+
+Source: reference/nsq.md 2.1 (``/info``), 2.2 (IDENTIFY of a nsqlookupd), 4.1 (keys of statsd).
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+from flintmq import __version__
+from flintmq.env import Env
+from flintmq.net.address import format_address
+from flintmq.nsqd.options import NsqdOptions, node_id_of
+from flintmq.wire.identify import NSQ_VERSION
+from flintmq.wire.lookup import PeerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where an nsqd listens; None for what it does not."""
+
+    tcp: tuple[str, int] | None
+    http: tuple[str, int] | None
+    https: tuple[str, int] | None = None
+
+
+class Identity:
+    """The name and the addresses of one nsqd.
+
+    Attributes:
+        version: of NSQ, as clients are told.
+        version_line: of this program, for people.
+        start_ns: wall time of its start.
+        addresses: where it listens; set by the server.
+    """
+
+    def __init__(self, env: Env, options: NsqdOptions) -> None:
+        self.version = NSQ_VERSION
+        self.version_line = f"nsqd v{__version__} (built w/python{platform.python_version()})"
+        self.start_ns = env.clock.wall_ns()
+        self.addresses = Addresses(None, None)
+        self._hostname = env.hostname
+        self._options = options
+
+    @property
+    def node_id(self) -> int:
+        """The number of this node, which the redesigned NSQ tells its nodes apart by."""
+        node_id = self._options.node_id
+        return node_id_of(self._hostname) if node_id is None else node_id
+
+    def peer(self) -> PeerInfo:
+        """Return what a nsqlookupd is told of a plain nsqd."""
+        options, hostname = self._options, self._hostname
+        tcp, http = self.addresses.tcp, self.addresses.http
+        return PeerInfo(
+            version=self.version,
+            tcp_port=options.broadcast_tcp_port or (tcp[1] if tcp else 0),
+            http_port=options.broadcast_http_port or (http[1] if http else 0),
+            hostname=hostname,
+            broadcast_address=options.broadcast_address or hostname,
+            topology_zone=options.topology_zone,
+            topology_region=options.topology_region,
+        )
+
+    def info(self, is_draining: bool) -> dict[str, Any]:
+        """Return the answer of /info."""
+        options = self._options
+        tcp, http = self.addresses.tcp, self.addresses.http
+        return {
+            "version": self.version,
+            "broadcast_address": options.broadcast_address or self._hostname,
+            "hostname": self._hostname,
+            "http_port": http[1] if http else (-1 if options.http_address else 0),
+            "tcp_port": tcp[1] if tcp else -1,
+            "start_time": self.start_ns // 1_000_000_000,
+            "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+            "max_output_buffer_size": options.max_output_buffer_size,
+            "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+            "max_deflate_level": options.max_deflate_level,
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+            "flintmq_version": __version__,
+            **({"draining": True} if is_draining else {}),
+        }
+
+    @property
+    def statsd_prefix(self) -> str:
+        """What every key told to statsd starts with: ``%s`` of the flag is host and port; ends with a point."""
+        me = self.peer()
+        return prefix_of(self._options.statsd_prefix, me.broadcast_address, me.http_port)
+
+    def filled_in(self) -> dict[str, Any]:
+        """Return options that are not shown as they were given, by their name in a configuration file."""
+        me = self.peer()
+        return {
+            "broadcast_address": me.broadcast_address,
+            "broadcast_tcp_port": me.tcp_port,
+            "broadcast_http_port": me.http_port,
+            "id": self.node_id,
+            "statsd_prefix": self.statsd_prefix,
+        }
+
+
+def prefix_of(template: str, host: str, port: int) -> str:
+    """Return what keys of statsd start with, a point at its end; ``%s`` is host and port, with ``_`` for ``.:``."""
+    key = format_address(host, port).replace(".", "_").replace(":", "_")
+    prefix = template.replace("%s", key)
+    return prefix if not prefix or prefix.endswith(".") else f"{prefix}."

@@ -1,0 +1,19 @@
+"""Looking at very many things without making everybody wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+PER_TURN = 20  # topics that are looked at before others get a turn
+
+
+async def in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
+    """Yield items, and let others have a turn behind every :data:`PER_TURN` of them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % PER_TURN == 0:
+            await asyncio.sleep(0)

@@ -1,0 +1,217 @@
+"""A node: everything that one nsqd does, whoever asks for it; what listens is :mod:`flintmq.nsqd.server`.
+
+::
+
+    publishing  a Publish -> the log        subscribing  a client -> a channel        topics  created, changed, deleted
+    engine      the turns of the broker     drain        takes no more                lookup  nsqlookupds are told
+    damage      what the disk has lost      tracing      what happens to messages
+
+Rules of this file: rooms are put together here and know of each other only what they are given; nothing is global, so
+that several nodes can live in one process.
+
+Source: reference/nsq.md 4.3 (start and stop), 5.3; design/reliability.md R1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from flintmq.broker.broker import Broker, BrokerOptions
+from flintmq.budget import NO_LIMIT_BYTES
+from flintmq.env import Env
+from flintmq.errors import DiskFull, StorageError
+from flintmq.limits import EPHEMERAL_DEPTH_MIN
+from flintmq.migrate.metadata_file import MetadataFile
+from flintmq.nsqd.client import Clients
+from flintmq.nsqd.damage import DamageRegister
+from flintmq.nsqd.drain import Drain
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.identity import Identity
+from flintmq.nsqd.lookup import Lookup, registrations_of
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.publishing import Publishing
+from flintmq.nsqd.subscribing import Subscribing
+from flintmq.nsqd.topics import Topics
+from flintmq.nsqd.tracing import Tracing
+from flintmq.storage import ChannelStore, Corruption, Files
+from flintmq.storage.channel_list import LIST_NAME
+from flintmq.storage.channel_store import DATABASE_NAME
+from flintmq.topic_meta import PLAIN
+from flintmq.wire.lookup import PeerInfo
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """One node, from the data directory up.
+
+    Args:
+        clients: that are connected to it.
+
+    Attributes:
+        engine, drain, topics, publishing, subscribing, lookup, damage, tracing: see above.
+    """
+
+    def __init__(self, env: Env, files: Files, options: NsqdOptions, identity: Identity, clients: Clients) -> None:
+        self._env = env
+        self._files = files
+        self._options = options
+        self._identity = identity
+        self._clients = clients
+        self._store = ChannelStore(files, identity.start_ns, options.accept_lost_channels)
+        broker_options = _broker_options(options, env.buggify("tiny segments"))
+        broker = self._broker = Broker(files, self._store, broker_options, env.random, self._corrupted)
+        self.damage = DamageRegister(env, broker)
+        broker.on_damage = self.damage.add
+        broker.on_known_damage = self.damage.restore
+        self._metadata_file = MetadataFile(env, files, broker.topics.values)
+        self.engine = Engine(
+            env,
+            broker,
+            durability=options.durability,
+            sync_every=options.sync_every,
+            sync_timeout_ns=options.sync_timeout_ns,
+        )
+        self.lookup = Lookup(env, options, self._peer_info, lambda: registrations_of(broker.topics.values()))
+        self.drain = Drain(env, self.engine, options.drain_timeout_ns, self._drain_changed)
+        self.topics = Topics(self.engine, self.drain, self.lookup, clients, options)
+        self.publishing = Publishing(self.engine, self.drain, self.topics)
+        self.subscribing = Subscribing(self.engine, self.drain, self.topics, options)
+        self.tracing = Tracing(
+            self.engine, options.trace_topic, options.trace_max_rate, self.topics.create, clients.look_up_again
+        )
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def open(
+        self, restoring: Callable[[], AbstractContextManager[None]], stop: asyncio.Event | None = None
+    ) -> None:
+        """Restore the data directory, NSQ's as well.
+
+        Args:
+            restoring: around the making of all that was there before.
+            stop: when set, a takeover of NSQ's data ends early; is set when this node has drained.
+
+        Raises:
+            TakeoverStopped: it did.
+            FlintError: the data directory cannot be used.
+        """
+        broker, options = self._broker, self._options
+        if stop is not None:
+            self.drain.finished = stop.set
+        if any(not name.startswith((DATABASE_NAME, LIST_NAME)) for name in self._files.list("")):
+            from flintmq.migrate import takeover  # a new nsqd has nothing to take over
+
+            settings = takeover.Settings(options.max_bytes_per_file, options.max_msg_size)
+            await takeover.take_over(
+                self._env, self._files, self._store, settings, options.data_path, self._corrupted, stop
+            )
+        with restoring():
+            broker.open(self._env.clock.wall_ns())
+        self.tracing.start()
+        broker.on_topic_change = self._topic_changed
+        broker.on_problem = self._problem
+        broker.on_dead_letter_topic = lambda name, _wall_ns: self.topics.create_extended(name)
+        self.engine.on_metadata = self._metadata_file.changed
+        self.engine.start()
+        self.engine.schedule()
+        await self._metadata_file.start()
+
+    def begin(self) -> None:
+        """Tell nsqlookupds where this node listens, and hand out messages."""
+        me = self._identity.peer()
+        self.tracing.node = f"{me.broadcast_address}:{me.tcp_port}"
+        self.lookup.set(self._options.lookupd_tcp_address)
+        self.topics.start_all()
+
+    def exit(self) -> None:
+        """Take nothing new from now on; :meth:`leave` and :meth:`close` follow."""
+        self.tracing.flush()  # its topic may be new
+        self.drain.close()
+
+    async def leave(self) -> None:
+        """Have every nsqlookupd forget this node."""
+        self.topics.stop_starting()
+        await self.lookup.close()
+
+    async def close(self) -> None:
+        """Write everything to disk; connections are gone already.
+
+        Raises:
+            OSError, StorageError: what the disk said; the data directory is as after a kill.
+        """
+        await self._metadata_file.close()
+        self.tracing.close()
+        await self.engine.close()
+        self._files.close()
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def health(self) -> str:
+        """Return ``OK``, or why the disk cannot be trusted now."""
+        error = self._broker.write_error
+        if isinstance(error, DiskFull):
+            if not self._has_space(error):
+                return f"NOK - {error}"  # progress cannot be written then either, and this says what to do
+            error = None
+        if self.engine.health:
+            return f"NOK - {self.engine.health}"
+        for each in self._broker.logs():
+            if each.failed:
+                return f"NOK - {each.directory}: {each.failed}"
+        return "OK" if error is None else f"NOK - {error}"
+
+    def state_of_health(self) -> str:
+        """As :meth:`health`, or that damage was found that nobody has acknowledged; the node serves all the same."""
+        health = self.health()
+        return self.damage.health() if health == "OK" else health
+
+    def _has_space(self, error: DiskFull) -> bool:
+        """Whether a disk that was full is so no longer; without publishes nothing else would tell."""
+        try:
+            return self._files.free_bytes() > error.needed_bytes
+        except OSError:
+            return False
+
+    # -- what rooms tell each other ------------------------------------------------------------------------------------
+
+    def _drain_changed(self) -> None:
+        """Publishes are refused from now on, or taken again; nsqlookupds are told."""
+        self._clients.look_up_again()
+        self.lookup.introduce_again()
+
+    def _topic_changed(self, name: str, channel: str | None, exists: bool) -> None:
+        self.tracing.changed(name, channel)
+        self.lookup.changed(name, self._broker.topics.get(name), channel, exists)
+
+    def _peer_info(self) -> PeerInfo:
+        """Return what a nsqlookupd is told; a node with partitions or headers has an id, as the redesigned NSQ's."""
+        me = msgspec.structs.replace(self._identity.peer(), draining=self.drain.is_on)
+        if all(topic.meta == PLAIN for topic in self._broker.topics.values()):
+            return me
+        number = self._identity.node_id
+        return msgspec.structs.replace(me, distributed_id=f"{me.broadcast_address}:0:{me.tcp_port}:{number}")
+
+    def _problem(self, error: StorageError) -> None:
+        log.error("%s", error)
+
+    def _corrupted(self, found: Corruption) -> None:
+        self.damage.found(found)
+
+
+def _broker_options(options: NsqdOptions, has_tiny_segments: bool) -> BrokerOptions:
+    has_latencies = bool(options.e2e_processing_latency_percentile)
+    return BrokerOptions(
+        segment_bytes=64 * 1024 if has_tiny_segments else options.max_bytes_per_file,
+        ephemeral_depth_max=options.mem_queue_size or EPHEMERAL_DEPTH_MIN,
+        retention_time_ns=options.retention_time_ns,
+        retention_bytes=options.retention_bytes,
+        latency_window_ns=options.e2e_processing_latency_window_time_ns if has_latencies else 0,
+        settings=options.settings,
+        memory_budget_bytes=options.memory_budget or NO_LIMIT_BYTES,
+    )

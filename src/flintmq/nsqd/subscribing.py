@@ -1,0 +1,197 @@
+"""Subscribing: which channel a client consumes, how it is served, and what becomes of it when the client is gone.
+
+Rules of this file: nothing is created before everything that a command says has been looked at; a client is answered
+when its channel can be relied on, see :meth:`Subscribing.subscribe`.
+
+Source: reference/nsq.md 1.4 (SUB), reference/youzan.md 1.3 (SUB_ADVANCED, SUB_ORDER), docs/decisions/0006 (CURSOR).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+from flintmq.broker.channel import Channel
+from flintmq.broker.partition import Ended, Partition
+from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
+from flintmq.broker.subscription import Locality, Subscription
+from flintmq.broker.topic import Topic
+from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.names import is_ephemeral
+from flintmq.nsqd import extended, partitions, places
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.drain import Drain
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.topics import Topics
+from flintmq.nsqd.topology import Topology
+from flintmq.wire.server import Cursor, Subscribe
+
+log = logging.getLogger(__name__)
+AnySubscription = TypeVar("AnySubscription", bound=Subscription)
+
+_HOLD_AGAIN_NS = 1_000_000_000  # before publishes to a topic have to wait for another new channel
+
+
+class Subscribing:
+    """Attaches clients to channels, and detaches them."""
+
+    def __init__(self, engine: Engine, drain: Drain, topics: Topics, options: NsqdOptions) -> None:
+        self._engine = engine
+        self._broker = engine.broker
+        self._drain = drain
+        self._topics = topics
+        self._topology = Topology.of(options)
+        self._msg_timeout_ms = options.msg_timeout_ns // 1_000_000
+        self._max_msg_timeout_ns = options.max_msg_timeout_ns
+        self._consumers_max = options.max_channel_consumers
+
+    def subscribe(self, client: Client, event: Subscribe) -> Ended:
+        """Attach a client to a channel; what is returned ends when the channel can be relied on.
+
+        That is when it is durable, or nothing can be stored in its topic before it is.
+
+        Raises:
+            FlintError: the channel has as many consumers as are allowed, or this nsqd is shutting down.
+            RemoteProtocolError: the topic cannot be had in this way.
+        """
+        self._drain.check_exiting()
+        broker = self._broker
+        numbers = partitions.to_consume(broker.topics, event, broker.is_order_must)
+        start = places.start_of(event)
+        knows_headers = client.request.extend_support
+        extended.check_support(broker.topics, event, knows_headers)
+        if client.ext_filter is not None:
+            extended.check_filtered(broker.topics, event, knows_headers)
+        if event.is_ordered and client.negotiated is not None and client.negotiated.sample_rate:
+            raise RemoteProtocolError("E_INVALID", f"{event.command} cannot be sampled", fatal=True)
+        is_extended = knows_headers and event.topic not in broker.topics
+        topic = self._topics.wanted(event.command, event.topic, is_extended)
+        _, is_new = broker.channel(topic, event.channel, numbers=numbers)
+        channels = {number: topic.partitions[number].channels[event.channel] for number in numbers or topic.partitions}
+        limit = self._consumers_max
+        if limit and any(len(channel.subscriptions) >= limit for channel in channels.values()):
+            raise FlintError(f"consumers for {event.topic}:{event.channel} exceeds limit of {limit}")
+        if event.is_ordered:
+            broker.order_channel(topic, event.channel, True)
+        if start is not None:
+            places.begin_at(broker, topic, channels, start)
+        self._attach(client, topic, channels, event)
+        if not event.is_ordered:
+            self._topics.relax_order(topic, event.channel)
+            if any(channel.keep_floor is not None for channel in channels.values()):
+                what = "is consumed in order, so this consumer gets one message at a time"
+                log.info("TOPIC(%s): client %s: channel %s %s", topic.name, client.peer, event.channel, what)
+        is_passing = topic.ephemeral or is_ephemeral(event.channel)
+        is_owed = any(
+            channel.depth or channel.end < topic.partitions[number].log.next_sequence
+            for number, channel in channels.items()
+        )
+        is_simple = (is_new or is_passing) and not (event.is_ordered or is_owed) and start is None
+        if is_simple and (
+            (is_passing and topic.first_partition.log.is_created)
+            or self._hold_until_durable(client, topic, event.command)
+        ):
+            ended = Ended()
+            ended.end(None)
+            return ended
+        return self._when_durable(client, topic)
+
+    def _attach(self, client: Client, topic: Topic, channels: dict[int, Channel], event: Subscribe) -> None:
+        """Let a client consume a channel in the partitions that it was given."""
+        client.topic = topic
+        if len(channels) == 1:
+            (client.channel,) = channels.values()
+            (number,) = channels
+            client.subscription = self._subscription(client, Subscription, topic.partitions[number], event)
+            client.subscription.wants_order = event.is_ordered
+            client.channel.add(client.subscription)
+        else:
+            held = topic.partitions
+            parts = {n: self._subscription(client, PartSubscription, held[n], event) for n in channels}
+            client.channel = ChannelParts(channels, parts)
+            client.subscription = SharedSubscription(list(parts.values()))
+            for number, channel in channels.items():
+                channel.add(parts[number])
+
+    def _hold_until_durable(self, client: Client, topic: Topic, command: str) -> bool:
+        """Let nothing be stored in a topic before a channel is that a client has subscribed to; False: not now.
+
+        So the client can be answered at once, and has every message that is acknowledged from then on. What is stored
+        already would not be its own after a kill, so the channel must be owed none of it. Publishes do not wait for the
+        new channels of one client after the other.
+        """
+        now_ns = self._engine.env.clock.monotonic_ns
+
+        def done(error: BaseException | None) -> None:
+            if any(partition.has_pending for partition in topic.partitions.values()):
+                topic.waited_ns = now_ns()
+            if error is not None:
+                client.dismiss("E_SUB_FAILED", f"{command} failed {error}")
+
+        is_often = now_ns() - topic.waited_ns < _HOLD_AGAIN_NS
+        return not is_often and self._broker.hold_until_durable(topic, done)
+
+    def _when_durable(self, client: Client, topic: Topic) -> Ended:
+        ended = self._topics.when_durable(topic)
+        ended.waiters.append(client)
+        return ended
+
+    def _subscription(
+        self, client: Client, kind: type[AnySubscription], partition: Partition, event: Subscribe
+    ) -> AnySubscription:
+        negotiated = client.negotiated
+        msg_timeout_ms = negotiated.msg_timeout_ms if negotiated else self._msg_timeout_ms
+        subscription = kind(
+            client.out,
+            msg_timeout_ms * 1_000_000,
+            self._max_msg_timeout_ns,
+            negotiated.sample_rate if negotiated else 0,
+            client,
+            self._topology.locality(negotiated.request) if negotiated else Locality.GLOBAL,
+        )
+        has_headers = partition.meta.extend_support
+        knows_headers = client.request.extend_support
+        subscription.layout = extended.layout_of(partition.meta, event.is_located, knows_headers)
+        if has_headers and partition.headers_from:
+            subscription.headers_from = partition.headers_from
+            subscription.older_layout = extended.older_layout_of(event.is_located, knows_headers)
+        if negotiated is not None and has_headers:
+            subscription.tag = negotiated.request.desired_tag
+            subscription.ext_filter = client.ext_filter
+        return subscription
+
+    def unsubscribe(self, client: Client) -> None:
+        """Detach a client that is gone; what it held is queued again."""
+        channel, topic, subscription = client.channel, client.topic, client.subscription
+        assert channel is not None and topic is not None and subscription is not None
+        client.subscription = None
+        broker = self._broker
+        if broker.topics.get(topic.name) is not topic or channel.name not in topic.channel_names:
+            return
+        for part in topic.channels(channel.name):
+            for each in subscription.parts if isinstance(subscription, SharedSubscription) else (subscription,):
+                if each in part.subscriptions:
+                    part.remove(each)
+                    broker.mark(part)
+        self._topics.relax_order(topic, channel.name)
+        self._engine.schedule()
+        if channel.ephemeral and not any(part.subscriptions for part in topic.channels(channel.name)):
+            self._topics.delete_channel(topic, channel.name)
+
+    def place_cursor(self, client: Client, topic: Topic, event: Cursor) -> tuple[Ended, Channel]:
+        """Create a channel at a position or confirm up to it; what is returned first ends when that is durable."""
+        broker = self._broker
+        log_start = topic.partitions[event.partition].log.start_sequence
+        log_end = topic.partitions[event.partition].log.committed_sequence
+        # the other partitions get a word of their own; until then nothing of them is passed over
+        others = {-1: (1 << 62)}.get(event.sequence, 0)
+        at = dict.fromkeys(topic.partitions, others)
+        at[event.partition] = {-1: log_end, -2: log_start}.get(event.sequence, event.sequence)
+        _, is_new = broker.channel(topic, event.channel, at, (event.partition,))
+        channel = topic.partitions[event.partition].channels[event.channel]
+        if not is_new and event.sequence >= 0:
+            channel.confirm(event.sequence)
+            broker.mark(channel)
+            self._engine.schedule()
+        return self._when_durable(client, topic), channel
