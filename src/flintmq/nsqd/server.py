@@ -37,7 +37,7 @@ from flintmq.nsqd.api.routes import PERMISSIONS, Api
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.collector import Collector
 from flintmq.nsqd.drain import DrainSignal
-from flintmq.nsqd.figures.collection import Figures
+from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Addresses, Identity
 from flintmq.nsqd.memory import default_budget_bytes
 from flintmq.nsqd.node import Node

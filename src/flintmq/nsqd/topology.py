@@ -9,12 +9,9 @@ Source: reference/nsq.md 1.11.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flintmq.broker.channel import Channel
-from flintmq.broker.parts import SharedSubscription
-from flintmq.broker.subscription import Locality, Subscription
+from flintmq.broker.subscription import Locality
 from flintmq.nsqd.options import TOPOLOGY_AWARE, NsqdOptions
 from flintmq.wire.identify import IdentifyRequest
 
@@ -48,24 +45,3 @@ class Topology:
         if self.region and request.topology_region == self.region:
             return Locality.REGION
         return Locality.GLOBAL
-
-
-COUNT_FIELDS = {
-    Locality.ZONE: "zone_local_msg_count",
-    Locality.REGION: "region_local_msg_count",
-    Locality.GLOBAL: "global_msg_count",
-}
-
-
-def channel_counts(parts: Sequence[Channel]) -> dict[str, int]:
-    """Deliveries of a channel for its row of ``/stats``, by how near the consumer was; zeros are left out."""
-    if not any(map(any, (part.locality_counts for part in parts))):
-        return {}
-    counts = {field: sum(part.locality_counts[locality] for part in parts) for locality, field in COUNT_FIELDS.items()}
-    return {field: count for field, count in counts.items() if count}
-
-
-def client_counts(subscription: Subscription | SharedSubscription) -> dict[str, int]:
-    """The same for one consumer, which is near or not for as long as it is connected."""
-    count = subscription.message_count
-    return {COUNT_FIELDS[subscription.locality]: count} if count else {}

@@ -1,15 +1,18 @@
 """statsd: the very lines, counters from report to report, and how lines are packed into datagrams."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flintmq.nsqd.figures.collection import ChannelFigures, TopicFigures
+from flintmq.nsqd.figures.latencies import Latency
 from flintmq.nsqd.figures.statsd import Lines, datagrams, percentile_name
 from flintmq.nsqd.identity import prefix_of
+from flintmq.topic_meta import PLAIN
 
-NO_LATENCY = {"count": 0, "percentiles": None}
 MEMORY = {
     "heap_objects": 1,
     "heap_idle_bytes": 2,
@@ -23,9 +26,8 @@ MEMORY = {
 }
 
 
-def channel_row(name="c", **changed):
-    row = {
-        "channel_name": name,
+def channel_figures(name="c", **changed):
+    figures: dict[str, Any] = {
         "depth": 4,
         "backend_depth": 3,
         "in_flight_count": 2,
@@ -33,28 +35,38 @@ def channel_row(name="c", **changed):
         "message_count": 10,
         "requeue_count": 5,
         "timeout_count": 6,
-        "client_count": 7,
-        "e2e_processing_latency": NO_LATENCY,
+        "finish_count": 8,
+        "filtered_count": 9,
+        "deliveries": {},
+        "limits": {},
+        "paused": False,
+        "skipped": False,
+        "latency": Latency(),
+        "clients": [None] * 7,
+        "parts": [],
     }
-    return row | changed
+    return ChannelFigures(name, **(figures | changed))
 
 
-def topic_row(name="t", *channels, **changed):
-    row = {
-        "topic_name": name,
-        "channels": list(channels),
+def topic_figures(name="t", *channels, **changed):
+    figures: dict[str, Any] = {
         "depth": 2,
         "backend_depth": 1,
         "message_count": 20,
         "message_bytes": 400,
-        "e2e_processing_latency": NO_LATENCY,
+        "log_bytes": 500,
+        "limits": {},
+        "paused": False,
+        "latency": Latency(),
+        "meta": PLAIN,
+        "partitions": [],
     }
-    return row | changed
+    return TopicFigures(name, channels=channels, **(figures | changed))
 
 
 def test_every_line():
-    latency = {"count": 1, "percentiles": [{"quantile": 0.999, "value": 1_500}, {"quantile": 0.5, "value": 12}]}
-    topic = topic_row("t", channel_row("c", e2e_processing_latency=latency), e2e_processing_latency=latency)
+    latency = Latency(1, [(0.999, 1_500), (0.5, 12)])
+    topic = topic_figures("t", channel_figures("c", latency=latency), latency=latency)
     lines = Lines("nsq.h_4151.", False).report([topic], MEMORY)
     assert b"".join(lines).decode() == (
         "nsq.h_4151.topic.t.message_count:20|c\n"
@@ -87,22 +99,25 @@ def test_every_line():
 
 def test_counters_are_what_was_added_since_the_last_report():
     lines = Lines("", False)
-    lines.report([topic_row("t", channel_row())], MEMORY)
-    second = lines.report([topic_row("t", channel_row(message_count=11), message_count=25)], MEMORY)
+    lines.report([topic_figures("t", channel_figures())], MEMORY)
+    second = lines.report([topic_figures("t", channel_figures(message_count=11), message_count=25)], MEMORY)
     assert b"topic.t.message_count:5|c\n" in second
     assert b"topic.t.message_bytes:0|c\n" in second
     assert b"topic.t.channel.c.message_count:1|c\n" in second
     assert b"topic.t.depth:2|g\n" in second
     assert b"mem.gc_runs:0|c\n" in second
-    fresh = lines.report([topic_row(message_count=3)], None)  # deleted and made again
+    fresh = lines.report([topic_figures(message_count=3)], None)  # deleted and made again
     assert b"topic.t.message_count:3|c\n" in fresh
     assert not any(b".channel." in line or b"mem." in line for line in fresh)
     lines.report([], None)
-    assert b"topic.t.message_count:3|c\n" in lines.report([topic_row(message_count=3)], None)
+    assert b"topic.t.message_count:3|c\n" in lines.report([topic_figures(message_count=3)], None)
 
 
 def test_ephemeral_names_pass_unless_they_are_left_out():
-    rows = [topic_row("t", channel_row("c"), channel_row("e#ephemeral")), topic_row("f#ephemeral", channel_row())]
+    rows = [
+        topic_figures("t", channel_figures("c"), channel_figures("e#ephemeral")),
+        topic_figures("f#ephemeral", channel_figures()),
+    ]
     everything = b"".join(Lines("", False).report(rows, None))
     assert b"topic.t.channel.e#ephemeral.depth" in everything and b"topic.f#ephemeral.channel.c.depth" in everything
     assert b"ephemeral" not in b"".join(Lines("", True).report(rows, None))

@@ -18,7 +18,7 @@ from flintmq.net.networks import Networks
 from flintmq.nsqd.api import config, damage, drain, messages, publishing, settings, state, topics, trace, youzan
 from flintmq.nsqd.api.arguments import KNOWN, style_of
 from flintmq.nsqd.api.route import ALL_ADMIN, add_routes
-from flintmq.nsqd.figures.collection import Figures
+from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.options import NsqdOptions

@@ -12,7 +12,7 @@ Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -25,7 +25,8 @@ from flintmq.net.metrics import exposition
 from flintmq.nsqd.api.arguments import lenient_switch, partition_number, switch
 from flintmq.nsqd.api.route import ALL_READ, NSQ_WORDS, TOPIC_READ, Route
 from flintmq.nsqd.figures import nsq, youzan
-from flintmq.nsqd.figures.collection import Figures
+from flintmq.nsqd.figures.collection import TopicFigures
+from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.in_turns import PER_TURN, in_turns
 from flintmq.nsqd.node import Node
@@ -70,45 +71,45 @@ class StateApi:
         if self._style.is_youzans(request):
             return self._youzans_stats(request)
         topic, channel = request.query.get("topic", ""), request.query.get("channel", "")
-        rows = self._figures.topics(topic, channel, lenient_switch(request, "include_clients", True))
+        topics, written = self._figures.topics(topic, channel), self._writer(request)
         if topic or len(self._topics) <= PER_TURN:
-            return self._stats_answer(request, list(rows))
-        return self._stats_in_turns(request, rows)
+            return self._stats_answer(request, [written(each) for each in topics])
+        return self._stats_in_turns(request, topics, written)
 
-    async def _stats_in_turns(self, request: Request, rows: Iterable[nsq.Row]) -> Response:
-        """Answer with many topics, and let others have their turn meanwhile.
-
-        Each is put into its final form in its turn: what is left to be done at once is to join them.
-        """
-        is_json = request.query.get("format") == "json"
-        now_ns = self._clock.wall_ns()
-
-        def final(row: nsq.Row) -> msgspec.Raw | str:
-            return msgspec.Raw(msgspec.json.encode(row)) if is_json else nsq.topic_lines(row, now_ns)
-
-        return self._stats_answer(request, [final(row) async for row in in_turns(rows)])
-
-    def _stats_answer(self, request: Request, found: list[Any]) -> Response:
-        identity, health = self._identity, self._node.state_of_health()
-        is_unknown = bool(request.query.get("topic")) and request.query["topic"] not in self._topics
+    def _writer(self, request: Request) -> Callable[[TopicFigures], Any]:
+        """What writes a topic as a request wants it: what is left to be done at once is to join them."""
         has_clients = lenient_switch(request, "include_clients", True)
-        topics = None if is_unknown else found
-        producers = self._figures.producers() if has_clients and not is_unknown else None
+        if request.query.get("format") == "json":
+            return lambda topic: msgspec.Raw(msgspec.json.encode(nsq.topic_row(topic, has_clients)))
+        now_ns = self._clock.wall_ns()
+        return lambda topic: nsq.topic_text(topic, has_clients, now_ns)
+
+    async def _stats_in_turns(
+        self, request: Request, topics: Iterable[TopicFigures], written: Callable[[TopicFigures], Any]
+    ) -> Response:
+        """Answer with many topics, and let others have their turn meanwhile."""
+        return self._stats_answer(request, [written(topic) async for topic in in_turns(topics)])
+
+    def _stats_answer(self, request: Request, topics: list[Any]) -> Response:
+        identity, health = self._identity, self._node.state_of_health()
+        is_known = not request.query.get("topic") or request.query["topic"] in self._topics
+        has_producers = is_known and lenient_switch(request, "include_clients", True)
+        producers = self._figures.producers() if has_producers else []
         memory = self._figures.memory() if lenient_switch(request, "include_mem", True) else None
         if request.query.get("format") != "json":
-            rows = {"topics": topics, "producers": producers}
             now_ns = self._clock.wall_ns()
-            return text_response(nsq.as_text(identity.version_line, rows, health, identity.start_ns, now_ns, memory))
+            text = nsq.as_text(identity.version_line, topics, producers, health, identity.start_ns, now_ns, memory)
+            return text_response(text)
         answer: dict[str, Any] = {
             "version": identity.version,
             "health": health,
             "start_time": identity.start_ns // 1_000_000_000,
             "durability": self._durability,
-            "topics": topics,
+            "topics": topics if is_known else None,
         }
         if memory is not None:
             answer["memory"] = memory
-        answer["producers"] = producers
+        answer["producers"] = [nsq.client_row(client) for client in producers] or None
         return json_response(answer)
 
     async def _youzans_stats(self, request: Request) -> Response:

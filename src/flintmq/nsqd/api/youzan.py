@@ -24,7 +24,7 @@ from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_
 from flintmq.nsqd.api.arguments import channel_of, number, one_partition, partition_here, topic_of
 from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
 from flintmq.nsqd.client import Client
-from flintmq.nsqd.figures.collection import Figures
+from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.node import Node
 
 _DIGITS_MAX = 9

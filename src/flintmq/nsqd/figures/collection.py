@@ -1,144 +1,143 @@
-"""Everything that one nsqd counts, collected for whoever asks: /stats, Prometheus and statsd.
+"""The one collection of what is counted of topics and channels; :mod:`flintmq.nsqd.figures` says who writes it down.
 
-::
+Rules of this file: figures are those of the moment in which they are collected, partitions added up; nothing here knows
+how anything is called or written elsewhere.
 
-    Figures.topics()  ->  rows  ->  figures/nsq.py         /stats of NSQ, as JSON and as text
-                                    figures/prometheus.py  /metrics
-                                    figures/statsd.py      datagrams
-    Figures.partitions()        ->  figures/youzan.py      /stats of the redesigned NSQ
-
-Rules of this file: a row is what /stats says of a topic, as it is when its turn comes; the others are made of it.
-
-Source: reference/nsq.md 2.1 (``/stats``), 4.1 and 4.2.
+Source: reference/nsq.md 2.1 (``/stats``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
-from flintmq.net.metrics import Family, process_families
-from flintmq.nsqd.client import Clients
-from flintmq.nsqd.figures import nsq, process, prometheus, statsd, youzan
-from flintmq.nsqd.figures.history import HourlySizes
-from flintmq.nsqd.figures.latencies import Latencies
-from flintmq.nsqd.figures.loop_delays import LoopDelays
-from flintmq.nsqd.identity import Identity
-from flintmq.nsqd.node import Node
-from flintmq.nsqd.options import NsqdOptions
+from flintmq.broker.subscription import Locality
+from flintmq.broker.topic import Topic
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.figures import limits
+from flintmq.nsqd.figures.latencies import Latencies, Latency
+from flintmq.topic_meta import TopicMeta
 
 
-class Figures:
-    """The figures of one nsqd.
+@dataclass(frozen=True, slots=True)
+class ChannelFigures:
+    """One channel.
 
     Attributes:
-        history: what was published, by partition and hour.
+        backend_depth: the same as depth; 0 when it is ephemeral.
+        deliveries: by how near the consumer was.
+        limits: what its limits have done, by field of /stats.
+        skipped: whether it finishes everything without delivering it.
+        clients: who consumes it.
+        parts: its part in each partition.
     """
 
-    def __init__(self, node: Node, clients: Clients, identity: Identity, options: NsqdOptions) -> None:
-        self._node = node
-        self._broker = node.engine.broker
-        self._clients = clients
-        self._identity = identity
-        self._options = options
-        self._clock = node.engine.env.clock
-        self._gc_pauses = process.GcPauses(self._clock)
-        self._loop_delays = LoopDelays()
-        self._statsd: statsd.Reporter | None = None
-        self.history = HourlySizes(self._clock, self._partitions)
+    name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    finish_count: int
+    filtered_count: int
+    deliveries: Mapping[Locality, int]
+    limits: Mapping[str, int]
+    paused: bool
+    skipped: bool
+    latency: Latency
+    clients: Sequence[Client]
+    parts: Sequence[Channel]
 
-    def start(self) -> None:
-        """Begin to measure, and to report where the flags say so."""
-        self._gc_pauses.start()
-        self.history.start()
-        if self._options.http_address:
-            self._loop_delays.start()
-        if self._options.statsd_address:
-            self._statsd = self._new_statsd()
+    @property
+    def client_count(self) -> int:
+        """How many consume it."""
+        return len(self.clients)
 
-    async def close(self) -> None:
-        """Measure and report no more."""
-        if self._statsd is not None:
-            await self._statsd.close()
-        self._gc_pauses.stop()
-        self.history.stop()
-        self._loop_delays.stop()
 
-    def _partitions(self) -> Iterator[Partition]:
-        return (partition for topic in self._broker.topics.values() for partition in topic.partitions.values())
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """One topic.
 
-    def _new_statsd(self) -> statsd.Reporter:
-        options = self._options
-        return statsd.Reporter(
-            options.statsd_address,
-            options.statsd_interval_ns / 1e9,
-            options.statsd_udp_packet_size,
-            statsd.Lines(self._identity.statsd_prefix, options.statsd_exclude_ephemeral),
-            self.topics,
-            self.memory if options.statsd_mem_stats else None,
-        )
+    Attributes:
+        depth: messages that no channel has been given.
+        backend_depth: the same; 0 when it is ephemeral.
+        log_bytes: size of its logs.
+        limits: what its limits have done, by field of /stats.
+    """
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    name: str
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int
+    log_bytes: int
+    limits: Mapping[str, int]
+    paused: bool
+    latency: Latency
+    channels: Sequence[ChannelFigures]
+    meta: TopicMeta
+    partitions: Sequence[Partition]
 
-    def about(self) -> dict[str, Any]:
-        """Return version, health and start of this nsqd, as the redesigned NSQ has them."""
-        identity = self._identity
-        start_s = identity.start_ns // 1_000_000_000
-        return {"version": identity.version, "health": self._node.health(), "start_time": start_s}
 
-    def memory(self) -> dict[str, int]:
-        """Return the figures of this process's memory."""
-        return process.memory(self._gc_pauses)
+def topics_of(
+    topics: Mapping[str, Topic], latencies: Latencies, name: str = "", channel: str = ""
+) -> Iterator[TopicFigures]:
+    """Collect topics by name, each as it is when its turn comes; they may come and go meanwhile.
 
-    def topics(self, topic: str = "", channel: str = "", has_clients: bool = False) -> Iterator[nsq.Row]:
-        """Return a row for each topic, by name; topics may come and go meanwhile.
+    Args:
+        name: only this one; empty for all.
+        channel: only this one, and only topics that have it; empty for all.
+    """
+    for each in [name] if name else sorted(topics):
+        found = topics.get(each)
+        if found is not None and (not channel or channel in found.channel_names):
+            yield topic_of(found, latencies, channel)
 
-        Args:
-            topic: only this one; empty for all.
-            channel: only this one, and only topics that have it; empty for all.
-        """
-        return nsq.topic_rows(self._broker.topics, self._latencies(), topic, channel, has_clients)
 
-    def producers(self) -> list[nsq.Row] | None:
-        """Return a row for each client that has published; None without any, as nsqd has it."""
-        return nsq.producer_rows(self._clients)
+def topic_of(topic: Topic, latencies: Latencies, channel: str = "") -> TopicFigures:
+    """Collect one topic with its channels, or only the one named."""
+    names = sorted(name for name in topic.channel_names if not channel or name == channel)
+    channels = [_channel_of(name, topic.channels(name), topic.channel_names[name], latencies) for name in names]
+    return TopicFigures(
+        name=topic.name,
+        depth=topic.depth,
+        backend_depth=0 if topic.ephemeral else topic.depth,
+        message_count=topic.message_count,
+        message_bytes=topic.message_bytes,
+        log_bytes=sum(partition.log.size_bytes for partition in topic.partitions.values()),
+        limits=limits.of_topic(topic),
+        paused=topic.paused,
+        latency=latencies.of_topic(topic),
+        channels=channels,
+        meta=topic.meta,
+        partitions=list(topic.partitions.values()),
+    )
 
-    def partitions(self, topic: str, channel: str, partition: int | None, has_clients: bool) -> Iterator[nsq.Row]:
-        """Return a row for each partition in the terms of the redesigned NSQ.
 
-        Args:
-            topic, channel: only this one; empty for all.
-            partition: only this one; None for all.
-        """
-        return youzan.rows(
-            self._broker.topics,
-            self._latencies(),
-            self.history,
-            self._clients,
-            topic=topic,
-            channel=channel,
-            partition=partition,
-            has_clients=has_clients,
-            clock_shift_ns=self._broker.clock_shift_ns,
-        )
-
-    async def families(self) -> list[Family]:
-        """Return everything that Prometheus is told; others get their turn meanwhile."""
-        node, options = self._node, self._options
-        daemon = prometheus.describe_daemon(
-            self._identity.version,
-            options.durability,
-            self._identity.start_ns,
-            node.health() == "OK",
-            len(self._clients),
-            node.damage,
-            node.lookup.connected(),
-        )
-        memory = prometheus.describe_memory(self._broker)
-        delays, trace = self._loop_delays.family(), node.tracing.families()
-        topics = await prometheus.collect_topics(self._broker.topics, self._latencies())
-        return [*daemon, *memory, delays, *trace, *topics, *process_families()]
-
-    def _latencies(self) -> Latencies:
-        return Latencies(self._options.e2e_processing_latency_percentile, self._clock.wall_ns())
+def _channel_of(name: str, parts: Sequence[Channel], is_paused: bool, latencies: Latencies) -> ChannelFigures:
+    owners = dict.fromkeys(s.owner for part in parts for s in part.subscriptions)  # one may consume several parts
+    depth = sum(part.depth for part in parts)
+    deliveries = {locality: sum(part.locality_counts[locality] for part in parts) for locality in Locality}
+    return ChannelFigures(
+        name=name,
+        depth=depth,
+        backend_depth=0 if parts[0].ephemeral else depth,
+        in_flight_count=sum(part.in_flight_count for part in parts),
+        deferred_count=sum(part.deferred_count for part in parts),
+        message_count=sum(part.message_count for part in parts),
+        requeue_count=sum(part.requeue_count for part in parts),
+        timeout_count=sum(part.timeout_count for part in parts),
+        finish_count=sum(part.finish_count for part in parts),
+        filtered_count=sum(part.filtered_count for part in parts),
+        deliveries=deliveries,
+        limits=limits.of_channel(parts),
+        paused=is_paused,
+        skipped=all(part.skipped for part in parts),
+        latency=latencies.of_channel(parts),
+        clients=[owner for owner in owners if isinstance(owner, Client)],
+        parts=parts,
+    )

@@ -6,17 +6,31 @@ Source: reference/nsq.md 2.1 (``e2e_processing_latency``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.latency import Summary
 from flintmq.broker.topic import Topic
 
-NO_LATENCY: dict[str, Any] = {"count": 0, "percentiles": None}
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long messages took from publishing to FIN.
+
+    Attributes:
+        count: of messages.
+        percentiles: quantile and time in ns; None when they are not kept.
+    """
+
+    count: int = 0
+    percentiles: Sequence[tuple[float, int]] | None = None
+
+
+_NOT_KEPT = Latency()
 
 
 class Latencies:
-    """Latencies from publishing to FIN as they are now, for one answer.
+    """Sums up latencies as they are now, for one answer.
 
     Args:
         quantiles: which to show; none when they are not kept.
@@ -28,18 +42,18 @@ class Latencies:
         self._wall_ns = wall_ns
         self._summaries: dict[Channel, Summary] = {}
 
-    def of_channel(self, parts: Sequence[Channel]) -> dict[str, Any]:
-        """``e2e_processing_latency`` of one channel, its partitions taken together."""
-        return self._row([self._summary(part) for part in parts]) if self._quantiles else NO_LATENCY
+    def of_channel(self, parts: Sequence[Channel]) -> Latency:
+        """Sum up the latency of one channel, its partitions taken together."""
+        return self._sum([self._summary(part) for part in parts]) if self._quantiles else _NOT_KEPT
 
-    def of_topic(self, topic: Topic) -> dict[str, Any]:
-        """``e2e_processing_latency`` of all channels of a topic; to be asked for behind theirs."""
+    def of_topic(self, topic: Topic) -> Latency:
+        """Sum up the latency of all channels of a topic; to be asked for behind theirs."""
         if not self._quantiles:
-            return NO_LATENCY
+            return _NOT_KEPT
         parts = [channel for partition in topic.partitions.values() for channel in partition.channels.values()]
-        row = self._row([self._summary(part) for part in parts])
+        latency = self._sum([self._summary(part) for part in parts])
         self._summaries.clear()  # kept from its channels' turn to its own
-        return row
+        return latency
 
     def forget(self) -> None:
         """Keep nothing of the channels that were asked for until now."""
@@ -52,8 +66,6 @@ class Latencies:
             self._summaries[channel] = summary
         return summary
 
-    def _row(self, summaries: Sequence[Summary]) -> dict[str, Any]:
+    def _sum(self, summaries: Sequence[Summary]) -> Latency:
         whole = Summary.of(summaries)
-        values = whole.values_at(self._quantiles)
-        pairs = zip(self._quantiles, values, strict=True)
-        return {"count": whole.count, "percentiles": [{"quantile": q, "value": value} for q, value in pairs]}
+        return Latency(whole.count, list(zip(self._quantiles, whole.values_at(self._quantiles), strict=True)))

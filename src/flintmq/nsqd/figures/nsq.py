@@ -1,32 +1,38 @@
-"""What ``/stats`` answers, as data and as text; statsd and Prometheus are told the same.
+"""``/stats`` of NSQ, written as JSON and as text.
+
+Rules of this file: fields and lines are NSQ's, in its order; what it does not know is left out where there is none.
 
 Source: reference/nsq.md 2.1 and 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition
-from flintmq.broker.topic import Topic
+from flintmq.broker.subscription import Locality
 from flintmq.nsqd.client import Client
-from flintmq.nsqd.figures import limits
-from flintmq.nsqd.figures.latencies import Latencies
-from flintmq.nsqd.topology import channel_counts, client_counts
+from flintmq.nsqd.figures.collection import ChannelFigures, TopicFigures
+from flintmq.nsqd.figures.latencies import Latency
 from flintmq.wire.codec import Deflate, Snappy
 
 Row = dict[str, Any]
 
+_DELIVERY_FIELDS = {
+    Locality.ZONE: "zone_local_msg_count",
+    Locality.REGION: "region_local_msg_count",
+    Locality.GLOBAL: "global_msg_count",
+}
 
-def client_row(client: Client) -> dict[str, Any]:
-    """One connection."""
+
+def client_row(client: Client) -> Row:
+    """Return what JSON says of one connection."""
     negotiated, request = client.negotiated, client.request
     host = client.peer.rpartition(":")[0]
     subscription = client.subscription
-    row: dict[str, Any] = {
+    row: Row = {
         "client_id": host if negotiated is None else request.client_id,
         "hostname": host if negotiated is None else request.hostname,
         "version": "V2",
@@ -35,7 +41,7 @@ def client_row(client: Client) -> dict[str, Any]:
         "ready_count": subscription.rdy_count if subscription else 0,
         "in_flight_count": subscription.in_flight_count if subscription else 0,
         "message_count": subscription.message_count if subscription else 0,
-        **(client_counts(subscription) if subscription else {}),
+        **(_deliveries({subscription.locality: subscription.message_count}) if subscription else {}),
         "finish_count": subscription.finish_count if subscription else 0,
         "requeue_count": subscription.requeue_count if subscription else 0,
         **_filtered(subscription.filtered_count if subscription else 0),
@@ -72,53 +78,56 @@ def _filtered(count: int) -> dict[str, int]:
     return {"filtered_count": count} if count else {}
 
 
-def channel_row(
-    name: str, parts: list[Channel], include_clients: bool, paused: bool, latencies: Latencies
-) -> dict[str, Any]:
-    """One channel, its partitions added up."""
-    owners = dict.fromkeys(s.owner for part in parts for s in part.subscriptions)  # one may consume several parts
-    clients = [owner for owner in owners if isinstance(owner, Client)]
-    depth = sum(part.depth for part in parts)
+def _deliveries(counts: Mapping[Locality, int]) -> dict[str, int]:
+    """Deliveries by how near the consumer was; zeros are left out."""
+    return {_DELIVERY_FIELDS[locality]: count for locality, count in counts.items() if count}
+
+
+def latency_row(latency: Latency) -> Row:
+    """Return what JSON says of latencies."""
+    pairs = latency.percentiles
+    shown = None if pairs is None else [{"quantile": quantile, "value": value_ns} for quantile, value_ns in pairs]
+    return {"count": latency.count, "percentiles": shown}
+
+
+def _channel_row(channel: ChannelFigures, has_clients: bool) -> Row:
     return {
-        "channel_name": name,
-        "depth": depth,
-        "backend_depth": 0 if parts[0].ephemeral else depth,
-        "in_flight_count": sum(part.in_flight_count for part in parts),
-        "deferred_count": sum(part.deferred_count for part in parts),
-        "message_count": sum(part.message_count for part in parts),
-        **channel_counts(parts),
-        "requeue_count": sum(part.requeue_count for part in parts),
-        "timeout_count": sum(part.timeout_count for part in parts),
-        "client_count": len(clients),
-        "clients": [client_row(client) for client in clients] if include_clients else None,
-        "paused": paused,
-        **({"skipped": True} if all(part.skipped for part in parts) else {}),
-        **_filtered(sum(part.filtered_count for part in parts)),
-        **limits.of_channel(parts),
-        "e2e_processing_latency": latencies.of_channel(parts),
+        "channel_name": channel.name,
+        "depth": channel.depth,
+        "backend_depth": channel.backend_depth,
+        "in_flight_count": channel.in_flight_count,
+        "deferred_count": channel.deferred_count,
+        "message_count": channel.message_count,
+        **_deliveries(channel.deliveries),
+        "requeue_count": channel.requeue_count,
+        "timeout_count": channel.timeout_count,
+        "client_count": channel.client_count,
+        "clients": [client_row(client) for client in channel.clients] if has_clients else None,
+        "paused": channel.paused,
+        **({"skipped": True} if channel.skipped else {}),
+        **_filtered(channel.filtered_count),
+        **channel.limits,
+        "e2e_processing_latency": latency_row(channel.latency),
     }
 
 
-def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Latencies) -> dict[str, Any]:
-    """One topic with its channels, or only the one named."""
-    names = sorted(name for name in topic.channel_names if not channel or name == channel)
-    row: dict[str, Any] = {
+def topic_row(topic: TopicFigures, has_clients: bool) -> Row:
+    """Return what JSON says of one topic and its channels."""
+    row: Row = {
         "topic_name": topic.name,
-        "channels": [
-            channel_row(name, topic.channels(name), include_clients, topic.channel_names[name], latencies)
-            for name in names
-        ],
+        "channels": [_channel_row(channel, has_clients) for channel in topic.channels],
         "depth": topic.depth,
-        "backend_depth": 0 if topic.ephemeral else topic.depth,
+        "backend_depth": topic.backend_depth,
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        **limits.of_topic(topic),
-        "e2e_processing_latency": latencies.of_topic(topic),
+        **topic.limits,
+        "e2e_processing_latency": latency_row(topic.latency),
     }
     if topic.meta.is_partitioned:
         row |= topic.meta.for_clients()
-        row["partitions"] = [partition_row(each, names) for each in topic.partitions.values()]
+        names = [channel.name for channel in topic.channels]
+        row["partitions"] = [_partition_row(each, names) for each in topic.partitions]
     elif topic.meta.extend_support:
         row["extend_support"] = True
     if topic.meta.is_partitioned or topic.meta.version:
@@ -126,8 +135,8 @@ def topic_row(topic: Topic, channel: str, include_clients: bool, latencies: Late
     return row
 
 
-def partition_row(partition: Partition, channel_names: Iterable[str]) -> dict[str, Any]:
-    """One partition of a topic that has them; what NSQ has no word for is named as in the redesigned NSQ."""
+def _partition_row(partition: Partition, channel_names: Iterable[str]) -> Row:
+    """Return what JSON says of one partition, in the words of the redesigned NSQ where NSQ has none."""
     log = partition.log
     parts = [partition.channels[name] for name in channel_names if name in partition.channels]
     return {
@@ -159,31 +168,6 @@ def partition_row(partition: Partition, channel_names: Iterable[str]) -> dict[st
     }
 
 
-def topic_rows(
-    topics: Mapping[str, Topic],
-    latencies: Latencies,
-    topic: str = "",
-    channel: str = "",
-    include_clients: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """Topics by name, each as it is when its turn comes; they may come and go meanwhile.
-
-    Args:
-        topic: only this one; empty for all.
-        channel: only this one, and only topics that have it; empty for all.
-    """
-    for name in [topic] if topic else sorted(topics):
-        found = topics.get(name)
-        if found is None or (channel and channel not in found.channel_names):
-            continue
-        yield topic_row(found, channel, include_clients, latencies)
-
-
-def producer_rows(clients: Iterable[Client]) -> list[dict[str, Any]] | None:
-    """Connections that have published; None when there are none, as nsqd has it."""
-    return [client_row(client) for client in clients if client.pub_counts] or None
-
-
 def go_duration(seconds: float) -> str:
     """A duration as Go prints it, to the microsecond."""
     if 0.000001 <= seconds < 1:
@@ -203,12 +187,19 @@ def start_and_uptime(start_ns: int, now_ns: int) -> tuple[str, str]:
 
 
 def as_text(
-    version_line: str, stats: dict[str, Any], health: str, start_ns: int, now_ns: int, figures: dict[str, int] | None
+    version_line: str,
+    topics: Sequence[str] | None,
+    producers: Iterable[Client],
+    health: str,
+    start_ns: int,
+    now_ns: int,
+    memory: Mapping[str, int] | None,
 ) -> str:
-    """``/stats`` without ``format=json``.
+    """Write the text of ``/stats``.
 
     Args:
-        stats: rows; those of topics may be what :func:`topic_lines` made of them.
+        topics: of each what :func:`topic_text` writes.
+        producers: clients that have published.
     """
     started, uptime = start_and_uptime(start_ns, now_ns)
     lines = [
@@ -219,47 +210,49 @@ def as_text(
         f"Health: {health}",
         "",
     ]
-    if figures is not None:
-        lines += ["Memory:", *(f"   {name:<25}\t{value}" for name, value in figures.items()), ""]
-    lines.append("Topics:" if stats["topics"] else "Topics: None")
-    for number, topic in enumerate(stats["topics"] or ()):
+    if memory is not None:
+        lines += ["Memory:", *(f"   {name:<25}\t{value}" for name, value in memory.items()), ""]
+    lines.append("Topics:" if topics else "Topics: None")
+    for number, topic in enumerate(topics or ()):
         if number:
             lines.append("")  # as nsqd: a blank line between two topics, none before the first
-        lines.append(topic if isinstance(topic, str) else topic_lines(topic, now_ns))
-    lines += ["", "Producers:" if stats["producers"] else "Producers: None"]
-    for client in stats["producers"] or ():
-        counts = client["pub_counts"]
-        published = ",".join(f"{each['topic']}={each['count']}" for each in counts)
-        lines.append(
-            f"   [V2 {_client_name(client):<21}] msgs: {sum(each['count'] for each in counts):<8} "
-            f"topics: {published} connected: {_connected(client, now_ns)}"
-        )
+        lines.append(topic)
+    publishing = [_producer_line(client, now_ns) for client in producers]
+    lines += ["", "Producers:" if publishing else "Producers: None", *publishing]
     return "\n".join(lines) + "\n"
 
 
-def topic_lines(topic: dict[str, Any], now_ns: int) -> str:
-    """What :func:`as_text` says of one topic, without the last end of line."""
-    mark = "*P " if topic["paused"] else "   "
+def topic_text(topic: TopicFigures, has_clients: bool, now_ns: int) -> str:
+    """Write the lines of one topic and its channels, without the last end of line."""
+    mark = "*P " if topic.paused else "   "
     lines = [
-        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
-        f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}"
+        f"{mark}[{topic.name:<15}] depth: {topic.depth:<5} be-depth: {topic.backend_depth:<5} "
+        f"msgs: {topic.message_count:<8} e2e%: {_latency_text(topic.latency)}"
     ]
-    for channel in topic["channels"]:
-        mark = "   *P " if channel["paused"] else "      "
+    for channel in topic.channels:
+        mark = "   *P " if channel.paused else "      "
         lines.append(
-            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
-            f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
-            f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
-            f"e2e%: {_latency_text(channel)}"
+            f"{mark}[{channel.name:<25}] depth: {channel.depth:<5} "
+            f"be-depth: {channel.backend_depth:<5} inflt: {channel.in_flight_count:<4} "
+            f"def: {channel.deferred_count:<4} re-q: {channel.requeue_count:<5} "
+            f"timeout: {channel.timeout_count:<5} msgs: {channel.message_count:<8} "
+            f"e2e%: {_latency_text(channel.latency)}"
         )
-        lines += [_client_line(client, now_ns) for client in channel["clients"] or ()]
+        lines += [_client_line(client_row(client), now_ns) for client in channel.clients if has_clients]
     return "\n".join(lines)
 
 
-def _latency_text(row: dict[str, Any]) -> str:
-    percentiles = row["e2e_processing_latency"]["percentiles"] or ()
-    return ", ".join(_human_duration(each["value"]) for each in percentiles)
+def _producer_line(client: Client, now_ns: int) -> str:
+    row = client_row(client)
+    published = ",".join(f"{topic}={count}" for topic, count in sorted(client.pub_counts.items()))
+    return (
+        f"   [V2 {_client_name(row):<21}] msgs: {sum(client.pub_counts.values()):<8} "
+        f"topics: {published} connected: {_connected(row, now_ns)}"
+    )
+
+
+def _latency_text(latency: Latency) -> str:
+    return ", ".join(_human_duration(value_ns) for _, value_ns in latency.percentiles or ())
 
 
 def _human_duration(value_ns: int) -> str:
@@ -269,16 +262,16 @@ def _human_duration(value_ns: int) -> str:
     return f"{value_ns:.1f}ns"
 
 
-def _client_name(client: dict[str, Any]) -> str:
+def _client_name(client: Row) -> str:
     port = client["remote_address"].rpartition(":")[2]
     return f"{client['hostname']}:{port} {client['user_agent']}"
 
 
-def _connected(client: dict[str, Any], now_ns: int) -> str:
+def _connected(client: Row, now_ns: int) -> str:
     return go_duration(max(0, now_ns // 1_000_000_000 - client["connect_ts"]))
 
 
-def _client_line(client: dict[str, Any], now_ns: int) -> str:
+def _client_line(client: Row, now_ns: int) -> str:
     return (
         f"        [V2 {_client_name(client):<21}] state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "

@@ -1,4 +1,4 @@
-"""nsqd's figures for Prometheus: what ``/stats`` tells, under names with units.
+"""nsqd's figures written for Prometheus, under names with units.
 
 Clients make topics and channels, so they decide how many series there are: at most ``ROWS_MAX`` topics and channels are
 shown, in the order of their names, with about ten series each; ``flintmq_nsqd_rows_left_out`` counts the others. There
@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from flintmq.broker.broker import Broker
 from flintmq.broker.topic import Topic
 from flintmq.net.metrics import Family, labels_of
 from flintmq.nsqd.damage import DamageRegister
+from flintmq.nsqd.figures.collection import ChannelFigures, TopicFigures, topic_of
 from flintmq.nsqd.figures.latencies import Latencies
 from flintmq.nsqd.figures.limits import CHANNEL_FIELDS, TOPIC_FIELDS
-from flintmq.nsqd.figures.nsq import topic_row
 from flintmq.nsqd.in_turns import in_turns
-from flintmq.nsqd.topology import COUNT_FIELDS
 
 ROWS_MAX = 5000
 _NAMESPACE = "flintmq_nsqd"
@@ -29,13 +28,17 @@ _NAMESPACE = "flintmq_nsqd"
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One metric of topics or of channels, and where its figure stands in their row; there may be none, for zero."""
+    """One metric of topics or of channels.
+
+    Attributes:
+        field: its attribute in the figures; of a limit its field, which is missing for zero.
+    """
 
     name: str
     kind: Literal["gauge", "counter"]
     help: str
     field: str
-    may_be_missing: bool = False
+    is_limit: bool = False
 
 
 _TOPIC_COLUMNS = (
@@ -90,13 +93,15 @@ class _Table:
     def families(self) -> list[Family]:
         return [*(family for _, family in self._columns), self._latency]
 
-    def add(self, row: Mapping[str, Any], **labels: str) -> None:
+    def add(self, figures: TopicFigures | ChannelFigures, **labels: str) -> None:
         text = labels_of(**labels)
         for column, family in self._columns:
-            if not column.may_be_missing or column.field in row:
-                family.add(row[column.field], text)
-        for each in row["e2e_processing_latency"]["percentiles"] or ():
-            self._latency.add(each["value"] / 1e9, labels_of(**labels, quantile=f"{each['quantile']:.10g}"))
+            if not column.is_limit:
+                family.add(getattr(figures, column.field), text)
+            elif column.field in figures.limits:
+                family.add(figures.limits[column.field], text)
+        for quantile, value_ns in figures.latency.percentiles or ():
+            self._latency.add(value_ns / 1e9, labels_of(**labels, quantile=f"{quantile:.10g}"))
 
 
 async def collect_topics(topics: Mapping[str, Topic], latencies: Latencies, rows_max: int = ROWS_MAX) -> list[Family]:
@@ -113,20 +118,16 @@ async def collect_topics(topics: Mapping[str, Topic], latencies: Latencies, rows
         if not room:
             left_out_count += 1 + len(topic.channel_names)
             continue
-        row = topic_row(topic, "", False, latencies)
-        log_bytes = sum(partition.log.size_bytes for partition in topic.partitions.values())
-        topic_table.add(row | {"log_bytes": log_bytes}, topic=name)
-        channels = row["channels"][: room - 1]
+        figures = topic_of(topic, latencies)
+        topic_table.add(figures, topic=name)
+        channels = figures.channels[: room - 1]
         for channel in channels:
-            channel_name = channel["channel_name"]
-            finish_count = sum(part.finish_count for part in topic.channels(channel_name))
-            channel_table.add(channel | {"finish_count": finish_count}, topic=name, channel=channel_name)
-            for locality, field in COUNT_FIELDS.items():
-                if field in channel:
-                    labels = labels_of(topic=name, channel=channel_name, locality=locality.name.lower())
-                    deliveries.add(channel[field], labels)
+            channel_table.add(channel, topic=name, channel=channel.name)
+            for locality, count in channel.deliveries.items():
+                if count:
+                    deliveries.add(count, labels_of(topic=name, channel=channel.name, locality=locality.name.lower()))
         room -= 1 + len(channels)
-        left_out_count += len(row["channels"]) - len(channels)
+        left_out_count += len(figures.channels) - len(channels)
     left_out_help = f"Topics and channels that are not shown, because there are more than {rows_max}"
     return [
         _gauge("topics", "Topics of this nsqd", len(topics)),

@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from flintmq.names import is_ephemeral
 from flintmq.net.address import split_address
 from flintmq.net.tasks import tell
+from flintmq.nsqd.figures.collection import ChannelFigures, TopicFigures
+from flintmq.nsqd.figures.latencies import Latency
 from flintmq.nsqd.in_turns import in_turns
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ _HERE = "127.0.0.1"
 _CONNECT_DEADLINE_S = 1.0
 _KEPT_FREE_S = 1.0  # at the end of an interval, as nsqd does
 
-Row = Mapping[str, Any]  # of a topic or a channel, as in /stats
 _MEMORY_GAUGES = (
     "heap_objects",
     "heap_idle_bytes",
@@ -49,7 +49,7 @@ def percentile_name(quantile: float) -> str:
 
 
 class Lines:
-    """Turns rows of ``/stats`` into lines; remembers counters from one report to the next.
+    """Writes figures as lines; remembers counters from one report to the next.
 
     Args:
         prefix: what every key starts with.
@@ -62,7 +62,7 @@ class Lines:
         self._reported: dict[str, int] = {}
         self._counts: dict[str, int] = {}
 
-    def report(self, topics: Iterable[Row], memory: Mapping[str, int] | None) -> list[bytes]:
+    def report(self, topics: Iterable[TopicFigures], memory: Mapping[str, int] | None) -> list[bytes]:
         """Return the lines of one report; counters of the next begin where this one ends."""
         self.begin()
         lines = [line for topic in topics for line in self.topic(topic)]
@@ -84,32 +84,34 @@ class Lines:
     def _is_excluded(self, name: str) -> bool:
         return self._exclude_ephemeral and is_ephemeral(name)
 
-    def topic(self, row: Row) -> Iterator[bytes]:
-        """The lines of one topic and its channels."""
-        if self._is_excluded(row["topic_name"]):
+    def topic(self, topic: TopicFigures) -> Iterator[bytes]:
+        """Write the lines of one topic and its channels."""
+        if self._is_excluded(topic.name):
             return
-        key = f"topic.{row['topic_name']}"
-        yield self._count(f"{key}.message_count", row["message_count"])
-        yield self._count(f"{key}.message_bytes", row["message_bytes"])
-        yield self._gauge(f"{key}.depth", row["depth"])
-        yield self._gauge(f"{key}.backend_depth", row["backend_depth"])
-        yield from self._latency(key, row)
-        for channel in row["channels"]:
-            if not self._is_excluded(channel["channel_name"]):
-                yield from self._channel(f"{key}.channel.{channel['channel_name']}", channel)
+        key = f"topic.{topic.name}"
+        yield self._count(f"{key}.message_count", topic.message_count)
+        yield self._count(f"{key}.message_bytes", topic.message_bytes)
+        yield self._gauge(f"{key}.depth", topic.depth)
+        yield self._gauge(f"{key}.backend_depth", topic.backend_depth)
+        yield from self._latency(key, topic.latency)
+        for channel in topic.channels:
+            if not self._is_excluded(channel.name):
+                yield from self._channel(f"{key}.channel.{channel.name}", channel)
 
-    def _channel(self, key: str, row: Row) -> Iterator[bytes]:
-        yield self._count(f"{key}.message_count", row["message_count"])
-        for name in ("depth", "backend_depth", "in_flight_count", "deferred_count"):
-            yield self._gauge(f"{key}.{name}", row[name])
-        for name in ("requeue_count", "timeout_count"):
-            yield self._count(f"{key}.{name}", row[name])
-        yield self._gauge(f"{key}.clients", row["client_count"])
-        yield from self._latency(key, row)
+    def _channel(self, key: str, channel: ChannelFigures) -> Iterator[bytes]:
+        yield self._count(f"{key}.message_count", channel.message_count)
+        yield self._gauge(f"{key}.depth", channel.depth)
+        yield self._gauge(f"{key}.backend_depth", channel.backend_depth)
+        yield self._gauge(f"{key}.in_flight_count", channel.in_flight_count)
+        yield self._gauge(f"{key}.deferred_count", channel.deferred_count)
+        yield self._count(f"{key}.requeue_count", channel.requeue_count)
+        yield self._count(f"{key}.timeout_count", channel.timeout_count)
+        yield self._gauge(f"{key}.clients", channel.client_count)
+        yield from self._latency(key, channel.latency)
 
-    def _latency(self, key: str, row: Row) -> Iterator[bytes]:
-        for each in row["e2e_processing_latency"]["percentiles"] or ():
-            yield self._gauge(f"{key}.e2e_processing_latency_{percentile_name(each['quantile'])}", each["value"])
+    def _latency(self, key: str, latency: Latency) -> Iterator[bytes]:
+        for quantile, value_ns in latency.percentiles or ():
+            yield self._gauge(f"{key}.e2e_processing_latency_{percentile_name(quantile)}", value_ns)
 
     def _gauge(self, name: str, value: int) -> bytes:
         return f"{self._prefix}{name}:{value}|g\n".encode()
@@ -153,7 +155,7 @@ class Reporter:
         interval_s: between two reports.
         packet_size: of the largest datagram in bytes.
         lines: forms the reports.
-        topics: rows of all topics as in ``/stats``, each formed when it is asked for.
+        topics: all topics, each collected when it is asked for.
         memory: figures of this process; None to leave them out.
     """
 
@@ -163,7 +165,7 @@ class Reporter:
         interval_s: float,
         packet_size: int,
         lines: Lines,
-        topics: Callable[[], Iterable[Row]],
+        topics: Callable[[], Iterable[TopicFigures]],
         memory: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self._address = address
@@ -227,8 +229,8 @@ class Reporter:
     async def _collect(self) -> list[bytes]:
         lines: list[bytes] = []
         self._lines.begin()
-        async for row in in_turns(self._topics()):
-            lines += self._lines.topic(row)
+        async for topic in in_turns(self._topics()):
+            lines += self._lines.topic(topic)
         return lines + self._lines.end(self._memory() if self._memory is not None else None)
 
     def _note(self, error: Exception | None) -> None:

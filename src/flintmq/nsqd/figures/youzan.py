@@ -22,7 +22,9 @@ from flintmq.errors import StorageError
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.figures.history import HourlySizes
 from flintmq.nsqd.figures.latencies import Latencies
-from flintmq.nsqd.figures.nsq import client_row
+from flintmq.nsqd.figures.nsq import client_row, latency_row
+
+Row = dict[str, Any]
 
 _NS_PER_S = 1_000_000_000
 
@@ -38,7 +40,7 @@ def rows(
     partition: int | None = None,
     has_clients: bool = False,
     clock_shift_ns: int = 0,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """Partitions by topic and number, each as it is when its turn comes; topics may come and go meanwhile.
 
     Args:
@@ -64,7 +66,7 @@ def _row(
     wanted: str,
     has_clients: bool,
     clock_shift_ns: int,
-) -> dict[str, Any]:
+) -> Row:
     assert topic is not None
     log, meta = partition.log, topic.meta
     channels = [part for name, part in sorted(partition.channels.items()) if not wanted or name == wanted]
@@ -94,13 +96,13 @@ def _row(
         "statsd_name": f"{topic.name}.{partition.number}" if has_own_name else topic.name,
         "pub_failed_cnt": partition.failed_count,
         "paused": topic.paused,
-        "e2e_processing_latency": latencies.of_channel(list(partition.channels.values())),
+        "e2e_processing_latency": latency_row(latencies.of_channel(list(partition.channels.values()))),
     }
 
 
 def _channel_row(
     partition: Partition, part: Channel, latencies: Latencies, has_clients: bool, clock_shift_ns: int
-) -> dict[str, Any]:
+) -> Row:
     clients = [s.owner for s in part.subscriptions if isinstance(s.owner, Client)]
     aside_count = part.spilled.count - len(part.spilled.loaded)
     near_count = part.deferred_count - aside_count
@@ -129,7 +131,7 @@ def _channel_row(
         "delayed_queue_count": aside_count,
         "delayed_queue_recent": _time_text(due_ns),
         "delayed_queue_recent_nano": due_ns,
-        "e2e_processing_latency": latencies.of_channel([part]),
+        "e2e_processing_latency": latency_row(latencies.of_channel([part])),
         "msg_consume_latency_stats": [],
         "msg_delivery_latency_stats": [],
     }
@@ -152,7 +154,7 @@ def _offset_of(partition: Partition, sequence: int) -> int:
     return partition.log.end_offset_bytes if batch is None else batch.offset_of(sequence)
 
 
-def _publisher_row(client: Client, topic: str) -> dict[str, Any]:
+def _publisher_row(client: Client, topic: str) -> Row:
     return {
         "remote_address": client.peer,
         "user_agent": client.request.user_agent,
@@ -169,7 +171,7 @@ def _time_text(time_ns: int) -> str:
     return f"{text}{fraction} +0000 UTC"
 
 
-def as_text(version_line: str, health: str, found: Sequence[dict[str, Any]], started: str, uptime: str) -> str:
+def as_text(version_line: str, health: str, found: Sequence[Row], started: str, uptime: str) -> str:
     """``/stats`` without ``format=json``."""
     lines = [version_line, f"start_time {started}", f"uptime {uptime}"]
     if not found:
