@@ -1,4 +1,4 @@
-"""What clients may do: the question to an auth server over HTTP, its answer, and the decisions that follow from it.
+"""Permissions of clients: the question to an auth server over HTTP, its answer, and the decisions that follow from it.
 
 Rules of this file:
 
@@ -59,7 +59,7 @@ class AuthFailed(FlintError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Who asks to be let in.
+    """A client that asks to be let in.
 
     Attributes:
         remote_ip: empty for a unix socket.
@@ -72,7 +72,7 @@ class Question:
     secret: bytes = field(repr=False)
 
     def parameters(self) -> dict[str, str | bytes]:
-        """What the auth server is told, names in nsqd's order."""
+        """Return the parameters of the request to an auth server, in nsqd's order."""
         return {
             "common_name": self.common_name,
             "remote_ip": self.remote_ip,
@@ -95,7 +95,7 @@ class _Answer(msgspec.Struct):
 
 
 class Grants:
-    """What an auth server lets one client do.
+    """The answer of an auth server: what it lets one client do.
 
     Attributes:
         ttl_s: how long it holds.
@@ -111,7 +111,7 @@ class Grants:
 
     @property
     def count(self) -> int:
-        """How many authorizations there are; a client with none is not let in."""
+        """The number of authorizations; a client with none is not let in."""
         return len(self._authorizations)
 
     def may_publish(self, topic: str) -> bool:
@@ -151,7 +151,7 @@ def _allows(authorization: _Authorization, permission: str, topic: str, channel:
 
 
 class ClientAuth:
-    """What one connection may do, at the time.
+    """The grants of one connection, which expire.
 
     Attributes:
         secret: what it sent with AUTH; asked about again when the grants have expired.
@@ -173,7 +173,7 @@ class ClientAuth:
         return self.grants is not None and now_s >= self._expires_at_s
 
     def left_s(self, now_s: float) -> float:
-        """How long the grants still hold; 0 when they do no longer."""
+        """Return for how long the grants still hold; 0 when they do no longer."""
         return max(0.0, self._expires_at_s - now_s)
 
     def refusal(self, command: str, topic: str, channel: str | None = "") -> tuple[str, str] | None:
@@ -230,7 +230,7 @@ def parse_answer(body: bytes) -> Grants:
 
 
 def https_endpoint(endpoint: str, body: bytes) -> str:
-    """Where to ask again after a 403 that names an ``https_port``.
+    """Return the URL to ask again after a 403 that names an ``https_port``.
 
     Raises:
         AuthFailed: it names none.

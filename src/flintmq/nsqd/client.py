@@ -64,7 +64,7 @@ class Client(ABC):
 
     @property
     def request(self) -> ReceivedRequest:
-        """What it has said about itself; nothing before IDENTIFY."""
+        """Its words about itself; none before IDENTIFY."""
         return _UNIDENTIFIED if self.negotiated is None else self.negotiated.request
 
     @property

@@ -1,4 +1,4 @@
-"""The damage that was found in the data directory, until somebody has said that he knows (``/damage``).
+"""The damage that was found in the data directory, until somebody has acknowledged it (``/damage``).
 
 It is kept in the database, so that a restart does not hide it. What was acknowledged stays known: damage that is found
 again at every start, because the bytes are still there, is not told of twice.
@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder(StoredDamage).decode
 
 
 def damage_of(found: Corruption) -> Damage | None:
-    """What a log found, if it is a loss; None for a write that was torn at its end."""
+    """Return what a log found, if it is a loss; None for a write that was torn at its end."""
     if found.kind == "torn":
         return None
     lost = found.end_sequence_lost - found.first_sequence_lost
@@ -54,7 +54,7 @@ def is_allowed_for(found: Corruption) -> bool:
 
 
 class DamageRegister:
-    """What one nsqd knows of damage."""
+    """Everything that one nsqd knows of damage."""
 
     def __init__(self, env: Env, broker: Broker) -> None:
         self._env = env
@@ -67,17 +67,17 @@ class DamageRegister:
 
     @property
     def reports(self) -> list[tuple[int, Damage]]:
-        """What is not acknowledged, the oldest first: wall time in ns, and what it is."""
+        """Damage that is not acknowledged, the oldest first: wall time in ns, and what it is."""
         return [(at_ns, each.damage) for at_ns, each in self._reports.values() if not each.is_acknowledged]
 
     @property
     def count(self) -> int:
-        """How many reports are not acknowledged."""
+        """The number of reports that are not acknowledged."""
         return sum(not each.is_acknowledged for _, each in self._reports.values()) + self.unlisted_count
 
     @property
     def lost(self) -> int:
-        """How many messages are lost by what is not acknowledged; there may be more."""
+        """The number of messages that are lost by what is not acknowledged; there may be more."""
         return sum(damage.lost for _, damage in self.reports)
 
     def restore(self, stored: Iterable[tuple[int, int, bytes]]) -> None:
@@ -173,6 +173,6 @@ class DamageRegister:
 
 
 def _key(damage: Damage) -> tuple[Any, ...]:
-    """What is the same of damage that is found again."""
+    """Return what is the same of damage that is found again."""
     detail = (damage.first, damage.end) if damage.first else damage.reason
     return damage.path, damage.topic, damage.partition, damage.channel, detail

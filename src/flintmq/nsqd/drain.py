@@ -155,7 +155,7 @@ class Drain:
         return not self._blocker
 
     async def state(self) -> dict[str, Any]:
-        """What is left, as ``GET /drain`` has it; others get their turn meanwhile."""
+        """Return what is left, as ``GET /drain`` has it; others get their turn meanwhile."""
         if not self.is_on:
             return {"draining": False}
         topics = self._engine.broker.topics

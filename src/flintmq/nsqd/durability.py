@@ -1,4 +1,4 @@
-"""What has to be true of messages before whoever published them is answered and anybody gets them (``--durability``).
+"""The conditions of messages before their publisher is answered and anybody gets them (``--durability``).
 
 - ``fsync``: the publishers of a turn wait until their batch survived ``fdatasync``; while one sync runs, the next turns
   gather.
@@ -26,7 +26,7 @@ from flintmq.broker.partition import PublishGroup
 
 @dataclass(slots=True)
 class Written:
-    """What follows when groups have been written.
+    """Consequences of a write of groups.
 
     Attributes:
         syncing: groups with a condition that is met when their logs have been synced.
@@ -74,7 +74,7 @@ class Durability:
         """A sync of everything written so far begins."""
 
     def logs_to_sync(self, groups: Iterable[PublishGroup], due: Iterable[Any], logs: Iterable[Any]) -> list[Any]:
-        """What a sync is about.
+        """Return the logs that a sync is about.
 
         Args:
             groups: that wait for it.
@@ -123,7 +123,7 @@ class IntervalDurability(Durability):
         return result
 
     def sync_begins(self) -> None:
-        """What counts from now on is not in it."""
+        """Count anew: what comes from now on is not in it."""
         self._unsynced_count = 0
 
     def logs_to_sync(self, groups: Iterable[PublishGroup], due: Iterable[Any], logs: Iterable[Any]) -> list[Any]:

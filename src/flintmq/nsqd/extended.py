@@ -64,7 +64,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What is made of some headers.
+    """The stored form of some headers.
 
     Attributes:
         front: what stands in front of them in what is stored.
@@ -99,7 +99,7 @@ def _no_room(event: Publish, what: str) -> RemoteProtocolError:
 
 
 def stored_form(event: Publish, meta: TopicMeta) -> Form:
-    """What is stored of a publish to a topic that has room for it.
+    """Return what is stored of a publish to a topic that has room for it.
 
     Raises:
         RemoteProtocolError: headers are not a JSON object, or their trace id is not a number; not fatal.
@@ -221,7 +221,7 @@ def _searching(text: str) -> tuple[Callable[[str], bool], int]:
 
 
 def layout_of(meta: TopicMeta, is_located: bool, knows_headers: bool) -> Layout | None:
-    """How messages are laid out for a consumer; None as they are stored.
+    """Return how messages are laid out for a consumer; None as they are stored.
 
     Args:
         is_located: whether the consumer is told where each is.

@@ -1,4 +1,4 @@
-"""Who this nsqd says it is: to clients, nsqlookupds, statsd and in the trace.
+"""The name of this nsqd, and its addresses: for clients, nsqlookupds, statsd and the trace.
 
 Rules of this file: where it listens is known once it does; what the flags say goes before what is found out.
 
@@ -21,7 +21,7 @@ from flintmq.wire.lookup import PeerInfo
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where an nsqd listens; None for what it does not."""
+    """Addresses that an nsqd listens at; None for what it does not."""
 
     tcp: tuple[str, int] | None
     http: tuple[str, int] | None
@@ -89,7 +89,7 @@ class Identity:
 
     @property
     def statsd_prefix(self) -> str:
-        """What every key told to statsd starts with: ``%s`` of the flag is host and port; ends with a point."""
+        """The beginning of every key that statsd is told."""
         me = self.peer()
         return prefix_of(self._options.statsd_prefix, me.broadcast_address, me.http_port)
 

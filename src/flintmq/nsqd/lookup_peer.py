@@ -68,7 +68,7 @@ class Registration(NamedTuple):
     meta: TopicMeta = PLAIN
 
     def commands(self, exists: bool, dialect: str) -> list[bytes]:
-        """What a nsqlookupd is sent.
+        """Return what a nsqlookupd is sent.
 
         Args:
             dialect: what it understands: :data:`PLAIN_WORDS`, :data:`YOUZAN_WORDS` or :data:`OUR_WORDS`.
@@ -202,7 +202,7 @@ class LookupPeer:
 
     @property
     def _dialect(self) -> str:
-        """How this connection registers."""
+        """The words with which this connection registers."""
         if self.info is None or not self._said_partitions:
             return PLAIN_WORDS
         if self.info.partitions:

@@ -1,4 +1,4 @@
-"""How much memory nsqd lets clients use: the default of ``--memory-budget``, and what is done when it is short.
+"""The memory that nsqd lets clients use: the default of ``--memory-budget``, and what is done when it is short.
 
 Rules of this file: what is read of the system is a number or nothing; while memory is not short nothing here runs.
 

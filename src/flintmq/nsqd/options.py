@@ -63,7 +63,7 @@ _COMPRESSION = "Compression"
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdOptions(Options):
-    """What an nsqd can be told; each attribute is the flag of the same name."""
+    """The flags of nsqd; each attribute is the flag of the same name."""
 
     program: ClassVar[str] = "nsqd"
     summary: ClassVar[str] = "nsqd receives messages, stores them and delivers them to consumers."
@@ -504,7 +504,7 @@ class NsqdOptions(Options):
 
     @property
     def settings(self) -> Settings:
-        """What topics inherit."""
+        """The settings that topics inherit."""
         return Settings(
             max_attempts=self.max_attempts or None,
             dead_letter_topic=None if self.dead_letter_topic == DEAD_LETTER_TOPIC else self.dead_letter_topic,

@@ -109,7 +109,7 @@ def _is_number(number: int | None) -> bool:
 
 
 def bad_partition(command: str, what: str) -> RemoteProtocolError:
-    """What a client is told whose partition is missing or not a number."""
+    """Return the error for a partition that is missing or not a number."""
     return RemoteProtocolError("E_BAD_PARTITION", f"{command} partition {what}", fatal=True)
 
 

@@ -1,7 +1,7 @@
 """Answers that a connection owes and cannot give yet.
 
 Rules of this file: one reply stands for the answers to one command, or to a run of them; it is asked for its frames
-once what it waits for has ended. What an answer says beyond OK is its :class:`Place`.
+once what it waits for has ended. What an answer says beyond OK is its :class:`Receipt`.
 
 Source: reference/youzan.md 1.3 (the answer to a traced publish), design/performance.md decision 2.
 """
@@ -33,10 +33,10 @@ class PendingReply:
         command: what is to be answered.
         replies: how many answers it stands for.
         on_stored: called when it ended well.
-        place: says where messages are stored; None where OK says all.
+        receipt: says where messages are stored; None where OK says all.
     """
 
-    __slots__ = ("command", "on_stored", "place", "replies", "source")
+    __slots__ = ("command", "on_stored", "receipt", "replies", "source")
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class PendingReply:
         command: str,
         replies: int = 1,
         on_stored: Callable[[], object] | None = None,
-        place: Place | None = None,
+        receipt: Receipt | None = None,
     ) -> None:
         self.source = source
         self.command = command
         self.replies = replies
         self.on_stored = on_stored
-        self.place = place
+        self.receipt = receipt
 
     @property
     def code(self) -> str:
@@ -71,7 +71,7 @@ class PendingReply:
 
     def frames(self) -> bytes:
         """The answers when it ended well."""
-        found = None if self.place is None else self.place.frames()
+        found = None if self.receipt is None else self.receipt.frames()
         return OK_FRAME * self.replies if found is None else found
 
     def error_frame(self) -> bytes:
@@ -82,8 +82,8 @@ class PendingReply:
         return error_frame(self.code, f"{COMMANDS[self.command].family} failed {error}")
 
 
-class Place:
-    """Where messages are stored; to be made behind the publish.
+class Receipt:
+    """Says where messages are stored; to be made behind the publish.
 
     Args:
         group: that the messages are the last of.
@@ -112,7 +112,7 @@ class Place:
         return self._traces[0] is not None
 
     def stored(self) -> Stored | None:
-        """Where the first message is; None when its topic was deleted before it was written."""
+        """Return where the first message is; None when its topic was deleted before it was written."""
         group = self._group
         if group.first_sequence < 0:
             return None

@@ -1,4 +1,4 @@
-"""Where a channel begins for who subscribes to it with SUB_ADVANCED.
+"""The place where a channel begins for the first that subscribes to it with SUB_ADVANCED.
 
 Rules of this file: a place is read before anything is created; it means something to the first consumer of a channel
 alone, so that who comes later does not take messages away from the others, or has them delivered again.

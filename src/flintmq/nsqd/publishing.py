@@ -17,7 +17,7 @@ from flintmq.broker.bounds import TopicFull
 from flintmq.nsqd import extended, partitions
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.pending_reply import PendingReply, Place
+from flintmq.nsqd.pending_reply import PendingReply, Receipt
 from flintmq.nsqd.topics import Topics
 from flintmq.wire.bodies import Kind
 from flintmq.wire.commands import COMMANDS
@@ -63,5 +63,5 @@ class Publishing:
             raise TopicFull(full.detail, full.fatal and row.closes(row.failure), row.family) from None
         reply = PendingReply(group, command, event.replies)
         if form is not None and row.reply != "OK":
-            reply.place = Place(group, form.traces, form.bodies, row.body.kind is Kind.MESSAGES)
+            reply.receipt = Receipt(group, form.traces, form.bodies, row.body.kind is Kind.MESSAGES)
         return reply

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def offsets(broker: Broker, event: wire.Offsets) -> bytes:
-    """Where each partition of a topic begins and ends.
+    """Answer OFFSETS: where each partition of a topic begins and ends.
 
     Raises:
         RemoteProtocolError: the topic is not here.
@@ -50,7 +50,7 @@ def offsets(broker: Broker, event: wire.Offsets) -> bytes:
 
 
 def fetch(broker: Broker, event: wire.Fetch) -> bytes:
-    """The stored batches that overlap a range.
+    """Answer FETCH: the stored batches that overlap a range.
 
     Raises:
         RemoteProtocolError: they are not here, or cannot be read now.

@@ -1,4 +1,4 @@
-"""What a consumer was granted ends: it is renewed before that, and deliveries end with it.
+"""Grants of consumers end: they are renewed before that, and deliveries end with them.
 
 Rules of this file:
 
@@ -30,7 +30,7 @@ Done = Callable[[Grants | AuthFailed], None]
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What is done with the one that consumes.
+    """Ways to deal with the client that consumes.
 
     Attributes:
         ask: asks the auth server about it.

@@ -100,7 +100,7 @@ class Nsqd:
 
     @property
     def addresses(self) -> Addresses:
-        """Where it listens."""
+        """Addresses that it listens at."""
         return self._identity.addresses
 
     # -- life --------------------------------------------------------------------------------------------------------

@@ -595,7 +595,7 @@ class Session(Client, asyncio.Protocol):
     # -- layers ----------------------------------------------------------------------------------------------------
 
     def _features(self) -> ServerFeatures:
-        """What can still be granted: a layer goes on top of those there are, and TLS is the lowest."""
+        """Return what can still be granted: a layer goes on top of those there are, and TLS is the lowest."""
         features = self._terms.features
         if self._layers is None:
             return features
@@ -716,7 +716,7 @@ class Session(Client, asyncio.Protocol):
         self._resume_parser()
 
     def _renewed(self, answer: Grants | AuthFailed) -> None:
-        """What had expired is there again."""
+        """Go on: the grants that had expired are there again."""
         if self._has_answer(answer) is not None:
             self.go_on()
 
@@ -726,7 +726,7 @@ class Session(Client, asyncio.Protocol):
             transport.resume_reading()
 
     def _early_refusal(self, command: str, topic: str) -> tuple[str, str] | None:
-        """What the parser may know before a command is executed."""
+        """Return the refusal of a command that the parser may know before it is executed."""
         auth = self.auth
         return None if auth is None or auth.has_expired(self.loop.time()) else auth.refusal(command, topic)
 
@@ -817,7 +817,7 @@ class Session(Client, asyncio.Protocol):
         last = self._slots[-1] if self._slots else None
         if (
             type(last) is PendingReply and last.source is group and last.command == event.command
-            and last.place is reply.place is None
+            and last.receipt is reply.receipt is None
         ):  # fmt: skip
             last.replies += event.replies
         else:

@@ -18,7 +18,7 @@ from flintmq.wire.server import ServerLimits
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the flags say of every connection.
+    """The flags that concern every connection.
 
     Attributes:
         limits: of commands and bodies.

@@ -65,11 +65,7 @@ class Topics:
             return topic
         self._drain.check_exiting()
         topic = self._broker.topic(name, self._engine.env.clock.wall_ns(), bool(self._lookup), later=True)
-        self._engine.schedule()
-        log.info("TOPIC(%s): created", name)
-        if topic.is_starting:
-            self._start(topic)
-        return topic
+        return self._created(topic, True, "")
 
     def wanted(self, command: str, name: str, is_extended: bool = False) -> Topic:
         """Find the topic that a client publishes or subscribes to; create it unless topics are not made so.
@@ -96,12 +92,7 @@ class Topics:
         if topic.meta.is_partitioned or not topic.meta.extend_support:
             what = "with partitions" if topic.meta.is_partitioned else "without headers"
             raise TopicConflict(f"topic {name} is there already, {what}: delete it first, or take another name")
-        self._engine.schedule()
-        if is_new:
-            log.info("TOPIC(%s): created, messages may have headers", name)
-            if topic.is_starting:
-                self._start(topic)
-        return topic
+        return self._created(topic, is_new, ", messages may have headers")
 
     def create_partitions(self, name: str, meta: TopicMeta, numbers: Iterable[int]) -> Topic:
         """Create those partitions of a topic that are not here, and the topic with them.
@@ -117,10 +108,13 @@ class Topics:
         is_new = name not in self._broker.topics
         wall_ns = self._engine.env.clock.wall_ns()
         topic = self._broker.create_partitions(name, meta, numbers, wall_ns, bool(self._lookup))
+        held = ",".join(map(str, topic.partitions))
+        return self._created(topic, is_new, f", partitions {held} of {meta.partition_num}")
+
+    def _created(self, topic: Topic, is_new: bool, about: str) -> Topic:
         self._engine.schedule()
         if is_new:
-            held = ",".join(map(str, topic.partitions))
-            log.info("TOPIC(%s): created, partitions %s of %d", name, held, meta.partition_num)
+            log.info("TOPIC(%s): created%s", topic.name, about)
             if topic.is_starting:
                 self._start(topic)
         return topic

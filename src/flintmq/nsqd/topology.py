@@ -1,4 +1,4 @@
-"""Where this node is, and which consumers are near it (``--enable-experiment=topology-aware-consumption``).
+"""Zone and region of this node, and which consumers are near it (``--enable-experiment=topology-aware-consumption``).
 
 Zones and regions are plain names: two are equal or not. An empty one is no place, so nobody is in it; in NSQ a consumer
 without a zone counts as local to an nsqd without one.
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where this node is, for deciding whom to serve first.
+    """The place of this node, for deciding whom to serve first.
 
     Attributes:
         zone, region: both empty while the experiment is off: then all consumers are equally far.
@@ -39,7 +39,7 @@ class Topology:
         return cls(options.topology_zone, options.topology_region)
 
     def locality(self, request: IdentifyRequest) -> Locality:
-        """How near a consumer is, by what it said about itself."""
+        """Return how near a consumer is, by what it said about itself."""
         if self.zone and request.topology_zone == self.zone:
             return Locality.ZONE
         if self.region and request.topology_region == self.region:

@@ -332,7 +332,7 @@ class Tracing:
         self._engine.schedule()
 
     def _own_topic(self) -> Topic:
-        """Where events go; without a bound it is given one, because as a rule nobody consumes all of it."""
+        """Find the topic of events; without a bound it is given one, because as a rule nobody consumes all of it."""
         topic = self._create_topic(self.topic_name)
         own = self._broker.own_settings(topic.name)
         if own.max_bytes is None and own.max_messages is None:
@@ -357,7 +357,7 @@ class Tracing:
         self.flush()
 
     def families(self) -> list[Family]:
-        """What Prometheus is told."""
+        """Return the figures of the trace, for Prometheus."""
         recorded = Family("flintmq_nsqd_trace_events_total", "counter", "Events of the trace that were recorded")
         about = "Events of the trace that were left out: more than --trace-max-rate, or the disk did not take them"
         dropped = Family("flintmq_nsqd_trace_events_dropped_total", "counter", about)
@@ -412,7 +412,7 @@ class _Source:
 
 
 class PartitionTrace(_Source):
-    """What is published to a partition; :class:`flintmq.broker.events.PartitionEvents`.
+    """Traces what is published to a partition; :class:`flintmq.broker.events.PartitionEvents`.
 
     Attributes:
         untraced_from: no message that may be delivered has a trace id from this sequence on.
@@ -457,7 +457,7 @@ class PartitionTrace(_Source):
 
 
 class ChannelTrace(_Source):
-    """What happens in a channel; :class:`flintmq.broker.events.ChannelEvents`."""
+    """Traces what happens in a channel; :class:`flintmq.broker.events.ChannelEvents`."""
 
     def __init__(self, tracing: Tracing, topic: Topic, partition: Partition, channel: Channel, mode: str) -> None:
         super().__init__(tracing, topic, partition, channel.name, mode)

@@ -19,7 +19,7 @@ from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.message import EMPTY_HEADERS, TAG, extended_body, with_empty_headers, without_headers
 from flintmq.nsqd.extended import go_on, layout_of, older_layout_of
-from flintmq.nsqd.pending_reply import PendingReply, Place
+from flintmq.nsqd.pending_reply import PendingReply, Receipt
 from flintmq.storage import MemoryLog
 from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
 
@@ -218,8 +218,8 @@ def test_answers_of_what_was_under_way(written):
     slots = []
     for piece in pieces:
         group = partition.publish(piece, 0, is_stored_form=True)
-        slots.append(PendingReply(group, "MPUB_TRACE", place=Place(group, [bytes(8)] * 100, piece, True)))
-        slots.append(PendingReply(group, "PUB_TRACE", 100, place=Place(group, [bytes(8)] * 100, piece, False)))
+        slots.append(PendingReply(group, "MPUB_TRACE", receipt=Receipt(group, [bytes(8)] * 100, piece, True)))
+        slots.append(PendingReply(group, "PUB_TRACE", 100, receipt=Receipt(group, [bytes(8)] * 100, piece, False)))
     for _ in range(written):
         assert partition.write_pending(1, 1) is None
     partition.add_headers(TopicMeta(partition_num=1, extend_support=True))
@@ -227,13 +227,13 @@ def test_answers_of_what_was_under_way(written):
     assert log.layout == RAW_IDS | EXTENDED
     for number, slot in enumerate(slots):
         first = 1 + 100 * (number // 2)
-        assert slot.place is not None
-        found = slot.place.stored()
+        assert slot.receipt is not None
+        found = slot.receipt.stored()
         assert found is not None
         frames = [log.read(each).frames(each, each + 1) for each in range(first, first + 100)]
         size = sum(map(len, frames)) - 400 if number % 2 == 0 else len(frames[0]) - 4
         assert (found.offset, found.raw_size) == (log.read(first).offset_of(first), size)
-        assert slot.place.stored() == found
+        assert slot.receipt.stored() == found
         assert partition.has_headers(first) == (number // 2 >= written)
     # the answers of a run follow each other
     data = slots[-1].frames()

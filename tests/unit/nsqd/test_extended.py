@@ -13,7 +13,7 @@ from flintmq.errors import RemoteProtocolError, StorageError
 from flintmq.message import LOCATION, body_position, headers_of, hex_id
 from flintmq.nsqd.extended import check_support, layout_of, stored_form, trace_id_bytes, trace_of
 from flintmq.nsqd.partitions import to_publish
-from flintmq.nsqd.pending_reply import PendingReply, Place
+from flintmq.nsqd.pending_reply import PendingReply, Receipt
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
 from flintmq.wire.commands import COMMANDS
@@ -147,7 +147,7 @@ def published(meta, bodies, before=()):
 def answer(group, command, traces, bodies):
     is_several = command.startswith("M")
     replies = 1 if is_several else len(bodies)
-    return PendingReply(group, command, replies, place=Place(group, traces, bodies, is_several))
+    return PendingReply(group, command, replies, receipt=Receipt(group, traces, bodies, is_several))
 
 
 def answers(slot):
@@ -176,7 +176,7 @@ def test_answers_say_where_messages_are(meta):
         where = (number, int.from_bytes(trace or b"", "big"), batch.offset_of(number), size - 4)
         expected.append(None if trace is None else where)
     assert answers(slot) == expected
-    assert slot.place.stored() == expected[0]
+    assert slot.receipt.stored() == expected[0]
 
 
 def test_several_have_one_answer():

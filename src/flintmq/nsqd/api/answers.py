@@ -42,7 +42,7 @@ class PendingAnswer:
             self.publish_ended()
 
     def publish_ended(self) -> None:
-        """What was waited for has ended."""
+        """Answer: what was waited for has ended."""
         error, answer = self._source.error, self._answer
         if error is None:
             self.pending.complete(answer if isinstance(answer, Response) else answer())

@@ -24,7 +24,7 @@ from flintmq.topic_meta import CREATION_WORDS, parse_partition
 from flintmq.wire.server import NOT_A_NUMBER
 
 YOUZAN_ALONE = ("partition", "leaderOnly", "needClients")
-"""What shows that a request which NSQ has, too, is the redesigned NSQ's."""
+"""Parameters that show that a request which NSQ has, too, is the redesigned NSQ's."""
 KNOWN = (
     *YOUZAN_ALONE,
     *CREATION_WORDS,

@@ -359,7 +359,7 @@ def _as_stored(partition: int, found: peek.Seen, body_bytes: int, has_headers: b
 
 
 def _body_at(found: peek.Seen, has_headers: bool) -> int:
-    """Where the body begins in a message."""
+    """Return where the body begins in a message."""
     return body_position(found.head) if has_headers else FRAME_OVERHEAD_BYTES
 
 

@@ -44,7 +44,7 @@ from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH
 from flintmq.nsqd.api.route import Route as HttpRoute
 from flintmq.nsqd.extended import trace_id_bytes
 from flintmq.nsqd.node import Node
-from flintmq.nsqd.pending_reply import Place
+from flintmq.nsqd.pending_reply import Receipt
 from flintmq.wire.bodies import HEADERS_SIZE, Kind
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.server import Publish, RefusedBody, ServerLimits, parse_mpub_body
@@ -114,7 +114,7 @@ def _needed_delay(request: Request, publish: Publish, limits: ServerLimits) -> N
 
 
 def _counted(request: Request, publish: Publish, limits: ServerLimits) -> None:
-    """Who counts these messages, and from where on; /mpub may have none, and then it only creates a topic."""
+    """Read who counts these messages, and from where on; /mpub may have none, and then it only creates a topic."""
     query = request.query
     if not publish.bodies or not ("producer_id" in query or "sequence" in query):
         return
@@ -163,7 +163,7 @@ def _headers(request: Request, publish: Publish, limits: ServerLimits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one kind of request publishes.
+    """A kind of request that publishes.
 
     Attributes:
         paths: its names.
@@ -233,7 +233,7 @@ class PublishingApi:
             raise _refusal(error, drain.is_on) from None
         reply.note_publisher(request.remote_address)
         self._engine.schedule()
-        answer = _OK if reply.place is None else partial(_answer_of, reply.place)
+        answer = _OK if reply.receipt is None else partial(_answer_of, reply.receipt)
         return PendingAnswer(reply.source, answer, _failure).pending
 
 
@@ -253,9 +253,9 @@ def _failure(error: BaseException) -> HttpError:
     return _refusal(error) if isinstance(error, SequenceGap) else exiting(error)
 
 
-def _answer_of(place: Place) -> Response:
+def _answer_of(receipt: Receipt) -> Response:
     """The answer that says where a message with a trace id is; OK for another one."""
-    stored = place.stored() if place.is_traced else None
+    stored = receipt.stored() if receipt.is_traced else None
     if stored is None:
         return _OK
     answer = {

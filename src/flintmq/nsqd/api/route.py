@@ -22,7 +22,7 @@ ALL_READ = needs(READ)
 ALL_ADMIN = needs(ADMIN)
 
 NSQ_WORDS = ("topic", "channel", "format", "defer", "binary", "include_clients", "include_mem")
-"""What NSQ's nsqd takes somewhere, and ignores everywhere else."""
+"""Parameters that NSQ's nsqd takes somewhere, and ignores everywhere else."""
 
 
 @dataclass(frozen=True, slots=True)

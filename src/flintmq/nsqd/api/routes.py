@@ -31,12 +31,12 @@ PERMISSIONS: Table = {
     for room in (state, publishing, topics, messages, settings, youzan, trace, config, damage, drain)
     for row in room.ROUTES
 } | {_LOG_LEVEL: ALL_ADMIN}
-"""What each request asks for."""
+"""The permission that each request asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What the rooms are about."""
+    """All rooms of the HTTP API of one nsqd."""
 
     node: Node
     identity: Identity

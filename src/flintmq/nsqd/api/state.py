@@ -77,7 +77,7 @@ class StateApi:
         return self._stats_in_turns(request, topics, written)
 
     def _writer(self, request: Request) -> Callable[[TopicFigures], Any]:
-        """What writes a topic as a request wants it: what is left to be done at once is to join them."""
+        """Return what puts a topic into its final form: all that is left to be done at once is to join them."""
         has_clients = lenient_switch(request, "include_clients", True)
         if request.query.get("format") == "json":
             return lambda topic: msgspec.Raw(msgspec.json.encode(nsq.topic_row(topic, has_clients)))

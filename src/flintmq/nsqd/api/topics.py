@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 from flintmq.broker.broker import ChannelNotFound, TopicConflict
 from flintmq.broker.topic import Topic
@@ -48,11 +49,15 @@ from flintmq.topic_meta import (
 
 log = logging.getLogger(__name__)
 
+Change: TypeAlias = Callable[[Node, Topic, str, int | None], object]
+"""Does something to a channel of that name, in one partition or in all."""
+
 
 class TopicsApi:
     """These routes of one nsqd."""
 
     def __init__(self, node: Node) -> None:
+        self._node = node
         self._drain = node.drain
         self._topics = node.topics
         self._engine = node.engine
@@ -137,9 +142,8 @@ class TopicsApi:
 
     def delete(self, request: Request) -> PendingResponse:
         """``/topic/delete``."""
-        name = any_topic_name(request)
-        found_topic(self._broker, name)
-        self._topics.delete(name)
+        topic = found_topic(self._broker, any_topic_name(request))
+        self._topics.delete(topic.name)
         return self._durable()
 
     def empty(self, request: Request) -> PendingResponse:
@@ -147,14 +151,9 @@ class TopicsApi:
         self._broker.empty_topic(found_topic(self._broker, topic_name(request, "INVALID_TOPIC")))
         return self._durable()
 
-    def pause(self, request: Request) -> PendingResponse:
-        """``/topic/pause``."""
-        self._broker.pause_topic(found_topic(self._broker, any_topic_name(request)), True)
-        return self._durable()
-
-    def unpause(self, request: Request) -> PendingResponse:
-        """``/topic/unpause``."""
-        self._broker.pause_topic(found_topic(self._broker, any_topic_name(request)), False)
+    def pause(self, request: Request, is_paused: bool) -> PendingResponse:
+        """``/topic/pause`` and ``/topic/unpause``."""
+        self._broker.pause_topic(found_topic(self._broker, any_topic_name(request)), is_paused)
         return self._durable()
 
     # -- channels ----------------------------------------------------------------------------------------------------
@@ -171,37 +170,20 @@ class TopicsApi:
         self._broker.channel(topic, channel, numbers=None if number is None else [number])
         return self._durable(topic)
 
-    def _change_channel(self, request: Request, change: Callable[[Topic, str, int | None], object]) -> PendingResponse:
-        try:
-            change(*self._channel(request))
-        except ChannelNotFound:
-            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
-        return self._durable()
-
-    def delete_channel(self, request: Request) -> PendingResponse:
-        """``/channel/delete``."""
-        return self._change_channel(request, self._topics.delete_channel)
-
-    def empty_channel(self, request: Request) -> PendingResponse:
-        """``/channel/empty``."""
-        return self._change_channel(request, self._broker.empty_channel)
-
-    def empty_deferred(self, request: Request) -> PendingResponse:
-        """``/channel/emptydelayed``."""
-        return self._change_channel(request, self._broker.empty_deferred)
-
-    def pause_channel(self, request: Request) -> PendingResponse:
-        """``/channel/pause``."""
-        return self._change_channel(request, lambda t, c, p: self._broker.pause_channel(t, c, True, p))
-
-    def unpause_channel(self, request: Request) -> PendingResponse:
-        """``/channel/unpause``."""
-        return self._change_channel(request, lambda t, c, p: self._broker.pause_channel(t, c, False, p))
-
     def order_channel(self, request: Request) -> PendingResponse:
         """``/channel/setorder``."""
         is_ordered = needed_switch(request, "order")
-        return self._change_channel(request, lambda t, c, _: self._broker.order_channel(t, c, is_ordered, True))
+        return self.change_channel(
+            request, lambda node, topic, name, _: node.engine.broker.order_channel(topic, name, is_ordered, True)
+        )
+
+    def change_channel(self, request: Request, change: Change) -> PendingResponse:
+        """Do to a channel what a row says."""
+        try:
+            change(self._node, *self._channel(request))
+        except ChannelNotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+        return self._durable()
 
 
 _TOPIC = ("topic",)
@@ -212,18 +194,26 @@ def _row(path: str, handler: Callable[[TopicsApi, Request], PendingResponse], ta
     return Route("POST", path, TOPIC_ADMIN, handler, takes, NSQ_WORDS)
 
 
+def _change(path: str, change: Change) -> Route:
+    return _row(path, lambda api, request: api.change_channel(request, change), _PART)
+
+
 ROUTES = (
     _row("/topic/create", TopicsApi.create, ("topic", *CREATION_WORDS, "partitions", "version")),
     _row("/topic/meta/update", TopicsApi.update_meta, ("topic", *CHANGE_WORDS, "version")),
     _row("/topic/delete", TopicsApi.delete, _TOPIC),
     _row("/topic/empty", TopicsApi.empty, _TOPIC),
-    _row("/topic/pause", TopicsApi.pause, _TOPIC),
-    _row("/topic/unpause", TopicsApi.unpause, _TOPIC),
+    _row("/topic/pause", lambda api, request: api.pause(request, True), _TOPIC),
+    _row("/topic/unpause", lambda api, request: api.pause(request, False), _TOPIC),
     _row("/channel/create", TopicsApi.create_channel, _PART),
-    _row("/channel/delete", TopicsApi.delete_channel, _PART),
-    _row("/channel/empty", TopicsApi.empty_channel, _PART),
-    _row("/channel/emptydelayed", TopicsApi.empty_deferred, _PART),
-    _row("/channel/pause", TopicsApi.pause_channel, _PART),
-    _row("/channel/unpause", TopicsApi.unpause_channel, _PART),
+    _change("/channel/delete", lambda node, *part: node.topics.delete_channel(*part)),
+    _change("/channel/empty", lambda node, *part: node.engine.broker.empty_channel(*part)),
+    _change("/channel/emptydelayed", lambda node, *part: node.engine.broker.empty_deferred(*part)),
+    _change(
+        "/channel/pause", lambda node, topic, name, part: node.engine.broker.pause_channel(topic, name, True, part)
+    ),
+    _change(
+        "/channel/unpause", lambda node, topic, name, part: node.engine.broker.pause_channel(topic, name, False, part)
+    ),
     _row("/channel/setorder", TopicsApi.order_channel, ("topic", "channel", "order")),
 )

@@ -143,7 +143,7 @@ def _wanted(request: Request) -> _Search:
 
 @dataclass(slots=True)
 class _Search:
-    """What is looked for, and what has been found; the newest stretch is looked at first.
+    """One search, and what it has found; the newest stretch is looked at first.
 
     Attributes:
         stretches: found events with the text they are stored as, a list for each stretch in order of time.
@@ -164,7 +164,7 @@ class _Search:
 
     @property
     def needle(self) -> bytes:
-        """What stands in the text of every event that is wanted."""
+        """Text that every event has which is wanted."""
         if self.msgid is not None:
             return b'"topic":"%s","msgid":%d,' % (self.topic.encode(), self.msgid)
         assert self.traceid is not None

@@ -1,1 +1,1 @@
-"""What nsqd counts: collected in :mod:`flintmq.nsqd.figures.collection`, written for /stats, Prometheus and statsd."""
+"""Figures of nsqd: collected in :mod:`flintmq.nsqd.figures.collection`, written for /stats, Prometheus and statsd."""

@@ -54,7 +54,7 @@ class ChannelFigures:
 
     @property
     def client_count(self) -> int:
-        """How many consume it."""
+        """The number of clients that consume it."""
         return len(self.clients)
 
 

@@ -1,4 +1,4 @@
-"""How much was published to each partition in each of the last hours.
+"""Bytes that were published to each partition in each of the last hours.
 
 Rules of this file: nothing is counted per message; at the full hour what partitions have counted is written down.
 
@@ -67,12 +67,12 @@ class HourlySizes:
                 hours.until = partition.bytes_count
 
     def of(self, partition: Partition) -> list[int]:
-        """What each of the last :data:`HOURS` full hours has added, the latest last; 0 before the process started."""
+        """Return what each of the last :data:`HOURS` full hours has added, the latest last; 0 before the process."""
         hours = self._hours.get(partition)
         added = () if hours is None else tuple(hours.added)
         return [0] * (HOURS - len(added)) + list(added)
 
     def last_hour(self, partition: Partition) -> int:
-        """What the last full hour has added."""
+        """Return what the last full hour has added."""
         hours = self._hours.get(partition)
         return hours.added[-1] if hours is not None and hours.added else 0

@@ -15,7 +15,7 @@ from flintmq.broker.topic import Topic
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long messages took from publishing to FIN.
+    """The time that messages took from publishing to FIN.
 
     Attributes:
         count: of messages.

@@ -1,4 +1,4 @@
-"""What the limits of topics and channels have done, for ``/stats`` and ``/metrics``; zeros are left out.
+"""Counts of what the limits of topics and channels have done, for ``/stats`` and ``/metrics``; zeros are left out.
 
 Rules of this file: counts are of this process; a topic or channel without limits has no fields. An ephemeral topic has
 a limit always: --mem-queue-size and its share of --memory-budget.

@@ -1,4 +1,4 @@
-"""How long nsqd's event loop lets others wait: a timer that notes how late it is called.
+"""Delays of nsqd's event loop: a timer that notes how late it is called.
 
 A turn of the loop that takes long delays everybody. The timer is late by what is left of such a turn when it comes due,
 so turns longer than its interval are always seen, shorter ones now and then.
@@ -44,7 +44,7 @@ class LoopDelays:
         return [sum(self._counts[number + 1 :]) for number in range(len(BOUNDS_S))]
 
     def family(self) -> Family:
-        """What Prometheus is told."""
+        """Return the delays for Prometheus."""
         about = "How often something on the event loop came late by more than the label's seconds, seen by samples"
         family = Family("flintmq_nsqd_loop_delays_total", "counter", about)
         for bound_s, count in zip(BOUNDS_S, self.counts_over(), strict=True):

@@ -18,7 +18,7 @@ _FULL_GENERATION = 2
 
 
 class GcPauses:
-    """How long the last full garbage collections stopped this process.
+    """Measures for how long the last full garbage collections stopped this process.
 
     Args:
         clock: of the daemon.
