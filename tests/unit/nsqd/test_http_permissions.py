@@ -18,7 +18,7 @@ from flintmq.storage import OsFiles
 
 def compare(router: Router, table: Table) -> None:
     routes = {(method, path) for method, path, _ in router.routes() if not path.startswith("/debug/")}
-    assert routes - set(table) == set(), "say in http_permissions.py what these ask for"
+    assert routes - set(table) == set(), "say what these ask for"
     assert set(table) - routes == set(), "these are no routes"
 
 
