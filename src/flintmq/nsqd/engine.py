@@ -176,7 +176,7 @@ class Engine:
         return is_crowded
 
     def _share_turn(self, outputs: dict[Output, None]) -> dict[Output, None]:
-        """Choose what of very many outputs is written in this turn: new ones first, so that they wait for no backlog."""
+        """Choose what of very many outputs is written in this turn: new ones first, so they wait for no backlog."""
         late = self._late_outputs
         now = dict.fromkeys(islice(outputs, _OUTPUTS_MAX))
         late |= dict.fromkeys(islice(outputs, _OUTPUTS_MAX, None))

@@ -12,7 +12,7 @@
 
 Each header ``X-Nsqext-Name: value`` of a /pub_ext is one more header ``name`` of the message, unless ``ext`` has it.
 
-Rules of this file: a route is a row of :data:`FORMS`: the command that it is over TCP, and the arguments in the order
+Rules of this file: a row of :data:`ROUTES` names the command that it is over TCP, and the arguments in the order
 in which they are looked at, because clients know which error comes first; each puts what it reads into one
 :class:`~flintmq.wire.server.Publish`. Topics are not created for trace ids and headers. /pub_ext answers in the
 envelope of old NSQ unless the request accepts NSQ 1.0's bare JSON, as it does there.
@@ -22,8 +22,7 @@ Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TypeAlias
@@ -40,13 +39,12 @@ from flintmq.net.http_messages import HttpError, PendingResponse, Request, Respo
 from flintmq.net.http_router import Handler
 from flintmq.nsqd.api.answers import PendingAnswer, exiting
 from flintmq.nsqd.api.arguments import lenient_switch, partition_to_publish, topic_name
-from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH
-from flintmq.nsqd.api.route import Route as HttpRoute
+from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH, Route
 from flintmq.nsqd.extended import trace_id_bytes
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import Receipt
 from flintmq.wire.bodies import HEADERS_SIZE, Kind
-from flintmq.wire.commands import COMMANDS
+from flintmq.wire.commands import COMMANDS, Command
 from flintmq.wire.server import Publish, RefusedBody, ServerLimits, parse_mpub_body
 from flintmq.wire.words import is_producer_id, parse_sequence
 
@@ -161,43 +159,6 @@ def _headers(request: Request, publish: Publish, limits: ServerLimits) -> None:
     publish.bodies = (HEADERS_SIZE.pack(len(headers)) + headers + request.body,)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A kind of request that publishes.
-
-    Attributes:
-        paths: its names.
-        command: what it is over TCP.
-        arguments: what is read, in the order in which it is looked at.
-        takes: the parameters that it obeys.
-        ignores: those of NSQ that mean nothing here.
-        form: that its answers have; None for NSQ's.
-        is_negotiated: a request says which.
-    """
-
-    paths: tuple[str, ...]
-    command: str
-    arguments: tuple[Argument, ...]
-    takes: tuple[str, ...]
-    ignores: tuple[str, ...] = NSQ_WORDS
-    form: Callable[[Handler], Handler] | None = None
-    is_negotiated: bool = True
-
-
-_PLAIN = ("topic", "partition", "binary", "producer_id", "sequence")
-_DEFERRING = (*_PLAIN, "defer")
-_PLACED = (_partition, _counted)
-FORMS = (
-    Form(("/pub", "/put"), "PUB", (_body, _topic, _delay, *_PLACED), _DEFERRING),  # /put: its name before 1.0
-    Form(("/mpub", "/mput"), "MPUB", (_topic, _bodies, *_PLACED), _PLAIN),
-    Form(("/mdpub",), "MDPUB", (_needed_delay, _topic, _bodies, *_PLACED), _DEFERRING),
-    Form(("/pubtrace",), "PUB_TRACE", (_body_or_406, _topic, _trace_id, _partition),
-         ("topic", "partition", "trace_id"), (), is_negotiated=False),
-    Form(("/pub_ext",), "PUB_EXT", (_body_or_406, _topic, _headers, _partition),
-         ("topic", "partition", "ext"), (), enveloped, is_negotiated=False),
-)  # fmt: skip
-
-
 class PublishingApi:
     """These routes of one nsqd.
 
@@ -217,11 +178,16 @@ class PublishingApi:
         self._limits = limits
         self._publish_nothing = publish_nothing
 
-    def publish(self, form: Form, request: Request) -> PendingResponse | Response:
-        """Answer when what a request publishes is stored."""
-        row, drain = COMMANDS[form.command], self._drain
+    def publish(self, row: Command, arguments: Sequence[Argument], request: Request) -> PendingResponse | Response:
+        """Answer when what a request publishes is stored.
+
+        Args:
+            row: the command that it is over TCP.
+            arguments: what is read, in the order in which it is looked at.
+        """
+        drain = self._drain
         publish = Publish(row.name, "", (), 1, front=row.body.front)
-        for read in form.arguments:
+        for read in arguments:
             read(request, publish, self._limits)
         if not publish.bodies:
             return self._publish_nothing(publish.topic, _OK)
@@ -268,17 +234,38 @@ def _answer_of(receipt: Receipt) -> Response:
     return json_response(answer)
 
 
-def _route(form: Form, path: str) -> HttpRoute:
-    def publish(room: PublishingApi, request: Request) -> PendingResponse | Response:
-        return room.publish(form, request)
-
-    is_one = COMMANDS[form.command].body.kind is Kind.MESSAGE
-    return HttpRoute(
-        "POST", path, TOPIC_PUBLISH, publish, form.takes, form.ignores,
+def _row(
+    path: str,
+    command: str,
+    arguments: Sequence[Argument],
+    takes: tuple[str, ...],
+    ignores: tuple[str, ...] = NSQ_WORDS,
+    form: Callable[[Handler], Handler] | None = None,
+    is_negotiated: bool = True,
+) -> Route:
+    row = COMMANDS[command]
+    is_one = row.body.kind is Kind.MESSAGE
+    return Route(
+        "POST", path, TOPIC_PUBLISH, lambda api, request: api.publish(row, arguments, request), takes, ignores,
         body_limit=attrgetter("max_msg_size" if is_one else "max_body_size"),
         too_big="MSG_TOO_BIG" if is_one else "BODY_TOO_BIG",
-        is_negotiated=form.is_negotiated, form=form.form, is_logged=False,
+        is_negotiated=is_negotiated, form=form, is_logged=False,
     )  # fmt: skip
 
 
-ROUTES = tuple(_route(form, path) for form in FORMS for path in form.paths)
+_PLACED = (_partition, _counted)
+_ONE = (_body, _topic, _delay, *_PLACED)
+_SEVERAL = (_topic, _bodies, *_PLACED)
+_PLAIN = ("topic", "partition", "binary", "producer_id", "sequence")
+_DEFERRING = (*_PLAIN, "defer")
+ROUTES = (
+    _row("/pub", "PUB", _ONE, _DEFERRING),
+    _row("/put", "PUB", _ONE, _DEFERRING),  # its name before 1.0
+    _row("/mpub", "MPUB", _SEVERAL, _PLAIN),
+    _row("/mput", "MPUB", _SEVERAL, _PLAIN),
+    _row("/mdpub", "MDPUB", (_needed_delay, *_SEVERAL), _DEFERRING),
+    _row("/pubtrace", "PUB_TRACE", (_body_or_406, _topic, _trace_id, _partition), ("topic", "partition", "trace_id"),
+         (), is_negotiated=False),
+    _row("/pub_ext", "PUB_EXT", (_body_or_406, _topic, _headers, _partition), ("topic", "partition", "ext"),
+         (), enveloped, is_negotiated=False),
+)  # fmt: skip
