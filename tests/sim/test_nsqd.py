@@ -86,7 +86,7 @@ def never_write_progress(monkeypatch):
 
     def take_flush(self, wall_ns):
         flush = honest(self, wall_ns)
-        flush.statements = flush.statements[: flush.metadata_count]
+        flush.statements = flush.statements[: len(flush.metadata.statements)]
         return flush
 
     monkeypatch.setattr(Broker, "take_flush", take_flush)

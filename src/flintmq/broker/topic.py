@@ -63,6 +63,12 @@ class Topic:
         self.partitions[partition.number] = partition
         self.partitions = dict(sorted(self.partitions.items()))
 
+    def hold_back(self) -> None:
+        """Hand out nothing until it is known which channels there must be: a topic that is starting."""
+        self.is_starting = True
+        for partition in self.partitions.values():
+            partition.paused_at = partition.backlog_start
+
     def channels(self, name: str) -> list[Channel]:
         """A channel's part in each partition that it is in."""
         return [partition.channels[name] for partition in self.partitions.values() if name in partition.channels]

@@ -76,6 +76,7 @@ class Engine:
     ) -> None:
         self.env = env
         self.broker = broker
+        self._publishes = broker.publishes
         self.loop = asyncio.get_running_loop()
         self.durability = durability_of(durability, sync_every)
         self.turns = Turns(self.loop, env.clock.monotonic_ns)
@@ -170,7 +171,7 @@ class Engine:
     @property
     def is_crowded(self) -> bool:
         """Whether so much has been published that some of it has to be written before more is read."""
-        is_crowded = self.received_bytes + self.broker.left_bytes > self._budget.publishing_max_bytes
+        is_crowded = self.received_bytes + self._publishes.left_bytes > self._budget.publishing_max_bytes
         if is_crowded:
             self.schedule()
         return is_crowded
@@ -374,8 +375,8 @@ class Engine:
             self._watch_wall_clock()
             if self.broker.sweep(self.due_clock_ns()):
                 self.schedule()
-            if self.broker.snapshots_due:
-                due, self.broker.snapshots_due = self.broker.snapshots_due, {}
+            if self._publishes.snapshots_due:
+                due, self._publishes.snapshots_due = self._publishes.snapshots_due, {}
                 self._logs_due |= due
                 self._start_sync()
             if self.broker.has_flush(self.due_clock_ns()) or self.broker.has_metadata:
@@ -418,7 +419,7 @@ class Engine:
         except Exception as failure:  # noqa: BLE001 - raised below; what was taken goes back first, whatever it was
             error = failure
         broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())
-        if flush.metadata_count and error is None:
+        if flush.has_metadata and error is None:
             self.on_metadata()
         self.schedule()
         if error is not None:

@@ -2,8 +2,8 @@
 
 from itertools import count
 
+from flintmq.broker.progress import count_spilled, spill_statements
 from flintmq.broker.spilled import LOOKAHEAD_NS, SpilledStore
-from flintmq.broker.work import count_spilled, spill_statements
 from flintmq.storage import ChannelStore
 from flintmq.storage.files import SqliteDatabase
 from flintmq.storage.packs import packed_after

@@ -127,7 +127,10 @@ def test_what_is_not_there_is_refused(disk, topic):
 
 
 def test_the_progress_of_a_deleted_part_is_gone(disk, topic):
-    (identity,) = [n for channel, (n, p) in disk.broker._cursors.items() if channel.name == "c" and p.number == 1]
+    channels = disk.broker._channels
+    (identity,) = [
+        channels.cursor(channel) for channel in topic.channels("c") if channels.partition(channel).number == 1
+    ]
     disk.flush()
     disk.broker.delete_channel(topic, "c", 1)
     disk.flush()
@@ -147,7 +150,7 @@ def test_numbers_of_cursors_are_never_given_to_two_channels(disk):
     disk.flush()
     channel.window.floor, channel.window.next = 4, 4
     channel.keep_floor(4)
-    (identity, _) = broker._cursors[channel]
+    identity = broker._channels.cursor(channel)
     broker._store.commit(
         [channel_store.delete_channel("t", 0, "ordered"), *channel_store.delete_cursor(identity)], False
     )

@@ -84,7 +84,7 @@ class Node:
 
     def _unfinished(self, channel):
         self.flush()
-        identity, partition = self.broker._cursors[channel]
+        identity, partition = self.broker._channels.cursor(channel), self.broker._channels.partition(channel)
         state = channel.state()
         sequences = {state.floor + at for at, is_done in enumerate(state.window) if not is_done}
         sequences |= set(range(channel.next, channel.log.committed_sequence))

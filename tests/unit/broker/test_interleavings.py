@@ -34,9 +34,9 @@ from hypothesis.stateful import (
 from tests.unit.broker.world import MAX_MSG_TIMEOUT_NS, SECOND, BrokerWorld, Consumer, Delivery
 
 from flintmq.broker.channel import Channel
+from flintmq.broker.progress import Flush
 from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.window import Window
-from flintmq.broker.work import Flush
 from flintmq.errors import StorageError
 from flintmq.message import internal_id, partition_of, sequence_of
 from flintmq.storage import FloorFile

@@ -13,10 +13,10 @@ from tests.unit.broker.test_channel import TIMEOUT, make_channel, make_log, publ
 
 from flintmq.batch import Batch, decode_header, encode_batch
 from flintmq.broker import spilled
+from flintmq.broker.progress import count_spilled
 from flintmq.broker.spilled import Shares, SpilledStore
 from flintmq.broker.state import Message
 from flintmq.broker.subscription import Subscription
-from flintmq.broker.work import count_spilled
 from flintmq.limits import WINDOW_DEFERRED_MAX
 from flintmq.storage import packs
 

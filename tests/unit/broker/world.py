@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
+from flintmq.broker.progress import Flush
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
-from flintmq.broker.work import Flush
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.message import FRAME_OVERHEAD_BYTES, LOCATION, internal_id, partition_of, sequence_of, with_location
 from flintmq.storage import ChannelStore, PartitionLog, create_logs

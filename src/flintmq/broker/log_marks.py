@@ -1,0 +1,67 @@
+"""How far logs are, as the database has it: so that the next start can tell what is missing from what never was.
+
+Rules of this file: a mark is no more than was true when it was taken.
+
+Source: docs/decisions/0011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flintmq.broker.partition import Partition
+from flintmq.storage import PartitionLog
+from flintmq.storage.channel_store import StoredLog
+
+Marks = list[tuple[Partition, StoredLog]]
+
+
+class LogMarks:
+    """Owner of the marks of all partitions.
+
+    Attributes:
+        grown: partitions that are farther than the database has it, perhaps.
+    """
+
+    __slots__ = ("_marks", "grown")
+
+    def __init__(self) -> None:
+        self._marks: dict[Partition, StoredLog] = {}
+        self.grown: dict[Partition, None] = {}
+
+    def restore(self, partition: Partition, mark: StoredLog) -> None:
+        """Begin with what the database has of a partition."""
+        self._marks[partition] = mark
+        self.grown[partition] = None
+
+    def forget(self, partition: Partition) -> None:
+        """Drop a partition that is deleted."""
+        self._marks.pop(partition, None)
+        self.grown.pop(partition, None)
+
+    def note_synced(self) -> None:
+        """Some logs have been synced that nobody waited for: it is written down with the next flush."""
+        for partition, mark in self._marks.items():
+            if partition.log.synced_sequence != mark.synced:
+                self.grown[partition] = None
+
+    def take(self) -> Marks:
+        """Hand over what the database does not have; :meth:`ended` says what became of it."""
+        taken = []
+        for partition in self.grown:
+            log = partition.log
+            if isinstance(log, PartitionLog) and log.is_created and not partition.is_deleted:
+                mark = StoredLog(log.log_id, log.synced_sequence, log.next_sequence)
+                if self._marks.get(partition) != mark:
+                    taken.append((partition, mark))
+        self.grown.clear()
+        return taken
+
+    def ended(self, marks: Iterable[tuple[Partition, StoredLog]], is_written: bool) -> None:
+        """Take note that marks are in the database, or are to be taken again."""
+        if not is_written:
+            self.grown |= dict.fromkeys(partition for partition, _ in marks)
+            return
+        for partition, mark in marks:
+            if not partition.is_deleted:
+                self._marks[partition] = mark

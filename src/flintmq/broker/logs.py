@@ -1,0 +1,143 @@
+"""The logs of all partitions: where they are, how they are opened, how a topic's directory goes.
+
+Rules of this file: names of paths are made here and nowhere else in the broker; a directory is renamed before it is
+removed, so that a crash in the middle of the removal does not bring half a topic back.
+
+Source: design/reliability.md R1, R9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from flintmq.errors import StorageError
+from flintmq.names import directory_name, topic_of_directory
+from flintmq.storage import Corruption, Files, LogPlace, PartitionLog, ReadCache
+
+TOPICS_DIRECTORY = "topics"
+_REMOVED = "deleted-"
+
+
+def log_directory(topic: str, partition: int) -> str:
+    """Where a partition's log is."""
+    return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"
+
+
+@dataclass(slots=True)
+class OnDisk:
+    """What there is in the directory of topics.
+
+    Attributes:
+        partitions: of every topic those that have a directory.
+        removed: paths of topics that were being deleted, each with the topic's name.
+    """
+
+    partitions: dict[str, list[int]] = field(default_factory=dict)
+    removed: dict[str, str] = field(default_factory=dict)
+
+
+class Logs:
+    """Owner of the directory of topics.
+
+    Args:
+        report: told of damage that a log found and set aside.
+    """
+
+    __slots__ = ("_cache", "_files", "_removal_count", "_report", "_segment_bytes", "_told_lost")
+
+    def __init__(
+        self, files: Files, cache: ReadCache, segment_bytes: int, report: Callable[[Corruption], None]
+    ) -> None:
+        self._files = files
+        self._cache = cache
+        self._segment_bytes = segment_bytes
+        self._report = report
+        self._removal_count = 0
+        self._told_lost: dict[str, list[tuple[int, int]]] = {}  # by the directories of logs that are being opened
+
+    def look(self) -> OnDisk:
+        """Find out which directories there are."""
+        found = OnDisk()
+        for directory in self._files.list(TOPICS_DIRECTORY):
+            path = f"{TOPICS_DIRECTORY}/{directory}"
+            number, _, rest = directory.removeprefix(_REMOVED).partition("-")
+            is_removed = directory.startswith(_REMOVED) and number.isascii() and number.isdigit()
+            try:
+                name = topic_of_directory(rest if is_removed else directory)
+            except ValueError:
+                continue
+            if is_removed:
+                found.removed[path] = name
+                self._removal_count = max(self._removal_count, int(number))
+                continue
+            numbers = [int(part[2:]) for part in self._files.list(path) if part[:2] == "p-"]
+            found.partitions[name] = sorted(numbers) or [0]
+        return found
+
+    def new(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
+        """A log that has no files yet; see :meth:`flintmq.storage.PartitionLog.new`."""
+        return PartitionLog.new(
+            self._files,
+            log_directory(topic, number),
+            partition=number,
+            segment_bytes=self._segment_bytes,
+            cache=self._cache,
+            report=self._damaged,
+            created_ns=wall_ns,
+        )
+
+    def open(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
+        """Open a log, or create it. Blocks.
+
+        Raises:
+            OSError, StorageError: it cannot be.
+        """
+        (log,) = self._open([LogPlace(log_directory(topic, number), number)], wall_ns)
+        return log
+
+    def open_all(
+        self, places: Sequence[LogPlace], wall_ns: int
+    ) -> tuple[list[PartitionLog], dict[str, list[tuple[int, int]]]]:
+        """Open logs together, so that what they have to sync is synced together. Blocks.
+
+        Returns:
+            the logs in the order of ``places``; and what each tells of that it lost, from first to end (exclusive), by
+            its directory, until :meth:`start_ended`.
+        """
+        told = self._told_lost = {place.directory: [] for place in places}
+        return self._open(places, wall_ns), told
+
+    def start_ended(self) -> None:
+        """Note no longer what logs tell of that they lost."""
+        self._told_lost = {}
+
+    def _open(self, places: Sequence[LogPlace], wall_ns: int) -> list[PartitionLog]:
+        return PartitionLog.open_all(
+            self._files,
+            places,
+            segment_bytes=self._segment_bytes,
+            cache=self._cache,
+            report=self._damaged,
+            created_ns=wall_ns,
+        )
+
+    def _damaged(self, found: Corruption) -> None:
+        if (told := self._told_lost.get(found.path.rpartition("/")[0])) is not None:
+            told.append((found.first_sequence_lost, found.end_sequence_lost))
+        self._report(found)
+
+    def put_away(self, topic: str) -> str:
+        """Rename the directory of a topic that is deleted; the path at which it is to be removed.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
+        source = f"{TOPICS_DIRECTORY}/{directory_name(topic)}"
+        self._removal_count += 1
+        target = f"{TOPICS_DIRECTORY}/{_REMOVED}{self._removal_count}-{directory_name(topic)}"
+        try:
+            self._files.rename(source, target)
+        except OSError as error:
+            raise StorageError(f"cannot remove topic {topic}: {error}") from error
+        return target

@@ -1,0 +1,93 @@
+"""What the database has yet to be told of topics, channels and settings, and who waits for that.
+
+Rules of this file: order is kept; what could not be written comes before what was added since.
+
+Source: design/reliability.md R3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flintmq.broker.partition import Partition
+from flintmq.storage.channel_store import Statement, put_partition
+
+Waiter = Callable[[BaseException | None], None]
+
+
+@dataclass(slots=True)
+class MetadataBatch:
+    """What one flush takes.
+
+    Attributes:
+        statements: to be run in order.
+        waiters: told when they were, or why not.
+        must_sync: whether they have to survive a power loss, whatever the durability policy is.
+    """
+
+    statements: list[Statement] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
+    must_sync: bool = False
+
+
+class Metadata:
+    """Owner of the statements for the next flush."""
+
+    __slots__ = ("_next", "_taken")
+
+    def __init__(self) -> None:
+        self._next = MetadataBatch()
+        self._taken: MetadataBatch | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._next.statements)
+
+    def put(self, *statements: Statement, must_sync: bool = False) -> None:
+        """Have statements written.
+
+        Args:
+            must_sync: whether they have to survive a power loss, whatever the durability policy is.
+        """
+        self._next.statements += statements
+        self._next.must_sync |= must_sync
+
+    def put_backlog(self, partition: Partition) -> None:
+        """Have written where a partition's backlog begins, and where a paused topic stopped."""
+        where = partition.backlog_start, partition.paused_at
+        self.put(put_partition(partition.topic_name, partition.number, *where))
+
+    def wait(self, *waiters: Waiter) -> None:
+        """Call back when the next flush has ended, with None or with why it failed."""
+        self._next.waiters += waiters
+
+    def wait_for_all(self, waiter: Waiter) -> bool:
+        """Call back when everything put so far is written, or could not be; False when nothing is to be written."""
+        if self._next.statements:
+            self._next.waiters.append(waiter)
+        elif self._taken is not None and self._taken.statements:
+            self._taken.waiters.append(waiter)
+        else:
+            return False
+        return True
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether somebody waits for the next flush."""
+        return bool(self._next.waiters)
+
+    def take(self) -> MetadataBatch:
+        """Hand over what is to be written; :meth:`ended` says what became of it."""
+        self._taken, self._next = self._next, MetadataBatch()
+        return self._taken
+
+    def ended(self, batch: MetadataBatch, error: BaseException | None, must_sync: bool) -> None:
+        """Take note of a flush; what could not be written goes into the next one.
+
+        Args:
+            must_sync: whether the next one has to survive a power loss if this one failed.
+        """
+        self._taken = None
+        if error is not None:
+            self._next.statements[:0] = batch.statements
+            self._next.must_sync |= must_sync

@@ -1,0 +1,326 @@
+"""The flush: what all channels got to, as one transaction that a worker thread runs.
+
+:meth:`Progress.take` collects it on the loop, :meth:`Flush.run` writes it and reads what comes due,
+:meth:`Progress.ended` takes note. A flush that failed is part of the next one.
+
+Rules of this file: one flush at a time; :meth:`Flush.run` is all that runs off the loop, on data made for it.
+
+Source: design/reliability.md R3 and R4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flintmq.broker.channel import Channel
+from flintmq.broker.channels import Channels
+from flintmq.broker.log_marks import LogMarks, Marks
+from flintmq.broker.metadata import Metadata, MetadataBatch
+from flintmq.broker.partition import Partition
+from flintmq.broker.spilled import LOOKAHEAD_NS, Changes
+from flintmq.errors import StorageError
+from flintmq.storage import ChannelStore, Files, channel_store, packs
+
+
+@dataclass(slots=True)
+class DueQuery:
+    """Spilled messages that come due, to be read after the flush.
+
+    Attributes:
+        wall_ns: when it was asked.
+        bytes_max: how much there is room for.
+    """
+
+    channel: Channel
+    cursor: int
+    after: tuple[int, int]
+    generation: int
+    wall_ns: int
+    bytes_max: int
+
+    def run(self, store: ChannelStore, wall_ns: int, shift_ns: int) -> packs.DuePacks:
+        """Read them; blocks.
+
+        Args:
+            shift_ns: what due times on disk have more.
+        """
+        after = (self.after[0] + shift_ns, self.after[1])
+        found = store.due(self.cursor, after, wall_ns + LOOKAHEAD_NS + shift_ns, self.bytes_max)
+        if shift_ns:
+            found.shift(-shift_ns)
+        return found
+
+
+@dataclass(slots=True)
+class Question:
+    """Something that only the database knows, with everything in it that was so when it was asked.
+
+    Attributes:
+        read: asks it, off the loop.
+        then: told the answer, or why there is none.
+    """
+
+    Then = Callable[[Any, BaseException | None], None]
+
+    read: Callable[[ChannelStore], Any]
+    then: Then
+    answer: Any = None
+    error: BaseException | None = None
+
+    def ask(self, store: ChannelStore) -> None:
+        """Have it read; what goes wrong is kept."""
+        try:
+            self.answer = self.read(store)
+        except StorageError as error:
+            self.error = error
+
+
+@dataclass(slots=True)
+class Flush:
+    """One transaction of progress, and what to do when it fails.
+
+    Attributes:
+        metadata: of topics and channels; its statements come first.
+        statements: to run in order.
+        due: queries to run after it.
+        must_sync: whether it has to survive a power loss, whatever the policy is.
+        clock_shift_ns: what is added to due times on their way to the disk.
+        changes: of spilled messages, taken, to be given back on failure.
+        floors: the floor of each partition as written.
+        marks: how far logs are, as written.
+        has_progress: whether it has anything but that.
+    """
+
+    metadata: MetadataBatch = field(default_factory=MetadataBatch)
+    statements: list[channel_store.Statement] = field(default_factory=list)
+    due: list[DueQuery] = field(default_factory=list)
+    must_sync: bool = False
+    clock_shift_ns: int = 0
+    changes: list[tuple[Channel, Changes]] = field(default_factory=list)
+    floors: list[tuple[Partition, int]] = field(default_factory=list)
+    removals: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    marks: Marks = field(default_factory=list)
+    has_progress: bool = True
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether it changes topics, channels or settings."""
+        return bool(self.metadata.statements)
+
+    def run(self, store: ChannelStore, files: Files, wall_ns: int, sync: bool) -> list[packs.DuePacks]:
+        """Write it and read what is due; blocks."""
+        if self.statements:
+            # how far logs are is worth no sync of its own
+            store.commit(self.statements, (sync and self.has_progress) or self.must_sync)
+        for path in self.removals:
+            files.remove_directory(path)
+        answers = [query.run(store, wall_ns, self.clock_shift_ns) for query in self.due]
+        for question in self.questions:
+            question.ask(store)
+        return answers
+
+
+class FlushOutcome(Protocol):
+    """Who acts on what a flush brought."""
+
+    def mark(self, channel: Channel) -> None:
+        """Look at this channel at the end of the turn."""
+
+    def pack_damaged(self, channel: Channel, stored: packs.StoredPack) -> None:
+        """Spilled messages cannot be read any more."""
+
+    def floor_written(self, partition: Partition, wall_ns: int) -> None:
+        """What lies below a partition's durable floor may go."""
+
+    def on_defect(self, what: str, error: Exception) -> None:
+        """Something failed that nobody expected."""
+
+
+class Progress:
+    """Owner of the flush.
+
+    Args:
+        outcome: acts on what a flush brought.
+
+    Attributes:
+        has_more_due: whether the last flush found more messages that are due than it read.
+        clock_shift_ns: what is added to due times on their way to the disk.
+    """
+
+    __slots__ = ("_channels", "_marks", "_metadata", "_outcome", "_questions", "_removals", "clock_shift_ns",
+                 "has_more_due")  # fmt: skip
+
+    def __init__(self, channels: Channels, metadata: Metadata, marks: LogMarks, outcome: FlushOutcome) -> None:
+        self._channels = channels
+        self._metadata = metadata
+        self._marks = marks
+        self._outcome = outcome
+        self._questions: list[Question] = []
+        self._removals: list[str] = []
+        self.has_more_due = False
+        self.clock_shift_ns = 0
+
+    def ask(self, question: Question) -> None:
+        """Have the database asked behind everything that is so now."""
+        self._questions.append(question)
+
+    def remove_later(self, path: str) -> None:
+        """Have a directory removed behind everything that is so now."""
+        self._removals.append(path)
+
+    def has_some(self, wall_ns: int) -> bool:
+        """Whether :meth:`take` would have something; cheap enough for every tick."""
+        if self._metadata or self._removals or self._questions or self._marks.grown:
+            return True
+        return any(
+            c.is_changed or c.spilled.has_changes or c.spilled.wants_due(wall_ns) for c in self._channels.changed
+        )
+
+    def clock_moved(self, shift_ns: int) -> None:
+        """The wall clock was set: rewrite due times on disk, so that a restart keeps the delays that are left.
+
+        Args:
+            shift_ns: wall time minus the clock of due times.
+        """
+        self._metadata.put(packs.shift_packs(shift_ns - self.clock_shift_ns))
+        self.clock_shift_ns = shift_ns
+        self._channels.note_all_changed()
+
+    def take(self, wall_ns: int) -> Flush:
+        """Collect all progress since the last flush; the caller runs it and then calls :meth:`ended`."""
+        channels = self._channels
+        metadata = self._metadata.take()
+        channels.is_urgent = False
+        flush = Flush(metadata, [*metadata.statements], clock_shift_ns=self.clock_shift_ns)
+        flush.removals, self._removals = self._removals, []
+        flush.must_sync = metadata.must_sync or bool(flush.removals)  # else rows of what is gone might come back
+        flush.questions, self._questions = self._questions, []
+        partitions: dict[Partition, None] = {}
+        for channel in list(channels.changed):
+            self._take_channel(flush, channel, wall_ns, partitions)
+        flush.floors = [(partition, partition.floor) for partition in partitions]
+        flush.has_progress = bool(flush.statements)
+        flush.marks = self._marks.take()
+        if flush.marks:
+            logs = [(partition.topic_name, partition.number, mark) for partition, mark in flush.marks]
+            flush.statements.append(channel_store.put_logs(logs))
+        loaded_count = sum(channel.spilled.has_loaded for channel in channels.changed)
+        channels.shares.divide(loaded_count, sum(bool(changes.packs) for _, changes in flush.changes))
+        return flush
+
+    def _take_channel(self, flush: Flush, channel: Channel, wall_ns: int, partitions: dict[Partition, None]) -> None:
+        channels, spilled = self._channels, channel.spilled
+        cursor, partition = channels.cursor(channel), channels.partition(channel)
+        changes = spilled.take_changes(wall_ns)
+        if changes:
+            channel.mark_changed()  # its row says how many are spilled
+            flush.changes.append((channel, changes))
+            flush.statements += spill_statements(cursor, changes, self.clock_shift_ns)
+            if changes.cleared_from is not None:
+                flush.questions.append(count_spilled(channel, cursor))
+        if channel.take_changed():
+            partitions[partition] = None
+            if channels.is_durable(channel):
+                count = channel_store.UNKNOWN_COUNT if changes.cleared_from is not None else spilled.count
+                flush.statements.append(cursor_statement(cursor, channel, partition, self.clock_shift_ns, count))
+        if spilled.wants_due(wall_ns):
+            query = (spilled.loaded_through, spilled.generation, wall_ns, spilled.room_bytes)
+            flush.due.append(DueQuery(channel, cursor, *query))
+        elif spilled.next_due_ns is None:
+            del channels.changed[channel]
+
+    def ended(self, flush: Flush, answers: list[packs.DuePacks], error: BaseException | None, wall_ns: int) -> None:
+        """Take note of a flush: on failure everything in it is tried again with the next one."""
+        self._metadata.ended(flush.metadata, error, flush.must_sync)
+        if error is not None:
+            self._failed(flush)
+        else:
+            self._written(flush, answers, wall_ns)
+        for question in flush.questions:
+            try:
+                question.then(question.answer, error or question.error)
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; the others are told
+                self._outcome.on_defect("telling what the database answered", defect)
+        for waiter in flush.metadata.waiters:
+            try:
+                waiter(error)
+            except Exception as defect:  # noqa: BLE001 - as above
+                self._outcome.on_defect("telling that a change is stored", defect)
+
+    def _failed(self, flush: Flush) -> None:
+        self._removals = flush.removals + self._removals
+        self._marks.ended(flush.marks, is_written=False)
+        for channel, changes in flush.changes:
+            channel.spilled.restore_changes(changes)
+        self._channels.note_all_changed()
+
+    def _written(self, flush: Flush, answers: Iterable[packs.DuePacks], wall_ns: int) -> None:
+        channels, outcome = self._channels, self._outcome
+        for channel, changes in flush.changes:
+            if channel in channels:
+                outcome.mark(channel)
+                if changes.cleared_from is not None:
+                    channels.note_changed(channel)  # its row is to say how many are left
+        self.has_more_due = False
+        for query, read in zip(flush.due, answers, strict=True):
+            channel = query.channel
+            is_current = channel in channels and query.generation == channel.spilled.generation
+            channel.spilled.accept_due(read, query.generation, query.wall_ns)
+            for damaged in read.damaged if is_current else ():
+                outcome.pack_damaged(channel, damaged)
+            if channel in channels:
+                self.has_more_due |= channel.spilled.wants_due(query.wall_ns)
+                outcome.mark(channel)
+        self._marks.ended(flush.marks, is_written=True)
+        for partition, floor in flush.floors:
+            partition.durable_floor = floor
+            outcome.floor_written(partition, wall_ns)
+
+
+def spill_statements(cursor: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
+    """What the database has to do about the spilled messages of one channel."""
+    statements: list[channel_store.Statement] = []
+    new = dict.fromkeys(each.number for each in changes.packs)
+    old_done = {number: sequences for number, sequences in changes.done.items() if number not in new}
+    new_done = {number: sequences for number, sequences in changes.done.items() if number in new}
+    if old_done:
+        statements.append(packs.put_done(old_done))  # first: it goes with a pack that is cleared
+    if changes.cleared_from is not None:
+        statements += packs.clear_packs(cursor, changes.cleared_from)
+    if changes.packs:
+        statements += packs.put_packs(cursor, changes.packs, shift_ns)
+    if new_done:
+        statements.append(packs.put_done(new_done))
+    if changes.gone:
+        statements.append(packs.delete_packs(changes.gone))
+    return statements
+
+
+def cursor_statement(
+    cursor: int, channel: Channel, partition: Partition, shift_ns: int, spilled_count: int
+) -> channel_store.Statement:
+    """Write down how far a channel is.
+
+    Args:
+        spilled_count: how many of its messages are spilled; ``UNKNOWN_COUNT`` when only the database knows.
+    """
+    state = channel.state()
+    deferred = [(sequence, due_ns + shift_ns) for sequence, due_ns in state.deferred]
+    row = channel_store.CursorRow(state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes)
+    name, number = partition.topic_name, partition.number
+    return channel_store.put_cursor(cursor, name, number, channel.name, row, state.window, spilled_count)
+
+
+def count_spilled(channel: Channel, cursor: int) -> Question:
+    """Have the messages counted that are still spilled, behind a flush that forgets some of them."""
+    spilled = channel.spilled
+    believed, generation = spilled.count, spilled.generation
+
+    def then(count: Any, error: BaseException | None) -> None:
+        if error is None and spilled.generation == generation:
+            spilled.count += count - believed  # it went on counting meanwhile
+
+    return Question(lambda store: store.aside_count(cursor), then)

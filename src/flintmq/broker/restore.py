@@ -1,0 +1,183 @@
+"""The start: topics and channels as the database and the directory have them, each where it was.
+
+Rules of this file: what the database has counts for what there is, the directory for what it does not know yet; a
+deletion that had begun goes on.
+
+Source: design/reliability.md R3 and R4, docs/decisions/0011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flintmq.broker.channels import Channels
+from flintmq.broker.delayed import DelayedNotes
+from flintmq.broker.log_marks import LogMarks
+from flintmq.broker.logs import Logs, log_directory
+from flintmq.broker.lost import Losses
+from flintmq.broker.metadata import Metadata
+from flintmq.broker.partition import Partition
+from flintmq.broker.progress import Progress
+from flintmq.broker.topic import Topic
+from flintmq.broker.topic_settings import TopicSettings
+from flintmq.storage import LogPlace, PartitionLog, channel_store
+from flintmq.storage.channel_store import StoredChannel, StoredCursor, StoredLog, StoredTopics
+from flintmq.topic_meta import PLAIN
+
+_NO_MARK = StoredLog(0, 1, 1)
+_Key = tuple[str, int]  # a topic and the number of a partition
+
+
+class Restore:
+    """One start.
+
+    Args:
+        stored: what the database has.
+        floors: of channels in order, ahead of the database.
+    """
+
+    def __init__(
+        self,
+        stored: StoredTopics,
+        floors: dict[int, int],
+        logs: Logs,
+        channels: Channels,
+        metadata: Metadata,
+        marks: LogMarks,
+        progress: Progress,
+        settings: TopicSettings,
+        losses: Losses,
+        delayed_notes: DelayedNotes,
+    ) -> None:
+        self._stored = stored
+        self._logs = logs
+        self._channels = channels
+        self._metadata = metadata
+        self._marks = marks
+        self._progress = progress
+        self._settings = settings
+        self._losses = losses
+        self._delayed_notes = delayed_notes
+        self._cursors: dict[_Key, dict[str, StoredCursor]] = {}
+        if stored.is_older:
+            floors = {}  # what was spilled behind them may be missing: rather again than never
+        for cursor in stored.cursors:
+            if not cursor.is_lost:
+                _advance(cursor, floors.get(cursor.id, 0))
+            self._cursors.setdefault((cursor.topic, cursor.partition), {})[cursor.channel] = cursor
+
+    def topics(self, wall_ns: int) -> Iterator[Topic]:
+        """Every topic that there is, with its channels. Blocks.
+
+        Raises:
+            StorageError: the data directory cannot be used.
+        """
+        stored = self._stored
+        on_disk = self._logs.look()
+        found = on_disk.partitions
+        for path, name in on_disk.removed.items():
+            self._progress.remove_later(path)
+            if name in stored.topics and name not in found:
+                self._delete_rows(name)
+        for name in stored.topics:
+            _, held = stored.metas.get(name, (PLAIN, [0]))
+            found[name] = sorted({*found.get(name, ()), *held})
+        channels: dict[str, dict[str, dict[int, StoredChannel]]] = {}
+        for (topic_name, number, channel_name), channel in stored.channels.items():
+            channels.setdefault(topic_name, {}).setdefault(channel_name, {})[number] = channel
+        places = [self._place(name, number) for name, numbers in found.items() for number in numbers]
+        opened, told = self._logs.open_all(places, wall_ns)
+        logs = iter(opened)
+        for name, numbers in found.items():
+            yield self._topic(name, {n: next(logs) for n in numbers}, told, channels.get(name, {}))
+        self._logs.start_ended()
+
+    def _delete_rows(self, name: str) -> None:
+        """Go on with the deletion of a topic whose directory had been put out of the way."""
+        stored = self._stored
+        del stored.topics[name]
+        for topic, number, channel in [key for key in stored.channels if key[0] == name]:
+            self._metadata.put(channel_store.delete_channel(topic, number, channel))
+            del stored.channels[topic, number, channel]
+        for cursor in stored.cursors:
+            if cursor.topic == name:
+                self._metadata.put(*channel_store.delete_cursor(cursor.id))
+        for topic, channel in [key for key in stored.settings if key[0] == name]:
+            self._metadata.put(*channel_store.put_settings(topic, channel, None))
+            del stored.settings[topic, channel]
+        self._metadata.put(*channel_store.delete_topic(name))
+
+    def _place(self, name: str, number: int) -> LogPlace:
+        stored, key = self._stored, (name, number)
+        # cursors may be ahead of a log that lost its unsynced end; ids below them must not be used again
+        ends = [cursor.row.floor + len(cursor.window) for cursor in self._cursors.get(key, {}).values()]
+        backlog_start, paused_at = stored.partitions.get(key, (1, None))
+        mark = stored.logs.get(key, _NO_MARK)
+        first = max([*ends, backlog_start, paused_at or 1, mark.written, stored.headers_from.get(key, 1)])
+        durable_end = mark.written if stored.is_same_boot else mark.synced
+        return LogPlace(log_directory(name, number), number, first, durable_end)
+
+    def _topic(
+        self,
+        name: str,
+        logs: dict[int, PartitionLog],
+        told: dict[str, list[tuple[int, int]]],
+        channels: dict[str, dict[int, StoredChannel]],
+    ) -> Topic:
+        stored = self._stored
+        meta, _ = stored.metas.get(name, (PLAIN, [0]))
+        partitions = {n: self._partition(name, n, log, told[log.directory]) for n, log in logs.items()}
+        topic = Topic(name, partitions, stored.topics.get(name, False), meta)
+        topic.is_starting = not topic.paused and any(p.paused_at is not None for p in partitions.values())
+        if name not in stored.topics:
+            self._metadata.put(channel_store.put_topic(name, False))
+            topic.hold_back()  # it died before anything but its log was on disk
+            for partition in partitions.values():
+                self._metadata.put_backlog(partition)
+        for channel_name, parts in channels.items():
+            self._channel(topic, channel_name, parts, told)
+        return topic
+
+    def _partition(self, name: str, number: int, log: PartitionLog, told: list[tuple[int, int]]) -> Partition:
+        stored, key = self._stored, (name, number)
+        mine = self._cursors.get(key, {})
+        backlog_start, paused_at = stored.partitions.get(key, (1, None))
+        partition = Partition(name, number, log, self._delayed_notes)
+        partition.headers_from = stored.headers_from.get(key, 0)
+        partition.backlog_start = max(backlog_start, log.start_sequence)
+        partition.paused_at = log.start_sequence if paused_at is None and stored.topics.get(name) else paused_at
+        self._marks.restore(partition, stored.logs.get(key, _NO_MARK))
+        if log.start_sequence > min([backlog_start, *(cursor.row.floor for cursor in mine.values())]):
+            told.append(log.told_gap())
+        if not mine and not stored.is_behind:
+            self._losses.look_without_channels(partition, backlog_start, told)
+        return partition
+
+    def _channel(
+        self, topic: Topic, name: str, parts: dict[int, StoredChannel], told: dict[str, list[tuple[int, int]]]
+    ) -> None:
+        stored, channels = self._stored, self._channels
+        _, recorded = stored.metas.get(topic.name, (PLAIN, [0]))
+        paused = topic.channel_names[name] = all(part.paused for part in parts.values())
+        for number, partition in topic.partitions.items():
+            part = parts.get(number)
+            if part is None and number in recorded:
+                continue  # deleted in this partition
+            cursor = self._cursors.get((topic.name, number), {}).get(name)
+            is_ordered = self._settings.is_ordered(topic, name)
+            is_paused = paused if part is None else part.paused
+            channel = channels.add(topic, partition, name, cursor, is_paused, is_ordered)
+            channel.skipped = part is not None and part.skipped
+            if cursor is not None:
+                ranges = None if stored.is_behind else told[log_directory(topic.name, number)]
+                self._losses.look(partition, channel, cursor, ranges)
+            if part is None or part.cursor != channels.cursor(channel):
+                channels.put(channel)
+
+
+def _advance(cursor: StoredCursor, floor: int) -> None:
+    """Let a cursor begin at ``floor``, when the database is behind it."""
+    ahead = floor - cursor.row.floor
+    if ahead > 0:
+        cursor.row.floor = floor
+        cursor.window = cursor.window[ahead:]
