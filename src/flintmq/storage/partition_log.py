@@ -35,7 +35,7 @@ from flintmq.batch import (
     verify,
     with_stamps,
 )
-from flintmq.errors import DiskFull, WriteFailed
+from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
     BATCH_SIZE_MAX,
@@ -48,13 +48,15 @@ from flintmq.limits import (
     TAIL_CACHE_BYTES,
 )
 from flintmq.storage.cache import ReadCache
+from flintmq.storage.cut import Cut, write_cut
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import Entry, SparseIndex
-from flintmq.storage.producers import write_snapshot
+from flintmq.storage.producers import encode_snapshot, table_before, write_snapshot
 from flintmq.storage.read_ahead import decode_run
 from flintmq.storage.recovery import Recovered, Recovery, parents_of, recover
 from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
 from flintmq.storage.segment import (
+    NO_STOP,
     SEGMENT_HEADER_BYTES,
     Corruption,
     Found,
@@ -875,6 +877,86 @@ class PartitionLog:
         if count:
             self._cache.tail_changed(self, -self._forget_tail(count))
 
+    # cutting back
+
+    def cut_back_to(self, sequence: int) -> None:
+        """Let the log end before ``sequence``: what it has from there on is gone, and is not used for anything. Blocks.
+
+        What was told of the newest messages elsewhere, such as how far the log was, is to be taken back, durably,
+        before: the next start would take what is missing for lost. A crash leaves the log as it was or as it is to be.
+
+        Args:
+            sequence: first of one of its batches, not below ``committed_sequence``; or ``next_sequence``, which does
+                nothing.
+
+        Raises:
+            ValueError: it is below what is committed, or no batch begins there.
+            WriteFailed: a step failed. If it was one behind the first that counts, the log takes no more appends, and
+                the next start leaves it as it was or finishes.
+            StorageError: it cannot be read now; nothing has changed.
+        """
+        assert self._ticket is None, "no sync is under way"
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        if sequence < self.committed_sequence:
+            raise ValueError(
+                f"{self.directory}: cannot be cut back to {sequence}: it is committed up to {self.committed_sequence}"
+            )
+        if sequence == self.next_sequence:
+            return
+        cut = self._place_of_cut(sequence)
+        committed = self.committed_sequence
+        try:
+            self._sync_now()
+            self._save_producers_before(sequence)
+        except OSError as error:
+            raise WriteFailed(self._active.path, f"cannot cut the log back: {error}") from error
+        try:
+            write_cut(self._files, self.directory, cut)
+            self._forget_all()
+            self._close_files()
+            (recovered,) = recover(self._files, [Recovery(self._home, self.log_id, sequence)])
+        except (OSError, StorageError) as error:
+            reason = f"cannot finish cutting the log back to {sequence}: {error}; restart to go on"
+            raise self._fail(self._active.path, reason) from error
+        self._adopt(recovered)
+        self.committed_sequence = committed
+        self._unsynced = []
+        self._is_directory_dirty = False
+
+    def _place_of_cut(self, sequence: int) -> Cut:
+        number = bisect_right(self._firsts, sequence) - 1
+        segment = self._segments[number] if number >= 0 else self._active
+        is_within = number >= 0 and sequence < segment.end
+        found = segment.next_run(sequence, READ_AHEAD_BYTES, NO_STOP) if is_within else None
+        wanted = self._id_base | sequence
+        if found is None or wanted not in found.run.first_ids:
+            raise ValueError(f"{self.directory}: cannot be cut back to {sequence}: no batch begins there")
+        position = found.position + found.run.positions[found.run.first_ids.index(wanted)]
+        return Cut(self.log_id, segment.first, SEGMENT_HEADER_BYTES if sequence == segment.first else position)
+
+    def _sync_now(self) -> None:
+        ticket = self.begin_sync()
+        if ticket is not None:
+            (error,) = run_tickets([ticket])
+            self.finish_sync(ticket, error)
+            if error is not None:
+                raise error
+
+    def _save_producers_before(self, sequence: int) -> None:
+        """Have the snapshot know of nothing behind ``sequence``; with what is stored there it says the same as now."""
+        producers = self.producers
+        if len(producers.table) or producers.saved_sequence > sequence:
+            table = table_before(producers.table, self._segments, sequence)
+            write_snapshot(self._files, self.directory, encode_snapshot(self.log_id, sequence, table))
+
+    def _forget_all(self) -> None:
+        """Forget what is kept in memory of what is stored."""
+        for first in [*self._chunk_firsts]:
+            self._cache.discard((self._home, "chunk", first))
+        self._cache.tail_dropped(self)
+        self.drop_tail()
+
     # the end
 
     def close(self) -> None:
@@ -884,10 +966,7 @@ class PartitionLog:
         self._is_closed = True
         if self.has_checkpoint_due:
             self.write_checkpoint()
-        for first in [*self._chunk_firsts]:
-            self._cache.discard((self._home, "chunk", first))
-        self._cache.tail_dropped(self)
-        self.drop_tail()
+        self._forget_all()
         if self._ticket is None:
             self._close_files()
         if self.failed is None:

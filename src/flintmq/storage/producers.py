@@ -204,6 +204,11 @@ class ProducerMemory:
         self.is_snapshot_due = True
         return True
 
+    @property
+    def saved_sequence(self) -> int:
+        """How far the log was that the snapshot beside it is about; 0 without one."""
+        return self._saved_sequence
+
     def begin_snapshot(self, log_id: int, sequence: int) -> bytes | None:
         """What is to be written once everything below ``sequence``, where the log ends, is durable; None: nothing."""
         if not self.is_snapshot_due:
@@ -217,6 +222,56 @@ class ProducerMemory:
         self.snapshot_error = None if error is None else f"{SNAPSHOT_NAME} cannot be written: {error}"
         if error is None:
             self._saved_sequence = max(self._saved_sequence, sequence)
+
+
+def table_before(table: ProducerTable, segments: Iterable[Segment], sequence: int) -> ProducerTable:
+    """What a table says when the log has nothing from ``sequence`` on.
+
+    Args:
+        table: what all batches of the log say.
+        segments: of the log.
+        sequence: first of a batch.
+    """
+    lost = _published_from(segments, sequence)
+    left = ProducerTable()
+    for producer_id, last in table.items():
+        missing = _joined([*table.holes(producer_id, 0, last + 1), *lost.get(producer_id, ())])
+        if missing and missing[-1][1] > last:
+            last = missing.pop()[0] - 1
+        left.note(producer_id, last, last)
+        for first, end in missing:
+            left.lack(producer_id, first, end)
+    return left
+
+
+def _published_from(segments: Iterable[Segment], sequence: int) -> dict[bytes, Ranges]:
+    """What each producer has published from ``sequence`` of the log on."""
+    found: dict[bytes, Ranges] = {}
+    for segment in segments:
+        if segment.end <= sequence or not segment.has_producers:
+            continue
+        first_kept = segment.home.id_base | sequence
+        for data, run, _ in segment.runs_from(
+            partial(SparseIndex.before_sequence, sequence=sequence), READ_AHEAD_BYTES
+        ):
+            ends = [*run.first_ids[1:], run.next_id]
+            for position, first_id, end_id in zip(run.positions, run.first_ids, ends, strict=True):
+                published = producer_of(data, position) if first_id >= first_kept else None
+                if published is not None:
+                    producer_id, first = published
+                    found.setdefault(producer_id, []).append((first, first + end_id - first_id))
+    return found
+
+
+def _joined(ranges: Ranges) -> Ranges:
+    """Ranges in their order, neighbours as one."""
+    joined: Ranges = []
+    for first, end in sorted(ranges):
+        if joined and joined[-1][1] >= first:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((first, end))
+    return joined
 
 
 def load(home: Home) -> tuple[int, ProducerTable]:

@@ -2,7 +2,8 @@
 
 What is done, in this order:
 
-1. the identity: ``log.meta``, else any segment header, else the caller's;
+1. the identity: ``log.meta``, else any segment header, else the caller's; then a cut that had begun is finished, see
+   cut.py;
 2. sealed segments are believed by the header of their index when the file has the size it names, else walked;
 3. the last segment is walked from its checkpoint, or from its start, and its torn tail cut;
 4. those of the last sealed segments that were not known to be durable are walked after all;
@@ -40,6 +41,7 @@ from zlib import crc32
 from flintmq.batch import HEADER_BYTES
 from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
+from flintmq.storage.cut import CUT_NAME, finish_cut
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import IndexSummary, SparseIndex
 from flintmq.storage.producers import SNAPSHOT_NAME, ProducerMemory, ProducerTable, load, restore
@@ -176,14 +178,7 @@ class Recovery:
         names = self.files.list(home.directory)
         if not names:
             self.files.make_directory(home.directory)
-        self._has_snapshot = SNAPSHOT_NAME in names
-        firsts = [int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name))]
-        self._firsts = [first for first in firsts if 0 < first <= SEQUENCE_MAX]
-        self._owned = [name for name in names if _OWNED_NAME.fullmatch(name)]
-        self._bad_paths: dict[int, list[str]] = {}
-        for name in self._owned:
-            if name.endswith(BAD_SUFFIX):
-                self._bad_paths.setdefault(_first_in(name), []).append(f"{home.directory}/{name}")
+        self._look(names)
         self._directory_changed = False
         self._is_clean = False
         self._is_name_durable = False
@@ -191,6 +186,8 @@ class Recovery:
         self._is_checkpoint_due = False
         self._durable_end = durable_end
         self._identify(created_ns)
+        if CUT_NAME in names:
+            self._finish_cut(names)
         self._saved_sequence, self._table = load(home) if self._has_snapshot else (0, ProducerTable())
         self._open_segments()
         self._verify_doubtful()
@@ -203,6 +200,24 @@ class Recovery:
         """What was found; to be called last."""
         producers = restore(self.segments, self._saved_sequence, self._table)
         return Recovered(self.segments, self.failed, producers, self._checkpoint_size)
+
+    def _look(self, names: Sequence[str]) -> None:
+        self._has_snapshot = SNAPSHOT_NAME in names
+        firsts = [int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name))]
+        self._firsts = [first for first in firsts if 0 < first <= SEQUENCE_MAX]
+        self._owned = [name for name in names if _OWNED_NAME.fullmatch(name)]
+        self._bad_paths: dict[int, list[str]] = {}
+        for name in self._owned:
+            if name.endswith(BAD_SUFFIX):
+                self._bad_paths.setdefault(_first_in(name), []).append(f"{self.home.directory}/{name}")
+
+    def _finish_cut(self, names: Sequence[str]) -> None:
+        home = self.home
+        try:
+            finish_cut(home, names)
+        except OSError as error:
+            raise StorageError(f"{home.directory}: cannot finish cutting the log back: {error}") from error
+        self._look(self.files.list(home.directory))
 
     # 1 identity
 

@@ -18,6 +18,7 @@ from flintmq.errors import DiskFull
 from flintmq.limits import DISK_RESERVE_BYTES
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.partition_log import PartitionLog
+from flintmq.testing import DiskCrashed
 
 BODIES = st.lists(st.binary(max_size=60), min_size=1, max_size=6) | st.integers(1, 9).map(lambda n: [b"same size"] * n)
 SEEDS = st.integers(0, 2**32)
@@ -114,6 +115,34 @@ class LogModel(RuleBasedStateMachine):
         self.dropped_below = max(self.dropped_below, self.log.start_sequence)
         assert not [n for n in self.model if sequence <= n < self.log.start_sequence]
         self.model = {n: body for n, body in self.model.items() if n >= self.log.start_sequence}
+
+    @precondition(lambda self: self.committed < self.log.next_sequence)
+    @rule(data=st.data(), crash=st.none() | st.integers(1, 30), power_loss=st.booleans(), seed=SEEDS)
+    def cut_back(self, data: st.DataObject, crash: int | None, power_loss: bool, seed: int) -> None:
+        firsts = {batch.first for n in self.model if n >= self.committed and (batch := self.log.read(n)) is not None}
+        if not (firsts := {n for n in firsts if n >= self.committed and n in self.model}):
+            return  # what is left of them is a gap
+        sync(self.log)  # so that a crash takes nothing but what is cut
+        self.synced = self.log.next_sequence
+        self.resurrect_dropped()
+        at = data.draw(st.sampled_from(sorted(firsts)))
+        left = {n: body for n, body in self.model.items() if n < at}
+        if crash is not None:
+            self.kit.disk.crash_at(self.kit.disk.operation_count + crash, power_loss, random.Random(seed))
+        try:
+            self.log.cut_back_to(at)
+        except DiskCrashed:
+            self.open()
+            assert read_all(self.log) in (left, self.model)
+            self.committed = self.log.next_sequence
+        else:
+            self.kit.disk.heal()
+            assert self.log.next_sequence == at
+        if self.log.next_sequence == at:
+            self.model = left
+            self.known_lost = {n for n in self.known_lost if n < at}
+        self.synced = self.log.next_sequence
+        assert read_all(self.log) == self.model
 
     @rule()
     def forget_tail(self) -> None:
