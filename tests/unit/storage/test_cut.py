@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.storage.log_kit import DIRECTORY, Kit, fetch_all, fill, read_all, sync
 
+from flintmq.batch import Batch
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import SEQUENCE_MAX
 from flintmq.storage.cut import CUT_NAME
@@ -25,17 +26,6 @@ def often_checkpointed(monkeypatch):
     monkeypatch.setattr("flintmq.storage.recovery.CHECKPOINT_BYTES", 100)
 
 
-def firsts_of(log: PartitionLog) -> list[int]:
-    """Where batches begin."""
-    found, sequence = [], log.start_sequence
-    while sequence < log.next_sequence:
-        data, following = log.fetch(sequence, sequence + 1, 1)
-        if data:
-            found.append(sequence)
-        sequence = following
-    return found
-
-
 def boundaries(kit: Kit, batches: int) -> tuple[PartitionLog, list[int]]:
     """A log with nothing committed, and where its batches begin."""
     log = kit.open()
@@ -44,6 +34,12 @@ def boundaries(kit: Kit, batches: int) -> tuple[PartitionLog, list[int]]:
         firsts.append(log.next_sequence)
         fill(log, 1, number)
     return log, firsts
+
+
+def batch_at(log: PartitionLog, sequence: int) -> Batch:
+    batch = log.read(sequence)
+    assert batch is not None
+    return batch
 
 
 def all_in(log: PartitionLog) -> dict[int, bytes]:
@@ -84,11 +80,11 @@ def test_what_is_before_it_stays_and_the_numbers_are_used_again(index, is_in_mem
 
 def test_offsets_go_on_from_there():
     log, firsts = boundaries(Kit(), 5)
-    wanted = log.read(firsts[3]).header.offset_bytes
+    wanted = batch_at(log, firsts[3]).header.offset_bytes
     log.cut_back_to(firsts[3])
     assert log.end_offset_bytes == wanted
     log.append([b"x"], 1)
-    assert log.read(firsts[3]).header.offset_bytes == wanted
+    assert batch_at(log, firsts[3]).header.offset_bytes == wanted
 
 
 def test_a_batch_of_the_leader_follows():
@@ -98,7 +94,7 @@ def test_a_batch_of_the_leader_follows():
     follower.append([b"what nobody else has"], 5)
     follower.cut_back_to(firsts[3])
     for first in firsts[3:]:
-        follower.append_batch(bytes(leader.read(first).data))
+        follower.append_batch(bytes(batch_at(leader, first).data))
     assert all_in(follower) == all_in(leader)
 
 
