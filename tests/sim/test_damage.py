@@ -8,7 +8,7 @@ import pytest
 from tests.sim import nsqd_world
 from tests.sim.loop import Simulation
 
-from flintmq.broker.broker import Broker
+from flintmq.broker.log_marks import LogMarks
 from flintmq.storage import integrity, tables
 
 SEEDS = 12
@@ -111,7 +111,7 @@ def test_damage_is_told_of_and_nothing_else(harm):
 
 
 def ignore_how_far_logs_were(monkeypatch):
-    monkeypatch.setattr(Broker, "_take_marks", lambda self: [])
+    monkeypatch.setattr(LogMarks, "take", lambda self: [])
 
 
 def ignore_the_list(monkeypatch):
