@@ -178,6 +178,22 @@ def test_touch_does_not_go_beyond_the_most(is_spilled):
 
 
 @pytest.mark.parametrize("is_spilled", [False, True])
+def test_the_most_counts_from_the_delivery(is_spilled):
+    """Spilled after it was delivered, late in the life of the process."""
+    channel = make_channel(make_log(2, batch=2))
+    consumer = subscribe(channel, rdy=2)
+    delivered = 100 * TIMEOUT
+    channel.pump(delivered, 0)
+    if is_spilled:
+        channel.spill()
+    for touched in range(delivered, delivered + consumer.max_msg_timeout_ns, TIMEOUT // 2):
+        assert channel.touch(consumer, 1, touched), "in flight until the most is over"
+        channel.expire(touched, 0)
+    channel.expire(delivered + consumer.max_msg_timeout_ns, 0)
+    assert not channel.is_in_flight(1)
+
+
+@pytest.mark.parametrize("is_spilled", [False, True])
 def test_a_message_comes_back_alike_from_wherever(is_spilled):
     channel = make_channel(make_log(2, batch=2))
     consumer = subscribe(channel, rdy=2)
@@ -224,3 +240,51 @@ def test_with_the_output_of_all_at_its_bound_nothing_goes_out(comes_again):
     budget.output_bytes = 0
     channel.pump(0, 0)
     assert received(consumer)
+
+
+def short_of_memory(output_bytes, state):
+    """A channel of ten messages and its budget, of which so much is used."""
+    channel = make_channel(make_log(10, batch=5), state=state)
+    channel.budget = budget = Budget(1600)
+    budget.output_bytes = output_bytes
+    assert (budget.output_short_bytes, budget.output_max_bytes) == (300, 600)
+    return channel, budget
+
+
+NEW, AGAIN = ChannelState(1), ChannelState(1, bytes(5))
+
+
+def test_what_comes_again_stops_when_the_output_of_all_is_full():
+    """Even in a step of many: what is left waits for memory."""
+    channel, budget = short_of_memory(580, AGAIN)
+    consumers = [subscribe(channel, rdy=10), subscribe(channel, rdy=10)]
+    for consumer in consumers:
+        consumer.finish_count = 1
+    channel.limit = 6  # nothing new
+    channel.pump(0, 0)
+    assert sum(len(received(consumer)) for consumer in consumers) == 1
+    assert budget.is_full and list(budget.waiting) == [channel]
+
+
+@pytest.mark.parametrize("state", [NEW, AGAIN], ids=["new", "again"])
+def test_while_memory_is_short_a_consumer_that_has_shown_nothing_waits(state):
+    channel, budget = short_of_memory(301, state)
+    stranger = subscribe(channel, rdy=10)
+    channel.pump(0, 0)
+    assert received(stranger) == []
+    assert list(budget.to_ask) == [stranger.owner]
+
+
+@pytest.mark.parametrize("state", [NEW, AGAIN], ids=["new", "again"])
+def test_while_memory_is_short_an_answer_is_worth_one_delivery(state):
+    channel, _ = short_of_memory(301, state)
+    channel.limit = 6
+    one, other = subscribe(channel, rdy=1), subscribe(channel, rdy=10)
+    one.has_answered = other.has_answered = True
+    channel.pump(0, 0)
+    assert len(received(one)) == 1
+    assert not one.has_answered and not other.has_answered
+    before = received(other)
+    assert before and other.capacity == 0
+    channel.pump(0, 0)
+    assert received(other) == []
