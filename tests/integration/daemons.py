@@ -40,26 +40,33 @@ _UINT32 = Struct(">I")
 _FRAME_HEADER = Struct(">II")
 _MESSAGE_HEADER = Struct(">QH16s")
 _RECEIVE_BYTES = 256 * 1024
-_POLL_S = 0.003
+_POLL_S = (0.002, 0.02)  # at first, and at most: one who asks all the time takes the processor from what it waits for
 _CRASHES = ("Traceback (most recent call last)", "ended unexpectedly", "was never retrieved")
 
 Found = TypeVar("Found")
 
 
-def wait_until(condition: Callable[[], Found], what: str = "", timeout_s: float = PATIENCE_S) -> Found:
+def wait_until(
+    condition: Callable[[], Found], what: str | Callable[[], str] = "", timeout_s: float = PATIENCE_S
+) -> Found:
     """Call ``condition`` until it answers something true, and return that.
+
+    Args:
+        what: is waited for; a function is called when it did not come, and can say what was there instead.
 
     Raises:
         AssertionError: it did not within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
+    poll_s, poll_max_s = _POLL_S
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what or condition}")
-        time.sleep(_POLL_S)
+            raise AssertionError(f"not within {timeout_s:g} s: {what() if callable(what) else what or condition}")
+        time.sleep(poll_s)
+        poll_s = min(poll_s * 1.25, poll_max_s)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

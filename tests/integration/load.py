@@ -2,12 +2,14 @@
 
 A message is known by the number in its body, ``<number> <padding>``. Rules of this file: a client never asks the daemon
 what happened; what was sent, acknowledged, delivered and finished is written down when it was seen on the socket, and a
-broken connection is an end, not an error; any other exception in a thread fails the test through pytest.
+broken connection is an end, not an error, which tells of itself in ``ended``; any other exception in a thread fails the
+test through pytest.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 import threading
 import time
@@ -15,9 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tests.integration.daemons import (
     ERROR,
+    HEARTBEAT,
     MESSAGE,
     PATIENCE_S,
     Connection,
+    Frame,
     FrameReader,
     Nsqd,
     dpub,
@@ -69,6 +73,7 @@ class Publisher(threading.Thread):
         attempted: numbers that were sent, in order.
         acked_count: how many of them were acknowledged; nsqd answers in order, so they are the first ones.
         errors: error frames.
+        ended: how it came to its end; empty while it runs.
         sent_ns: number -> wall time before it was sent, of deferred messages.
     """
 
@@ -88,6 +93,7 @@ class Publisher(threading.Thread):
         self.attempted: list[int] = []
         self.acked_count = 0
         self.errors: list[str] = []
+        self.ended = ""
         self.sent_ns: dict[int, int] = {}
         self._connection = Connection(address)
         self._topic = topic
@@ -123,8 +129,9 @@ class Publisher(threading.Thread):
     def run(self) -> None:
         try:
             self._run()
-        except OSError:
-            pass  # the connection broke: what is not acknowledged is unknown
+            self.ended = f"{self.acked_count} of {len(self.attempted)} acknowledged"
+        except OSError as error:  # the connection broke: what is not acknowledged is unknown
+            self.ended = f"{error!r}, {self.acked_count} of {len(self.attempted)} acknowledged"
         finally:
             self._connection.close()
 
@@ -187,6 +194,8 @@ class Consumer(threading.Thread):
     Attributes:
         deliveries: in the order they came.
         finished_at: number -> ``time.monotonic()`` when FIN was handed to the kernel; only with :func:`finished`.
+        errors: error frames.
+        ended: how it came to its end; empty while it runs.
     """
 
     def __init__(
@@ -200,6 +209,8 @@ class Consumer(threading.Thread):
         super().__init__(daemon=True)
         self.deliveries: list[Delivery] = []
         self.finished_at: dict[int, float] = {}
+        self.errors: list[str] = []
+        self.ended = ""
         self._connection = Connection(address).subscribe(topic, channel, rdy_count)
         self._answer = answer
         self._stopping = threading.Event()
@@ -222,13 +233,23 @@ class Consumer(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._run()
-        except OSError:
-            pass  # the daemon was killed
+            self.ended = self._run()
+        except ConnectionError as error:  # the daemon was killed; one that reads nothing for long is an error
+            self.ended = repr(error)
+        except BaseException as error:
+            self.ended = repr(error)
+            raise
         finally:
             self._connection.close()
 
-    def _run(self) -> None:
+    def __str__(self) -> str:
+        last = f", the last one {time.monotonic() - self.deliveries[-1].at:.1f} s ago" if self.deliveries else ""
+        return (
+            f"the consumer {'ended: ' + self.ended if self.ended else 'reads'}; {len(self.deliveries)} deliveries of "
+            f"{len(set(self.numbers))} messages{last}; {len(self.finished_at)} finished; errors: {self.errors[:3]}"
+        )
+
+    def _run(self) -> str:
         reader = FrameReader()
         connection = self._connection.socket
         connection.settimeout(0.02)
@@ -238,10 +259,13 @@ class Consumer(threading.Thread):
             except TimeoutError:
                 continue
             if not data:
-                return
-            self._receive([message_of(data) for kind, data in reader.receive(data) if kind == MESSAGE])
+                return "nsqd closed the connection"
+            self._receive(reader.receive(data))
+        return "it was told to stop"
 
-    def _receive(self, messages: Sequence[tuple[int, int, bytes, bytes]]) -> None:
+    def _receive(self, frames: Sequence[Frame]) -> None:
+        self.errors += [data.decode() for kind, data in frames if kind == ERROR]
+        messages = [message_of(data) for kind, data in frames if kind == MESSAGE]
         at, wall_ns = time.monotonic(), time.time_ns()
         numbers = []
         for _timestamp_ns, attempts, _id, body in messages:
@@ -249,6 +273,7 @@ class Consumer(threading.Thread):
             numbers.append(number)
             self.deliveries.append(Delivery(number, attempts, at, wall_ns))
         answers = b"".join(self._answer(message[2]) for message in messages)
+        answers += b"NOP\n" * sum(data == HEARTBEAT for _kind, data in frames)
         if answers:
             self._connection.socket.settimeout(PATIENCE_S)
             self._connection.send(answers)
@@ -268,9 +293,25 @@ def requeued(timeout_ms: int) -> Callable[[bytes], bytes]:
 
 
 def drain(nsqd: Nsqd, topic: str, channel: str, timeout_s: float = PATIENCE_S * 2) -> Consumer:
-    """Finish everything a channel holds, deferred messages included; return what was delivered."""
+    """Finish everything a channel holds, deferred messages included; return what was delivered.
+
+    Raises:
+        AssertionError: it did not come to that within ``timeout_s``, or the connection ended before; says what is left.
+    """
     consumer = Consumer(nsqd.tcp, topic, channel, 2500).begin()
-    wait_until(lambda: nsqd.unfinished(topic, channel) == 0, f"{topic}/{channel} drained", timeout_s)
+
+    def what() -> str:
+        row = nsqd.stats(topic, channel) if nsqd.is_running else "nsqd does not run"
+        log = "\n".join([line for line in nsqd.log.splitlines() if "GET /stats" not in line][-20:])
+        return f"{topic}/{channel} drained\n{consumer}\nchannel: {json.dumps(row)}\nnsqd's last lines:\n{log}"
+
+    def is_over() -> bool:
+        if nsqd.unfinished(topic, channel) == 0:
+            return True
+        assert not consumer.ended, f"too early an end of what should be {what()}"
+        return False
+
+    wait_until(is_over, what, timeout_s)
     return consumer.stop()
 
 
