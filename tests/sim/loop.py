@@ -1615,6 +1615,7 @@ class Simulation:
         self.driver = self.node("driver")
         self._driver_process = self.driver.process = Process(self.driver, 0)
         self._collect_garbage = False
+        self._collection_callbacks: list[Any] = []
 
     def node(self, name: str) -> Node:
         """Get the machine of this name, a new one the first time."""
@@ -1663,6 +1664,7 @@ class Simulation:
     def __enter__(self) -> Simulation:
         # A collection would run destructors of dead tasks at a moment that no seed decides.
         self._collect_garbage = gc.isenabled()
+        self._collection_callbacks = list(gc.callbacks)
         gc.disable()
         return self
 
@@ -1677,6 +1679,7 @@ class Simulation:
             if error is not None:
                 error.add_note(self.describe())
             self._bury()
+            gc.callbacks[:] = self._collection_callbacks  # those of killed processes went with their interpreter
             if self._collect_garbage:
                 gc.enable()
 

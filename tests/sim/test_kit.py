@@ -357,6 +357,28 @@ def test_a_crash_at_each_operation_and_two_more(bug, is_found):
     assert any(lost_records(bug, *point) for point in points) == is_found
 
 
+def test_what_a_killed_process_asked_of_the_collector_goes_with_it():
+    """Or every killed daemon is kept for as long as the process of the tests, its disk and all its messages with it."""
+    called = []
+
+    def collecting(phase: str, about: dict[str, int]) -> None:
+        called.append(phase)
+
+    async def main() -> None:
+        gc.callbacks.append(collecting)
+        await asyncio.Event().wait()
+
+    before = list(gc.callbacks)
+    with Simulation(1) as sim:
+        node = sim.node("nsqd")
+        node.start(main)
+        sim.run_for(1)
+        assert collecting in gc.callbacks
+        node.kill()
+    gc.collect()
+    assert gc.callbacks == before and not called
+
+
 def test_a_failure_prints_seed_and_events():
     seed = first_failing_seed(lambda seed: run_toy(seed, "ack_before_sync"), range(BUGS["ack_before_sync"]))
     assert seed is not None

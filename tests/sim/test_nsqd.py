@@ -1,5 +1,6 @@
 """A thousand worlds with a real nsqd in them, and proof that these worlds find planted bugs."""
 
+import gc
 import logging
 
 import pytest
@@ -13,7 +14,7 @@ from flintmq.broker.window import Window
 from flintmq.errors import StorageError
 from flintmq.nsqd.engine import Engine
 from flintmq.storage import PartitionLog, SyncTicket
-from flintmq.testing.files import MemoryFile
+from flintmq.testing.files import MemoryDisk, MemoryFile
 
 CHUNKS = 8
 SEEDS_PER_CHUNK = 125
@@ -37,6 +38,20 @@ def test_nothing_acknowledged_is_lost(chunk):
 def test_a_seed_decides_everything():
     for seed in seeds(5, first=50):
         assert nsqd_world.trace_hash(seed) == nsqd_world.trace_hash(seed)
+
+
+def test_a_world_that_is_over_leaves_nothing():
+    """A few MB in each of thousands of worlds made a process of several GB."""
+
+    def disks():
+        gc.collect()
+        return {id(each) for each in gc.get_objects() if isinstance(each, MemoryDisk)}
+
+    nsqd_world.run(50)
+    before = disks()
+    for seed in range(51, 55):
+        nsqd_world.run(seed)
+    assert disks() <= before
 
 
 def acknowledge_before_the_sync(monkeypatch):
