@@ -48,7 +48,7 @@ import sys
 import weakref
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
@@ -1705,6 +1705,15 @@ def seeds(count: int, first: int = 0) -> Iterable[int]:
     """The seeds a test runs: ``count`` of them, or the one that FLINTMQ_SIM_SEED names."""
     only = os.environ.get(SEED_VARIABLE)
     return [int(only)] if only else range(first, first + count)
+
+
+def beginning_with(found_by: int, others: Iterable[int]) -> Iterator[int]:
+    """Seeds to look for a planted bug with: the one that finds it first, as the code stands, and then ``others``.
+
+    A change of the code makes other worlds of all seeds; the search then takes longer, until the seed is written anew.
+    """
+    yield found_by
+    yield from others
 
 
 def first_failing_seed(scenario: Callable[[int], object], candidates: Iterable[int]) -> int | None:

@@ -8,7 +8,7 @@ import random
 from functools import partial
 
 import pytest
-from tests.sim.loop import Simulation, SimulationError, seeds
+from tests.sim.loop import Simulation, SimulationError, beginning_with, seeds
 from tests.sim.nsqd_world import ANSWER_DEADLINE_S, PORT, Wire, World
 
 from flintmq.broker.partition import Partition
@@ -269,7 +269,7 @@ def hold_nothing(monkeypatch):
 
 def test_a_planted_bug_is_found(monkeypatch):
     hold_nothing(monkeypatch)
-    for seed in range(MUTANT_SEEDS):
+    for seed in beginning_with(88, range(MUTANT_SEEDS)):
         try:
             if play(seed)[0]:
                 return
