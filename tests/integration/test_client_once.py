@@ -102,8 +102,8 @@ def test_a_killed_nsqd_is_waited_for(flavour: Flavour, daemons: Daemons, topic: 
     pair = [daemons.nsqd(), daemons.nsqd()]
     addresses = [address_of(nsqd.tcp) for nsqd in pair]
     with (
-        flavour.producer(addresses, idempotent=True, timeout=10) as producer,
-        PublishLoad(producer, topic, timeout_s=10) as load,
+        flavour.producer(addresses, idempotent=True, timeout=PATIENCE_S) as producer,
+        PublishLoad(producer, topic, timeout_s=PATIENCE_S) as load,
     ):
         for nsqd in (*pair, *pair):
             load.wait_for(100)

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import Daemons, Nsqd, sized, wait_until
+from tests.unit.wire.built import mpub_once, pub_once
 
 from flintmq.batch import decode_batch, decode_header
 from flintmq.errors import LocalProtocolError
 from flintmq.message import FRAME_OVERHEAD_BYTES
 from flintmq.wire.commands import fetch, offsets
-from flintmq.wire.once import mpub_once, pub_once
 
 
 @pytest.fixture(scope="module")

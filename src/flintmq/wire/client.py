@@ -40,6 +40,7 @@ FRAME_SIZE_MAX_DEFAULT = 64 * 1024 * 1024
 MESSAGE_SIZE_MIN = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
 MESSAGE_CODES = {row.failure: row.name for row in COMMANDS.values() if row.failure and not row.reply}
 """Errors about one message, which answer no pending command, and the command that each is about."""
+_PUB, _MPUB = COMMANDS["PUB"], COMMANDS["MPUB"]
 Record = tuple[int, int, bytes, bytes]
 """A message as it came: timestamp in ns, attempts, message id, body."""
 
@@ -219,7 +220,6 @@ class ClientConnection:
         topic: str,
         bodies: Sequence[bytes],
         token: object = None,
-        *,
         partition: int | None = None,
         defer_ms: int | None = None,
         trace_ids: Sequence[int] | None = None,
@@ -240,78 +240,15 @@ class ClientConnection:
         Raises:
             LocalProtocolError: a server would refuse it, or there is no command that says all of it.
         """
+        if defer_ms is None and trace_ids is None and headers is None and producer_id is None:
+            row = _PUB if len(bodies) == 1 else _MPUB
+            return self._send(row, commands.publish(row, topic, bodies, partition), token, partition)
         row = commands.publish_row(
-            len(bodies),
-            is_delayed=defer_ms is not None,
-            is_traced=trace_ids is not None,
-            has_headers=headers is not None,
-            is_once=producer_id is not None,
+            len(bodies) == 1, defer_ms is not None, trace_ids is not None, headers is not None, producer_id is not None
         )
         fronts: Sequence[object] | None = headers if trace_ids is None else trace_ids
-        return self._publish(row, topic, bodies, token, partition, defer_ms or 0, fronts, producer_id, sequence)
-
-    def _publish(
-        self,
-        row: Command,
-        topic: str,
-        bodies: Sequence[bytes],
-        token: object,
-        partition: int | None,
-        defer_ms: int = 0,
-        fronts: Sequence[object] | None = None,
-        producer_id: str | None = None,
-        sequence: int = 0,
-    ) -> bytes:
-        data = commands.publish(row, topic, bodies, partition, defer_ms, fronts, producer_id, sequence)
+        data = commands.publish(row, topic, bodies, partition, defer_ms or 0, fronts, producer_id, sequence)
         return self._send(row, data, token, partition)
-
-    def pub(self, topic: str, body: bytes, token: object = None, partition: int | None = None) -> bytes:
-        """Publish one message."""
-        return self._publish(COMMANDS["PUB"], topic, (body,), token, partition)
-
-    def mpub(self, topic: str, bodies: Sequence[bytes], token: object = None, partition: int | None = None) -> bytes:
-        """Publish several messages as one."""
-        return self._publish(COMMANDS["MPUB"], topic, bodies, token, partition)
-
-    def pub_once(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        producer_id: str,
-        sequence: int,
-        token: object = None,
-        partition: int | None = None,
-    ) -> bytes:
-        """Publish one message or several, unless they were before; only FlintMQ's nsqd knows it."""
-        row = COMMANDS["PUB_ONCE" if len(bodies) == 1 else "MPUB_ONCE"]
-        return self._publish(row, topic, bodies, token, partition, producer_id=producer_id, sequence=sequence)
-
-    def pub_trace(self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], token: object) -> bytes:
-        """Publish (trace id, body), one or several; the answer is for :func:`flintmq.wire.extended.parse_stored`."""
-        trace_ids = [trace_id for trace_id, _ in messages]
-        return self.publish(topic, [body for _, body in messages], token, partition=partition, trace_ids=trace_ids)
-
-    def pub_ext(self, topic: str, partition: int | None, headers: bytes, body: bytes, token: object) -> bytes:
-        """Publish one message with headers, a JSON object."""
-        return self._publish(COMMANDS["PUB_EXT"], topic, (body,), token, partition, fronts=(headers,))
-
-    def mpub_ext(
-        self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], token: object
-    ) -> bytes:
-        """Publish several messages as one, as (headers, body); the answer is OK, also where they have trace ids."""
-        fronts = [headers for headers, _ in messages]
-        bodies = [body for _, body in messages]
-        return self._publish(COMMANDS["MPUB_EXT"], topic, bodies, token, partition, fronts=fronts)
-
-    def dpub(self, topic: str, defer_ms: int, body: bytes, token: object = None, partition: int | None = None) -> bytes:
-        """Publish one message for delivery after ``defer_ms``; only FlintMQ's nsqd knows it with a partition."""
-        return self._publish(COMMANDS["DPUB"], topic, (body,), token, partition, defer_ms)
-
-    def mdpub(
-        self, topic: str, defer_ms: int, bodies: Sequence[bytes], token: object = None, partition: int | None = None
-    ) -> bytes:
-        """Publish several messages for delivery after ``defer_ms``; only FlintMQ's nsqd knows it."""
-        return self._publish(COMMANDS["MDPUB"], topic, bodies, token, partition, defer_ms)
 
     def cls(self, token: object = None) -> bytes:
         """Ask for no more messages; the answer proves that everything sent before was executed."""

@@ -331,10 +331,9 @@ def _line_to(row: Command, topic: str, partition: int | None) -> bytes:
     return row.line(topic, partition)
 
 
-def publish_row(
-    count: int, *, is_delayed: bool = False, is_traced: bool = False, has_headers: bool = False, is_once: bool = False
-) -> Command:
-    """The command that publishes so many messages in this way.
+@lru_cache
+def publish_row(is_one: bool, is_delayed: bool, is_traced: bool, has_headers: bool, is_once: bool) -> Command:
+    """The command that publishes one message or several in this way.
 
     Raises:
         LocalProtocolError: there is none that can do all of it at once.
@@ -344,7 +343,7 @@ def publish_row(
         fields.add("defer_ms")
     if is_once:
         fields |= {"producer_id", "sequence"}
-    kind = Kind.MESSAGE if count == 1 else Kind.MESSAGES
+    kind = Kind.MESSAGE if is_one else Kind.MESSAGES
     front = HEADED if has_headers else TRACED if is_traced else PLAIN
     row = _BY_FIELDS.get((kind, front, frozenset(fields)))
     if row is None or (has_headers and is_traced):

@@ -1,4 +1,4 @@
-"""What the redesigned NSQ adds to commands, answers and message frames: partitions, order, trace, headers.
+"""What the redesigned NSQ adds to subscribing, to answers and to message frames: partitions, order, trace, headers.
 
 Byte pictures of what publishes (trace ids and headers in front of bodies): :mod:`flintmq.wire.bodies`; of the rest
 (big-endian)::
@@ -18,7 +18,6 @@ Source: seed 000 "Ordered Message Consumption" and "Message Tracing", reference/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.message import LOCATION, NO_HEADERS, RAW_ID
 from flintmq.wire.bodies import HEADERS_SIZE as HEADERS_SIZE
 from flintmq.wire.bodies import TRACE_ID_MAX as TRACE_ID_MAX
-from flintmq.wire.commands import COMMANDS, publish
+from flintmq.wire.commands import COMMANDS
 
 STORED = Struct(">2sQQQI")
 
@@ -89,36 +88,6 @@ def sub_advanced(topic: str, channel: str, partition: int | None = None, start: 
     return COMMANDS["SUB_ADVANCED"].line(topic, channel, partition, start)
 
 
-def pub_trace(topic: str, partition: int, trace_id: int, body: bytes) -> bytes:
-    """``PUB_TRACE``."""
-    return publish(COMMANDS["PUB_TRACE"], topic, (body,), partition, fronts=(trace_id,))
-
-
-def mpub_trace(topic: str, partition: int, messages: Sequence[tuple[int, bytes]]) -> bytes:
-    """``MPUB_TRACE`` of (trace id, body); the answer says where the first is stored."""
-    return _several("MPUB_TRACE", topic, partition, messages)
-
-
-def pub_ext(topic: str, partition: int | None, headers: bytes, body: bytes) -> bytes:
-    """``PUB_EXT``; ``headers`` is a JSON object. Without a partition: only our nsqd takes it."""
-    return publish(COMMANDS["PUB_EXT"], topic, (body,), partition, fronts=(headers,))
-
-
-def mpub_ext(topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """``MPUB_EXT`` of (headers, body). Without a partition: only our nsqd takes it."""
-    return _several("MPUB_EXT", topic, partition, messages)
-
-
-def _several(
-    command: str,
-    topic: str,
-    partition: int | None,
-    messages: Sequence[tuple[int, bytes]] | Sequence[tuple[bytes, bytes]],
-) -> bytes:
-    bodies = [body for _, body in messages]
-    return publish(COMMANDS[command], topic, bodies, partition, fronts=[front for front, _ in messages])
-
-
 # -- answers and messages ----------------------------------------------------------------------------------------------
 
 
@@ -168,18 +137,6 @@ def split_body(data: bytes, is_extended: bool, is_ordered: bool) -> tuple[Extens
     if position > len(data):
         raise _too_short(data, position)
     return Extension(version, headers, offset, raw_size), data[position:]
-
-
-def joined_body(extension: Extension, body: bytes, is_extended: bool, is_ordered: bool) -> bytes:
-    """The inverse of :func:`split_body`."""
-    parts: list[bytes] = []
-    if is_extended:
-        parts.append(bytes((extension.version,)))
-        if extension.version != NO_HEADERS:
-            parts += (HEADERS_SIZE.pack(len(extension.headers)), extension.headers)
-    if is_ordered:
-        parts.append(LOCATION.pack(extension.offset, extension.raw_size))
-    return b"".join((*parts, body))
 
 
 def split_id(message_id: bytes) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What ``dir()`` shows of a consumer and a message: what an application may call, and the same of both flavours."""
+"""What ``dir()`` shows of a consumer, a producer and a message, of both flavours: what an application may call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import flintmq.sync
-from flintmq import Consumer, Message
+from flintmq import Consumer, Message, Producer
 from flintmq.client.core.message import ThreadMessage
 from flintmq.client.core.settings import _DEFAULTS, ConsumerOptions
 
@@ -15,6 +15,7 @@ CONSUMER = {
     "batches", "channel", "close", "connections", "describe", "is_paused", "is_starved", "max_in_flight", "partitions",
     "pause", "run", "start", "stats", "stop", "topic", "trace", "unpause",
 }  # fmt: skip
+PRODUCER = {"close", "describe", "dpub", "mpub", "pub", "start", "stats", "trace", "traced"}
 MESSAGE = {
     "attempts", "body", "finish", "headers", "id", "internal_id", "is_answered", "is_lost", "nsqd", "offset",
     "partition", "raw_size", "requeue", "tag", "time_left", "timestamp_ns", "touch", "trace_id", "value",
@@ -32,6 +33,11 @@ def test_a_consumer_shows_what_an_application_may_call(kind, more):
     consumer = kind("t", "c", nsqd_tcp_addresses="a:1")
     assert shown(consumer) == shown(kind) == CONSUMER | more
     assert (consumer.topic, consumer.channel, consumer.trace) == ("t", "c", False)
+
+
+@pytest.mark.parametrize("kind", [Producer, flintmq.sync.Producer], ids=["asyncio", "sync"])
+def test_a_producer_likewise(kind):
+    assert shown(kind("a:1")) == shown(kind) == PRODUCER
 
 
 @pytest.mark.parametrize("kind", [Message, ThreadMessage])

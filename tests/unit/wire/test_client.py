@@ -144,9 +144,9 @@ def test_garbage_never_raises(data):
 
 def test_answers_go_to_commands_in_order():
     connection = ClientConnection()
-    connection.pub("t", b"1", "first")
-    connection.mpub("t", [b"2", b"3"], "second")
-    connection.dpub("t", 10, b"4", "third")
+    connection.publish("t", [b"1"], "first")
+    connection.publish("t", [b"2", b"3"], "second")
+    connection.publish("t", [b"4"], "third", defer_ms=10)
     events = connection.receive(OK_FRAME + HEARTBEAT_FRAME + OK_FRAME + OK_FRAME)
     assert events == [
         Reply("PUB", "first", b"OK"),
@@ -160,7 +160,7 @@ def test_answers_go_to_commands_in_order():
 def test_a_fatal_error_ends_the_connection_and_nothing_behind_was_executed():
     connection = ClientConnection()
     for token in "abc":
-        connection.pub("t", b"x", token)
+        connection.publish("t", [b"x"], token)
     events = connection.receive(OK_FRAME + error_frame("E_BAD_MESSAGE", "PUB message too big 9 > 8") + OK_FRAME)
     assert events == [
         Reply("PUB", "a", b"OK"),
@@ -173,16 +173,16 @@ def test_a_fatal_error_ends_the_connection_and_nothing_behind_was_executed():
 @pytest.mark.parametrize("frame", [b"", error_frame("E_PUB_FAILED", "PUB failed exiting"), error_frame("E_NEW", "?")])
 def test_what_is_behind_a_loss_may_have_been_executed(frame):
     connection = ClientConnection()
-    connection.pub("t", b"x", "a")
-    connection.pub("t", b"x", "b")
+    connection.publish("t", [b"x"], "a")
+    connection.publish("t", [b"x"], "b")
     connection.receive(frame)
     assert connection.close()[-1] == Unanswered("PUB", "b", maybe_executed=True)
 
 
 def test_an_error_that_is_not_fatal_leaves_the_connection_open():
     connection = ClientConnection()
-    connection.pub("t", b"x", "a")
-    connection.pub("t", b"x", "b")
+    connection.publish("t", [b"x"], "a")
+    connection.publish("t", [b"x"], "b")
     events = connection.receive(error_frame("E_TOPIC_NOT_EXIST") + OK_FRAME)
     assert events == [Refused("PUB", "a", "E_TOPIC_NOT_EXIST", "", False), Reply("PUB", "b", b"OK")]
 
@@ -230,11 +230,11 @@ def test_introductions_come_first(name):
 def test_a_bad_call_leaves_no_trace():
     connection = ClientConnection()
     with pytest.raises(LocalProtocolError):
-        connection.pub("bad topic", b"x")
+        connection.publish("bad topic", [b"x"])
     with pytest.raises(LocalProtocolError):
-        connection.mpub("t", [b"a", b""])
+        connection.publish("t", [b"a", b""])
     with pytest.raises(LocalProtocolError):
-        connection.dpub("t", -1, b"x")
+        connection.publish("t", [b"x"], defer_ms=-1)
     assert not connection.pending
 
 
@@ -289,9 +289,9 @@ def test_every_command_is_understood_by_the_server():
         + client.finish(ids)
         + client.touch(ids[0])
         + client.requeue(ids[1], 90_000)
-        + client.pub("topic", b"one")
-        + client.mpub("topic", [b"two", b"three"])
-        + client.dpub("topic", 250, b"four")
+        + client.publish("topic", [b"one"])
+        + client.publish("topic", [b"two", b"three"])
+        + client.publish("topic", [b"four"], defer_ms=250)
         + client.nop()
         + client.cls()
     )
@@ -314,11 +314,12 @@ def test_every_command_is_understood_by_the_server():
 
 def test_commands_of_the_redesigned_nsq():
     connection = ClientConnection()
-    assert connection.pub("t", b"x", "a", 3) == b"PUB t 3\n\x00\x00\x00\x01x"
-    assert connection.mpub("t", [b"x"], "b", 3) == b"MPUB t 3\n\x00\x00\x00\x09\x00\x00\x00\x01\x00\x00\x00\x01x"
-    assert connection.pub_trace("t", 3, [(5, b"x")], "c") == b"PUB_TRACE t 3\n\x00\x00\x00\x09" + bytes(7) + b"\x05x"
-    assert connection.pub_trace("t", 3, [(5, b"x"), (6, b"y")], "d").startswith(b"MPUB_TRACE t 3\n")
-    assert connection.pub_ext("t", 3, b"{}", b"x", "e") == b"PUB_EXT t 3\n\x00\x00\x00\x05\x00\x02{}x"
+    assert connection.publish("t", [b"x"], "a", 3) == b"PUB t 3\n\x00\x00\x00\x01x"
+    assert connection.publish("t", [b"x", b"y"], "b", 3).startswith(b"MPUB t 3\n\x00\x00\x00\x0e\x00\x00\x00\x02")
+    traced = connection.publish("t", [b"x"], "c", 3, trace_ids=[5])
+    assert traced == b"PUB_TRACE t 3\n\x00\x00\x00\x09" + bytes(7) + b"\x05x"
+    assert connection.publish("t", [b"x", b"y"], "d", 3, trace_ids=[5, 6]).startswith(b"MPUB_TRACE t 3\n")
+    assert connection.publish("t", [b"x"], "e", 3, headers=[b"{}"]) == b"PUB_EXT t 3\n\x00\x00\x00\x05\x00\x02{}x"
     assert [name for name, _ in connection.pending] == ["PUB", "MPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT"]
     assert connection.sub("t", "c", "f", 3) == b"SUB t c 3\n"
     assert connection.state == SUBSCRIBED
@@ -337,8 +338,8 @@ def test_subscribing_in_order(command):
 @pytest.mark.parametrize(("partition", "is_fatal"), [(None, True), (0, False)])
 def test_a_redesigned_nsqd_stays_open_when_a_publish_fails(partition, is_fatal):
     connection = ClientConnection()
-    connection.pub("t", b"x", "a", partition)
-    connection.pub("t", b"y", "b", partition)
+    connection.publish("t", [b"x"], "a", partition)
+    connection.publish("t", [b"y"], "b", partition)
     events = connection.receive(error_frame("E_PUB_FAILED ") + OK_FRAME)
     assert events[0] == Refused("PUB", "a", "E_PUB_FAILED", "", is_fatal)
     assert events[1:] == ([] if is_fatal else [Reply("PUB", "b", b"OK")])
@@ -346,7 +347,7 @@ def test_a_redesigned_nsqd_stays_open_when_a_publish_fails(partition, is_fatal):
 
 def test_an_error_without_a_description_ends_with_a_blank():
     connection = ClientConnection()
-    connection.pub("t", b"x", "a", 1)
+    connection.publish("t", [b"x"], "a", 1)
     assert connection.receive(error_frame("E_FAILED_ON_NOT_LEADER ")) == [
         Refused("PUB", "a", "E_FAILED_ON_NOT_LEADER", "", False)
     ]

@@ -78,7 +78,7 @@ def test_the_client_refuses_what_the_server_would(name, state):
         "REQ": lambda: client.requeue(b"0" * 16, 1),
         "TOUCH": lambda: client.touch(b"0" * 16),
         "FIN": lambda: client.finish([b"0" * 16]),
-        "PUB": lambda: client.pub("t", b"x"),
+        "PUB": lambda: client.publish("t", [b"x"]),
         "IDENTIFY": lambda: client.identify(IdentifyRequest()),
     }
     pending = len(client.pending)

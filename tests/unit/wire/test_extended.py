@@ -5,10 +5,11 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from tests.unit.wire import built
 
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.wire import commands, extended
-from flintmq.wire.extended import Extension, Stored, joined_body, parse_stored, split_body, split_id, stored_reply
+from flintmq.wire.extended import Extension, Stored, parse_stored, split_body, split_id, stored_reply
 
 
 def test_commands_name_the_partition():
@@ -24,10 +25,10 @@ def test_commands_name_the_partition():
 
 
 def test_traced_commands():
-    assert extended.pub_trace("t", 1, 12345, b"traced") == (
+    assert built.pub_trace("t", 1, 12345, b"traced") == (
         b"PUB_TRACE t 1\n" + b"\0\0\0\x0e" + b"\0\0\0\0\0\0\x30\x39" + b"traced"
     )
-    assert extended.mpub_trace("t", 1, [(1, b"a"), (2, b"bc")]) == (
+    assert built.mpub_trace("t", 1, [(1, b"a"), (2, b"bc")]) == (
         b"MPUB_TRACE t 1\n" + b"\0\0\0\x1f" + b"\0\0\0\x02"
         b"\0\0\0\x09" + b"\0\0\0\0\0\0\0\x01" + b"a"
         b"\0\0\0\x0a" + b"\0\0\0\0\0\0\0\x02" + b"bc"
@@ -35,8 +36,8 @@ def test_traced_commands():
 
 
 def test_commands_with_headers():
-    assert extended.pub_ext("t", 0, b"{}", b"x") == b"PUB_EXT t 0\n" + b"\0\0\0\x05" + b"\0\x02{}" + b"x"
-    assert extended.mpub_ext("t", 0, [(b"{}", b"x"), (b"", b"y")]) == (
+    assert built.pub_ext("t", 0, b"{}", b"x") == b"PUB_EXT t 0\n" + b"\0\0\0\x05" + b"\0\x02{}" + b"x"
+    assert built.mpub_ext("t", 0, [(b"{}", b"x"), (b"", b"y")]) == (
         b"MPUB_EXT t 0\n" + b"\0\0\0\x14" + b"\0\0\0\x02" + b"\0\0\0\x05\0\x02{}x" + b"\0\0\0\x03\0\0y"
     )
 
@@ -72,7 +73,7 @@ def test_what_stands_in_front_of_a_body(
     data: bytes, is_extended: bool, is_ordered: bool, expected: tuple[Extension, bytes]
 ):
     assert split_body(data, is_extended, is_ordered) == expected
-    assert joined_body(*expected, is_extended, is_ordered) == data
+    assert built.joined_body(*expected, is_extended, is_ordered) == data
 
 
 @given(
@@ -89,7 +90,7 @@ def test_a_body_that_is_cut_is_told_or_shorter(
         offset if is_ordered else -1,
         raw_size if is_ordered else 0,
     )
-    data = joined_body(extension, body, is_extended, is_ordered)
+    data = built.joined_body(extension, body, is_extended, is_ordered)
     assert split_body(data, is_extended, is_ordered) == (extension, body)
     for size in range(len(data) - len(body)):
         with pytest.raises(RemoteProtocolError, match="says that it has"):
@@ -107,14 +108,14 @@ def test_a_body_that_is_cut_is_told_or_shorter(
         (lambda: extended.sub_advanced("t", "c", None, "msgcount:1"), "E_BAD_PARTITION"),
         (lambda: extended.sub_advanced("t", "c", 1, "msgcount:-1"), "E_INVALID"),
         (lambda: extended.sub_advanced("t", "c", 1, "special:-1\n"), "E_INVALID"),
-        (lambda: extended.pub_trace("?", 1, 1, b"x"), "E_BAD_TOPIC"),
-        (lambda: extended.pub_trace("t", 1, -1, b"x"), "INVALID_TRACE_ID"),
-        (lambda: extended.pub_trace("t", 1, 2**64, b"x"), "INVALID_TRACE_ID"),
-        (lambda: extended.pub_trace("t", 1, 1, b""), "E_BAD_MESSAGE"),
-        (lambda: extended.pub_ext("t", 1, b"{}", b""), "E_BAD_MESSAGE"),
-        (lambda: extended.pub_ext("t", 1, b"x" * 65536, b"x"), "E_BAD_EXT"),
-        (lambda: extended.mpub_ext("t", 1, []), "E_BAD_MESSAGE"),
-        (lambda: extended.mpub_trace("t", 1, []), "E_BAD_MESSAGE"),
+        (lambda: built.pub_trace("?", 1, 1, b"x"), "E_BAD_TOPIC"),
+        (lambda: built.pub_trace("t", 1, -1, b"x"), "INVALID_TRACE_ID"),
+        (lambda: built.pub_trace("t", 1, 2**64, b"x"), "INVALID_TRACE_ID"),
+        (lambda: built.pub_trace("t", 1, 1, b""), "E_BAD_MESSAGE"),
+        (lambda: built.pub_ext("t", 1, b"{}", b""), "E_BAD_MESSAGE"),
+        (lambda: built.pub_ext("t", 1, b"x" * 65536, b"x"), "E_BAD_EXT"),
+        (lambda: built.mpub_ext("t", 1, []), "E_BAD_MESSAGE"),
+        (lambda: built.mpub_trace("t", 1, []), "E_BAD_MESSAGE"),
     ],
 )
 def test_what_would_be_refused_is_not_sent(build: object, code: str):

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.wire.built import mpub_once, pub_once
 
 from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.wire.client import ClientConnection, Refused, Reply, parse_features
 from flintmq.wire.frames import error_frame, response_frame
 from flintmq.wire.identify import IdentifyRequest, OnceIdentifyRequest, ServerFeatures, negotiate, parse_request
-from flintmq.wire.once import is_producer_id, mpub_once, parse_sequence, pub_once
 from flintmq.wire.server import Publish, ServerConnection, ServerLimits, Violation
+from flintmq.wire.words import is_producer_id, parse_sequence
 
 LIMITS = ServerLimits(max_msg_size=100, max_body_size=400)
 ids = st.text("abcXYZ019._:-", min_size=1, max_size=64)
@@ -105,9 +106,9 @@ def test_nothing_illegal_is_sent(producer_id):
 
 def test_the_client_takes_its_answers():
     wire = ClientConnection()
-    wire.pub_once("t", [b"x"], "p", 1, "one")
-    wire.pub_once("t", [b"x", b"y"], "p", 2, "two")
-    wire.pub_once("t", [b"x"], "p", 5, "three")
+    wire.publish("t", [b"x"], "one", producer_id="p", sequence=1)
+    wire.publish("t", [b"x", b"y"], "two", producer_id="p", sequence=2)
+    wire.publish("t", [b"x"], "three", producer_id="p", sequence=5)
     answers = (
         response_frame(b"OK") + error_frame("E_MPUB_ONCE_FAILED", "disk full") + error_frame("E_SEQUENCE_GAP", "p")
     )

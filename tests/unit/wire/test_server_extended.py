@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.wire import built
 
-from flintmq.wire import extended
 from flintmq.wire.server import NOT_A_NUMBER, ServerConnection, ServerLimits, Violation
 
 LIMITS = ServerLimits(max_msg_size=100, max_body_size=400)
@@ -54,20 +54,20 @@ def test_whatever_the_client_writes_is_read(wanted, chunk):
         else:
             item = len(front).to_bytes(2, "big") + front + body
         if command == "PUB_TRACE":
-            data += extended.pub_trace("t", partition, front, body)
+            data += built.pub_trace("t", partition, front, body)
         elif command == "PUB_EXT":
-            data += extended.pub_ext("t", partition, front, body)
+            data += built.pub_ext("t", partition, front, body)
         elif command == "MPUB_TRACE":
-            data += extended.mpub_trace("t", partition, [(front, body)] * 3)
+            data += built.mpub_trace("t", partition, [(front, body)] * 3)
         else:
-            data += extended.mpub_ext("t", partition, [(front, body)] * 3)
+            data += built.mpub_ext("t", partition, [(front, body)] * 3)
         expected.append((command, "t", partition, [item] * (3 if command.startswith("M") else 1)))
     assert commands_of(parse(data, chunk)) == commands_of(parse(data)) == expected
 
 
 def test_a_run_to_one_place_is_one_event():
-    data = extended.pub_trace("t", 0, 1, b"a") * 3 + extended.pub_trace("t", 1, 1, b"b")
-    data += extended.pub_ext("t", 1, b"{}", b"c") * 2 + extended.pub_trace("t", 1, 1, b"d")
+    data = built.pub_trace("t", 0, 1, b"a") * 3 + built.pub_trace("t", 1, 1, b"b")
+    data += built.pub_ext("t", 1, b"{}", b"c") * 2 + built.pub_trace("t", 1, 1, b"d")
     events = parse(data)
     assert [(each.command, each.partition, each.replies, len(each.bodies)) for each in events] == [
         ("PUB_TRACE", 0, 3, 3),
@@ -78,7 +78,7 @@ def test_a_run_to_one_place_is_one_event():
 
 
 def test_pubs_between_them_stay_where_they_are():
-    data = b"PUB t 0\n\0\0\0\1a" + extended.pub_trace("t", 0, 1, b"b") + b"PUB t 0\n\0\0\0\1c"
+    data = b"PUB t 0\n\0\0\0\1a" + built.pub_trace("t", 0, 1, b"b") + b"PUB t 0\n\0\0\0\1c"
     assert [event.command for event in parse(data)] == ["PUB", "PUB_TRACE", "PUB"]
 
 
@@ -134,5 +134,5 @@ def test_permission_to_publish_several_is_asked_before_their_bodies(command):
 def test_the_largest_message_behind_the_longest_headers():
     limits = ServerLimits(max_msg_size=100, max_body_size=200_000)
     headers, body = b"h" * 65_535, b"x" * 100
-    data = extended.pub_ext("t", 0, headers, body) + extended.mpub_ext("t", 0, [(headers, body), (b"", body)])
+    data = built.pub_ext("t", 0, headers, body) + built.mpub_ext("t", 0, [(headers, body), (b"", body)])
     assert [len(each) for event in parse(data, limits=limits) for each in event.bodies] == [65_637, 65_637, 102]

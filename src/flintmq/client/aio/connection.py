@@ -95,16 +95,6 @@ class Connection(Link, asyncio.BufferedProtocol):
         if received:
             self.data_received(received)
 
-    async def publish_alone(self, topic: str, headers: bytes, body: bytes) -> None:
-        """Publish one message with headers and wait for the answer; nothing else may be under way.
-
-        Raises:
-            NsqdError: nsqd refuses it.
-            ConnectionFailed: there was no answer in time, or none at all.
-        """
-        messages = [(headers, body)]
-        await self.request("PUB_EXT", lambda answered: self.publish_with_headers(topic, None, messages, answered))
-
     async def request(self, command: str, send: Callable[[Answered], None]) -> None:
         """Send a command and wait for its answer, at most for the connect timeout.
 

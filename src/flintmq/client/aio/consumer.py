@@ -18,16 +18,15 @@ from typing import Any, Self, Unpack
 
 from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
-from flintmq.client.aio.dead_letters import DeadLetters
+from flintmq.client.aio.dead_letters import DeadLetters, LetterProducer
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
-from flintmq.client.aio.producer import Producer
 from flintmq.client.aio.subscribing import Subscriptions
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
+from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, mode_of
 from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
-from flintmq.client.core.unreadable import letter_headers
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
 from flintmq.errors import BodyError, FlintError
 
@@ -128,7 +127,7 @@ class Consumer(ConsumerState[Value]):
         self._subscriptions = Subscriptions(settings, lookup, self._fail)
         self._dead_letters: DeadLetters | None = None
         if dead_letter is not None:
-            self._dead_letters = DeadLetters(dead_letter, partial(Producer, **settings.dead_letter_producer()))
+            self._dead_letters = DeadLetters(dead_letter, partial(LetterProducer, **settings.dead_letter_producer()))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -344,7 +343,7 @@ class Consumer(ConsumerState[Value]):
                 await callback
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
-                await self._dead_letters.bury(message.body, headers)
+                await self._dead_letters.publish(message.body, headers)
         except BaseException as raised:
             settle(message, raised, is_given_up=True)
             if not isinstance(raised, Exception):

@@ -1,24 +1,60 @@
 """Where messages go that nobody can process: published to a topic of their own, unchanged.
 
+What a letter says and in which form it is published: :mod:`flintmq.client.core.dead_letters`.
+
 Rules of this file:
 
-- The producer is made when the first message is to be buried, because most consumers never need it.
+- The producer is made when the first message is to be published, because most consumers never need it.
 - A message is finished only after nsqd has its copy.
-- Why it is there stands in its headers (:mod:`flintmq.client.core.unreadable`), where the topic has room for them;
-  whether it has is found out by the first one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from flintmq.client.aio.producer import Producer
-from flintmq.client.core.unreadable import Letters
-from flintmq.errors import LocalProtocolError, PublishRefused
+from flintmq.client.core.dead_letters import Form, Letters
+from flintmq.client.core.publish import checked_headers
+from flintmq.errors import FlintError
 
-log = logging.getLogger("flintmq.client")
+
+class LetterProducer(Producer):
+    """A producer that finds out whether a topic has room for headers."""
+
+    async def takes_headers(self, topic: str) -> bool | None:
+        """Whether messages of a topic may carry headers; None: only a try can tell.
+
+        Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
+        """
+        if self._lookup is None:
+            return None if len(self._nsqd) == 1 else False
+        if not self._routes.knows(topic):
+            self._look_up(topic)
+            if (task := self._lookups.get(topic)) is not None:
+                await asyncio.wait([task])
+        return self._routes.is_extended(topic)
+
+    async def publish(self, form: Form, topic: str, body: bytes, headers: Mapping[str, object]) -> None:
+        """Publish a dead letter in one form.
+
+        Raises:
+            LocalProtocolError: the headers are too large.
+            NsqdError: it is refused.
+            ConnectionFailed: there was no answer, so it may be stored.
+        """
+        if form is not Form.ALONE:
+            await self.pub(topic, body, headers=headers if form is Form.HEADED else None)
+            return
+        data = checked_headers(headers, None)
+        connection = await self._open(self._nsqd[0])
+        try:
+            await connection.request(
+                "PUB_EXT", lambda answered: connection.publish(topic, [body], answered, headers=[data])
+            )
+        finally:
+            connection.close()
 
 
 class DeadLetters:
@@ -29,14 +65,14 @@ class DeadLetters:
         make: a producer that is not started yet.
     """
 
-    def __init__(self, topic: str, make: Callable[[], Producer]) -> None:
+    def __init__(self, topic: str, make: Callable[[], LetterProducer]) -> None:
         self.topic = topic
         self._make = make
-        self._producer: Producer | None = None
+        self._producer: LetterProducer | None = None
         self._lock = asyncio.Lock()  # held while the producer is made, and while the first letter tries its headers
         self._letters = Letters()
 
-    async def bury(self, body: bytes, headers: Mapping[str, object]) -> None:
+    async def publish(self, body: bytes, headers: Mapping[str, object]) -> None:
         """Publish a body; with headers, if the topic has room for them.
 
         Raises:
@@ -44,23 +80,17 @@ class DeadLetters:
         """
         producer = await self._started()
         takes_headers = await producer.takes_headers(self.topic)
-        if takes_headers is None:
-            async with self._lock:
-                if self._letters.can_have_headers is None:
-                    self._letters.can_have_headers = await producer.try_headers(self.topic, body, headers)
-                    if self._letters.can_have_headers:
-                        return
-            takes_headers = self._letters.can_have_headers
-        if takes_headers:
-            try:
-                await producer.pub(self.topic, body, headers=headers)
-            except (PublishRefused, LocalProtocolError) as error:
-                self._letters.note_refusal(error)
-            else:
-                return
-        await producer.pub(self.topic, body)
+        async with self._lock if self._letters.needs_try(takes_headers) else nullcontext():
+            for form in self._letters.forms(takes_headers):
+                try:
+                    await producer.publish(form, self.topic, body, headers)
+                except FlintError as error:
+                    self._letters.refused(form, error)
+                else:
+                    self._letters.taken(form)
+                    return
 
-    async def _started(self) -> Producer:
+    async def _started(self) -> LetterProducer:
         async with self._lock:
             if self._producer is None:
                 producer = self._make()

@@ -41,7 +41,6 @@ from flintmq.client.core.publish import (
     Published,
     check_topic,
     checked_body,
-    checked_headers,
     closed_error,
     message_cost,
 )
@@ -50,7 +49,6 @@ from flintmq.client.core.sending import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BYTES_
 from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.core.topology import Topology
-from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
 from flintmq.client.options import (
     DELAY_MAX_S,
     ConnectionOptions,
@@ -68,7 +66,6 @@ from flintmq.errors import (
     DiscoveryError,
     FlintError,
     NoNsqd,
-    NsqdError,
 )
 from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Record
@@ -505,11 +502,15 @@ class Producer:
 
     async def _connect(self, address: str) -> Connection:
         assert self._sender is not None
-        is_once = self._writers is not None
-        connection = await Connection.open(address, _Owner(self._sender), self._options, self._env, once=is_once)
+        connection = await self._open(address)
         if not connection.is_lost:
             self._sender.join(connection)
         return connection
+
+    async def _open(self, address: str) -> Connection:
+        assert self._sender is not None
+        is_once = self._writers is not None
+        return await Connection.open(address, _Owner(self._sender), self._options, self._env, once=is_once)
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
         self._refusals.note(address, error, self._links.listed)
@@ -538,42 +539,6 @@ class Producer:
             self._lookups[topic] = task
             task.add_done_callback(lambda _: self._lookups.pop(topic))
             task.add_done_callback(tell(f"looking up topic {topic}"))
-
-    async def takes_headers(self, topic: str) -> bool | None:
-        """Whether messages of a topic may carry headers; None: only :meth:`try_headers` can tell.
-
-        Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
-        """
-        if self._lookup is None:
-            return None if len(self._nsqd) == 1 else False
-        if not self._routes.knows(topic):
-            self._look_up(topic)
-            if (task := self._lookups.get(topic)) is not None:
-                await asyncio.wait([task])
-        return self._routes.is_extended(topic)
-
-    async def try_headers(self, topic: str, body: bytes, headers: Mapping[str, object]) -> bool:
-        """Publish one message with headers over a connection of its own; False if nsqd refuses it because of them.
-
-        For the only nsqd there is. It closes a connection over headers that it does not know, or that are for a topic
-        which it does not have; publishes under way elsewhere should not suffer from that.
-
-        Raises:
-            ConnectionFailed: there was no answer, so it may be stored.
-            NsqdError: it is refused for another reason.
-        """
-        (address,) = self._nsqd
-        assert self._sender is not None
-        connection = await Connection.open(address, _Owner(self._sender), self._options, self._env)
-        try:
-            await connection.publish_alone(topic, checked_headers(headers, None), body)
-        except NsqdError as error:
-            if error.code not in HEADERS_REFUSED_CODES:
-                raise
-            return False
-        finally:
-            connection.close()
-        return True
 
     async def _find(self, topic: str) -> None:
         assert self._lookup is not None

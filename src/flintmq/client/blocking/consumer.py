@@ -20,18 +20,17 @@ from typing import Any, Self, TypeVar, Unpack
 
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.crew import Crew
-from flintmq.client.blocking.dead_letters import DeadLetters
+from flintmq.client.blocking.dead_letters import DeadLetters, LetterProducer
 from flintmq.client.blocking.http import get
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Lookup
 from flintmq.client.blocking.opening import check_options
-from flintmq.client.blocking.producer import Producer
 from flintmq.client.blocking.pump import WAIT_S, Pump
 from flintmq.client.blocking.subscribing import Subscriptions
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
+from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.message import Message, Value, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
-from flintmq.client.core.unreadable import letter_headers
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
 from flintmq.errors import BodyError, FlintError
 
@@ -130,7 +129,7 @@ class Consumer(ConsumerState[Value]):
         self._subscriptions = Subscriptions(settings, self._new_lookup(), self._pump, self._timers)
         self._dead_letters: DeadLetters | None = None
         if dead_letter is not None:
-            new_producer = partial(Producer, pool_size=1, **settings.dead_letter_producer())
+            new_producer = partial(LetterProducer, pool_size=1, **settings.dead_letter_producer())
             self._dead_letters = DeadLetters(dead_letter, new_producer)
         self._given_up: deque[Message[Any]] = deque()  # no more than were queued
         self._errors: deque[FlintError] = deque(maxlen=ERROR_COUNT_MAX)
@@ -452,7 +451,7 @@ class Consumer(ConsumerState[Value]):
                 callback(message)
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
-                self._dead_letters.bury(message.body, headers)
+                self._dead_letters.publish(message.body, headers)
         except BaseException as raised:
             settle(message, raised, is_given_up=True)
             if not isinstance(raised, Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -19,20 +20,25 @@ class Forkable(Protocol):
         """Let go of locks, threads and sockets that are the parent's, without a word to any peer."""
 
 
-_living: dict[int, weakref.ref[Forkable]] = {}
+_living: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+
+
+def call_in_child(method: Callable[[], object]) -> None:
+    """Call a bound method in children, as long as its object lives."""
+    reference = weakref.WeakMethod(method, lambda gone: _living.pop(id(gone), None))
+    _living[id(reference)] = reference
 
 
 def watch(thing: Forkable) -> None:
     """Call ``thing.after_fork()`` in children, as long as it lives."""
-    key = id(thing)
-    _living[key] = weakref.ref(thing, lambda _: _living.pop(key, None))
+    call_in_child(thing.after_fork)
 
 
 def _in_child() -> None:
     for reference in [*_living.values()]:
-        thing = reference()
-        if thing is not None:
-            thing.after_fork()
+        method = reference()
+        if method is not None:
+            method()
 
 
 os.register_at_fork(after_in_child=_in_child)

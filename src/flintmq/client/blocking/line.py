@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-- :meth:`Line.ask` ends by its deadline. After anything but an answer the line is lost and closed: an answer that comes
-  late would be taken for the next one's.
+- :meth:`Line.answer_to` ends by its deadline. After anything but an answer the line is lost and closed: an answer that
+  comes late would be taken for the next one's.
 - Heartbeats are answered while an answer is waited for, and by :meth:`Line.attend` in between.
 """
 
@@ -13,13 +13,10 @@ from contextlib import nullcontext
 
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.stream import Stream, Time
-from flintmq.client.core.link import Answered, AnswerLost
 from flintmq.client.options import ConnectionOptions
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError
-from flintmq.wire.client import ClientConnection, MessageFailed, Record
-
-Unanswered = AnswerLost
+from flintmq.wire.client import MessageFailed, Record
 
 
 class _Nobody:
@@ -71,11 +68,6 @@ class Line(Connection):
         self.used_at = self.opened_at
 
     @property
-    def wire(self) -> ClientConnection:
-        """Builds commands, without a token."""
-        return self._wire
-
-    @property
     def stream(self) -> Stream:
         """The socket with its layers."""
         return self._stream
@@ -90,23 +82,6 @@ class Line(Connection):
         """Why it was lost, in words."""
         error = self.lost_because
         return error.reason if isinstance(error, ConnectionFailed) else str(error or "")
-
-    def ask(self, command: bytes, deadline: float) -> bytes:
-        """Send a command that :attr:`wire` has built and return nsqd's answer.
-
-        Raises:
-            NsqdError: nsqd refuses.
-            AnswerLost: the connection was lost, or nsqd does not answer in time.
-        """
-
-        def send(answered: Answered) -> None:
-            name, _ = self._wire.pending[-1]
-            self._wire.pending[-1] = name, answered
-            self._out.append(command)
-
-        answer = self.answer_to(send, deadline)
-        self.used_at = self._heard_at
-        return answer
 
     def attend(self) -> None:
         """Answer heartbeats that have come, and notice when the connection is over; waits for nothing."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self, overload
 
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.finding import LOOK_AGAIN_S, Finding
-from flintmq.client.blocking.forking import watch
+from flintmq.client.blocking.forking import call_in_child
 from flintmq.client.blocking.http import get
 from flintmq.client.blocking.keeper import Keeper
 from flintmq.client.blocking.line import Line
@@ -49,14 +49,12 @@ from flintmq.client.core.publish import (
     Published,
     check_topic,
     checked_body,
-    checked_headers,
     closed_error,
     message_cost,
 )
 from flintmq.client.core.routing import Routes
 from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
-from flintmq.client.core.unreadable import HEADERS_REFUSED_CODES
 from flintmq.client.options import (
     DELAY_MAX_S,
     ConnectionOptions,
@@ -188,7 +186,7 @@ class Producer(Finding):
         )
         self._time = self._timers.time
         self._fetch: Fetch = fetch or partial(get, options=self._options, time=self._time)
-        watch(self)
+        call_in_child(self._new_process)  # which starts over with its next call
 
     def _new_process(self) -> None:
         """Set up what no two processes may share."""
@@ -276,10 +274,6 @@ class Producer(Finding):
             keeper.end()
         for pool in pools.values():
             pool.close()
-
-    def after_fork(self) -> None:
-        """In a child: start over with the next call."""
-        self._new_process()
 
     # --- publishing ---
 
@@ -435,43 +429,6 @@ class Producer(Finding):
     def traced(self) -> tuple[str, ...]:
         """The topics that are traced now."""
         return tuple(sorted(self._intake.traced))
-
-    def takes_headers(self, topic: str) -> bool | None:
-        """Whether messages of a topic may carry headers; None: only :meth:`try_headers` can tell.
-
-        Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
-        """
-        if not self._lookup_addresses:
-            return None if len(self._nsqd) == 1 else False
-        self._begin()
-        with self._lock:
-            if not self._routes.knows(topic):
-                self._look_up(topic)
-                self._changed.wait_for(lambda: self._routes.knows(topic), self._lookup_timeout_s)
-            return self._routes.is_extended(topic)
-
-    def try_headers(self, topic: str, body: bytes, headers: Mapping[str, object]) -> bool:
-        """Publish one message with headers over a connection of its own; False if nsqd refuses it because of them.
-
-        For the only nsqd there is. It closes a connection over headers that it does not know, or that are for a topic
-        which it does not have; publishes under way elsewhere should not suffer from that.
-
-        Raises:
-            ConnectionFailed: there was no answer, so it may be stored.
-            NsqdError: it is refused for another reason.
-        """
-        (address,) = self._nsqd
-        line = Line(address, self._options, self._env, self._time)
-        try:
-            messages = [(checked_headers(headers, None), body)]
-            line.answer_to(partial(line.publish_with_headers, topic, None, messages), self._time() + self._timeout_s)
-        except NsqdError as error:
-            if error.code not in HEADERS_REFUSED_CODES:
-                raise
-            return False
-        finally:
-            line.close()
-        return True
 
     def stats(self) -> ProducerStats:
         """Count what was done and say where the producer stands."""

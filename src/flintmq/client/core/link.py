@@ -341,68 +341,26 @@ class Link(ABC):
 
     # --- publishing; the connection must not be lost ---
 
-    def publish(self, topic: str, bodies: Sequence[bytes], answered: Answered, partition: int | None = None) -> None:
-        """Send one message as PUB, several as MPUB.
-
-        Raises:
-            LocalProtocolError: the topic's name or a body is not acceptable; nothing was sent.
-        """
-        if len(bodies) == 1:
-            self._out.append(self._wire.pub(topic, bodies[0], answered, partition))
-        else:
-            self._out.append(self._wire.mpub(topic, bodies, answered, partition))
-
-    def publish_deferred(
-        self, topic: str, defer_ms: int, bodies: Sequence[bytes], answered: Answered, partition: int | None = None
-    ) -> None:
-        """Send one message as DPUB, several as MDPUB.
-
-        Raises:
-            LocalProtocolError: as :meth:`publish`.
-        """
-        if len(bodies) == 1:
-            self._out.append(self._wire.dpub(topic, defer_ms, bodies[0], answered, partition))
-        else:
-            self._out.append(self._wire.mdpub(topic, defer_ms, bodies, answered, partition))
-
-    def publish_once(
+    def publish(
         self,
         topic: str,
         bodies: Sequence[bytes],
-        producer_id: str,
-        sequence: int,
         answered: Answered,
         partition: int | None = None,
+        defer_ms: int | None = None,
+        trace_ids: Sequence[int] | None = None,
+        headers: Sequence[bytes] | None = None,
+        producer_id: str | None = None,
+        sequence: int = 0,
     ) -> None:
-        """Send one message as PUB_ONCE, several as MPUB_ONCE.
+        """Send one message, or several as one, with what :meth:`ClientConnection.publish` says of them.
 
         Raises:
-            LocalProtocolError: as :meth:`publish`.
+            LocalProtocolError: the topic's name, a body or a field is not acceptable; nothing was sent.
         """
-        self._out.append(self._wire.pub_once(topic, bodies, producer_id, sequence, answered, partition))
-
-    def publish_traced(
-        self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], answered: Answered
-    ) -> None:
-        """Send (trace id, body) as PUB_TRACE, or several as MPUB_TRACE.
-
-        Raises:
-            LocalProtocolError: as :meth:`publish`.
-        """
-        self._out.append(self._wire.pub_trace(topic, partition, messages, answered))
-
-    def publish_with_headers(
-        self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], answered: Answered
-    ) -> None:
-        """Send (headers, body) as PUB_EXT, or several as MPUB_EXT; headers are a JSON object.
-
-        Raises:
-            LocalProtocolError: as :meth:`publish`.
-        """
-        if len(messages) == 1:
-            self._out.append(self._wire.pub_ext(topic, partition, *messages[0], answered))
-        else:
-            self._out.append(self._wire.mpub_ext(topic, partition, messages, answered))
+        self._out.append(
+            self._wire.publish(topic, bodies, answered, partition, defer_ms, trace_ids, headers, producer_id, sequence)
+        )
 
     # --- consuming ---
 

@@ -96,26 +96,17 @@ class Carrier(Protocol):
     is_write_paused: bool
 
     def publish(
-        self, topic: str, bodies: Sequence[bytes], answered: Answered, partition: int | None = None, /
-    ) -> None: ...
-    def publish_deferred(
-        self, topic: str, defer_ms: int, bodies: Sequence[bytes], answered: Answered, partition: int | None = None, /
-    ) -> None: ...
-    def publish_once(
         self,
         topic: str,
         bodies: Sequence[bytes],
-        producer_id: str,
-        sequence: int,
         answered: Answered,
-        partition: int | None = None,
+        partition: int | None,
+        defer_ms: int | None,
+        trace_ids: Sequence[int] | None,
+        headers: Sequence[bytes] | None,
+        producer_id: str | None,
+        sequence: int,
         /,
-    ) -> None: ...
-    def publish_traced(
-        self, topic: str, partition: int, messages: Sequence[tuple[int, bytes]], answered: Answered, /
-    ) -> None: ...
-    def publish_with_headers(
-        self, topic: str, partition: int | None, messages: Sequence[tuple[bytes, bytes]], answered: Answered, /
     ) -> None: ...
     def describe(self) -> str:
         """Say in one line where the connection stands."""
@@ -278,24 +269,24 @@ class Publish:
         return part
 
     def send(self, connection: Carrier, partition: int | None, answered: Answered) -> None:
-        """Put it on a connection, as the command that it is."""
+        """Put it on a connection, to this partition if it names one."""
         self.connection = connection
         if partition is not None or self.partition is not None:
             self.partition = partition
-        if self.writer is not None:
-            writer = self.writer
-            connection.publish_once(self.topic, self.bodies, writer.producer_id, writer.sequence, answered, partition)
-        elif self.defer_ms is not None:
-            named = partition if self.needs_partition or len(self.bodies) > 1 else None  # NSQ's DPUB knows none
-            connection.publish_deferred(self.topic, self.defer_ms, self.bodies, answered, named)
-        elif self.headers is not None:
-            with_headers = [*zip(self.headers, self.bodies, strict=True)]
-            connection.publish_with_headers(self.topic, partition, with_headers, answered)
-        elif partition is not None and self.trace_ids is not None:
-            messages = [*zip(self.trace_ids, self.bodies, strict=True)]
-            connection.publish_traced(self.topic, partition, messages, answered)
-        else:
-            connection.publish(self.topic, self.bodies, answered, partition)
+        if self.defer_ms is not None and len(self.bodies) == 1 and not self.needs_partition:
+            partition = None  # NSQ's DPUB knows none
+        writer = self.writer
+        connection.publish(
+            self.topic,
+            self.bodies,
+            answered,
+            partition,
+            self.defer_ms,
+            None if partition is None or self.headers is not None else self.trace_ids,  # headers have them in JSON
+            self.headers,
+            None if writer is None else writer.producer_id,
+            0 if writer is None else writer.sequence,
+        )
 
     def read_answer(self, answer: bytes) -> Stored | None:
         """Where nsqd says that it is stored; None for a plain OK.

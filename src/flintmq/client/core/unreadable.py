@@ -1,17 +1,7 @@
-"""Messages whose body cannot be read: what the log says of them, and what their dead letter says.
+"""Messages whose body cannot be read: what the log says of them.
 
-Headers of a dead letter, where its topic has room for them; names and values are those of nsqd's own, all texts::
-
-    ##dead_letter_reason       unreadable_body, or max_attempts
-    ##dead_letter_error        of an unreadable body: what is wrong with it
-    ##dead_letter_topic        topic and channel whose consumer gave the message up
-    ##dead_letter_channel
-    ##dead_letter_attempts     deliveries
-    ##dead_letter_id           16 hex digits
-    ##dead_letter_timestamp    when it was published, ns
-
-Headers that the message had are kept. Rules of this file: no clock, no IO but the log; the log is bounded, because a
-deployment that cannot read its topic any more cannot read any message of it.
+Rules of this file: no clock, no IO but the log; the log is bounded, because a deployment that cannot read its topic any
+more cannot read any message of it.
 """
 
 from __future__ import annotations
@@ -19,21 +9,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flintmq.client.core.bodies import encoded
 from flintmq.client.core.message import Message, is_hex
-from flintmq.errors import BodyError, LocalProtocolError, PublishRefused
-from flintmq.message import HEADERS_SIZE_MAX, TAG_HEADER, TRACE_ID_HEADER
+from flintmq.errors import BodyError
 
 log = logging.getLogger("flintmq.client")
-
-PREFIX = "##dead_letter_"
-UNREADABLE, MAX_ATTEMPTS = "unreadable_body", "max_attempts"
 
 EVERY_S = 10.0
 COUNT_MAX = 5
 """Lines in so many seconds; how many more there were is said with the next one, and at the end."""
 SHOWN_BYTES_MAX = 64
-_KEPT_SIZE_MAX = HEADERS_SIZE_MAX - 4096
 
 REQUEUED = "it is requeued; a dead_letter topic would take such messages"
 BLOCKING = "it blocks its partition until it can be read"
@@ -82,35 +66,6 @@ class Unreadable:
             self._left_out = 0
 
 
-HEADERS_REFUSED_CODES = ("E_EXT_NOT_SUPPORT", "E_TOPIC_NOT_EXIST", "E_INVALID")
-"""What nsqd answers to headers: the topic has none, it is not there, there is no such command."""
-
-
-class Letters:
-    """Whether the dead letters of one topic can have headers, where only a try can tell.
-
-    nsqd closes the connection over a try where there is no such topic, or where it knows no headers: so the first
-    letter is published over a connection of its own.
-
-    Attributes:
-        can_have_headers: None: nobody has tried yet.
-    """
-
-    def __init__(self) -> None:
-        self.can_have_headers: bool | None = None
-
-    def note_refusal(self, error: PublishRefused | LocalProtocolError) -> None:
-        """Note that headers were refused, so that the body is published without.
-
-        Raises:
-            PublishRefused: it was refused for another reason.
-        """
-        if isinstance(error, PublishRefused):
-            if error.code != "E_EXT_NOT_SUPPORT":
-                raise error
-            self.can_have_headers = False
-
-
 def read_error(message: Message[Any]) -> BodyError | None:
     """Why the body of a message cannot be read; None if it can, or if reading it already says what to do with it."""
     try:
@@ -120,34 +75,6 @@ def read_error(message: Message[Any]) -> BodyError | None:
     except Exception:  # noqa: BLE001 - a wish of the application's, as its handler would have got to see
         return None
     return None
-
-
-def letter_headers(message: Message[Any], topic: str, channel: str, error: BodyError | None) -> dict[str, object]:
-    """The headers of a dead letter.
-
-    Those of the message are left out if there would be too many.
-
-    Args:
-        error: what is wrong with its body; None: it had too many attempts.
-    """
-    headers: dict[str, object] = {}
-    try:
-        headers |= {TAG_HEADER: message.tag} if message.tag else {}
-        headers |= message.headers
-    except BodyError:
-        pass  # what is wrong with them is why it is here; a JSON object they are not
-    headers.pop(TRACE_ID_HEADER, None)
-    about = {
-        "reason": MAX_ATTEMPTS if error is None else UNREADABLE,
-        **({} if error is None else {"error": str(error)}),
-        "topic": topic,
-        "channel": channel,
-        "attempts": str(message.attempts),
-        "id": shown_id(message),
-        "timestamp": str(message.timestamp_ns),
-    }
-    own: dict[str, object] = {f"{PREFIX}{name}": value for name, value in about.items()}
-    return own if len(encoded(headers)) > _KEPT_SIZE_MAX else headers | own
 
 
 def shown_id(message: Message[Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from flintmq.client.core.link import Link
 from flintmq.client.options import ConnectionOptions
 from flintmq.errors import FlintError
-from flintmq.wire.commands import COMMANDS, PUBLISHING
+from flintmq.wire.commands import PUBLISHING
 from flintmq.wire.frames import error_frame
 
 
@@ -32,29 +32,21 @@ class BareLink(Link):
         pass
 
 
-def publish(link: Link, name: str, answered: Any) -> None:
-    """Publish with the command of this name."""
-    bodies = [b"body"] if COMMANDS[name].body.kind.value == "one message" else [b"one", b"two"]
-    match name.removeprefix("M"):
-        case "PUB":
-            link.publish("t", bodies, answered)
-        case "DPUB":
-            link.publish_deferred("t", 5, bodies, answered)
-        case "PUB_ONCE":
-            link.publish_once("t", bodies, "p", 1, answered)
-        case "PUB_TRACE":
-            link.publish_traced("t", 0, [(1, body) for body in bodies], answered)
-        case "PUB_EXT":
-            link.publish_with_headers("t", 0, [(b"{}", body) for body in bodies], answered)
-        case _:
-            raise AssertionError(f"{name} is not published here")
+FIELDS: dict[str, dict[str, Any]] = {
+    "PUB": {},
+    "DPUB": {"defer_ms": 5},
+    "PUB_ONCE": {"producer_id": "p", "sequence": 1},
+    "PUB_TRACE": {"trace_ids": [1, 1]},
+    "PUB_EXT": {"headers": [b"{}", b"{}"]},
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHING)
 def test_an_nsqd_that_closes_because_of_a_publish_is_well(name: str):
     link = BareLink("127.0.0.1:4150", Owner(), ConnectionOptions(), lambda: 0.0)
     answers: list[Any] = []
-    publish(link, name, answers.append)
+    bodies = [b"one", b"two"][: 2 if name.startswith("M") else 1]
+    link.publish("t", bodies, answers.append, 0, **FIELDS[name.removeprefix("M")])
     assert link.take_output().startswith(name.encode() + b" t")
     link.feed(error_frame("E_BAD_BODY", "x"))
     assert isinstance(answers[0], FlintError)

@@ -13,7 +13,7 @@ from flintmq.client.core.once import NAME_SIZE_MAX, Spot, Writers, check_not_onc
 from flintmq.client.options import system_env
 from flintmq.errors import OptionError, PublishRefused, PublishUnknown
 from flintmq.wire.identify import ServerFeatures
-from flintmq.wire.once import is_producer_id
+from flintmq.wire.words import is_producer_id
 
 SPOT = Spot("a:1", "t", None)
 OTHER = Spot("a:1", "t", None, True)
