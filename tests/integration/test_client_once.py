@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.integration.daemons import Daemons, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, wait_until
 from tests.integration.flavours import Flavour, PublishLoad, address_of
 from tests.integration.load import number_of
 from tests.integration.proxy import Proxy
@@ -102,8 +102,8 @@ def test_a_killed_nsqd_is_waited_for(flavour: Flavour, daemons: Daemons, topic: 
     pair = [daemons.nsqd(), daemons.nsqd()]
     addresses = [address_of(nsqd.tcp) for nsqd in pair]
     with (
-        flavour.producer(addresses, idempotent=True, timeout=PATIENCE_S) as producer,
-        PublishLoad(producer, topic, timeout_s=PATIENCE_S) as load,
+        flavour.producer(addresses, idempotent=True, timeout=4 * PATIENCE_S) as producer,
+        PublishLoad(producer, topic, timeout_s=4 * PATIENCE_S) as load,
     ):
         for nsqd in (*pair, *pair):
             load.wait_for(100)
