@@ -53,8 +53,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
+from tests.sim.disk import CrashingDisk, DiskCrashed
+
 from flintmq.env import Env
-from flintmq.testing import DiskCrashed, MemoryDisk, MemoryFiles, Operation
+from flintmq.testing import MemoryFiles, Operation
 from flintmq.testing.clock import WALL_START_NS
 
 T = TypeVar("T")
@@ -1401,7 +1403,7 @@ class Node:
     Attributes:
         name: also its host name.
         address: its IP address.
-        disk: survives kills; see :class:`flintmq.testing.MemoryDisk` for its faults.
+        disk: survives kills; see :class:`tests.sim.disk.CrashingDisk` for its faults.
         wall_offset_ns: how wrong its wall clock is.
         disk_delay_s: shortest and longest duration of a blocking call.
         is_up: false from a power loss until the next start: nothing answers.
@@ -1414,7 +1416,7 @@ class Node:
         self.address = address
         self.seed = seed
         self.rng = random.Random(f"{seed}/{name}")
-        self.disk = MemoryDisk(rng=random.Random(f"{seed}/{name}/disk"))
+        self.disk = CrashingDisk(rng=random.Random(f"{seed}/{name}/disk"))
         self.disk.observers.append(self._trace_operation)
         self.wall_offset_ns = 0
         self.disk_delay_s = (1e-6, 20e-3)

@@ -30,6 +30,7 @@ from typing import Any
 
 import pytest
 from tests.sim.checkers import TotalQueue, Violation, in_flight, order, timeline, total_queue
+from tests.sim.disk import CrashingDisk, DiskCrashed
 from tests.sim.loop import (
     Node,
     SimTransport,
@@ -41,7 +42,6 @@ from tests.sim.loop import (
 
 from flintmq.env import Env
 from flintmq.storage import File, Files
-from flintmq.testing import DiskCrashed, MemoryDisk
 
 # ------------------------------------------------------------------------------------------------------- a toy broker
 
@@ -333,7 +333,7 @@ def test_planted_bugs_are_found(bug):
 
 def lost_records(bug: str, number: int, power_loss: bool) -> set[int]:
     """Let three lives append to one log and crash; the operation with this number dies half done."""
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     rng = random.Random(number)
     disk.crash_at(number, power_loss, rng)
     synced: set[int] = set()

@@ -9,17 +9,16 @@ For the tests of code that takes a Clock and a Files::
 
     disk = MemoryDisk()
     broker = Broker(ManualClock(), disk.attach())
-    disk.crash(power_loss=True, rng=random.Random(7))
-    broker = Broker(ManualClock(), disk.attach())      # recovers from what survived
+    disk.release()                                     # the process ends; what it wrote stays
+    broker = Broker(ManualClock(), disk.attach())
 """
 
 from flintmq.testing.clock import ManualClock
-from flintmq.testing.files import DiskCrashed, MemoryDatabase, MemoryDisk, MemoryFile, MemoryFiles, Operation
+from flintmq.testing.files import MemoryDatabase, MemoryDisk, MemoryFile, MemoryFiles, Operation
 from flintmq.testing.nsqd import ChannelCounts, MemoryNsqd, StoredMessage
 
 __all__ = [
     "ChannelCounts",
-    "DiskCrashed",
     "ManualClock",
     "MemoryDatabase",
     "MemoryDisk",

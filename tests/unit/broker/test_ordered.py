@@ -7,13 +7,13 @@ import random
 import struct
 
 import pytest
+from tests.sim.disk import CrashingDisk
 
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.subscription import Subscription
 from flintmq.errors import WriteFailed
 from flintmq.message import internal_id, sequence_of, with_location
 from flintmq.storage import ChannelStore, create_logs
-from flintmq.testing.files import MemoryDisk
 from flintmq.topic_meta import TopicMeta
 
 SECOND = 1_000_000_000
@@ -25,7 +25,7 @@ class World:
     """A broker on a disk in memory, with the topic ``t`` of two partitions, and what its owner does in a turn."""
 
     def __init__(self):
-        self.disk = MemoryDisk(rng=random.Random(1))
+        self.disk = CrashingDisk(rng=random.Random(1))
         self.now = SECOND
         self.open()
         topic = self.broker.create_partitions("t", ORDERED, [0, 1], 1)

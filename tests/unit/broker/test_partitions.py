@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.sim.disk import CrashingDisk
 from tests.unit.broker.world import BrokerWorld
 
 from flintmq.batch import RAW_IDS
@@ -20,7 +21,6 @@ from flintmq.broker.seek import Place, seek
 from flintmq.message import internal_id, partition_of
 from flintmq.storage import ChannelStore, OsFiles, create_logs
 from flintmq.storage.recovery import begin
-from flintmq.testing.files import MemoryDisk
 from flintmq.topic_meta import PLAIN, TopicMeta
 
 SECOND = 1_000_000_000
@@ -157,7 +157,7 @@ def test_one_that_is_being_created_gets_no_further_partitions(kit):
 
 
 def test_what_it_was_created_with_survives_a_power_loss_whatever_the_policy():
-    disk = MemoryDisk(rng=random.Random(1))
+    disk = CrashingDisk(rng=random.Random(1))
     files = disk.attach()
     broker = Broker(files, ChannelStore(files), BrokerOptions(), random.Random(1), print)
     broker.open(1)

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from tests.sim.disk import CrashingDisk
+
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
 from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
@@ -21,7 +23,7 @@ from flintmq.broker.topic import Topic
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.message import FRAME_OVERHEAD_BYTES, LOCATION, internal_id, partition_of, sequence_of, with_location
 from flintmq.storage import ChannelStore, PartitionLog, create_logs
-from flintmq.testing import ManualClock, MemoryDisk
+from flintmq.testing import ManualClock
 from flintmq.topic_meta import TopicMeta
 
 SECOND = 1_000_000_000
@@ -165,7 +167,7 @@ class BrokerWorld:
     def __init__(self, window_max: int | None = None, seed: int = 1) -> None:
         self.clock = ManualClock()
         self.random = random.Random(seed)
-        self.disk = MemoryDisk(rng=self.random)
+        self.disk = CrashingDisk(rng=self.random)
         self.window_max = window_max
         self.consumers: list[Consumer] = []
         self.problems: list[Exception] = []

@@ -7,6 +7,7 @@ import errno
 import random
 
 import pytest
+from tests.sim.disk import CrashingDisk, DiskCrashed
 
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
@@ -23,7 +24,7 @@ from flintmq.migrate.metadata_file import (
     write_metadata,
 )
 from flintmq.storage import MemoryLog, replace_file
-from flintmq.testing.files import DiskCrashed, MemoryDisk, MemoryFiles, Operation
+from flintmq.testing.files import MemoryDisk, MemoryFiles, Operation
 
 
 def topic_of(name: str, paused: bool = False, **channels: bool) -> Topic:
@@ -74,7 +75,7 @@ def test_ours_is_known_after_a_crash_at_every_operation():
     """Either the old one or the new one is there, whole, and known."""
     for power_loss in (False, True):
         for number in range(1, 40):
-            disk = MemoryDisk()
+            disk = CrashingDisk()
             files = disk.attach()
             digest = write_metadata(files, describe([topic_of("before")]), "")
             digest = write_metadata(files, describe([topic_of("old")]), digest)
@@ -176,7 +177,7 @@ async def test_a_failed_write_is_told_and_tried_again(
 
 async def test_an_older_one_of_ours_stays_known():
     """After a crash between digest and list, the one that is there must survive a second such crash."""
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     files = disk.attach()
     digest = write_metadata(files, describe([topic_of("old")]), "")
     old = present(disk)

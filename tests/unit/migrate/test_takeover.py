@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 from tests.nsq_files import START_NS, Queued, bodies, meta, nsqd_dat, numbered, queue_files, write_files
+from tests.sim.disk import CrashingDisk, DiskCrashed
 
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
@@ -21,7 +22,7 @@ from flintmq.migrate import metadata_file, takeover
 from flintmq.migrate.takeover import ARCHIVE_NAME, Settings, Takeover, TakeoverFailed, TakeoverStopped
 from flintmq.storage import ChannelStore, PartitionLog, ReadCache
 from flintmq.testing import ManualClock
-from flintmq.testing.files import DiskCrashed, MemoryDisk, MemoryFiles
+from flintmq.testing.files import MemoryFiles
 
 KIB = 1024
 SETTINGS = Settings(segment_bytes=64 * KIB, message_size_max=100_000)
@@ -34,7 +35,7 @@ class World:
     """A data directory, and the nsqds that come and go."""
 
     def __init__(self, *contents: dict[str, bytes]) -> None:
-        self.disk = MemoryDisk()
+        self.disk = CrashingDisk()
         self.clock = ManualClock()
         self.reports: list[object] = []
         files = self.disk.attach()

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.sim.disk import CrashingDisk
+
 from flintmq.batch import HEADER_BYTES, decode_batch
 from flintmq.message import FRAME_OVERHEAD_BYTES, FRAME_TYPE_MESSAGE, MESSAGE_HEADER, hex_id, internal_id
 from flintmq.storage import File, Files
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.partition_log import Corruption, PartitionLog
-from flintmq.testing import MemoryDisk
 
 DIRECTORY = "topics/t/3"
 PARTITION = 3
@@ -69,7 +70,7 @@ class FaultyFile:
 class Kit:
     """A disk that outlives the logs opened on it, and what they reported."""
 
-    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    disk: CrashingDisk = field(default_factory=CrashingDisk)
     segment_bytes: int = 1000
     reports: list[Corruption] = field(default_factory=list)
     all_reports: list[Corruption] = field(default_factory=list)

@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from tests.sim.disk import CrashingDisk
 from tests.unit.storage.log_kit import CREATED_NS, DIRECTORY, Kit, fetch_all, fill, read_all, sync
 
 from flintmq.batch import decode_header
 from flintmq.storage.segment import SEGMENT_HEADER_BYTES
-from flintmq.testing import MemoryDisk
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Sample:
 
     def disk(self, changed: dict[str, bytes | None]) -> Kit:
         """The log on a new disk, with some files replaced (or, by None, missing)."""
-        disk = MemoryDisk()
+        disk = CrashingDisk()
         files = disk.attach()
         files.make_directory(DIRECTORY)
         for path, content in {**self.contents, **changed}.items():

@@ -12,11 +12,11 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from tests.sim.disk import DiskCrashed
 from tests.unit.storage.log_kit import Kit, fetch_all, read_all, sync
 
 from flintmq.errors import StorageError
 from flintmq.storage.partition_log import PartitionLog
-from flintmq.testing import DiskCrashed
 
 DROP_BELOW = 18
 

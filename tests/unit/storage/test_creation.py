@@ -4,6 +4,7 @@ import errno
 import random
 
 import pytest
+from tests.sim.disk import CrashingDisk
 
 from flintmq.errors import DiskFull, StorageError
 from flintmq.storage import Creation, create_logs
@@ -47,7 +48,7 @@ def test_before_its_files_it_is_an_empty_log():
 
 @pytest.mark.parametrize("number", range(3))
 def test_what_was_synced_survives_a_power_loss_at_once(number):
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     creations = [new(disk.attach(), 0)]
     creations += [new(creations[0].log.home.files, each) for each in (1, 2)]
     create_logs(creations, sync=True)
@@ -61,7 +62,7 @@ def test_what_was_synced_survives_a_power_loss_at_once(number):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_not_synced_is_with_the_first_sync(seed):
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     creation = new(disk.attach(), 3)
     create_logs([creation], sync=False)
     creation.finish()
@@ -74,7 +75,7 @@ def test_what_was_not_synced_is_with_the_first_sync(seed):
 @pytest.mark.parametrize("seed", range(40))
 def test_a_kill_between_the_files_and_their_sync(seed):
     """The next process appends and syncs, then the power goes: its names must have been synced as well."""
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     create_logs([new(disk.attach(), 3)], sync=False)
     disk.crash(power_loss=False, rng=random.Random(seed))
     log = reopened(disk, 3)
@@ -86,7 +87,7 @@ def test_a_kill_between_the_files_and_their_sync(seed):
 
 @pytest.mark.parametrize("kind", ["make_directory", "create", "write", "sync", "sync_directory"])
 def test_a_failure_refuses_and_can_be_tried_again(kind):
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     files = disk.attach()
     disk.fail(kind, error=errno.ENOSPC)
     creation = new(files, 3)
@@ -101,7 +102,7 @@ def test_a_failure_refuses_and_can_be_tried_again(kind):
 
 
 def test_a_failure_of_one_is_not_that_of_others():
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     files = disk.attach()
     creations = [new(files, number) for number in range(3)]
     disk.fail("sync", path=f"{directory(1)}/{1:020d}.log")
@@ -125,7 +126,7 @@ def test_a_name_that_cannot_be_synced_refuses_all_below_it(monkeypatch):
 
 
 def test_shared_names_are_synced_once(monkeypatch):
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     files = disk.attach()
     synced = []
     honest = files.sync_directory
@@ -141,7 +142,7 @@ def test_shared_names_are_synced_once(monkeypatch):
 
 
 def test_closed_before_it_was_made():
-    disk = MemoryDisk()
+    disk = CrashingDisk()
     creation = new(disk.attach(), 3)
     create_logs([creation], sync=False)
     creation.log.close()

@@ -3,15 +3,15 @@
 import random
 
 import pytest
+from tests.sim.disk import CrashingDisk, DiskCrashed
 
 from flintmq.errors import WriteFailed
 from flintmq.storage.floors import FLOORS_NAME, RECORD_BYTES, FloorFile
-from flintmq.testing.files import DiskCrashed, MemoryDisk
 
 
 @pytest.fixture
 def disk():
-    return MemoryDisk(rng=random.Random(1))
+    return CrashingDisk(rng=random.Random(1))
 
 
 def reopened(disk, keep=None):

@@ -207,7 +207,7 @@ class LogModel(RuleBasedStateMachine):
 
     def resurrect_dropped(self) -> None:
         """Deletions that were not synced may be undone by a power loss; make them durable, to keep the model simple."""
-        self.kit.disk._names.sync(self.kit.disk._names.directory("topics/t/3"))
+        self.kit.disk._tree.sync(self.kit.disk._tree.directory("topics/t/3"))
 
     @precondition(lambda self: hasattr(self, "log"))
     @invariant()

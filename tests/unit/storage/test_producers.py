@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sim.disk import DiskCrashed
 from tests.unit.storage.log_kit import DIRECTORY, Kit, ReadFaults, fetch_all, fill, read_all, sync
 
 from flintmq.batch import HEADER_BYTES, PRODUCER, decode_batch, encode_batch, producer_of, with_stamps
@@ -17,7 +18,6 @@ from flintmq.limits import PRODUCER_ID_SIZE_MAX, PRODUCER_SEQUENCE_MAX, PRODUCER
 from flintmq.message import FRAME_OVERHEAD_BYTES
 from flintmq.storage.partition_log import PartitionLog
 from flintmq.storage.producers import SNAPSHOT_NAME, ProducerTable, decode_snapshot, encode_snapshot
-from flintmq.testing import DiskCrashed
 
 SNAPSHOT = f"{DIRECTORY}/{SNAPSHOT_NAME}"
 ids = st.binary(min_size=1, max_size=PRODUCER_ID_SIZE_MAX)

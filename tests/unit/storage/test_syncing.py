@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 
 import pytest
+from tests.sim.disk import CrashingDisk
 
 from flintmq.storage import Creation, LogPlace, OsFiles, create_logs, run_tickets
 from flintmq.storage.cache import ReadCache
@@ -82,7 +83,7 @@ def segments(*numbers):
 
 @pytest.fixture
 def disk():
-    return MemoryDisk()
+    return CrashingDisk()
 
 
 def test_after_a_clean_stop_nothing_is_written_or_synced(disk):
