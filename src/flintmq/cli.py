@@ -9,7 +9,6 @@ traceback is always a bug.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import TypeVar
 
 from flintmq import __version__
 from flintmq.errors import FlintError, OptionError, UsageError
-from flintmq.options import Options, StartRefused, help_text, nearest, resolve, show_config
+from flintmq.options import Options, StartRefused, nearest, read_command, version_line
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -108,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(usage())
         return 0
     if name.lstrip("-") == "version":
-        print(version_line("flintmq"))
+        print(version_line("flintmq", __version__))
         return 0
     near = nearest(name, COMMANDS)
     hint = f"did you mean {near}?" if near else "flintmq --help lists all"
@@ -124,11 +123,6 @@ def usage() -> str:
         "Usage: flintmq <command> [flags]\n\nNSQ in Python.\n\nCommands:\n"
         f"{commands}\nflintmq <command> --help explains a command; flintmq --version prints the version.\n"
     )
-
-
-def version_line(program: str, version: str = __version__) -> str:
-    """Return what ``--version`` prints, in NSQ's form: ``flintmq v0.1.0 (built w/python3.11.7)``."""
-    return f"{program} v{version} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
 
 
 def daemon_version_line(program: str) -> str:
@@ -148,19 +142,11 @@ def _daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequen
 
 
 def _run_daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequence[str]) -> int:
-    resolved = resolve(table, arguments, os.environ)
-    for note in resolved.notes:
-        print(f"{table.program}: {note}", file=sys.stderr)
-    if resolved.action == "help":
-        sys.stdout.write(help_text(table))
-    elif resolved.action == "version":
-        print(daemon_version_line(table.program))
-    elif resolved.action == "show-config":
-        sys.stdout.write(show_config(resolved))
-    else:
-        with _stoppable():
-            return serve(resolved.options)
-    return 0
+    options = read_command(table, arguments, table.program, daemon_version_line(table.program))
+    if options is None:
+        return 0
+    with _stoppable():
+        return serve(options)
 
 
 @contextlib.contextmanager

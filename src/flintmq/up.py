@@ -12,7 +12,6 @@ import contextlib
 import errno
 import ipaddress
 import os
-import platform
 import shlex
 import signal
 import socket
@@ -40,10 +39,9 @@ from flintmq.options import (
     Options,
     Switch,
     Text,
-    help_text,
     option,
-    resolve,
-    show_config,
+    read_command,
+    version_line,
 )
 from flintmq.storage import Files, OsFiles
 
@@ -56,7 +54,7 @@ _PORT = Integer(0, 65535, "port")
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnOptions(Options):
-    """What only ``flintmq up`` has; a base of its own, so that ``--help`` shows it first."""
+    """The flags that only ``flintmq up`` has; a base of its own, so that ``--help`` shows them first."""
 
     tcp_port: int | None = option(
         _PORT, None, "the port of --tcp-address", group=_UP, origin="flintmq", default_text="4150"
@@ -77,7 +75,7 @@ class _OwnOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(NsqdOptions, _OwnOptions):
-    """What ``flintmq up`` can be told: its own flags and all of nsqd's."""
+    """The flags of ``flintmq up``: its own and all of nsqd's."""
 
     program: ClassVar[str] = "up"
     summary: ClassVar[str] = (
@@ -98,7 +96,7 @@ class UpOptions(NsqdOptions, _OwnOptions):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where everything listens, with real ports."""
+    """The addresses that both daemons listen on, with real ports."""
 
     nsqd_tcp: str
     nsqd_http: str
@@ -129,17 +127,9 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         FlintError: a flag is wrong, or the servers cannot start.
     """
-    resolved = resolve(UpOptions, arguments, os.environ)
-    for note in resolved.notes:
-        print(f"{_UP}: {note}", file=sys.stderr)
-    if resolved.action == "help":
-        sys.stdout.write(help_text(UpOptions).replace("Usage: up", f"Usage: {_UP}", 1))
-    elif resolved.action == "version":
-        print(f"{_UP} v{__version__} (built w/python{platform.python_version()})")
-    elif resolved.action == "show-config":
-        sys.stdout.write(show_config(resolved))
-    else:
-        _serve(resolved.options)
+    options = read_command(UpOptions, arguments, _UP, version_line(_UP, __version__))
+    if options is not None:
+        _serve(options)
     return 0
 
 
@@ -322,7 +312,7 @@ def _say(text: str) -> None:
 
 
 async def _say_when_introduced(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd, ready: Callable[[Listening], None]) -> None:
-    """A topic with partitions can be created only where nsqlookupd knows an nsqd."""
+    """Wait until nsqlookupd knows nsqd: before, no topic with partitions can be created."""
     await nsqd.introduced()
     ready(_listening(lookupd, nsqd))
 
@@ -334,7 +324,7 @@ def _listening(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd) -> Listening:
 
 
 def _reachable(host: str, port: int) -> str:
-    """An address to connect to from this machine: who listens everywhere is reached at 127.0.0.1."""
+    """Return an address to connect to from this machine: a daemon that listens everywhere is reached at 127.0.0.1."""
     return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 

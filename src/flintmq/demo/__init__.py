@@ -1,10 +1,10 @@
 """``flintmq demo``: real flights through nsqd, three consumers and Spark, with a kill -9 in the middle of a second run.
 
-The rules of this package: it is a user of FlintMQ. The daemons and Spark are real processes, the client is
+The rules of this package: it is a user of FlintMQ. The daemons and Spark are processes of their own, the client is
 :mod:`flintmq.client`, and nothing is asked of anybody's insides. What is shown is counted, never assumed: the last word
 has :mod:`flintmq.demo.verdict`, which compares what was acknowledged with what is in the Parquet files.
 
-Modules, in the order in which a run meets them: ``story`` (what happens) > ``flights`` (the data), ``servers`` (nsqd
+Modules, in the order in which a run meets them: ``story`` (what happens) > ``flights`` (the data), ``processes`` (nsqd
 and nsqlookupd), ``archive`` and ``archiver`` (Spark, in a process of its own), ``traffic`` (producer and consumers),
 ``verdict``, ``chart``; ``screen`` shows it all.
 """
@@ -14,11 +14,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import os
-import platform
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,10 +26,10 @@ from flintmq import __version__
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import FLIGHT_COUNT
 from flintmq.net.loop import loop_factory
-from flintmq.options import Integer, Options, Switch, Text, help_text, option, resolve, show_config
+from flintmq.options import Integer, Options, Switch, Text, option, read_command, version_line
 
 if TYPE_CHECKING:
-    from flintmq.demo.story import Outcome, Story
+    from flintmq.demo.story import Story
 
 EXIT_LOST = 2
 EXIT_INTERRUPTED = 130
@@ -43,7 +40,7 @@ _CHART_PACKAGES = ("matplotlib",)
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(Options):
-    """What ``flintmq demo`` can be told."""
+    """The flags of ``flintmq demo``."""
 
     program: ClassVar[str] = "demo"
     summary: ClassVar[str] = (
@@ -77,38 +74,23 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         FlintError: a flag is wrong, something is missing on this machine, or a server failed.
     """
-    resolved = resolve(DemoOptions, arguments, os.environ)
-    for note in resolved.notes:
-        print(f"{_DEMO}: {note}", file=sys.stderr)
-    if resolved.action == "help":
-        sys.stdout.write(help_text(DemoOptions).replace("Usage: demo", f"Usage: {_DEMO}", 1))
-    elif resolved.action == "version":
-        print(f"{_DEMO} v{__version__} (built w/python{platform.python_version()})")
-    elif resolved.action == "show-config":
-        sys.stdout.write(show_config(resolved))
-    else:
-        return _run(resolved.options)
-    return 0
-
-
-def missing_packages(options: DemoOptions) -> list[str]:
-    """Return the names of the packages that the demo needs and that are not installed."""
+    options = read_command(DemoOptions, arguments, _DEMO, version_line(_DEMO, __version__))
+    if options is None:
+        return 0
     needed = _PACKAGES if options.no_chart else _PACKAGES + _CHART_PACKAGES
-    return [name for name in needed if importlib.util.find_spec(name) is None]
-
-
-def _run(options: DemoOptions) -> int:
-    if missing := missing_packages(options):
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         what = f"the demo needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         raise DemoFailed(what, "pip install 'flintmq[spark,demo]'")
-    directory, is_temporary = _open_directory(options.data_path)
+    directory = _open_directory(options.data_path)
     _log_to(directory / "client.log")
     try:
         return _tell(options, directory)
     except (asyncio.CancelledError, KeyboardInterrupt):  # the latter before there is an event loop
-        if is_temporary:
+        if options.data_path:
+            print(f"\ninterrupted; what was written so far is in {directory}")
+        else:
             shutil.rmtree(directory, ignore_errors=True)
-        print(f"\ninterrupted; {'removed' if is_temporary else 'what was written so far is in'} {directory}")
+            print(f"\ninterrupted; removed {directory}")
         return EXIT_INTERRUPTED
 
 
@@ -119,13 +101,13 @@ def _tell(options: DemoOptions, directory: Path) -> int:
     story = Story(options, directory, Screen.on_stdout(options.plain))
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            outcomes = runner.run(_until_signal(story))
+            is_good = runner.run(_until_signal(story))
     finally:
         story.kill_processes()  # nothing outlives the demo, however it ends
-    return 0 if all(outcome.is_good for outcome in outcomes) else EXIT_LOST
+    return 0 if is_good else EXIT_LOST
 
 
-async def _until_signal(story: Story) -> list[Outcome]:
+async def _until_signal(story: Story) -> bool:
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -133,10 +115,10 @@ async def _until_signal(story: Story) -> list[Outcome]:
     return await story.tell()
 
 
-def _open_directory(data_path: str) -> tuple[Path, bool]:
-    """The directory for everything that is written, and whether it is a temporary one."""
+def _open_directory(data_path: str) -> Path:
+    """Return the directory for everything that is written: new, or the user's if that is empty."""
     if not data_path:
-        return Path(tempfile.mkdtemp(prefix="flintmq-demo-")).absolute(), True
+        return Path(tempfile.mkdtemp(prefix="flintmq-demo-")).absolute()
     directory = Path(data_path).absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -146,7 +128,7 @@ def _open_directory(data_path: str) -> tuple[Path, bool]:
         raise DemoFailed(what, "choose another --data-path") from error
     if not is_empty:
         raise DemoFailed(f"{directory} is not empty", "remove it, or choose another --data-path")
-    return directory, False
+    return directory
 
 
 def _log_to(path: Path) -> None:

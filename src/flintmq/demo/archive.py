@@ -1,51 +1,45 @@
-"""The demo's end of the pipe to :mod:`flintmq.demo.archiver`.
+"""The demo's end of the pipe to :mod:`flintmq.demo.archiver`, which is Spark.
 
-The rules of this file: requests are made one after the other, each is answered; when the process ends, so does whoever
-waits for it. Spark's own words are in its log, which every failure names.
+The rules of this file: requests are made one after the other, each is answered; when the process ends, a request fails.
+Spark's own words are in its log, which every failure names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from flintmq.demo.archiver import CHANNEL
-from flintmq.demo.failures import DemoFailed
-from flintmq.demo.servers import child_environment
+from flintmq.demo.processes import Process
 from flintmq.demo.verdict import Contents
 
 LINE_BYTES_MAX = 1 << 20
-STOP_S_MAX = 10.0
 
-Event = dict[str, Any]
+Delay = tuple[str, int, float, int]  # carrier, month, mean minutes, flights
 
 
-class Archive:
-    """Spark, archiving topics.
+class Archive(Process):
+    """Spark, archiving one topic after the other.
 
     Args:
         directory: where everything goes: archives, checkpoints, what Spark writes aside.
         log_path: for everything Spark has to say.
-        on_event: told of each event, see :mod:`flintmq.demo.archiver`.
+        archived: told how many messages are archived so far, whenever that changes.
+        say: told what Spark has found out meanwhile, for people.
     """
 
-    channel = CHANNEL
-
-    def __init__(self, directory: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:
-        self.directory = directory
-        self._aside = directory / "spark"
-        self._log_path = log_path
-        self._on_event = on_event
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(
+        self, directory: Path, log_path: Path, archived: Callable[[int], None], say: Callable[[str], None]
+    ) -> None:
+        super().__init__("Spark", log_path)
+        self._directory = directory
+        self._archived = archived
+        self._say = say
         self._lines: asyncio.StreamReader | None = None
 
     async def start(self) -> str:
@@ -54,23 +48,13 @@ class Archive:
         Raises:
             DemoFailed: it cannot start.
         """
-        self._aside.mkdir(parents=True)
-        self._process = self._launch()
-        assert self._process.stdout is not None
-        self._lines = await _reader(self._process.stdout)
-        return str(await self._ask("start_spark", directory=str(self._aside)))
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        with self._log_path.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "flintmq.demo.archiver"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=self._aside,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends this and the Java it started
-            )
+        scratch = self._directory / "spark"
+        scratch.mkdir(parents=True)
+        process = self.launch("flintmq.demo.archiver", cwd=scratch, is_talking=True)
+        lines = self._lines = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
+        return str(await self._ask("start_spark", scratch=str(scratch)))
 
     async def begin(self, topic: str, nsqd: str, delays_each: int) -> None:
         """Archive a topic from now on.
@@ -78,75 +62,53 @@ class Archive:
         Args:
             delays_each: compute the delays whenever so many more flights are archived; 0: never.
         """
-        await self._ask("archive", topic=topic, nsqd=nsqd, directory=str(self.directory), delays_each=delays_each)
+        await self._ask("begin", topic=topic, nsqd=nsqd, directory=str(self._directory), delays_each=delays_each)
 
-    async def drain(self, count: int) -> int:
-        """Wait until all that is published, ``count`` messages, is archived; stop; return how many there are."""
-        return int(await self._ask("drain", count=count))
+    async def drain(self, count: int) -> None:
+        """Wait until all that is published, ``count`` messages, is archived, and end that."""
+        self._archived(int(await self._ask("drain", count=count)))
 
-    async def delays(self, topic: str) -> list[tuple[str, int, float, int]]:
-        """Mean departure delay: carrier, month, minutes, flights."""
-        rows = await self._ask("delays", path=str(self.directory / topic))
-        return [(row[0], row[1], row[2], row[3]) for row in rows]
+    async def delays(self, topic: str) -> list[Delay]:
+        """Return the mean departure delay by carrier and month."""
+        return [(row[0], row[1], row[2], row[3]) for row in await self._ask("delays", path=str(self._path(topic)))]
 
     async def contents(self, topic: str) -> Contents:
-        """What is in the archive of a topic."""
+        """Read the archive of a topic."""
         import pyarrow as pa
 
-        path = self._aside / f"{topic}.arrow"
-        await self._ask("contents", path=str(self.directory / topic), file=str(path))
-        with pa.OSFile(str(path), "rb") as file:
-            table = pa.ipc.open_file(file).read_all()
-        path.unlink()
+        file = self._directory / f"{topic}.arrow"
+        await self._ask("contents", path=str(self._path(topic)), file=str(file))
+        with pa.OSFile(str(file), "rb") as source:
+            table = pa.ipc.open_file(source).read_all()
+        file.unlink()
         # a row that is no flight has no id; -1 is nobody's
         columns = [table[name].fill_null(-1).to_numpy() for name in ("partition", "offset", "id", "body_crc32")]
         return Contents(*(np.asarray(column, dtype=np.int64) for column in columns))
 
-    async def stop(self) -> None:
-        """End the process and wait for it, at most for a while."""
-        if self._process is None or self._process.stdin is None:
-            return
-        self._process.stdin.close()
-        try:
-            await asyncio.to_thread(self._process.wait, STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            pass  # it gets no longer
-        self.kill()
+    def ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        """Close its pipe: it ends when its requests do."""
+        assert process.stdin is not None
+        process.stdin.close()
 
-    def kill(self) -> None:
-        """End the process and its Java at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # all of them have ended
-            process.wait()
+    def _path(self, topic: str) -> Path:
+        return self._directory / topic
 
-    async def _ask(self, what: str, **arguments: Any) -> Any:
-        assert self._process is not None and self._process.stdin is not None and self._lines is not None
+    async def _ask(self, request: str, **arguments: Any) -> Any:
+        process, lines = self._process, self._lines
+        assert process is not None and process.stdin is not None and lines is not None
         try:
-            self._process.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+            process.stdin.write(json.dumps({"do": request, **arguments}).encode() + b"\n")
+            process.stdin.flush()
         except BrokenPipeError as error:
-            raise self._failed(what, "the process has ended") from error
-        while line := await self._lines.readline():
+            raise self.failed(f"failed ({request}): the process has ended") from error
+        while line := await lines.readline():
             answer = json.loads(line)
-            if "event" in answer:
-                self._on_event(answer)
+            if "archived" in answer:
+                self._archived(answer["archived"])
+            elif "say" in answer:
+                self._say(answer["say"])
             elif "error" in answer:
-                raise self._failed(what, answer["error"])
+                raise self.failed(f"failed ({request}): {answer['error'].strip().splitlines()[0]}")
             else:
                 return answer["result"]
-        raise self._failed(what, "the process has ended")
-
-    def _failed(self, what: str, reason: str) -> DemoFailed:
-        first_line = reason.strip().splitlines()[0]
-        return DemoFailed(f"Spark failed ({what}): {first_line}", f"see {self._log_path}")
-
-
-async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return reader
+        raise self.failed(f"failed ({request}): the process has ended")

@@ -3,95 +3,76 @@
 It archives a topic to Parquet files by date while the topic is published, and computes the mean departure delay per
 carrier and month from them, again and again while they grow.
 
-The rules of this file: one request per line on stdin, one answer per line on stdout, both JSON; events may come
-between. Everything else that anybody writes to stdout or stderr (Java does) goes to stderr, which is a log file. The
-process ends when stdin does, so it cannot outlive the demo::
+The rules of this file: one request per line on stdin, one answer per line on stdout, both JSON; news may come between.
+Everything else that is written to stdout or stderr (Java does) goes to stderr, which is a log file. The process ends
+when stdin does, so it cannot outlive the demo::
 
-    {"do": "archive", "topic": "flights", ...}  ->  {"result": null}  or  {"error": "..."}
-                                                    {"event": "archived", "rows": 50000}
-                                                    {"event": "delays", "rows": 50000, "worst": ["OO", 8, 64.0, 120],
-                                                     "compared": 150, "too_small": 20}
+    {"do": "begin", "topic": "flights", ...}  ->  {"result": null}  or  {"error": "..."}
+                                                  {"archived": 50000}
+                                                  {"say": "delays, from 50,000 flights archived so far: ..."}
 """
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import sys
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from flintmq.demo.flights import SCHEMA
+from flintmq.demo.flights import SCHEMA, carrier_names
 from flintmq.errors import FlintError
 from flintmq.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 CHANNEL = "archive"
 MESSAGES_PER_TRIGGER = 50_000
+FLIGHTS_MIN = 100  # a mean of fewer flights is no news
 _POLL_S = 0.25
 _DRAIN_POLLS_MAX = 240  # a minute; what is missing then is told by the comparison
-FLIGHTS_MIN = 100  # a mean of fewer flights is no news
+
+Say = Callable[..., None]
 
 
-class Voice:
-    """Says JSON lines, from any thread."""
+class Archiver:
+    """Does what requests ask for; its public methods are their names.
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._lock = threading.Lock()
+    Args:
+        say: writes a line; any thread may call it.
+    """
 
-    def say(self, **message: Any) -> None:
-        """Write one line."""
-        with self._lock:
-            self._out.write(json.dumps(message) + "\n")
-            self._out.flush()
-
-
-class Stream:
-    """One streaming query that archives a topic; tells how far it is until it is stopped."""
-
-    def __init__(
-        self, spark: SparkSession, voice: Voice, topic: str, nsqd: str, directory: Path, delays_each: int
-    ) -> None:
-        self._spark = spark
-        self._voice = voice
-        self._delays_each = delays_each
-        self._path = directory / topic
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._spark: SparkSession | None = None
         self._is_stopped = threading.Event()
-        self._query = self._start(topic, nsqd, directory / f"{topic}.checkpoint")
-        targets = (self._tell_rows, self._tell_delays) if delays_each else (self._tell_rows,)
-        self._threads = [threading.Thread(target=target) for target in targets]
-        for thread in self._threads:
-            thread.start()
 
-    def drain(self, count: int) -> int:
-        """Wait until everything that was published by now is archived; return how many messages that is.
+    def start_spark(self, scratch: str) -> str:
+        """Start Spark; return its version.
 
         Args:
-            count: of messages that are there. One question is not enough: Spark takes a moment in which nsqd was away,
-                and had nothing new to tell, for the end.
+            scratch: the directory for what Spark writes aside.
         """
-        for _ in range(_DRAIN_POLLS_MAX):
-            self._query.processAllAvailable()
-            if self._rows() >= count:
-                break
-            self._is_stopped.wait(_POLL_S)
-        return self._rows()
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.local.dir": scratch,
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+        }
+        self._spark = session("flintmq demo", **settings)
+        return str(self._spark.version)
 
-    def stop(self) -> None:
-        """End the query and its threads."""
-        self._is_stopped.set()
-        self._query.stop()
-        for thread in self._threads:
-            thread.join()
+    def begin(self, topic: str, nsqd: str, directory: str, delays_each: int) -> None:
+        """Begin to archive a topic into ``directory/<topic>``.
 
-    def _start(self, topic: str, nsqd: str, checkpoint: Path) -> StreamingQuery:
+        Args:
+            delays_each: compute the delays whenever so many more flights are archived; 0: never.
+        """
         from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+        assert self._spark is not None
         messages = (
             self._spark.readStream.format("nsq")
             .option("nsqd", nsqd)
@@ -108,80 +89,43 @@ class Stream:
             F.crc32("body").alias("body_crc32"),
             F.from_json(F.col("body").cast("string"), SCHEMA).alias("flight"),
         ).select("partition", "offset", "body_crc32", "flight.*")
-        return (
+        path = f"{directory}/{topic}"
+        self._query = (
             flights.writeStream.format("parquet")
-            .option("path", str(self._path))
-            .option("checkpointLocation", str(checkpoint))
+            .option("path", path)
+            .option("checkpointLocation", f"{path}.checkpoint")
             .partitionBy("date")
             .start()
         )
-
-    def _rows(self) -> int:
-        return sum({progress.batchId: progress.numInputRows for progress in self._query.recentProgress}.values())
-
-    def _tell_rows(self) -> None:
-        told = 0
-        while not self._is_stopped.wait(_POLL_S):
-            if (rows := self._rows()) != told:
-                self._voice.say(event="archived", rows=rows)
-                told = rows
-
-    def _tell_delays(self) -> None:
-        told = 0
-        while not self._is_stopped.wait(_POLL_S):
-            rows = self._rows()
-            if rows >= told + self._delays_each:
-                found = delays(self._spark.read.parquet(str(self._path)))
-                compared = [row for row in found if row[3] >= FLIGHTS_MIN] or found
-                worst = max(compared, key=lambda row: row[2])
-                too_small = len(found) - len(compared)
-                self._voice.say(event="delays", rows=rows, worst=worst, compared=len(compared), too_small=too_small)
-                told = rows
-
-
-class Archiver:
-    """Does what requests ask for; its public methods are their names."""
-
-    def __init__(self, voice: Voice) -> None:
-        self._voice = voice
-        self._spark: SparkSession | None = None
-        self._stream: Stream | None = None
-
-    def start_spark(self, directory: str) -> str:
-        """Start Spark; return its version.
-
-        Args:
-            directory: for what Spark writes aside.
-        """
-        settings: dict[str, Any] = {
-            "spark.ui.enabled": "false",
-            "spark.local.dir": directory,
-            "spark.sql.warehouse.dir": f"{directory}/warehouse",
-        }
-        self._spark = session("flintmq demo", **settings)
-        return str(self._spark.version)
-
-    def archive(self, topic: str, nsqd: str, directory: str, delays_each: int) -> None:
-        """Begin to archive a topic into ``directory/<topic>``.
-
-        Args:
-            delays_each: compute the delays whenever so many more flights are archived; 0: never.
-        """
-        assert self._spark is not None
-        self._stream = Stream(self._spark, self._voice, topic, nsqd, Path(directory), delays_each)
+        self._is_stopped.clear()
+        self._teller = threading.Thread(target=self._tell, args=(path, delays_each), daemon=True)
+        self._teller.start()
 
     def drain(self, count: int) -> int:
-        """Archive what is there, ``count`` messages, and end the query; return the number of messages archived."""
-        assert self._stream is not None
-        try:
-            return self._stream.drain(count)
-        finally:
-            self._stream.stop()
-            self._stream = None
+        """Archive everything that was published by now, end the query, return the number of messages archived.
+
+        Args:
+            count: of messages that are there. To ask Spark once is not enough: it takes a moment in which nsqd was
+                away, and had nothing new to tell, for the end.
+        """
+        for _ in range(_DRAIN_POLLS_MAX):
+            self._query.processAllAvailable()
+            if self._rows() >= count:
+                break
+            self._is_stopped.wait(_POLL_S)
+        rows = self._rows()
+        self._is_stopped.set()
+        self._teller.join()
+        self._query.stop()
+        return rows
 
     def delays(self, path: str) -> list[tuple[str, int, float, int]]:
-        """Compute the mean departure delay: carrier, month, minutes, flights."""
-        return delays(self._read(path))
+        """Compute the mean departure delay of the flights that left: carrier, month, minutes, flights."""
+        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+        departed = self._read(path).where("dep_delay IS NOT NULL").groupBy("carrier", F.month("date").alias("month"))
+        rows = departed.agg(F.mean("dep_delay").alias("delay"), F.count("*").alias("flights")).collect()
+        return sorted((row["carrier"], row["month"], row["delay"], row["flights"]) for row in rows)
 
     def contents(self, path: str, file: str) -> None:
         """Write partition, offset, id and checksum of every row of the archive into an Arrow file."""
@@ -192,9 +136,7 @@ class Archiver:
             writer.write_table(table)
 
     def stop(self) -> None:
-        """Stop Spark."""
-        if self._stream is not None:
-            self._stream.stop()
+        """Stop Spark, if it runs."""
         if self._spark is not None:
             self._spark.stop()
 
@@ -202,32 +144,60 @@ class Archiver:
         assert self._spark is not None
         return self._spark.read.parquet(path)
 
+    def _rows(self) -> int:
+        return sum({progress.batchId: progress.numInputRows for progress in self._query.recentProgress}.values())
 
-def delays(flights: DataFrame) -> list[tuple[str, int, float, int]]:
-    """Compute the mean departure delay of the flights that left: carrier, month, minutes, flights."""
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+    def _tell(self, path: str, delays_each: int) -> None:
+        told = computed = 0
+        while not self._is_stopped.wait(_POLL_S):
+            rows = self._rows()
+            if rows != told:
+                self._say(archived=rows)
+                told = rows
+            if delays_each and rows >= computed + delays_each:
+                self._say(say=worst_delay(rows, self.delays(path)))
+                computed = rows
 
-    departed = flights.where("dep_delay IS NOT NULL").groupBy("carrier", F.month("date").alias("month"))
-    rows = departed.agg(F.mean("dep_delay").alias("delay"), F.count("*").alias("flights")).collect()
-    return sorted((row["carrier"], row["month"], row["delay"], row["flights"]) for row in rows)
+
+def worst_delay(rows: int, delays: Sequence[tuple[str, int, float, int]]) -> str:
+    """Say what is known of the delays so far, and from how much.
+
+    Args:
+        rows: flights in the archive.
+    """
+    compared = [delay for delay in delays if delay[3] >= FLIGHTS_MIN]
+    known = f"delays, from {rows:,} flights archived so far"
+    if not compared:
+        return f"{known}: no carrier has {FLIGHTS_MIN} in a month yet"
+    code, month, minutes, flights = max(compared, key=lambda delay: delay[2])
+    return (
+        f"{known}: of {len(compared)} carriers' months with {FLIGHTS_MIN} or more, the worst is "
+        f"{carrier_names().get(code, code)}'s {calendar.month_name[month]}, {minutes:.0f} minutes on average of "
+        f"{flights:,} flights"
+    )
 
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    voice = Voice(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8"))
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    archiver = Archiver(voice)
-    try:
-        for line in sys.stdin:
-            request = json.loads(line)
-            try:
-                voice.say(result=getattr(archiver, request.pop("do"))(**request))
-            except FlintError as error:
-                voice.say(error=str(error))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked is told
-                voice.say(error=f"{type(error).__name__}: {error}")
-    finally:
-        archiver.stop()
+    lock = threading.Lock()
+
+    def say(**message: Any) -> None:
+        with lock:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+    archiver = Archiver(say)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            say(result=getattr(archiver, request.pop("do"))(**request))
+        except FlintError as error:
+            say(error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the demo is told
+            say(error=f"{type(error).__name__}: {error}")
+    archiver.stop()
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def draw(delays: Sequence[Delay], names: Mapping[str, str], path: Path) -> None:
 
 
 def _totals(delays: Sequence[Delay]) -> dict[str, tuple[float, int]]:
-    """Mean delay and number of flights of each carrier over all months."""
+    """Return mean delay and number of flights of each carrier over all months."""
     sums: dict[str, tuple[float, int]] = {}
     for carrier, _, delay, count in delays:
         minutes, flights = sums.get(carrier, (0.0, 0))

@@ -1,4 +1,4 @@
-"""How the demo ends early.
+"""The failure that ends the demo early.
 
 The rules of this file: as in :mod:`flintmq.errors`: what is wrong, and what the user can do about it.
 """

@@ -1,4 +1,4 @@
-"""What happens in the demo, in its order.
+"""The story of the demo, in its order.
 
 The rules of this file: it says what it does before it does it; both runs are one and the same function, the second with
 a hand that kills nsqd; Spark's channel exists before the first flight is published, so that nsqd keeps what Spark has
@@ -8,25 +8,23 @@ not read.
 from __future__ import annotations
 
 import asyncio
-import calendar
 import os
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flintmq.demo.archive import Archive, Event
-from flintmq.demo.archiver import FLIGHTS_MIN
+from flintmq import LookupdAdmin, NsqdAdmin
+from flintmq.demo.archive import Archive, Delay
+from flintmq.demo.archiver import CHANNEL
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import Flights, carrier_names, read_flights
-from flintmq.demo.meters import Meter
-from flintmq.demo.screen import Row, Screen
-from flintmq.demo.servers import Server
-from flintmq.demo.together import together
-from flintmq.demo.traffic import Audience, Ledger, new_producer, publish
+from flintmq.demo.processes import Server
+from flintmq.demo.screen import Meter, Row, Screen
+from flintmq.demo.traffic import Counters, new_producer, publish, together
 from flintmq.demo.verdict import Verdict, compare
 from flintmq.up import python_command
 
@@ -36,27 +34,34 @@ if TYPE_CHECKING:
 TOPIC = "flights"
 CRASH_TOPIC = "flights-crash"
 CHART_NAME = "departure-delays.png"
-AUDIENCES = {"counts": 2, "audit": 1}
+CHANNELS = {"counts": 2, "audit": 1}  # and how many consumers it has
 _READY_S_MAX = 60.0
 _STALL_S_MAX = 30.0
 _POLL_S = 0.1
+_KILL_POLL_S = 0.005
 _FIRST_BATCH = "Spark compiles the query for its first batch"
 
 
 @dataclass
 class Outcome:
-    """What one run came to."""
+    """The outcome of one run.
 
-    ledger: Ledger
-    audiences: list[Audience]
+    Attributes:
+        resent: commands that were sent again, because no answer came.
+        rows: of the archive.
+    """
+
+    published: Meter
+    resent: int
+    counters: list[Counters]
     archived: Meter
+    rows: int
     verdict: Verdict
 
     @property
     def lost(self) -> int:
         """Acknowledged flights that one channel or the archive never got; the worst of them counts."""
-        acknowledged = self.ledger.acknowledged
-        return max(self.verdict.lost, *(audience.lost(acknowledged) for audience in self.audiences))
+        return max(self.verdict.lost, *(counters.missing for counters in self.counters))
 
     @property
     def is_good(self) -> bool:
@@ -77,10 +82,9 @@ class Story:
         self._screen = screen
         self._lookupd = Server("nsqlookupd", directory / "nsqlookupd.log")
         self._nsqd: Server | None = None
-        self._archive = Archive(directory / "archive", directory / "spark.log", self._heard)
         self._archived = Meter("archived", options.rows)
+        self._archive = Archive(directory / "archive", directory / "spark.log", self._note_archived, screen.say)
         self._flights = Flights([], [])
-        self._carriers = carrier_names()
 
     def kill_processes(self) -> None:
         """End every process that was started and still runs."""
@@ -89,8 +93,8 @@ class Story:
             self._nsqd.kill()
         self._lookupd.kill()
 
-    async def tell(self) -> list[Outcome]:
-        """Run the demo; returns what came of each run.
+    async def tell(self) -> bool:
+        """Run the demo; returns whether all is well.
 
         Raises:
             DemoFailed: something it needs failed.
@@ -108,14 +112,13 @@ class Story:
         times = "once" if options.kills == 1 else f"{options.kills} times"
         screen.step(f"2. The same with topic {CRASH_TOPIC}, and nsqd is killed with kill -9 {times}")
         second = await self._run(nsqd, CRASH_TOPIC, kills=options.kills, delays_each=0)
-        await self._archive.stop()
-        await nsqd.stop()
-        await self._lookupd.stop()
+        for process in (self._archive, nsqd, self._lookupd):
+            await process.stop()
         chart = None if options.no_chart else await asyncio.to_thread(self._draw, delays)
         screen.step(f"3. What came of it, after {time.monotonic() - began:.0f} s")
-        self._show([first, second])
+        is_good = self._show([first, second])
         self._suggest(chart)
-        return [first, second]
+        return is_good
 
     async def _start(self) -> Server:
         screen = self._screen
@@ -126,12 +129,8 @@ class Story:
 
         async def start_servers() -> Server:
             await self._lookupd.start()
-            nsqd = self._nsqd = Server(
-                "nsqd",
-                self._directory / "nsqd.log",
-                f"--data-path={data_path}",
-                f"--lookupd-tcp-address={self._lookupd.tcp}",
-            )
+            flags = (f"--data-path={data_path}", f"--lookupd-tcp-address={self._lookupd.tcp}")
+            nsqd = self._nsqd = Server("nsqd", self._directory / "nsqd.log", *flags)
             await nsqd.start()
             screen.say(f"nsqlookupd listens on {self._lookupd.tcp}, nsqd on {nsqd.tcp} (--durability=fsync)")
             return nsqd
@@ -140,135 +139,80 @@ class Story:
             self._flights = await asyncio.to_thread(read_flights, self._options.rows)
             screen.say(f"{len(self._flights.bodies):,} flights are read")
 
-        started: tuple[Server, str, None] = tuple(await together(start_servers(), self._archive.start(), read()))
-        nsqd, version, _ = started
+        nsqd, version, _ = await together(start_servers(), self._archive.start(), read())
         screen.say(f"Spark {version} is there; all that took {time.monotonic() - began:.1f} s")
+        assert isinstance(nsqd, Server)
         return nsqd
 
     async def _run(self, nsqd: Server, topic: str, *, kills: int, delays_each: int) -> Outcome:
-        total = len(self._flights.bodies)
-        ledger = Ledger(total, Meter("published", total))
-        self._archived = archived = Meter("archived", total, until_first=_FIRST_BATCH, source=ledger.meter)
-        audiences = [Audience(channel, count, ledger.meter) for channel, count in AUDIENCES.items()]
+        flights = self._flights
+        published = Meter("published", len(flights.bodies))
+        archived = self._archived = Meter("archived", published.total, until_first=_FIRST_BATCH, source=published)
+        channels = [Counters(channel, count, published) for channel, count in CHANNELS.items()]
         self._screen.say("Spark opens the topic and checks where it begins ...")
         await self._open(nsqd, topic, delays_each)
-        meters = [ledger.meter, *(audience.meter for audience in audiences), archived]
         async with AsyncExitStack() as stack:
-            for audience in audiences:
-                await stack.enter_async_context(audience.listening(topic, f"http://{self._lookupd.http}"))
+            for channel in channels:
+                await stack.enter_async_context(channel.listening(topic, f"http://{self._lookupd.http}"))
+            meters = [published, *(channel.meter for channel in channels), archived]
             await stack.enter_async_context(self._screen.watching(meters))
             producer = await stack.enter_async_context(new_producer(nsqd.tcp))
             archived.begin(time.monotonic())
-            await together(publish(producer, topic, self._flights, ledger), self._kill(nsqd, ledger, kills))
-            _, rows = await together(self._delivered(audiences), self._archive.drain(ledger.meter.count))
-            archived.reach(rows, time.monotonic())
+            await together(publish(producer, topic, flights, published), self._kill(nsqd, published, kills))
+            await together(_delivered(channels), self._archive.drain(published.count))
         found = await self._archive.contents(topic)
-        flights = self._flights
-        verdict = await asyncio.to_thread(
-            compare, flights.bodies, flights.keys, ledger.sent, ledger.acknowledged, found
-        )
-        return Outcome(ledger, audiences, archived, verdict)
+        verdict = await asyncio.to_thread(compare, flights.bodies, flights.keys, found)
+        return Outcome(published, producer.stats().retries, channels, archived, len(found.id), verdict)
 
     async def _open(self, nsqd: Server, topic: str, delays_each: int) -> None:
         """Create the topic and have Spark wait for what comes."""
-        await nsqd.post(f"/topic/create?topic={topic}")
-        await self._archive.begin(topic, nsqd.tcp, delays_each)
+        async with NsqdAdmin(nsqd.http) as nsqd_admin, LookupdAdmin(self._lookupd.http) as lookupd_admin:
+            await nsqd_admin.create_topic(topic)
+            await self._archive.begin(topic, nsqd.tcp, delays_each)
 
-        async def has_channel() -> bool:
-            stats = await nsqd.get(f"/stats?format=json&topic={topic}&channel={self._archive.channel}")
-            return bool(stats["topics"])
+            async def has_channel() -> bool:
+                return bool((await nsqd_admin.stats(topic, CHANNEL))["topics"])
 
-        async def is_known() -> bool:
-            found = await self._lookupd.get(f"/lookup?topic={topic}")
-            return bool(found and found["producers"])
+            async def is_known() -> bool:
+                return bool((await lookupd_admin.lookup(topic)).producers)
 
-        await _until(has_channel, f"Spark has not opened topic {topic}", self._directory / "spark.log")
-        await _until(is_known, f"nsqlookupd does not know topic {topic}", self._directory / "nsqlookupd.log")
+            await _until(has_channel, f"Spark has not opened topic {topic}", self._directory / "spark.log")
+            await _until(is_known, f"nsqlookupd does not know topic {topic}", self._directory / "nsqlookupd.log")
 
-    async def _kill(self, nsqd: Server, ledger: Ledger, kills: int) -> None:
+    async def _kill(self, nsqd: Server, published: Meter, kills: int) -> None:
         """Kill nsqd in the middle of publishing, and start it again."""
         for number in range(1, kills + 1):
-            await ledger.wait_for(ledger.meter.total * number // (kills + 1))
+            while published.count < published.total * number // (kills + 1):  # noqa: ASYNC110 - often enough
+                await asyncio.sleep(_KILL_POLL_S)
             pid = nsqd.pid
             nsqd.kill()
-            self._screen.say(f"kill -9 {pid}: nsqd is dead, {ledger.meter.count:,} flights are acknowledged")
+            self._screen.say(f"kill -9 {pid}: nsqd is dead, {published.count:,} flights are acknowledged")
             took_s = await nsqd.start()
             self._screen.say(f"nsqd listens again on the same ports after {took_s:.1f} s, pid {nsqd.pid}")
 
-    async def _delivered(self, audiences: list[Audience]) -> None:
-        """Wait until every channel has seen every flight, or nothing has come for long: then the rest is lost."""
-        last, since = -1, time.monotonic()
-        while any(audience.meter.count < audience.meter.total for audience in audiences):
-            count = sum(sum(audience.delivered) for audience in audiences)
-            if count != last:
-                last, since = count, time.monotonic()
-            elif time.monotonic() - since > _STALL_S_MAX:
-                return
-            await asyncio.sleep(_POLL_S)
+    def _note_archived(self, count: int) -> None:
+        self._archived.reach(count, time.monotonic())
 
-    def _heard(self, event: Event) -> None:
-        """Spark has told something."""
-        if event["event"] == "archived":
-            self._archived.reach(event["rows"], time.monotonic())
-        elif event["event"] == "delays":
-            self._screen.say(delays_so_far(event, self._carriers))
-
-    def _draw(self, delays: list[tuple[str, int, float, int]]) -> Path:
+    def _draw(self, delays: list[Delay]) -> Path:
         from flintmq.demo.chart import draw
 
         path = Path(self._options.chart).absolute() if self._options.chart else self._directory / CHART_NAME
-        draw(delays, self._carriers, path)
+        draw(delays, carrier_names(), path)
         return path
 
-    def _show(self, outcomes: list[Outcome]) -> None:
-        verdicts = [outcome.verdict for outcome in outcomes]
-        rows = [
-            Row(
-                "published and acknowledged",
-                [(o.verdict.acknowledged, o.ledger.meter.rate(time.monotonic())) for o in outcomes],
-            ),
-            Row("sent again, because no answer came", [(o.ledger.resent, None) for o in outcomes], is_detail=True),
-        ]
-        for index, (channel, count) in enumerate(AUDIENCES.items()):
-            heard = [outcome.audiences[index] for outcome in outcomes]
-            rows += [
-                Row(
-                    f"delivered on channel {channel} ({count} consumer{'s' if count > 1 else ''})",
-                    [(sum(each.delivered), each.meter.rate(time.monotonic())) for each in heard],
-                ),
-                Row("delivered more than once", [(each.repeated, None) for each in heard], is_detail=True),
-            ]
-        rows += [
-            Row("archived in Parquet", [(o.verdict.archived, o.archived.rate(time.monotonic())) for o in outcomes]),
-            Row("stored twice, because sent again", [(v.stored_twice, None) for v in verdicts], is_detail=True),
-            Row(
-                "duplicates made by nsqd or Spark",
-                [(v.archived_twice + v.invented, None) for v in verdicts],
-                is_bad=True,
-            ),
-            Row(
-                "altered, skipped or out of order",
-                [(v.altered + v.skipped + v.out_of_order, None) for v in verdicts],
-                is_bad=True,
-            ),
-            Row("lost", [(outcome.lost, None) for outcome in outcomes], is_bad=True),
-        ]
-        self._screen.table(["run 1", "run 2"], rows)
-        cores = os.cpu_count()
-        self._screen.say(f"msg/s: from the first message of a stage to its last; all stages at once on {cores} cores")
-        is_good = all(outcome.is_good for outcome in outcomes)
-        self._screen.loud(self._sentence(is_good, sum(verdict.stored_twice for verdict in verdicts)), is_good)
-
-    def _sentence(self, is_good: bool, stored_twice: int) -> str:
-        if not is_good:
-            return f"This is not as it should be: see the red lines, and the logs in {self._directory}."
-        if not stored_twice:
-            return "Nothing is lost: every acknowledged flight is in the Parquet exactly once."
-        return (
-            "Nothing is lost: every acknowledged flight is in the Parquet, exactly once for each time nsqd stored it.\n"
-            f"{stored_twice:,} are stored twice: nsqd died after it had stored them and before it could say so, "
-            "so they were sent again."
+    def _show(self, outcomes: list[Outcome]) -> bool:
+        """Print the table and the verdict; return whether all is well."""
+        self._screen.table([f"run {number}" for number, _ in enumerate(outcomes, 1)], list(_rows(outcomes)))
+        self._screen.say(
+            f"msg/s: from the first message of a stage to its last; all stages at once on {os.cpu_count()} cores"
         )
+        is_good = all(outcome.is_good for outcome in outcomes)
+        if is_good:
+            text = "Nothing is lost: every acknowledged flight is in the Parquet exactly once."
+        else:
+            text = f"This is not as it should be: see the red lines, and the logs in {self._directory}."
+        self._screen.loud(text, is_good)
+        return is_good
 
     def _suggest(self, chart: Path | None) -> None:
         python = python_command()
@@ -293,17 +237,34 @@ class Story:
         screen.code(f"rm -r {shlex.quote(str(self._directory))}\n")
 
 
-def delays_so_far(event: Event, carriers: Mapping[str, str]) -> str:
-    """What Spark has computed of what is archived so far; it says how much of it was compared."""
-    code, month, minutes, flights = event["worst"]
-    left_out = ""
-    if event["too_small"]:
-        left_out = f"; {event['too_small']} pairs with fewer than {FLIGHTS_MIN} flights are left out"
-    return (
-        f"delays, from {event['rows']:,} flights archived so far: of {event['compared']} pairs of carrier and month "
-        f"the worst is {carriers.get(code, code)} in {calendar.month_name[month]}, {minutes:.0f} minutes on average "
-        f"of {flights:,} flights{left_out}"
-    )
+def _rows(outcomes: list[Outcome]) -> Iterator[Row]:
+    verdicts = [outcome.verdict for outcome in outcomes]
+    published = [outcome.published for outcome in outcomes]
+    yield Row("published and acknowledged", [meter.count for meter in published], published)
+    yield Row("commands sent again, because no answer came", [o.resent for o in outcomes], is_detail=True)
+    for same_channel in zip(*(outcome.counters for outcome in outcomes), strict=True):
+        channel, count = same_channel[0].channel, same_channel[0].consumer_count
+        label = f"delivered on channel {channel} ({count} consumer{'s' if count > 1 else ''})"
+        yield Row(label, [each.delivered for each in same_channel], [each.meter for each in same_channel])
+        yield Row("delivered more than once", [each.repeated for each in same_channel], is_detail=True)
+    yield Row("archived in Parquet", [o.rows for o in outcomes], [o.archived for o in outcomes])
+    doubled = [v.archived_twice + v.stored_twice + v.invented for v in verdicts]
+    yield Row("duplicates made by nsqd or Spark", doubled, is_bad=True)
+    wrong = [v.altered + v.skipped + v.out_of_order for v in verdicts]
+    yield Row("altered, skipped or out of order", wrong, is_bad=True)
+    yield Row("lost", [outcome.lost for outcome in outcomes], is_bad=True)
+
+
+async def _delivered(channels: list[Counters]) -> None:
+    """Wait until every channel has seen every flight, or nothing has come for long: then the rest is lost."""
+    last, since = -1, time.monotonic()
+    while any(channel.missing for channel in channels):
+        count = sum(channel.delivered for channel in channels)
+        if count != last:
+            last, since = count, time.monotonic()
+        elif time.monotonic() - since > _STALL_S_MAX:
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], what: str, log_path: Path) -> None:

@@ -1,15 +1,14 @@
-"""The verdict: what the producer was told, compared with what is in the archive.
+"""The verdict: what was sent and acknowledged, compared with what is in the archive.
 
-The rules of this file: it only compares, on arrays; nobody's statistics are believed. Three kinds of copies are told
-apart, because only the first is nobody's fault: a flight that was sent again after its fate was unknown may be stored
-twice, at two offsets; one offset that is archived twice is Spark's doing; more copies than were sent is nsqd's.
+The rules of this file: it only compares, on arrays; nobody's statistics are believed. Two kinds of copies are told
+apart: one offset that is archived twice is Spark's doing, one flight that is stored at two offsets is nsqd's.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,47 +29,38 @@ class Contents:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison says; all are numbers of messages.
+    """The number of messages with each fault.
 
     Attributes:
-        acknowledged: flights that nsqd has answered OK for.
-        archived: rows.
-        lost: acknowledged and not in the archive.
+        lost: not in the archive.
         archived_twice: rows beyond the first of their offset.
+        stored_twice: copies of a flight at another offset.
+        invented: rows that are no flight.
         skipped: offsets between the first and the last that are not in the archive.
-        stored_twice: copies of a flight at another offset, as often as it was sent again with its fate unknown.
-        invented: rows that nobody sent, or more often than they were sent.
         altered: rows whose body is not what was sent.
         out_of_order: flights that stand before an earlier one of the same aircraft.
     """
 
-    acknowledged: int
-    archived: int
     lost: int
     archived_twice: int
-    skipped: int
     stored_twice: int
     invented: int
+    skipped: int
     altered: int
     out_of_order: int
 
     @property
     def is_good(self) -> bool:
-        """Whether every acknowledged flight is there, every stored one exactly once, unaltered and in order."""
-        faults = (self.lost, self.archived_twice, self.skipped, self.invented, self.altered, self.out_of_order)
-        return not any(faults)
+        """Whether every flight is there exactly once, unaltered and in order, and nothing else."""
+        return not any(astuple(self))
 
 
-def compare(
-    bodies: Sequence[bytes], keys: Sequence[str], sent: Numbers, acknowledged: npt.NDArray[np.bool_], found: Contents
-) -> Verdict:
-    """Compare what was sent with what was found.
+def compare(bodies: Sequence[bytes], keys: Sequence[str], found: Contents) -> Verdict:
+    """Compare what was acknowledged with what was found.
 
     Args:
         bodies: by flight id.
         keys: by flight id.
-        sent: by flight id, how often it was sent and perhaps stored.
-        acknowledged: by flight id.
     """
     count = len(bodies)
     is_known = (found.id >= 0) & (found.id < count)
@@ -81,29 +71,25 @@ def compare(
     copies = np.bincount(found.id[is_known & is_first], minlength=count)
     crc32 = np.fromiter(map(zlib.crc32, bodies), dtype=np.int64, count=count)
     return Verdict(
-        acknowledged=int(acknowledged.sum()),
-        archived=len(places),
-        lost=int((acknowledged & (copies == 0)).sum()),
+        lost=int((copies == 0).sum()),
         archived_twice=len(places) - len(distinct_places),
+        stored_twice=int(np.maximum(copies - 1, 0).sum()),
+        invented=int((~is_known & is_first).sum()),
         skipped=_gaps(distinct_places),
-        stored_twice=int(np.maximum(np.minimum(copies, sent) - 1, 0).sum()),
-        invented=int(np.maximum(copies - sent, 0).sum() + (~is_known & is_first).sum()),
         altered=int((found.body_crc32[is_known] != crc32[found.id[is_known]]).sum()),
         out_of_order=_out_of_order(keys, found, is_known),
     )
 
 
 def _gaps(places: Numbers) -> int:
-    """How many offsets are missing between the first and the last of each partition; ``places`` are sorted."""
-    if not len(places):
-        return 0
+    """Count the offsets that are missing between the first and the last of each partition; ``places`` are sorted."""
     steps = np.diff(places)
     same_partition = np.diff(places >> _OFFSET_BITS) == 0
     return int((steps[same_partition] - 1).sum())
 
 
 def _out_of_order(keys: Sequence[str], found: Contents, is_known: npt.NDArray[np.bool_]) -> int:
-    """How many flights stand before an earlier one of their aircraft; of copies, the first counts.
+    """Count the flights that stand before an earlier one of their aircraft; of copies, the first counts.
 
     Keys mean order within a partition only, and a key's flights are all in one.
     """

@@ -6,6 +6,7 @@ A program describes its options once, as a frozen dataclass of :func:`option` ro
 
 from __future__ import annotations
 
+from flintmq.options.command import read_command, version_line
 from flintmq.options.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration_ns
 from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Number, Switch, Text
 from flintmq.options.render import example_file, help_text, reference_page, show_config
@@ -35,8 +36,10 @@ __all__ = [
     "nearest",
     "option",
     "parse_duration_ns",
+    "read_command",
     "reference_page",
     "resolve",
     "rows",
     "show_config",
+    "version_line",
 ]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
-import os
 import platform
 import socket
 import sys
@@ -46,10 +45,9 @@ from flintmq.options import (
     Options,
     Switch,
     Text,
-    help_text,
     option,
-    resolve,
-    show_config,
+    read_command,
+    version_line,
 )
 from flintmq.wire.client import MessageFailed, Record
 
@@ -73,7 +71,7 @@ _ACCELERATORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
-    """What ``flintmq doctor`` can be told."""
+    """The flags of ``flintmq doctor``."""
 
     program: ClassVar[str] = "doctor"
     summary: ClassVar[str] = (
@@ -374,7 +372,7 @@ class _Owner:
 
 
 def examine_machine() -> list[Finding]:
-    """What this Python has of what makes FlintMQ fast or adds to it."""
+    """Look for the packages that make FlintMQ fast or add to it."""
     subject = "this machine"
     findings = [Finding(OK, subject, f"flintmq {__version__}, Python {platform.python_version()}, {sys.platform}")]
     for name, use, advice in _ACCELERATORS:
@@ -386,7 +384,7 @@ def examine_machine() -> list[Finding]:
 
 
 def render(findings: Iterable[Finding]) -> str:
-    """The findings as text, grouped by whom they are about, and a last line that sums up."""
+    """Return the findings as text, grouped by whom they are about, and a last line that sums up."""
     lines: list[str] = []
     subject = ""
     counts = dict.fromkeys((PROBLEM, WARNING), 0)
@@ -409,20 +407,13 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         OptionError: a flag is wrong.
     """
-    resolved = resolve(DoctorOptions, arguments, os.environ)
-    if resolved.action == "help":
-        sys.stdout.write(help_text(DoctorOptions).replace("Usage: doctor", f"Usage: {PROGRAM}", 1))
+    options = read_command(DoctorOptions, arguments, PROGRAM, version_line(PROGRAM, __version__))
+    if options is None:
         return 0
-    if resolved.action == "version":
-        print(f"{PROGRAM} v{__version__} (built w/python{platform.python_version()})")
-        return 0
-    if resolved.action == "show-config":
-        sys.stdout.write(show_config(resolved))
-        return 0
-    doctor = Doctor(resolved.options, system_env())
+    doctor = Doctor(options, system_env())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         findings = runner.run(doctor.examine())
-    if resolved.options.json:
+    if options.json:
         for finding in findings:
             print(
                 json.dumps(

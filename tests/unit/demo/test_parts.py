@@ -13,13 +13,12 @@ from rich.console import Console
 
 from flintmq import demo
 from flintmq.demo import DemoOptions
+from flintmq.demo.archiver import worst_delay
 from flintmq.demo.chart import draw
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import SCHEMA, carrier_names, read_flights
-from flintmq.demo.meters import Meter
-from flintmq.demo.screen import PLAIN_WIDTH, Row, Screen
-from flintmq.demo.story import delays_so_far
-from flintmq.demo.together import together
+from flintmq.demo.screen import PLAIN_WIDTH, Meter, Row, Screen
+from flintmq.demo.traffic import together
 from flintmq.errors import FlintError, OptionError
 
 
@@ -95,7 +94,7 @@ def test_a_stage_says_its_lag_and_what_happens_before_its_first_message():
     assert (published.state, archived.state) == ("", "Spark compiles")
     published.reach(9, 1.0)
     archived.reach(3, 2.0)
-    assert (archived.lag, archived.state) == (6, "lag 6")
+    assert archived.state == "lag 6"
     archived.reach(10, 3.0)
     assert archived.state == "lag 0"
 
@@ -113,22 +112,28 @@ async def test_progress_shows_the_lag():
     assert out.getvalue().endswith("  published 7   archived 5 (lag 2)\n")
 
 
-def test_the_worst_says_what_was_compared_and_what_was_left_out():
-    event = {"event": "delays", "rows": 50_000, "worst": ["OO", 8, 64.2, 150], "compared": 60, "too_small": 0}
-    text = delays_so_far(event, {"OO": "SkyWest"})
+def test_the_worst_delay_says_what_was_compared():
+    delays = [("OO", 8, 64.2, 150), ("UA", 1, 3.0, 7_000), ("YV", 7, 120.0, 99)]
+    text = worst_delay(50_000, delays)
     assert text == (
-        "delays, from 50,000 flights archived so far: of 60 pairs of carrier and month the worst is SkyWest in August, "
-        "64 minutes on average of 150 flights"
+        "delays, from 50,000 flights archived so far: of 2 carriers' months with 100 or more, the worst is SkyWest "
+        "Airlines Inc.'s August, 64 minutes on average of 150 flights"
     )
-    assert delays_so_far({**event, "too_small": 12}, {}).endswith("; 12 pairs with fewer than 100 flights are left out")
+    assert worst_delay(99, [("YV", 7, 120.0, 99)]).endswith(
+        "from 99 flights archived so far: no carrier has 100 in a month yet"
+    )
 
 
 def test_the_table_has_a_number_and_a_rate_per_run():
     shown, out = screen()
-    shown.table(["run 1", "run 2"], [Row("published", [(336_776, 1234.5), (7, None)]), Row("lost", [(0, None)] * 2)])
+    meters = [Meter("published", 336_776), Meter("published", 7)]
+    meters[0].begin(10.0)
+    meters[0].reach(336_776, 282.8)
+    rows = [Row("published", [336_776, 7], meters), Row("lost", [0, 0], is_bad=True)]
+    shown.table(["run 1", "run 2"], rows)
     header, published, lost = (line.split() for line in out.getvalue().splitlines())
     assert header == ["run", "1", "msg/s", "run", "2", "msg/s"]
-    assert published == ["published", "336,776", "1,234", "7"]
+    assert published == ["published", "336,776", "1,235", "7", "0"]
     assert lost == ["lost", "0", "0"]
 
 
