@@ -34,6 +34,10 @@ MARKERS = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "
 # Paths of the machine something was written on have no business in the tree.
 MACHINE_PATHS = re.compile("/" + r"(work|root|home/[a-z]+)/|/" + r"tmp/[a-z]+_[a-z]+\.")
 
+# A docstring names its subject, or says in the imperative what is done.
+INDIRECT = re.compile(r"(What|Whatever|Who|Whoever|Whom|Whose|Where|When|Which|How|That|Those)\b")
+INDIRECT_ROOMS = ("broker/", "client/", "nsqd/", "storage/", "wire/client.py")  # not gone through yet
+
 # What a module may not call, because it would see the real world behind its Env's back, and who may all the same.
 BANNED_CALLS = {
     "open": "data files go through storage/files.py",
@@ -86,6 +90,22 @@ def violations(paths: list[Path], rule: Callable[[Path], Iterator[str]]) -> list
 def missing_docstring(path: Path) -> Iterator[str]:
     if text_of(path).strip() and not ast.get_docstring(tree_of(path)):
         yield "no module docstring: say what lives here and the rules of this file"
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every docstring: of modules, classes and functions, and below attributes and constants."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def indirect_docstring(path: Path) -> Iterator[str]:
+    if path.relative_to(ROOT / "src").as_posix().removeprefix("flintmq/").startswith(INDIRECT_ROOMS):
+        return
+    for number, text in docstrings(tree_of(path)):
+        if INDIRECT.match(text):
+            yield f"{number}: {text.splitlines()[0]}"
 
 
 def leftover_marker(path: Path) -> Iterator[str]:
@@ -143,7 +163,7 @@ def markdown_title(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "rule",
-    [missing_docstring, banned_call, bare_or_silent_except],
+    [missing_docstring, indirect_docstring, banned_call, bare_or_silent_except],
     ids=lambda rule: rule.__name__,
 )
 def test_source(rule):
@@ -232,7 +252,7 @@ def test_the_rules_find_what_they_look_for(tmp_path, monkeypatch):
     marker = "TO" + "DO"
     bad.write_text(
         f"import time\n# {marker} later\npath = '/" + "work/x'\ndef sleeps():\n    time.sleep(1)\n"
-        "try:\n    pass\nexcept Exception:\n    pass\n",
+        'try:\n    pass\nexcept Exception:\n    pass\nBELOW = 1\n"""What is below."""\n',
         encoding="utf-8",
     )
     page = tmp_path / "page.md"
@@ -244,6 +264,7 @@ def test_the_rules_find_what_they_look_for(tmp_path, monkeypatch):
         machine_path,
         banned_call,
         bare_or_silent_except,
+        indirect_docstring,
     ]
     for rule in rules:
         assert list(rule(bad)), rule.__name__

@@ -188,7 +188,7 @@ def _producer_prefix(producer_id: bytes, sequence: int) -> bytes:
 
 
 def producer_of(data: bytes | memoryview, position: int = 0) -> tuple[bytes, int] | None:
-    """Who published the verified batch at ``position``, and its sequence of the first message; None when unknown."""
+    """Return the producer of the verified batch at ``position`` and its sequence of the first message, or None."""
     if not data[position + FLAGS_POSITION] & PRODUCER:
         return None
     at = position + HEADER_BYTES
@@ -205,7 +205,7 @@ def is_possible_prefix(flags: int, prefix_bytes: int) -> bool:
 def _frames_with_hex_ids(
     first_id: int, after_size: bytes, sizes: Sequence[int], bodies: Sequence[bytes], uniform: bool
 ) -> list[bytes]:
-    """The pieces of all frames; ``after_size`` is what stands between the size and the id of each."""
+    """Return the pieces of all frames; ``after_size`` is what stands between the size and the id of each."""
     count, size = len(bodies), sizes[0]
     parts: list[bytes] = []
     index = 0
@@ -231,7 +231,7 @@ def _frames_with_hex_ids(
 def _frames_with_raw_ids(
     first_id: int, after_size: bytes, sizes: Sequence[int], bodies: Sequence[bytes]
 ) -> list[bytes]:
-    """As :func:`_frames_with_hex_ids`; the second half of an id is what its body begins with."""
+    """Return the pieces as :func:`_frames_with_hex_ids`; the second half of an id is what its body begins with."""
     parts = [after_size] * (4 * len(bodies))
     parts[0::4] = [_size_field(n + _RAW_FRAME_SIZE_ADDED) for n in sizes]
     parts[2::4] = map(_internal_id, range(first_id, first_id + len(bodies)))
@@ -324,7 +324,7 @@ class Batch:
         return len(self.data)
 
     def positions(self) -> Sequence[int]:
-        """Where each frame starts, counted from ``frames_at``; one more entry for the end of the last."""
+        """Return where each frame starts, counted from ``frames_at``; one more entry for the end of the last."""
         positions = self._positions
         if positions is None:
             header = self.header
@@ -338,7 +338,7 @@ class Batch:
         return positions
 
     def frames(self, start: int, end: int) -> bytes | memoryview:
-        """The frames of sequences ``start`` to ``end`` (exclusive) as one slice; both within the batch."""
+        """Return the frames of sequences ``start`` to ``end`` (exclusive) as one slice; both within the batch."""
         at = self.frames_at
         if start == self.first and end == self.end:
             return self.data[at:]
@@ -346,15 +346,15 @@ class Batch:
         return self.data[at + positions[start - self.first] : at + positions[end - self.first]]
 
     def offset_of(self, sequence: int) -> int:
-        """The virtual position of one frame: frame bytes before it since the birth of the partition."""
+        """Return the virtual position of one frame: frame bytes before it since the birth of the partition."""
         return self.header.offset_bytes + self.positions()[sequence - self.first]
 
     def redelivery(self, sequence: int, delivery_count: int) -> bytes:
-        """One frame for its n-th delivery, see :func:`flintmq.message.with_attempts`."""
+        """Return one frame for its n-th delivery, see :func:`flintmq.message.with_attempts`."""
         return with_attempts(self.frames(sequence, sequence + 1), delivery_count)
 
     def count_within(self, start: int, bytes_max: int) -> int:
-        """How many messages from ``start`` fit into ``bytes_max``; at least one."""
+        """Return how many messages from ``start`` fit into ``bytes_max``; at least one."""
         positions = self.positions()
         index = start - self.first
         limit = positions[index] + bytes_max

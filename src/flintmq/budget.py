@@ -177,7 +177,7 @@ class Budget:
         return self.output_bytes >= self.output_max_bytes
 
     def gives(self, reader: Reader, owner: object) -> bool:
-        """While memory is short: whether a consumer that has read everything may have one delivery more.
+        """Whether a consumer that has read everything may have one delivery more while memory is short.
 
         When not, its connection is noted: to be asked whether it reads, or to go on when there is room.
 
@@ -195,7 +195,7 @@ class Budget:
         return False
 
     def forget(self, owner: object) -> None:
-        """A connection waits no more: it is gone, or is to be looked at again."""
+        """Forget that a connection waits: it is gone, or is to be looked at again."""
         self.held_back.pop(owner, None)
         self.to_ask.pop(owner, None)
         self.newcomers.pop(owner, None)
@@ -228,7 +228,7 @@ class Budget:
         sender.resume_input()
 
     def excess_senders(self) -> list[Sender]:
-        """Those that are to be refused because all parts together are too much."""
+        """Return the senders that are to be refused because all parts together are too much."""
         if self.receiving_bytes <= self.receiving_full_bytes:
             return []
         found = []
@@ -243,7 +243,7 @@ class Budget:
         return found
 
     def ephemeral_room(self, used_bytes: int) -> int:
-        """How much a log of an ephemeral topic may grow now.
+        """Return by how many bytes a log of an ephemeral topic may grow now.
 
         No log gets more than what is left for others, so that one topic alone holds half of the share at most.
 
@@ -305,7 +305,7 @@ class InputMeter:
         budget.on_receiving()
 
     def go_on(self) -> None:
-        """It is read again."""
+        """Note that it is read again."""
         self.is_paused = False
         self._paused_s = None
         self._has_moved = True
@@ -339,7 +339,7 @@ class InputMeter:
         self._moved_s = self._since_s = self._paused_s = None
 
     def close(self) -> None:
-        """The connection is gone, or has forgotten what it was sent."""
+        """Give its part back: the connection is gone, or has forgotten what it was sent."""
         self.go_on()
         self._end_favour()
         self.hold(0)
@@ -392,7 +392,7 @@ class OutputMeter:
         return now_s - self._marked_s if self.held_bytes and self._marked_s is not None else 0.0
 
     def close(self) -> None:
-        """The connection is gone, and its output with it."""
+        """Give its part back: the connection is gone, and its output with it."""
         self._hold(0)
 
     def _hold(self, held_bytes: int) -> None:

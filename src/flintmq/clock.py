@@ -17,11 +17,11 @@ class Clock(Protocol):
     """Reads time."""
 
     def wall_ns(self) -> int:
-        """Nanoseconds since the Unix epoch, 0 to ``WALL_NS_MAX``; may jump."""
+        """Return nanoseconds since the Unix epoch, 0 to ``WALL_NS_MAX``; may jump."""
         ...
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since an arbitrary point; never goes back."""
+        """Return nanoseconds since an arbitrary point; never goes back."""
         ...
 
 

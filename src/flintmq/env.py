@@ -1,4 +1,4 @@
-"""What a daemon or client is handed instead of reaching for it: time, chance, threads, fault points.
+"""The environment of a daemon or client, handed to it: time, chance, threads, fault points.
 
 Everything that would make two runs of the same seed differ comes in through an :class:`Env`, so that whole daemons run
 inside a simulation (``design/reliability.md`` section 5). The network is the running event loop's
@@ -29,7 +29,7 @@ async def run_in_thread(function: Callable[..., Any], /, *args: Any) -> Any:
 
 
 def never(_name: str) -> bool:
-    """The production fault point: nothing is ever made to go wrong."""
+    """Return False, as every fault point does in production: nothing is made to go wrong."""
     return False
 
 

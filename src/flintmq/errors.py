@@ -36,14 +36,14 @@ from __future__ import annotations
 import re
 
 UNREADABLE_JSON = (ValueError, RecursionError)
-"""What reading JSON of somebody else raises: not JSON, not of that form, not UTF-8, or nested too deeply."""
+"""Errors of reading somebody else's JSON: not JSON, not of that form, not UTF-8, or nested too deeply."""
 
 _USER_OF_URL = re.compile(r"(://)[^\s,'\"]*@")
 _QUERY_OF_URL = re.compile(r"\?[^\s,'\"]+")
 
 
 def without_credentials(text: str) -> str:
-    """A text to show, in which URLs have neither user and password nor a query: either may hold a secret."""
+    """Return a text to show, in which URLs have neither user and password nor a query: either may hold a secret."""
     return _QUERY_OF_URL.sub("?***", _USER_OF_URL.sub(r"\1***@", text)) if "@" in text or "?" in text else text
 
 

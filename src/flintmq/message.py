@@ -66,27 +66,27 @@ def internal_id(partition: int, sequence: int) -> int:
 
 
 def sequence_of(internal: int) -> int:
-    """The message sequence (the offset Spark sees) in an internal id."""
+    """Return the message sequence (the offset Spark sees) in an internal id."""
     return internal & SEQUENCE_MAX
 
 
 def partition_of(internal: int) -> int:
-    """The partition number in an internal id."""
+    """Return the partition number in an internal id."""
     return internal >> SEQUENCE_BITS
 
 
 def hex_id(internal: int) -> bytes:
-    """The 16 bytes that stand for an internal id on the wire of a plain topic."""
+    """Return the 16 bytes that stand for an internal id on the wire of a plain topic."""
     return b"%016x" % internal
 
 
 def raw_id(internal: int, trace_id: int = 0) -> bytes:
-    """The 16 bytes that stand for an internal id on the wire of a topic with partitions."""
+    """Return the 16 bytes that stand for an internal id on the wire of a topic with partitions."""
     return RAW_ID.pack(internal, trace_id)
 
 
 def extended_body(headers: bytes, body: bytes, version: int = JSON) -> bytes:
-    """What is stored behind the id of a message of an extended topic.
+    """Return what is stored behind the id of a message of an extended topic.
 
     Args:
         headers: at most :data:`HEADERS_SIZE_MAX` bytes; empty for none.
@@ -95,7 +95,7 @@ def extended_body(headers: bytes, body: bytes, version: int = JSON) -> bytes:
 
 
 def body_position(frame: bytes | memoryview) -> int:
-    """Where the body begins in a stored message frame of an extended topic."""
+    """Return where the body begins in a stored message frame of an extended topic."""
     if frame[FRAME_OVERHEAD_BYTES] == NO_HEADERS:
         return FRAME_OVERHEAD_BYTES + 1
     size: int = HEADERS.unpack_from(frame, FRAME_OVERHEAD_BYTES)[1]
@@ -103,12 +103,12 @@ def body_position(frame: bytes | memoryview) -> int:
 
 
 def headers_of(frame: bytes | memoryview) -> tuple[int, bytes]:
-    """Version and bytes of the headers in a stored message frame of an extended topic."""
+    """Return version and bytes of the headers in a stored message frame of an extended topic."""
     return headers_at(frame, 0)
 
 
 def headers_at(data: bytes | memoryview, position: int) -> tuple[int, bytes]:
-    """As :func:`headers_of`, of the frame that begins at a position."""
+    """Return the same as :func:`headers_of`, of the frame that begins at a position."""
     position += FRAME_OVERHEAD_BYTES
     if data[position] == NO_HEADERS:
         return NO_HEADERS, b""
@@ -138,7 +138,7 @@ def with_location(frame: bytes | memoryview, offset_bytes: int) -> bytes:
 
 
 def with_location_behind_headers(frame: bytes | memoryview, offset_bytes: int) -> bytes:
-    """As :func:`with_location`, of an extended topic."""
+    """Add a location as :func:`with_location`, to a message of an extended topic."""
     return _located(frame, offset_bytes, body_position(frame))
 
 

@@ -25,12 +25,12 @@ def is_ephemeral(name: str) -> bool:
 
 
 def directory_name(topic: str) -> str:
-    """The topic's directory: injective also on file systems that fold case, and never ``.`` or ``..``."""
+    """Return the topic's directory: injective also on file systems that fold case, and never ``.`` or ``..``."""
     return "t-" + "".join(c if c in _PLAIN_ON_DISK else f"%{ord(c):02x}" for c in topic)
 
 
 def topic_of_directory(directory: str) -> str:
-    """The inverse of :func:`directory_name`.
+    """Return the topic that has a directory; the inverse of :func:`directory_name`.
 
     Raises:
         ValueError: the directory was not named by :func:`directory_name`.

@@ -1,4 +1,4 @@
-"""What can be set for one topic or one channel while nsqd runs: limits of its messages, and whether they are traced.
+"""Settings of one topic or one channel, changed while nsqd runs: limits of its messages, and whether they are traced.
 
 A field that is not set is inherited: a channel's from its topic, a topic's from the options of the node. 0 switches a
 limit off, also one that would be inherited.
@@ -34,7 +34,7 @@ class BadSetting(FlintError):
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was set for one topic or channel; None for what is inherited.
+    """The settings of one topic or channel; None for what is inherited.
 
     Attributes:
         max_attempts: deliveries after which a message goes to the dead letters; 0 for no limit.
@@ -61,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What is in force for one topic or channel, see :class:`Settings`.
+    """The limits in force for one topic or channel, see :class:`Settings`.
 
     Attributes:
         dead_letter_topic: its name; empty without ``max_attempts``.
@@ -107,7 +107,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def resolve(topic: str, *layers: Settings) -> Limits:
-    """What is in force for a topic or one of its channels.
+    """Return what is in force for a topic or one of its channels.
 
     Without a valid name for the dead-letter topic there are no dead letters, and no limit of attempts.
 
@@ -133,7 +133,7 @@ def resolve(topic: str, *layers: Settings) -> Limits:
 
 
 def dead_letter_topic(template: str, topic: str) -> str:
-    """The name that ``template`` gives to a topic's dead-letter topic; an ephemeral topic's is ephemeral, too."""
+    """Return the name that ``template`` gives to a topic's dead-letter topic; an ephemeral topic's is ephemeral."""
     if _TOPIC not in template:
         return template
     name = template.replace(_TOPIC, topic.removesuffix(EPHEMERAL_SUFFIX))
@@ -200,7 +200,7 @@ def check_dead_letter_topic(topic: str, *layers: Settings) -> None:
 
 
 def check_node(settings: Settings) -> str | None:
-    """Why a node's template of the dead-letter topic cannot be used; None when it can."""
+    """Tell why a node's template of the dead-letter topic cannot be used; None when it can."""
     template = DEAD_LETTER_TOPIC if settings.dead_letter_topic is None else settings.dead_letter_topic
     if is_valid_name(dead_letter_topic(template, "t")):
         return None

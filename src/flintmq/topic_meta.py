@@ -1,4 +1,4 @@
-"""What a topic with partitions was created with, the same on every node that has a part of it.
+"""The parameters that a topic with partitions was created with, the same on every node that has a part of it.
 
 Most of it is fixed for the topic's life; what ``/topic/meta/update`` changes makes a new version of all of it.
 
@@ -67,7 +67,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.partition_num > 0
 
     def query(self) -> dict[str, str]:
-        """The parameters that :func:`meta_of_query` makes this of."""
+        """Return the parameters that :func:`meta_of_query` makes this of."""
         numbers = {"syncdisk": self.syncdisk, "retention": self.retention_days, "version": self.version}
         switches = {
             "orderedmulti": self.ordered,
@@ -95,7 +95,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, version=0) == msgspec.structs.replace(other, version=0)
 
     def changes(self) -> dict[str, str]:
-        """The parameters of ``/topic/meta/update`` that make another state of this topic this one."""
+        """Return the parameters of ``/topic/meta/update`` that make another state of this topic this one."""
         return {
             "retention": str(self.retention_days),
             "syncdisk": str(self.syncdisk),
@@ -105,7 +105,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         }
 
     def for_clients(self) -> dict[str, object]:
-        """``meta`` of ``/lookup``."""
+        """Return ``meta`` of ``/lookup``."""
         return {
             "partition_num": self.partition_num,
             "replica": self.replica,
@@ -116,7 +116,7 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         }
 
     def for_operators(self) -> dict[str, object]:
-        """What ``/stats`` of nsqd says beside that."""
+        """Return what ``/stats`` of nsqd says beside that."""
         return {"retention_days": self.retention_days, "syncdisk": self.syncdisk, "meta_version": self.version}
 
 
@@ -165,7 +165,7 @@ def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
 
 
 def changed_meta(meta: TopicMeta, query: Mapping[str, str]) -> TopicMeta:
-    """What ``/topic/meta/update`` makes of a topic: what is not named stays as it is.
+    """Return what ``/topic/meta/update`` makes of a topic: what is not named stays as it is.
 
     Its version is the next one, unless one is named, as between nodes.
 
@@ -210,7 +210,7 @@ def partitions_of_text(text: str, partition_num: int) -> list[int]:
 
 
 def parse_partition(text: str) -> int | None:
-    """A partition's number; None for what cannot be one."""
+    """Read a partition's number; None for what cannot be one."""
     if not (text.isascii() and text.isdigit() and len(text) <= 4):
         return None
     number = int(text)

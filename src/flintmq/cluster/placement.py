@@ -1,4 +1,4 @@
-"""Which node gets which partition of a new topic: a pure function of what is known of the nodes.
+"""The placement of a new topic's partitions on nodes: a pure function of what is known of the nodes.
 
 Partitions go one by one to the node with the fewest, those of this topic counted first, so that a topic is spread over
 as many nodes as there are, and several of its partitions share one when there are not enough. What is placed already

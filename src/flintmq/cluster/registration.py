@@ -74,7 +74,7 @@ class NsqdNode:
 
     @property
     def http_address(self) -> str:
-        """What ``/topic/tombstone`` calls the node."""
+        """The name of the node for ``/topic/tombstone``."""
         return f"{self.broadcast_address}:{self.http_port}"
 
     @property
@@ -337,7 +337,7 @@ class RegistrationDatabase:
     # --- questions
 
     def lookup(self, topic: str, now_ns: int) -> Lookup | None:
-        """A topic's channels and its live, not tombstoned nodes; None for an unknown topic."""
+        """Return a topic's channels and its live, not tombstoned nodes; None for an unknown topic."""
         if topic not in self._topics:
             return None
         nodes = [
@@ -349,7 +349,7 @@ class RegistrationDatabase:
         return Lookup(self.channels(topic), nodes)
 
     def partitions(self, topic: str, now_ns: int, hides_tombstoned: bool = False) -> Partitions | None:
-        """A topic's channels, partitions and live nodes; None for an unknown topic.
+        """Return a topic's channels, partitions and live nodes; None for an unknown topic.
 
         Of several nodes that claim a partition the first by address has it, for every nsqlookupd the same one.
 
@@ -374,7 +374,7 @@ class RegistrationDatabase:
         return Partitions(self.channels(topic), self.meta(topic), dict(sorted(leaders.items())), plain)
 
     def meta(self, topic: str) -> TopicMeta:
-        """What a topic was created with and changed to; of a plain or unknown one nothing.
+        """Return what a topic was created with and changed to; :data:`PLAIN` for a plain or unknown one.
 
         Nodes agree, or the highest version wins, and of one version the most partitions. Headers that a topic has on
         some nodes because it was created with them there are no change that the others have missed.
@@ -383,7 +383,7 @@ class RegistrationDatabase:
         return max(metas, key=_precedence, default=PLAIN)
 
     def behind(self, topic: str) -> list[NsqdNode]:
-        """Nodes that have missed a change of a topic which another one has."""
+        """Return the nodes that have missed a change of a topic which another one has."""
         meta = self.meta(topic)
         return [
             registration.node
@@ -392,7 +392,7 @@ class RegistrationDatabase:
         ]
 
     def channels_of_partition(self, topic: str, partition: int) -> list[str]:
-        """The channels that some node has of one partition."""
+        """Return the channels that some node has of one partition."""
         found = []
         for name, nodes in self._channels(topic).items():
             if name and any(partition in registration.partitions for registration in nodes.values()):
@@ -400,19 +400,19 @@ class RegistrationDatabase:
         return sorted(found)
 
     def holders(self, topic: str) -> list[NsqdNode]:
-        """Every connected node that has a topic, in whatever form."""
+        """Return every connected node that has a topic, in whatever form."""
         return [registration.node for registration in self._registrations(topic, TOPIC_ITSELF)]
 
     def topics(self) -> list[str]:
-        """All topics, with and without nodes."""
+        """Return all topics, with and without nodes."""
         return sorted(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """All channels of a topic; none of an unknown one."""
+        """Return all channels of a topic; none of an unknown one."""
         return sorted(name for name in self._channels(topic) if name)
 
     def nodes(self, now_ns: int) -> list[NodeTopics]:
-        """All live nodes, tombstoned ones included, with their topics."""
+        """Return all live nodes, tombstoned ones included, with their topics."""
         listed = []
         for entry in sorted(self._entries.values(), key=lambda entry: entry.node.sort_key):
             if not self._is_active(entry.node, now_ns):
@@ -432,17 +432,17 @@ class RegistrationDatabase:
         return listed
 
     def all_nodes(self) -> list[NsqdNode]:
-        """Every connected node, live or not."""
+        """Return every connected node, live or not."""
         return sorted((entry.node for entry in self._entries.values()), key=lambda node: node.sort_key)
 
     def all_registrations(self) -> Iterator[tuple[str, str, list[Registration]]]:
-        """Every topic (channel empty) and channel with its registrations, for ``/debug``."""
+        """Yield every topic (channel empty) and channel with its registrations, for ``/debug``."""
         for topic in self.topics():
             for channel in sorted(self._topics[topic].channels):
                 yield topic, channel, self._registrations(topic, channel)
 
     def describe(self) -> str:
-        """Counts, for ``/debug`` and failing tests."""
+        """Return counts, for ``/debug`` and failing tests."""
         return f"RegistrationDatabase nodes={len(self._entries)} topics={len(self._topics)} keys={self._key_count}"
 
     def check(self) -> None:

@@ -108,7 +108,7 @@ class Chunk:
 
 
 def find_queues(names: Iterable[str]) -> list[Queue]:
-    """The queues among the names of a directory, sorted by name."""
+    """Return the queues among the names of a directory, sorted by name."""
     queues: dict[str, Queue] = {}
     for name in sorted(names):
         match = _FILE_NAME.match(name)
@@ -130,13 +130,13 @@ def find_queues(names: Iterable[str]) -> list[Queue]:
 
 
 def parse_meta(data: bytes) -> Meta | None:
-    """The content of a meta file; None when it is not one."""
+    """Return the content of a meta file; None when it is not one."""
     match = _META.match(data)
     return None if match is None else Meta(*map(int, match.groups()[1:]))
 
 
 def unread(queue: Queue, sizes: dict[int, int], meta: Meta | None) -> tuple[list[tuple[int, int]], str]:
-    """Which data files hold what was not read yet, and from which byte on; and why the meta file was not believed.
+    """Return the data files with what was not read yet, each from which byte on; and why the meta file is not believed.
 
     Args:
         sizes: of the data files, by number.
@@ -163,7 +163,7 @@ def unread(queue: Queue, sizes: dict[int, int], meta: Meta | None) -> tuple[list
 def read_records(
     files: Files, path: str, position: int, message_size_max: int, report: Callable[[Fault], None]
 ) -> Iterator[Chunk]:
-    """The messages of a data file from ``position`` to its end, also beyond what the meta file knows.
+    """Yield the messages of a data file from ``position`` to its end, also beyond what the meta file knows.
 
     Args:
         message_size_max: larger messages are reported and left out.
@@ -222,7 +222,7 @@ class _Reader:
             size = max(CHUNK_BYTES, 4 + length)
 
     def _parse(self, data: bytes) -> tuple[Chunk, int | None]:
-        """The records at the start of ``data``, and the length field of the first that is not whole or not good."""
+        """Return the records at the start of ``data``, and the length field of the first that is not whole or good."""
         chunk = Chunk()
         stamps, bodies = chunk.stamps, chunk.bodies
         unpack, length_max, size = _RECORD.unpack_from, self._length_max, len(data)

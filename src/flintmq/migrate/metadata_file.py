@@ -69,7 +69,7 @@ _decode = msgspec.json.Decoder(Metadata).decode
 
 
 def describe(topics: Iterable[Topic]) -> Metadata:
-    """What nsqd.dat is to say of these topics."""
+    """Return what nsqd.dat is to say of these topics."""
     rows = []
     for topic in topics:
         if topic.ephemeral:
@@ -94,7 +94,7 @@ def parse(data: bytes) -> Metadata:
 
 
 def read_small(files: Files, path: str, size_max: int) -> bytes:
-    """All of a file that may not be large.
+    """Read a whole file that may not be large.
 
     Raises:
         OSError: it cannot be opened or read.
@@ -111,7 +111,7 @@ def read_small(files: Files, path: str, size_max: int) -> bytes:
 
 
 def own_digest(files: Files, data: bytes) -> str:
-    """The digest of an nsqd.dat when this nsqd wrote it; empty when somebody else did.
+    """Return the digest of an nsqd.dat when this nsqd wrote it; empty when somebody else did.
 
     Raises:
         OSError: what is ours is noted and cannot be read.
@@ -125,7 +125,7 @@ def own_digest(files: Files, data: bytes) -> str:
 
 
 def digest_of(data: bytes) -> str:
-    """What stands for these bytes beside nsqd.dat."""
+    """Return the digest that stands for these bytes beside nsqd.dat."""
     return hashlib.sha256(data).hexdigest()
 
 

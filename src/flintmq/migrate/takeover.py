@@ -91,7 +91,7 @@ class Move(msgspec.Struct, array_like=True):
 
 
 class Journal(msgspec.Struct, array_like=True):
-    """What outlives a crash.
+    """The progress of a takeover, which outlives a crash.
 
     Attributes:
         firsts: topic -> where the takeover appends to its log.
@@ -108,7 +108,7 @@ class Journal(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a takeover needs of nsqd's options; sizes in bytes."""
+    """The options of nsqd that a takeover needs; sizes in bytes."""
 
     segment_bytes: int
     message_size_max: int
@@ -217,7 +217,7 @@ class Takeover:
         self._move(journal)
 
     def _import_all(self, survey: Survey, journal: Journal) -> Journal:
-        """Everything up to the commit; return what is left to do."""
+        """Import everything, up to the commit; return what is left to do."""
         stored = self._store.load()
         self._known = known_topics(stored)
         self._next_cursor = stored.next_cursor
@@ -235,7 +235,7 @@ class Takeover:
     # -- survey ----------------------------------------------------------------------------------------------------
 
     def _foreign_list(self) -> bytes | None:
-        """The content of an nsqd.dat that somebody else wrote; None when it is ours or there is none."""
+        """Return the content of an nsqd.dat that somebody else wrote; None when it is ours or there is none."""
         path = metadata_file.FILE_NAME
         try:
             data = metadata_file.read_small(self._files, path, metadata_file.FILE_BYTES_MAX)
@@ -385,7 +385,7 @@ class Takeover:
         )
 
     def _log_end(self, topic: str, number: int) -> int:
-        """One past what a log holds; for logs that nothing is imported into, or not yet."""
+        """Return one past the last sequence of a log that nothing is imported into, or not yet."""
         end = self._log_ends.get((topic, number))
         if end is None:
             end = self._log_ends[topic, number] = self._read_log_end(topic, number)

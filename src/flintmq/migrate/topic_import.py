@@ -95,7 +95,7 @@ class TopicImport:
         self.end = end
 
     def _held(self, chunk: Chunk) -> int:
-        """How many messages of the chunk the log has already; what it has instead of them is made nobody's."""
+        """Count the messages of the chunk that the log has already; what it has instead of others is made nobody's."""
         log = self.log
         count = min(len(chunk.bodies), log.next_sequence - self.end)
         data = encode_batch(internal_id(log.partition, self.end), 0, 0, chunk.bodies[:count])
@@ -144,11 +144,11 @@ class TopicImport:
 
     @property
     def queue_first(self) -> int:
-        """Where the topic's own queue begins: what a paused topic does not hand out."""
+        """The sequence at which the topic's own queue begins: what a paused topic does not hand out."""
         return next((each.first for each in self.ranges if each.owner == EVERYBODY), self.end)
 
     def holes(self, channel: str) -> list[tuple[int, int]]:
-        """What of the import is not for a channel."""
+        """Return the ranges of the import that are not for a channel."""
         holes: list[tuple[int, int]] = []
         for each in self.ranges:
             if each.owner in (EVERYBODY, channel):
@@ -162,7 +162,7 @@ class TopicImport:
 
 @dataclass(slots=True)
 class KnownTopic:
-    """What our database says of a topic.
+    """A topic as our database has it.
 
     Attributes:
         exists: whether it says anything.
@@ -177,14 +177,14 @@ class KnownTopic:
     cursors: dict[tuple[int, str], StoredCursor] = field(default_factory=dict)
 
     def next_sequence_min(self, partition: int) -> int:
-        """What a log must go on from at least, because sequences below it may have been delivered."""
+        """Return the sequence a log must go on from at least, because those below it may have been delivered."""
         ends = [c.row.floor + len(c.window) for (number, _), c in self.cursors.items() if number == partition]
         backlog_start, paused_at = self.partitions.get(partition, (1, None))
         return max([*ends, backlog_start, paused_at or 1, 1])
 
 
 def known_topics(stored: StoredTopics) -> dict[str, KnownTopic]:
-    """The database by topic."""
+    """Return the database by topic."""
     topics: dict[str, KnownTopic] = {}
     for name, paused in stored.topics.items():
         topics[name] = KnownTopic(True, paused)
@@ -199,7 +199,7 @@ def known_topics(stored: StoredTopics) -> dict[str, KnownTopic]:
 
 @dataclass(slots=True)
 class WantedTopic:
-    """What NSQ's files say of a topic; None where they say nothing about a pause."""
+    """A topic as NSQ's files have it; None where they say nothing about a pause."""
 
     paused: bool | None = None
     channels: dict[str, bool | None] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class TopicRows:
         self._is_new = not known.exists and (done is None or done.first == 1)
 
     def statements(self) -> Iterator[Statement]:
-        """What to write, in any order but in one transaction."""
+        """Yield what to write, in any order but in one transaction."""
         known, wanted, name = self._known, self._wanted, self._name
         paused = known.paused if wanted.paused is None else wanted.paused
         yield channel_store.put_topic(name, paused)
@@ -270,7 +270,7 @@ class TopicRows:
         return 1 if self._is_new else self._log_end(number)
 
     def _cursor(self, number: int, channel: str) -> tuple[int, list[Statement]]:
-        """Where a channel goes on: the number of its cursor, 0 when there is nothing to write, and what to write."""
+        """Return the number of a channel's cursor, 0 when there is nothing to write, and what to write."""
         known, done = self._known, self._import(number)
         cursor = known.cursors.get((number, channel))
         is_new_channel = channel not in known.channels
@@ -291,7 +291,7 @@ class TopicRows:
         return identity, [channel_store.put_cursor(identity, self._name, number, channel, row, window, aside_count)]
 
     def _first_of_new(self, number: int, done: TopicImport | None) -> int:
-        """Where a channel begins that we did not have: with the backlog if it is the first, otherwise now."""
+        """Return where a channel begins that we did not have: with the backlog if it is the first, otherwise now."""
         backlog_start, paused_at = self._known.partitions.get(number, (1, None))
         if not self._known.channels:
             return backlog_start

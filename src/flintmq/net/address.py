@@ -67,7 +67,7 @@ async def bind_host(host: str, port: int) -> str:
 
 
 def listening_address(server: asyncio.AbstractServer, host: str, port: int) -> tuple[str, int]:
-    """The real host and port of a listener; what was asked for where the loop has no sockets (simulations)."""
+    """Return the real host and port of a listener; what was asked for where the loop has no sockets (simulations)."""
     sockets = getattr(server, "sockets", ())
     if not sockets:
         return host, port
@@ -76,12 +76,12 @@ def listening_address(server: asyncio.AbstractServer, host: str, port: int) -> t
 
 
 def format_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 host."""
+    """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def format_peer(peername: Any) -> str:
-    """The peer of a connection as ``ip:port``; ``@`` for a unix socket, which has no name."""
+    """Return the peer of a connection as ``ip:port``; ``@`` for a unix socket, which has no name."""
     if isinstance(peername, tuple) and len(peername) >= 2:
         return format_address(str(peername[0]), int(peername[1]))
     return "@"

@@ -186,7 +186,7 @@ def _sample(seconds: float, monotonic_ns: Callable[[], int], stop: threading.Eve
 
 
 def _stack(frame: FrameType | None) -> Stack:
-    """The code of a frame and of those that called it, outermost first; the outermost are left out of a deep one."""
+    """Return the code of a frame and of its callers, outermost first; the outermost are left out of a deep one."""
     codes: list[CodeType] = []
     while frame is not None and len(codes) < _DEPTH_MAX:
         codes.append(frame.f_code)
@@ -204,7 +204,7 @@ def _folded(stacks: Counter[tuple[str, Stack]]) -> str:
 
 
 def _module(path: str) -> str:
-    """The last parts of a path, as a module's name."""
+    """Return the last parts of a path, as a module's name."""
     parts = path.removesuffix(".py").split("/")
     package = parts.index("flintmq") if "flintmq" in parts else max(0, len(parts) - 2)
     return ".".join(parts[package:]).replace(" ", "_").replace(";", "_")
@@ -224,7 +224,7 @@ def _tasks_text() -> str:
 
 
 def _awaited(coroutine: Any) -> list[str]:
-    """Where a coroutine waits, and where the one it waits for does, and so on."""
+    """Return the lines at which a coroutine waits, the one it waits for, and so on."""
     lines: list[str] = []
     while coroutine is not None and len(lines) < _TASK_DEPTH_MAX:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -248,7 +248,7 @@ def _threads_text() -> str:
 
 
 def _memory_text() -> str:
-    """Objects that the garbage collector knows, by type. For a worker thread: there may be millions."""
+    """Count the objects that the garbage collector knows, by type. For a worker thread: there may be millions."""
     counts: Counter[type] = Counter()
     sizes: Counter[type] = Counter()
     for each in gc.get_objects():

@@ -1,4 +1,4 @@
-"""How many files a process may have open, and how many of them are kept from its connections.
+"""The limit of open files, and the part of it that is kept from connections.
 
 Rules of this file: a daemon that has no descriptor left can roll no segment, and its event loop can neither accept a
 connection nor stop trying. So connections are refused while some are left for everything else.
@@ -17,12 +17,12 @@ _MOST = 64
 
 
 def kept_count(limit: int) -> int:
-    """How many of ``limit`` descriptors are for files only: a sixteenth, from 16 to 64."""
+    """Return how many of ``limit`` descriptors are for files only: a sixteenth, from 16 to 64."""
     return min(max(_LEAST, limit // _SHARE), _MOST)
 
 
 def descriptor_limit() -> int:
-    """The most files this process may have open at the moment."""
+    """Return the most files this process may have open at the moment."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

@@ -1,4 +1,4 @@
-"""Who may use a daemon's HTTP API: bearer tokens, client certificates, permissions by topic. Off without a file.
+"""Permissions for a daemon's HTTP API, by topic: bearer tokens and client certificates. Off without a file.
 
 ::
 
@@ -76,7 +76,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a route asks for.
+    """The permission that a route asks for.
 
     Attributes:
         permissions: any of them will do; none of them: whoever is known may.
@@ -94,17 +94,17 @@ KNOWN = Needs()
 ADMIN_OF_ALL = Needs((ADMIN,))
 
 Table = Mapping[tuple[str, str], Needs]
-"""What each method and path of a daemon asks for."""
+"""The permission that each method and path of a daemon asks for."""
 
 
 def needs(*permissions: str, by_topic: bool = False) -> Needs:
-    """A row of a :data:`Table`."""
+    """Return a row of a :data:`Table`."""
     assert permissions and set(permissions) <= set(PERMISSIONS)
     return Needs(permissions, by_topic)
 
 
 def permissions_table(program: str, table: Table) -> list[str]:
-    """The table as lines of Markdown."""
+    """Return the table as lines of Markdown."""
     lines = [f"## {program}", "", "| request | permission | for which topics |", "|---|---|---|"]
     for (method, path), row in table.items():
         what = "open to all" if row.is_open else " or ".join(row.permissions) or "any client of the file"
@@ -146,8 +146,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     client: list[_Entry]
 
 
-class HttpClient:
-    """What one client may do.
+class KnownClient:
+    """A client that is known, and what it may do.
 
     Args:
         topics: patterns of whole names; None for all topics.
@@ -181,7 +181,7 @@ class HttpClient:
         return decision
 
 
-class HttpClients:
+class KnownClients:
     """Everybody in one file.
 
     Attributes:
@@ -191,8 +191,8 @@ class HttpClients:
 
     def __init__(self, entries: Iterable[_Entry]) -> None:
         self.plain_tokens = 0
-        self.by_common_name: dict[str, HttpClient] = {}
-        self._by_digest: dict[bytes, HttpClient] = {}
+        self.by_common_name: dict[str, KnownClient] = {}
+        self._by_digest: dict[bytes, KnownClient] = {}
         for number, entry in enumerate(entries, 1):
             try:
                 self._add(entry)
@@ -207,7 +207,7 @@ class HttpClients:
                 raise ValueError(f"there is no permission {permission[:20]!r}, only {', '.join(PERMISSIONS)}")
         if not (entry.token or entry.sha256 or entry.common_name):
             raise ValueError("give it a token, the sha256 of one, or the common_name of its certificate")
-        client = HttpClient(entry.name, entry.permissions, _patterns(entry.topics))
+        client = KnownClient(entry.name, entry.permissions, _patterns(entry.topics))
         digests = []
         if entry.token:
             self.plain_tokens += 1
@@ -227,11 +227,11 @@ class HttpClients:
 
     @property
     def count(self) -> int:
-        """How many tokens and names are known."""
+        """The number of tokens and names that are known."""
         return len(self._by_digest) + len(self.by_common_name)
 
-    def of_digest(self, digest: bytes) -> HttpClient | None:
-        """Whose token has this hash; takes as long for every one of them."""
+    def of_digest(self, digest: bytes) -> KnownClient | None:
+        """Return the client whose token has this hash; takes as long for every one of them."""
         found = None
         for known, client in self._by_digest.items():
             if hmac.compare_digest(known, digest):
@@ -263,7 +263,7 @@ def _patterns(topics: list[str] | None) -> list[Pattern] | None:
     return found
 
 
-def parse_clients(path: str, data: bytes) -> HttpClients:
+def parse_clients(path: str, data: bytes) -> KnownClients:
     """Read a file of tokens; JSON when its name says so, else TOML.
 
     Raises:
@@ -280,7 +280,7 @@ def parse_clients(path: str, data: bytes) -> HttpClients:
             content = msgspec.convert(tomllib.loads(data.decode()), _File)
         if len(content.client) > CLIENT_COUNT_MAX:
             raise ValueError(f"more than {CLIENT_COUNT_MAX} clients")
-        return HttpClients(content.client)
+        return KnownClients(content.client)
     except UnicodeDecodeError:
         raise HttpAuthFileError(path, "not UTF-8") from None
     except UNREADABLE_JSON as error:
@@ -289,7 +289,7 @@ def parse_clients(path: str, data: bytes) -> HttpClients:
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """What tells that a file has changed."""
+    """The signs by which a changed file is recognized."""
 
     modified_ns: int
     size: int
@@ -315,7 +315,7 @@ def _read(path: str, size_max: int) -> bytes:
         raise HttpAuthFileError(path, error.strerror or str(error)) from None
 
 
-def _read_clients(path: str) -> tuple[_Stamp | None, HttpClients]:
+def _read_clients(path: str) -> tuple[_Stamp | None, KnownClients]:
     stamp = _stamp_of(path)  # first: what is written after it is read again
     return stamp, parse_clients(path, _read(path, FILE_SIZE_MAX))
 
@@ -337,7 +337,7 @@ class TokenFile:
         return f"<TokenFile {self._path}>"
 
     async def current(self) -> str:
-        """The token; the last good one when the file cannot be read now."""
+        """Return the token; the last good one when the file cannot be read now."""
         stamp = await self._env.run_blocking(_stamp_of, self._path)
         if stamp != self._stamp:
             self._stamp = stamp
@@ -416,7 +416,7 @@ class Failures:
 
 
 def failure_address(remote_address: str) -> str:
-    """What failures of a peer are counted under."""
+    """Return the address under which failures of a peer are counted; of IPv6 its network of 64 bits."""
     host = (split_address(remote_address) or (remote_address, 0))[0].partition("%")[0]
     try:
         address = ip_address(host)
@@ -546,7 +546,7 @@ class HttpAuth:
             self._log_state()
 
     def check(self, request: Request) -> Response | None:
-        """The answer to a request that is refused; None when it may go on.
+        """Return the answer to a request that is refused; None when it may go on.
 
         Raises:
             HttpError: its query cannot be read.
@@ -564,8 +564,8 @@ class HttpAuth:
         _log.info("HTTP %s: %s may not %s %s", request.remote_address, client.name, request.method, path)
         return _FORBIDDEN
 
-    def _client_of(self, request: Request) -> HttpClient | Response:
-        """Who asks, or what is answered who may not."""
+    def _client_of(self, request: Request) -> KnownClient | Response:
+        """Return the client that asks, or the answer that refuses it."""
         token = _token_of(request)
         if token is None:
             name = request.common_name if self._trusts_certificates else ""
@@ -585,7 +585,7 @@ class HttpAuth:
 
 
 def _token_of(request: Request) -> bytes | None:
-    """The bearer token of a request; None when it has none, or other credentials."""
+    """Return the bearer token of a request; None when it has none, or other credentials."""
     value = request.headers.get(b"authorization")
     if value is None:
         return None

@@ -93,7 +93,7 @@ class _Connection:
         self._socket: socket.socket | None = None
 
     def after_fork(self) -> None:
-        """In a child: the connection is the parent's, whose peer would otherwise wait for both to close it."""
+        """Close the connection in a child: it is the parent's, whose peer would otherwise wait for both to do so."""
         self.close()
 
     def close(self) -> None:

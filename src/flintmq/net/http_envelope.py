@@ -36,7 +36,7 @@ Handler = Callable[[Request], Answer]
 
 
 class Style:
-    """Which requests a daemon takes for the redesigned NSQ's.
+    """Tells which requests a daemon takes for the redesigned NSQ's.
 
     Args:
         name: ``nsq``, or ``youzan`` for all of them.

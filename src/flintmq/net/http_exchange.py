@@ -67,7 +67,7 @@ class NoAnswer(ConnectionFailed):
 
 
 def no_connection(endpoint: Endpoint, error: OSError) -> NoAnswer:
-    """What an error of the operating system or of TLS means, when a connection is made or breaks."""
+    """Return the failure that an error of the operating system or of TLS means for a connection."""
     if isinstance(error, ssl.SSLError):
         return NoAnswer(endpoint.address, reason_of(error), tls_name=endpoint.host)
     number = error.errno or 0  # resolvers have negative ones, and words
@@ -76,7 +76,7 @@ def no_connection(endpoint: Endpoint, error: OSError) -> NoAnswer:
 
 
 class Endpoint(NamedTuple):
-    """Whom to ask.
+    """The address of a server.
 
     Attributes:
         scheme: ``http`` or ``https``.
@@ -91,7 +91,7 @@ class Endpoint(NamedTuple):
 
     @property
     def address(self) -> str:
-        """The same for people."""
+        """The same for people, ``host:port`` or a path."""
         return self.unix_path or format_address(self.host, self.port)
 
     @property
@@ -102,7 +102,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked.
+    """A request to send.
 
     Attributes:
         method: ``GET``, ``POST``, ``PUT`` or ``DELETE``.
@@ -119,7 +119,7 @@ class Request:
 
     @classmethod
     def to(cls, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Request:
-        """The request for ``http(s)://host:port/path?query``; user and password in it are shown as ``Basic``.
+        """Return the request for ``http(s)://host:port/path?query``; user and password in it are shown as ``Basic``.
 
         Raises:
             NoAnswer: it is no such URL.
@@ -131,7 +131,7 @@ class Request:
         return cls(method, endpoint, target, fields, body)
 
     def encode(self, keeps_connection: bool = False) -> bytes:
-        """The bytes on the wire.
+        """Return the bytes on the wire.
 
         Raises:
             NoAnswer: something in it is not allowed in HTTP.
@@ -169,7 +169,7 @@ class Request:
 
 
 def _read_url(url: str) -> tuple[Endpoint, str, str]:
-    """Endpoint, target and the value of ``Authorization`` for the user in a URL, if there is one."""
+    """Return endpoint, target and the value of ``Authorization`` for the user in a URL, if there is one."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -188,7 +188,7 @@ def _read_url(url: str) -> tuple[Endpoint, str, str]:
 
 
 class Answer(NamedTuple):
-    """What was answered, whatever the status.
+    """An answer, whatever its status.
 
     Attributes:
         headers: names in small letters; what stands there several times is joined with commas.
@@ -275,13 +275,13 @@ class Exchange:
         self.is_complete = True
 
     def take_body(self) -> bytes:
-        """What has come of the body since the last time."""
+        """Return the part of the body that has come since the last call."""
         body = bytes(self._body)
         self._body.clear()
         return body
 
     def answer(self) -> Answer:
-        """The answer, with what there is of its body."""
+        """Return the answer, with what there is of its body."""
         return Answer(self._status, self._headers, self.take_body())
 
     # what the parser calls

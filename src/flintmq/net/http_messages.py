@@ -79,34 +79,34 @@ class Response:
 
 
 def http_date(unix_s: int) -> str:
-    """A moment as it stands in a header: ``Sun, 06 Nov 1994 08:49:37 GMT`` (RFC 9110 5.6.7)."""
+    """Return a moment as it stands in a header: ``Sun, 06 Nov 1994 08:49:37 GMT`` (RFC 9110 5.6.7)."""
     at = time.gmtime(unix_s)
     day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
     return f"{day}, {at.tm_mday:02d} {month} {at.tm_year:04d} {at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d} GMT"
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A JSON answer of NSQ's API."""
+    """Return a JSON answer of NSQ's API."""
     return Response(status, msgspec.json.encode(value), (JSON_TYPE, NSQ_TYPE))
 
 
 def text_response(text: str, status: int = 200) -> Response:
-    """A bare string answered by NSQ's API, such as the ``OK`` of ``/pub``."""
+    """Return a bare string answered by NSQ's API, such as the ``OK`` of ``/pub``."""
     return Response(status, text.encode("utf-8", "backslashreplace"), (TEXT_TYPE, NSQ_TYPE))
 
 
 def plain_response(text: str, status: int = 200) -> Response:
-    """Text of an endpoint outside the API (``/ping``, ``/debug/...``), without NSQ's header."""
+    """Return the text of an endpoint outside the API (``/ping``, ``/debug/...``), without NSQ's header."""
     return Response(status, text.encode("utf-8", "backslashreplace"), (TEXT_TYPE,))
 
 
 def error_response(status: int, message: str, plain: bool = False) -> Response:
-    """The answer to a failed request: JSON ``{"message": ...}``, or the bare text for plain-text endpoints."""
+    """Return the answer to a failed request: JSON ``{"message": ...}``, or the bare text for plain-text endpoints."""
     return plain_response(message, status) if plain else json_response({"message": message}, status)
 
 
 def redirect_response(location: str, method: str) -> Response:
-    """A permanent redirect: 301 for GET, 308 for others because their body must be sent again."""
+    """Return a permanent redirect: 301 for GET, 308 for others because their body must be sent again."""
     status = 301 if method == "GET" else 308
     if method not in ("GET", "HEAD"):
         return Response(status, b"", (("Location", location),))
@@ -275,7 +275,7 @@ class Request:
             return ()
 
     def header(self, name: str) -> str:
-        """The value of a header, empty when absent."""
+        """Return the value of a header, empty when absent."""
         return self.headers.get(name.lower().encode("latin-1"), b"").decode("latin-1")
 
     def __repr__(self) -> str:

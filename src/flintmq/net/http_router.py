@@ -1,4 +1,4 @@
-"""Which handler answers which method and path.
+"""Routes: which handler answers which method and path.
 
 Rules of this file: the hot path is one dictionary look-up by the bytes of method and path; everything else (patterns,
 escapes in the path, redirects, 404, 405, OPTIONS) is decided in :meth:`Router.resolve_slowly` and is a route as well,
@@ -29,7 +29,7 @@ from flintmq.net.http_messages import (
 )
 
 BODY_LIMIT_BYTES = 64 * 1024
-"""What routes without a use for a body read and drop."""
+"""The longest body that routes without a use for one read and drop."""
 
 _HARMLESS = ("format",)
 """Known, and ignored where it is not obeyed: NSQ's tools ask everywhere for the form that an answer has anyway."""
@@ -39,7 +39,7 @@ Handler = Callable[[Request], Response | PendingResponse | Coroutine[Any, Any, R
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How requests of one method and path are answered.
+    """A handler for one method and path, and what holds for its requests.
 
     Attributes:
         handler: a plain function, or a coroutine function where it has to wait.
@@ -61,7 +61,7 @@ _BODY_TOO_BIG = error_response(413, "BODY_TOO_BIG")
 
 
 def always(response: Response, *, too_big: Response = _BODY_TOO_BIG, is_logged: bool = True) -> Route:
-    """A route with one constant answer."""
+    """Return a route with one constant answer."""
     return Route(lambda _request: response, BODY_LIMIT_BYTES, too_big, False, is_logged)
 
 
@@ -122,7 +122,7 @@ class Router:
             self.exact[method.encode(), path.encode()] = route
 
     def _strict(self, handler: Handler, takes: tuple[str, ...], allowed: frozenset[str], what: str) -> Handler:
-        """A handler that refuses parameters which it does not obey and somebody knows."""
+        """Return a handler that refuses parameters which it does not obey and somebody knows."""
         known = self._known
         obeyed_query = b""  # the last one, because publishers repeat theirs
 
@@ -139,7 +139,7 @@ class Router:
         return answer
 
     def routes(self) -> Iterator[tuple[str, str, Route]]:
-        """Every method and path, and how it is answered."""
+        """Yield every method and path, and how it is answered."""
         for segments, methods in self._routes.items():
             for method, route in methods.items():
                 yield method, "/" + "/".join(segments), route
@@ -206,7 +206,7 @@ def _segments(path: str) -> tuple[str, ...]:
 
 
 def _clean(path: str) -> tuple[str, ...]:
-    """The segments of a path without empty ones, ``.`` and ``..``."""
+    """Return the segments of a path without empty ones, ``.`` and ``..``."""
     kept: list[str] = []
     for segment in path.split("/"):
         if segment == "..":

@@ -206,7 +206,7 @@ class HttpServer:
             self._timer = None
 
     def describe(self) -> str:
-        """One line per connection, for ``/debug`` and failing tests."""
+        """Return one line per connection, for ``/debug`` and failing tests."""
         lines = [f"HttpServer tick={self.tick} connections={len(self.connections)} tasks={len(self._tasks)}"]
         lines.extend("  " + connection.describe() for connection in self.connections)
         return "\n".join(lines)
@@ -214,7 +214,7 @@ class HttpServer:
     # --- for connections, and for whoever drives one without a socket
 
     def new_connection(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
-        """The protocol for a connection just accepted."""
+        """Return the protocol for a connection just accepted."""
         if self.turns is None:
             self.turns = Turns(loop, self.clock.monotonic_ns)
         return _Connection(self, self.turns, loop)
@@ -233,7 +233,7 @@ class HttpServer:
         task.add_done_callback(tell("answering an HTTP request"))
 
     def forget(self, connection: _Connection) -> None:
-        """A connection is gone."""
+        """Forget a connection that is gone."""
         self.connections.pop(connection, None)
         self._notice_all_gone()
 
@@ -365,7 +365,7 @@ class _Connection(asyncio.Protocol):
         self._update_reading()
 
     def resume_input(self) -> None:
-        """There is memory for what is coming."""
+        """Read again: there is memory for what is coming."""
         self._since_tick = self._server.tick
         self._update_reading()
 
@@ -643,7 +643,7 @@ class _Connection(asyncio.Protocol):
     # --- refusing
 
     def _refuse(self, response: Response) -> None:
-        """Inside a parser callback: stop parsing, answer in turn, close."""
+        """Stop parsing, inside a callback of the parser; answer in turn, close."""
         self._refusal = response
         raise _Refused
 
@@ -706,7 +706,7 @@ class _Connection(asyncio.Protocol):
         self._settle(outcome)
 
     def _settle(self, outcome: object) -> None:
-        """The running handler is done."""
+        """Answer with what the handler that ran came to."""
         request = cast(Request, self._running)
         self._running = None
         response = self._response_to(request, outcome)
@@ -720,7 +720,7 @@ class _Connection(asyncio.Protocol):
                 self._count_input()
 
     def _response_to(self, request: Request, outcome: object) -> Response:
-        """The answer to what a handler returned or raised."""
+        """Return the answer to what a handler returned or raised."""
         plain = request.route.plain
         if isinstance(outcome, Response):
             return outcome
@@ -810,7 +810,7 @@ class _Connection(asyncio.Protocol):
     # --- for the server
 
     def check_deadlines(self) -> None:
-        """Called once per tick."""
+        """Close what has waited too long; called once per tick."""
         server = self._server
         if self._transport is None:
             return
@@ -831,7 +831,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def close_if_idle(self) -> None:
-        """At shutdown: close unless a request is being received or answered."""
+        """Close at shutdown, unless a request is being received or answered."""
         is_idle = self._running is None and not self._queue and not self._url and not self._left
         if is_idle and self._transport is not None:
             self._transport.close()
@@ -864,7 +864,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _path_of_absolute(url: bytes) -> bytes:
-    """The path of ``http://host/path``; other forms (``*``, an authority) as they are."""
+    """Return the path of ``http://host/path``; other forms (``*``, an authority) as they are."""
     _, scheme_end, rest = url.partition(b"://")
     if not scheme_end:
         return url

@@ -244,7 +244,7 @@ class LayeredTransport(asyncio.Transport, asyncio.Protocol):
             self.close()
 
     def _next(self) -> bytes:
-        """The next piece for the protocol, empty when there is none yet."""
+        """Return the next piece for the protocol, empty when there is none yet."""
         tls, codec = self._tls, self._codec
         if codec is None:
             return tls.read() if tls is not None else b""

@@ -20,10 +20,10 @@ from flintmq.net.address import ListenFailed, bind_host, format_address, listeni
 
 BACKLOG = 4096  # one connection is accepted in a turn; a burst beyond this would wait a second for its next SYN
 _ACCEPTS_PER_TURN = 1
-"""What an event loop is told its backlog is. asyncio accepts so many in one turn, and where there is no file for a
+"""The backlog that an event loop is told. asyncio accepts so many in one turn, and where there is no file for a
 connection it goes on failing, and reporting it, as often: with thousands it does nothing else any more."""
 PATH_PORT = -1
-"""What NSQ says for the port of a unix socket."""
+"""The port that NSQ shows for a unix socket."""
 
 _NewProtocol = Callable[[], asyncio.Protocol]
 

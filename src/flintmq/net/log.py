@@ -85,7 +85,7 @@ class NsqFormatter(logging.Formatter):
 
 
 def level_of(word: str) -> int:
-    """The logging level of one of NSQ's level words, in any case.
+    """Return the logging level of one of NSQ's level words, in any case.
 
     Raises:
         OptionError: not one of debug, info, warn, error, fatal.
@@ -145,7 +145,7 @@ class LogFile(logging.FileHandler):
             before.close()
 
     def _open(self) -> TextIOWrapper:
-        """A new file is for its owner and their group; one that is there keeps its mode."""
+        """Open the file: a new one is for its owner and their group, one that is there keeps its mode."""
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         return TextIOWrapper(BufferedWriter(FileIO(descriptor, "a")), encoding=self.encoding, errors=self.errors)
 

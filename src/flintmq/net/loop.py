@@ -1,4 +1,4 @@
-"""Which event loop a process of ours runs on."""
+"""The event loop that a process of ours runs on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (``pip install flintmq[fast]``), else None for asyncio's own loop."""
+    """Return uvloop's where it is installed (``pip install flintmq[fast]``), else None for asyncio's own loop."""
     try:
         import uvloop
     except ImportError:

@@ -28,7 +28,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def labels_of(**labels: str) -> str:
-    """Labels as they stand in a line, to be made once for many metrics."""
+    """Return labels as they stand in a line, to be made once for many metrics."""
     return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items()) + "}"
 
 
@@ -54,13 +54,13 @@ class Family:
 
 
 def exposition(families: Iterable[Family]) -> Response:
-    """The answer to a scrape: ``families`` in their order, those without samples left out."""
+    """Return the answer to a scrape: ``families`` in their order, those without samples left out."""
     lines = [line for family in families if len(family.lines) > 1 for line in family.lines]
     return Response(200, "".join(lines).encode(), (CONTENT_TYPE,))
 
 
 def process_families() -> list[Family]:
-    """Figures of this process under the names that Prometheus' own libraries use."""
+    """Return figures of this process under the names that Prometheus' own libraries use."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     families = [
         Family("process_cpu_seconds_total", "counter", "CPU time of the process, user and system").add(
@@ -78,7 +78,7 @@ def process_families() -> list[Family]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; its peak where the system does not tell the present."""
+    """Return this process's bytes of memory that are in RAM; their peak where the system does not tell the present."""
     from pathlib import Path  # for those who ask
 
     try:

@@ -15,7 +15,7 @@ UNIX_PEER = "@"
 
 
 class Networks:
-    """Who may.
+    """The networks whose clients may.
 
     Args:
         ranges: such as ``10.0.0.0/8``, bits behind the prefix do not matter; none of them means everybody.

@@ -49,7 +49,7 @@ _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-l
 
 
 class Verdict:
-    """What becomes of a request.
+    """The decision about a request.
 
     Attributes:
         refusal: why it is refused, with what to do; empty when it is not.
@@ -118,7 +118,7 @@ class Origins:
 
 
 def parse_origin(text: str) -> tuple[str, str, str]:
-    """Scheme, host and port of an origin; the port is empty where it is the scheme's own.
+    """Return scheme, host and port of an origin; the port is empty where it is the scheme's own.
 
     Raises:
         ValueError: it is none.
@@ -145,7 +145,7 @@ def check_origins(origins: Iterable[str]) -> None:
 
 
 def local_names(path: str = HOSTS_FILE) -> tuple[str, ...]:
-    """Names that this machine's own list gives its loopback addresses; none when it cannot be read.
+    """Return the names that this machine's own list gives its loopback addresses; none when it cannot be read.
 
     Debian writes a machine's full name there: whoever asks it by that name arrives at 127.0.1.1.
     """
@@ -191,7 +191,7 @@ def _is_address(host: str) -> bool:
 
 
 def _host_of(value: str) -> str:
-    """The host in a Host header, lower case, without brackets and port."""
+    """Return the host in a Host header, lower case, without brackets and port."""
     text = value.strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

@@ -45,7 +45,7 @@ class BadPattern(FlintError):
 
 
 class PatternsMissing(BadPattern):
-    """What matches regular expressions is not installed."""
+    """The library that matches regular expressions is not installed."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__(pattern, "google-re2 is not installed")
@@ -98,7 +98,7 @@ class Pattern:
 
 
 def _simple(text: str, is_whole: bool) -> Callable[[str], bool] | None:
-    """The search for a pattern that needs no engine; None for all others."""
+    """Return the search for a pattern that needs no engine; None for all others."""
     if text == ".*":
         return (lambda name: "\n" not in name) if is_whole else (lambda _name: True)
     match = _SIMPLE.fullmatch(text)

@@ -43,7 +43,7 @@ async def kept_up(
 
 
 def tell(what: str) -> Callable[[asyncio.Task[Any]], None]:
-    """A done callback for a task that is not expected to fail, and is not run again if it does."""
+    """Return a done callback for a task that is not expected to fail, and is not run again if it does."""
 
     def ended(task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()

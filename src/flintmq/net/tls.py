@@ -1,4 +1,4 @@
-"""What TLS is configured with: certificates, keys, versions and client-auth policies, of servers and clients.
+"""Settings of TLS: certificates, keys, versions and client-auth policies, of servers and clients.
 
 Rules of this file:
 
@@ -58,7 +58,7 @@ class TlsSetupError(FlintError):
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """How a server's side of TLS is configured; the attributes are nsqd's flags.
+    """The settings of a server's side of TLS; the attributes are nsqd's flags.
 
     Attributes:
         cert, key: files in PEM; the certificate may be followed by its chain.
@@ -91,7 +91,7 @@ class ServerTls:
         return lambda: StandardTls(context, server_side=True)
 
     def concerns(self, now_ns: int) -> list[str]:
-        """What an operator should be told although it stops nothing; after :meth:`engines` has read the files.
+        """Return what an operator should be told although it stops nothing; after :meth:`engines` has read the files.
 
         Raises:
             TlsSetupError: a file has gone since.
@@ -117,7 +117,7 @@ class ServerTls:
 
 
 def server_context(server: ServerTls) -> ssl.SSLContext:
-    """A context for :class:`StandardTls`, which cannot do the policy ``require``.
+    """Return a context for :class:`StandardTls`, which cannot do the policy ``require``.
 
     Raises:
         TlsSetupError: as :meth:`ServerTls.engines`.
@@ -142,7 +142,7 @@ def client_context(
     min_version: str = "tls1.2",
     is_verified: bool = True,
 ) -> ssl.SSLContext:
-    """A context for the client's side; it verifies the server and its name.
+    """Return a context for the client's side; it verifies the server and its name.
 
     Args:
         root_ca_file: authorities of the server in PEM; the system's when empty.

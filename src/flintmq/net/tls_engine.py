@@ -19,7 +19,7 @@ READ_SIZE_MAX = 64 * 1024
 RECORD_SIZE_MAX = 16 * 1024
 
 OLD_CIPHERS = "DEFAULT:@SECLEVEL=0"
-"""What makes OpenSSL speak TLS 1.0 and 1.1, whose signatures it counts as broken."""
+"""Ciphers with which OpenSSL speaks TLS 1.0 and 1.1, whose signatures it counts as broken."""
 
 # The suites nsqd has names for, in its /stats; it shows every other one as a number.
 _GO_NAMES = {
@@ -62,7 +62,7 @@ class TlsInterrupted(TlsFailed):
 
 @dataclass(frozen=True, slots=True)
 class TlsSession:
-    """What a handshake led to.
+    """The outcome of a handshake.
 
     Attributes:
         version: such as ``TLS1.3``.
@@ -93,7 +93,7 @@ class TlsEngine(Protocol):
         """
 
     def read(self) -> bytes:
-        """Plain bytes of the peer, up to about ``READ_SIZE_MAX``; empty when more has to be received first.
+        """Return plain bytes of the peer, up to about ``READ_SIZE_MAX``; empty when more has to be received first.
 
         Raises:
             TlsFailed: as above.
@@ -114,10 +114,10 @@ class TlsEngine(Protocol):
         """
 
     def take_output(self) -> bytes:
-        """What is to be sent to the peer now."""
+        """Return the bytes that are to be sent to the peer now."""
 
     def session(self) -> TlsSession:
-        """What was agreed on; only after the handshake."""
+        """Return what was agreed on; only after the handshake."""
 
 
 NewEngine = Callable[[], TlsEngine]
@@ -219,7 +219,7 @@ class StandardTls:
 
 
 def _common_name(secured: ssl.SSLObject) -> str:
-    """The common name of a verified certificate; of several the last, as in Go."""
+    """Return the common name of a verified certificate; of several the last, as in Go."""
     name = ""
     for part in (secured.getpeercert() or {}).get("subject", ()):
         for key, value in part:  # type: ignore[str-unpack]  # typeshed: each part holds pairs
@@ -229,14 +229,14 @@ def _common_name(secured: ssl.SSLObject) -> str:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """OpenSSL's reason as words."""
+    """Return OpenSSL's reason as words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     return error.reason.lower().replace("_", " ") if error.reason else _SOURCE_POSITION.sub("", str(error))
 
 
 def version_name(openssl_name: str) -> str:
-    """``TLSv1.3`` as nsqd's /stats spells it."""
+    """Return ``TLSv1.3``, say, as nsqd's /stats spells it."""
     return _GO_VERSIONS.get(openssl_name, f"Unknown {openssl_name}")
 
 
@@ -248,7 +248,7 @@ def _suite_numbers() -> dict[str, int]:
 
 
 def cipher_name(openssl_name: str) -> str:
-    """A cipher suite as nsqd's /stats spells it, from OpenSSL's name."""
+    """Return a cipher suite as nsqd's /stats spells it, from OpenSSL's name."""
     number = _suite_numbers().get(openssl_name)
     if number is None:
         return f"Unknown {openssl_name}"

@@ -109,7 +109,7 @@ class UnverifiedTls:
 
 
 def _common_name(connection: SSL.Connection) -> str:
-    """The common name the client's certificate claims; of several the last, as in Go."""
+    """Return the common name the client's certificate claims; of several the last, as in Go."""
     from cryptography.x509.oid import NameOID
 
     certificate = connection.get_peer_certificate(as_cryptography=True)
@@ -120,7 +120,7 @@ def _common_name(connection: SSL.Connection) -> str:
 
 
 def reason_of(error: SSL.Error) -> str:
-    """OpenSSL's reasons as words; the lowest level's is the first."""
+    """Return OpenSSL's reasons as words; the lowest level's is the first."""
     if isinstance(error, SSL.SysCallError):
         return str(error.args[1]) if len(error.args) > 1 else "connection closed"
     reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []

@@ -1,4 +1,4 @@
-"""Whose turn it is among connections that have more to do than fits into one.
+"""Turns of connections that have more to do than fits into one.
 
 ::
 
@@ -59,7 +59,7 @@ class Turns:
             self._loop.call_soon(self._serve)
 
     def leave(self, member: Member) -> None:
-        """A connection is gone."""
+        """Forget a connection that is gone."""
         self._line.pop(member, None)
 
     def _serve(self) -> None:

@@ -42,7 +42,7 @@ _KNOWN = (*_LOOKUP, "metaInfo", "force", "partition_num", "move_leader", "move_f
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class LookupdAddress:
     """A nsqlookupd as ``/listlookup`` has it."""
 
     host: str
@@ -50,7 +50,7 @@ class Member:
     http_port: int
 
     def row(self) -> dict[str, Any]:
-        """Its JSON; ports are strings there."""
+        """Return it as it stands in the answer; ports are strings there."""
         return {
             "ID": f"{self.host}:0:{self.tcp_port}:nsqlookup",
             "NodeIP": self.host,
@@ -65,11 +65,11 @@ def build_router(
     database: RegistrationDatabase,
     clock: Clock,
     admin: TopicAdmin,
-    me: Callable[[], Member],
+    me: Callable[[], LookupdAddress],
     allow_write_without_channels: bool = True,
     style: str = NSQ,
 ) -> Router:
-    """All routes of nsqlookupd.
+    """Return the routes of nsqlookupd.
 
     Args:
         me: this nsqlookupd; known when it listens.
@@ -84,7 +84,7 @@ def build_router(
         router.add("GET", path, handler, takes=(*takes, *words), ignores=_NSQ_WORDS, form=form)
 
     def either(plain: Handler, redesigned: Handler, words: tuple[str, ...]) -> Handler:
-        """``redesigned`` for requests with one of its parameters, ``plain`` for all others."""
+        """Return a handler: ``redesigned`` for requests with one of its parameters, ``plain`` for all others."""
         chosen = Style(style, words)
         return lambda request: redesigned(request) if chosen.is_youzans(request) else plain(request)
 
@@ -121,7 +121,7 @@ class HttpApi:
         database: RegistrationDatabase,
         clock: Clock,
         admin: TopicAdmin,
-        me: Callable[[], Member],
+        me: Callable[[], LookupdAddress],
         allow_write_without_channels: bool,
     ) -> None:
         self._database = database
@@ -146,7 +146,7 @@ class HttpApi:
         return json_response({"channels": found.channels, "producers": [_producer(node) for node in found.nodes]})
 
     def lookup_partitions(self, request: Request) -> Response:
-        """``/lookup`` of the redesigned NSQ; a topic without partitions is answered as by NSQ."""
+        """Answer ``/lookup`` of the redesigned NSQ; a topic without partitions is answered as by NSQ."""
         topic = _argument(request, "topic")
         access = request.query.get("access", "r")
         if access not in ("r", "w"):
@@ -181,7 +181,7 @@ class HttpApi:
         return json_response(dict(sorted(answer.items())))
 
     def members(self, request: Request) -> Response:
-        """Every nsqlookupd: this one; others are not known to it."""
+        """List every nsqlookupd: this one, which knows no other."""
         me = self._me().row()
         return json_response({"lookupdleader": me, "lookupdnodes": [me]})
 
@@ -235,7 +235,7 @@ class HttpApi:
         )
 
     def debug(self, request: Request) -> Response:
-        """Everything in the database, by ``category:key:subkey``; times are kept monotonic and shown as wall time."""
+        """Answer with the database, by ``category:key:subkey``; times are kept monotonic and shown as wall time."""
         wall_offset_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
         listed: dict[str, list[dict[str, Any]]] = {}
         nodes = [Registration(node) for node in self._database.all_nodes()]
@@ -355,7 +355,7 @@ def _producer(node: NsqdNode) -> dict[str, Any]:
 
 
 def _peer(node: NsqdNode) -> dict[str, Any]:
-    """A node as the redesigned NSQ's clients know it."""
+    """Return a node as the redesigned NSQ's clients know it."""
     return {
         "id": node.node_id,
         "remote_address": node.remote_address,

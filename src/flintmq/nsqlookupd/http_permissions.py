@@ -1,4 +1,4 @@
-"""What each request of nsqlookupd's HTTP API asks for, when clients have to be known.
+"""The permission that each request of nsqlookupd's HTTP API asks for, when clients have to be known.
 
 Rules of this file: every route has a row, those below ``/debug/`` apart: what has none asks for ``admin`` of all
 topics. A test compares the rows with the routes, and the page in the reference is made of them.

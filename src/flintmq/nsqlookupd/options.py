@@ -21,7 +21,7 @@ _HTTP_AUTH = "HTTP clients"
 
 @dataclass(frozen=True, kw_only=True)
 class NsqlookupdOptions(Options):
-    """What a nsqlookupd can be told; each attribute is the flag of the same name."""
+    """The flags of nsqlookupd; each attribute is the flag of the same name."""
 
     program: ClassVar[str] = "nsqlookupd"
     summary: ClassVar[str] = "nsqlookupd tells clients which nsqd has which topic."

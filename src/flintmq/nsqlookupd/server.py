@@ -27,7 +27,7 @@ from flintmq.net.networks import LOOPBACK, Networks
 from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
 from flintmq.nsqlookupd import metrics
-from flintmq.nsqlookupd.http_api import Member, build_router
+from flintmq.nsqlookupd.http_api import LookupdAddress, build_router
 from flintmq.nsqlookupd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.session import Sessions
@@ -60,7 +60,7 @@ class Nsqlookupd:
             self.database,
             env.clock,
             admin,
-            self._member,
+            self._own_address,
             options.allow_write_with_nochannels,
             options.http_style,
         )
@@ -128,20 +128,20 @@ class Nsqlookupd:
         return [server for server in (self._http, self._https) if server is not None]
 
     def describe(self) -> str:
-        """The state of all parts, for failing tests."""
+        """Return the state of all parts, for failing tests."""
         servers = [server.describe() for server in self._servers()]
         return "\n".join((self.database.describe(), self._sessions.describe(), *servers))
 
-    def _member(self) -> Member:
-        """What clients are told of us: a name that was given, or the address they can only have reached us under."""
+    def _own_address(self) -> LookupdAddress:
+        """Return the address for clients: a name that was given, or the only one they can have reached us under."""
         options = self._options
         host, http_port = self.http_address
         is_reachable = http_port != PATH_PORT and host not in ("", "0.0.0.0", "::")
         name = options.broadcast_address or (host if is_reachable else self._env.hostname)
-        return Member(name, self.tcp_address[1], http_port)
+        return LookupdAddress(name, self.tcp_address[1], http_port)
 
     def _info(self) -> LookupdInfo:
-        """What an nsqd is told about us."""
+        """Return the answer to an nsqd's IDENTIFY."""
         return LookupdInfo(
             broadcast_address=self._options.broadcast_address or self._env.hostname,
             hostname=self._env.hostname,

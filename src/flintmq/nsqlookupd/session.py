@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sessions:
-    """What the sessions of one nsqlookupd share, and the list of them.
+    """The sessions of one nsqlookupd, and what they share.
 
     Args:
         info: gives the answer to IDENTIFY.
@@ -76,7 +76,7 @@ class Sessions:
         return len(self._open)
 
     def new(self, loop: asyncio.AbstractEventLoop) -> LookupSession:
-        """The protocol for a connection just accepted."""
+        """Return the protocol for a connection just accepted."""
         return LookupSession(self, loop)
 
     def add(self, session: LookupSession) -> bool:
@@ -99,7 +99,7 @@ class Sessions:
             _log.info("CLIENT(%s): closing, %d registrations removed", node_id, len(removed))
 
     def new_node_id(self, remote_address: str) -> str:
-        """The node's id: its remote address, as upstream.
+        """Return the node's id: its remote address, as upstream.
 
         An address can come back before the loss of its last connection was noticed, and unix sockets have none.
         """
@@ -115,7 +115,7 @@ class Sessions:
         for_each(self._open, LookupSession.close, "closing")
 
     def describe(self) -> str:
-        """One line per session, for failing tests."""
+        """Return one line per session, for failing tests."""
         return "\n".join([f"Sessions open={len(self._open)}", *(f"  {session.describe()}" for session in self._open)])
 
 

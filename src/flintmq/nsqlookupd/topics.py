@@ -190,7 +190,7 @@ class TopicAdmin:
         return {} if found is None else {number: node.node_id for number, node in found.leaders.items()}
 
     async def _until_registered(self, topic: str, numbers: Iterable[int]) -> None:
-        """The next question after ours is to find all partitions."""
+        """Wait until all partitions are registered, so that the next request finds them."""
         try:
             async with asyncio.timeout(_REGISTERED_WITHIN_S):
                 while missing := [number for number in numbers if number not in self._placed(topic)]:
@@ -201,7 +201,7 @@ class TopicAdmin:
             raise HttpError(500, text) from None
 
     async def _capable_nodes(self) -> dict[str, NsqdNode]:
-        """Live nodes that know of partitions; NSQ's own nsqd would make a plain topic and say OK."""
+        """Return live nodes that know of partitions; NSQ's own nsqd would make a plain topic and say OK."""
         listed_nodes = (listed.node for listed in self._database.nodes(self._clock.monotonic_ns()))
         active = [node for node in listed_nodes if not node.is_draining]
         by_address = {(node.broadcast_address, node.http_port): node for node in active if node.http_port > 0}
@@ -274,7 +274,7 @@ class TopicAdmin:
             raise HttpError(500, failures[0])
 
     async def _told(self, node: NsqdNode, target: str, also_fine: int | None) -> str:
-        """Why an nsqd did not do it; empty when it did."""
+        """Tell why an nsqd did not do it; empty when it did."""
         try:
             status, body = await self._ask("POST", node, target)
         except ConnectionFailed as error:

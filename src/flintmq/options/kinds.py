@@ -24,11 +24,11 @@ class NsqRefusal(ValueError):
 
 
 class Kind(Protocol):
-    """How one kind of value is read, checked and written."""
+    """A kind of value: how it is read, checked and written."""
 
     @property
     def placeholder(self) -> str:
-        """What stands for the value in ``--help``; empty when a bare flag is enough."""
+        """The word for the value in ``--help``; empty when a bare flag is enough."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class _Scalar:
-    """What the kinds with one value share."""
+    """The common part of the kinds with one value."""
 
     @property
     def placeholder(self) -> str:

@@ -33,7 +33,7 @@ _KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UD
 
 @dataclass(frozen=True)
 class Resolved(Generic[TableRead]):
-    """What a command line asks for.
+    """The request of a command line.
 
     Attributes:
         action: what to do; ``run`` unless a flag such as ``--version`` asks for something else.

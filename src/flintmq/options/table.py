@@ -80,11 +80,11 @@ class Row:
         return (self.key,) if self.key == regular else (self.key, regular)
 
     def variable(self, program: str) -> str:
-        """The environment variable of this option in ``program``."""
+        """Return the environment variable of this option in ``program``."""
         return variable_prefix(program) + self.flag.replace("-", "_").upper()
 
     def show_default(self) -> str:
-        """The default as documentation shows it."""
+        """Return the default as documentation shows it."""
         return self.default_text or self.kind.show(self.default)
 
     def check(self, value: Any) -> None:

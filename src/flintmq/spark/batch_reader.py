@@ -21,7 +21,7 @@ from flintmq.spark.offsets import EARLIEST_SEQUENCE, LATEST_SEQUENCE, PartitionK
 from flintmq.spark.options import LATEST, SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.pushdown import Bounds, bounds_of
-from flintmq.spark.starting import StartingPoints
+from flintmq.spark.start import StartingPoints
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import make_tasks, read_task
 

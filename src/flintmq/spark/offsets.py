@@ -62,7 +62,7 @@ Offsets = dict[PartitionKey, Position]
 
 
 def to_json(offsets: Mapping[PartitionKey, Position], entering: Mapping[PartitionKey, Position] = {}) -> dict[str, Any]:
-    """The offsets as a dictionary whose keys are sorted at every level.
+    """Return the offsets as a dictionary whose keys are sorted at every level.
 
     Args:
         entering: where reading starts in partitions that the offset before does not have.
@@ -89,7 +89,7 @@ def _split_label(label: str) -> tuple[str, int]:
 
 
 def from_json(value: Mapping[str, Any]) -> Offsets:
-    """The positions of :func:`to_json`; none for an empty dictionary.
+    """Return the positions of :func:`to_json`; none for an empty dictionary.
 
     Raises:
         ValueError: Spark handed over something this source did not write.
@@ -98,7 +98,7 @@ def from_json(value: Mapping[str, Any]) -> Offsets:
 
 
 def entries_of(value: Mapping[str, Any]) -> Offsets:
-    """Where reading starts in the partitions that enter with the micro-batch of which this is the end."""
+    """Return where reading starts in the partitions that enter with the micro-batch of which this is the end."""
     return _positions(value.get(FROM_KEY, {}), value)
 
 
@@ -122,7 +122,7 @@ class GivenOffsets:
     logs: Mapping[str, Mapping[str, str]]
 
     def sequence(self, key: PartitionKey) -> int | None:
-        """The number for a partition, None when the user named none."""
+        """Return the number for a partition, None when the user named none."""
         labels = self.sequences.get(key.topic, {})
         return labels.get(key.label, labels.get(str(key.partition)))
 
@@ -148,18 +148,18 @@ class GivenOffsets:
                     raise OptionError(option, json.dumps(self.sequences), what, SOURCE)
 
     def beyond(self, option: str, key: PartitionKey, sequence: int, start: int, end: int) -> OptionError:
-        """The exception for a number behind the end of its log."""
+        """Return the exception for a number behind the end of its log."""
         exists = _shown({key: (start, end)})
         what = f"{key.topic} {key.label} has no {sequence} yet; there is {exists}"
         return OptionError(option, json.dumps(self.sequences), what, SOURCE)
 
     def log_id(self, key: PartitionKey) -> str | None:
-        """The identity of the log the number belongs to, None when the user gave none."""
+        """Return the identity of the log the number belongs to, None when the user gave none."""
         return self.logs.get(key.topic, {}).get(key.label)
 
 
 def _shown(logs: Mapping[PartitionKey, tuple[int, int]]) -> str:
-    """Logs and where they begin and end, for an error."""
+    """Show logs, and where they begin and end, in an error."""
     shown = [f"{key.label} ({start} to {end}, exclusive)" for key, (start, end) in sorted(logs.items())]
     more = f" and {len(shown) - LISTED_MAX} more" if len(shown) > LISTED_MAX else ""
     return ", ".join(shown[:LISTED_MAX]) + more

@@ -43,7 +43,7 @@ ALIASES = {
     "tls_min_version": "tls_min_version",
     "auth_secret": "auth_secret",
 }
-"""What users of Kafka and of NSQ's own tools write, and the field it is; Kafka's also behind ``kafka.``."""
+"""Names that users of Kafka and of NSQ's own tools write, with the field of each; Kafka's also behind ``kafka.``."""
 
 HIDDEN = "<hidden>"
 _SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:(?://)?/[^\0]+")
@@ -100,7 +100,7 @@ def _flag(text: str) -> bool:
 
 
 def _tls(text: str) -> bool:
-    """A flag, or Kafka's ``security.protocol``."""
+    """Read a flag, or Kafka's ``security.protocol``."""
     word = text.strip().lower()
     return _PROTOCOLS[word] if word in _PROTOCOLS else _flag(word)
 
@@ -159,7 +159,7 @@ def _addresses(text: str) -> tuple[str, ...]:
 
 
 def _lookupds(text: str) -> tuple[str, ...]:
-    """Addresses of nsqlookupd: ``host:port``, or ``http://`` or ``https://`` in front."""
+    """Read addresses of nsqlookupd: ``host:port``, or ``http://`` or ``https://`` in front."""
     addresses = tuple(address.rstrip("/") for address in _names(text))
     for address in addresses:
         scheme, _, place = address.rpartition("://")
@@ -221,7 +221,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def camel(field_name: str) -> str:
-    """The option name of a field: ``max_messages_per_task`` is ``maxMessagesPerTask``."""
+    """Return the option name of a field: ``max_messages_per_task`` is ``maxMessagesPerTask``."""
     first, *rest = field_name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
@@ -236,7 +236,7 @@ _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 class _Options:
     @classmethod
     def markdown(cls) -> str:
-        """The table of a class's own options for docs/spark.md; allowed values stand in the error for any other."""
+        """Return the table of a class's own options for docs/spark.md; an error names the allowed values."""
         lines = ["| option | default | meaning |", "|---|---|---|"]
         inherited = {field.name for base in cls.__bases__ if base is not object for field in _fields(base)}
         for field in _fields(cls):
@@ -304,7 +304,7 @@ _SECRET_ALLOWED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions(_Options):
-    """How connections to nsqd and nsqlookupd are secured; the same for reading and writing.
+    """Options that secure the connections to nsqd and nsqlookupd; the same for reading and writing.
 
     Secrets are references, ``env:NAME`` or ``file:/path``; :mod:`flintmq.spark.link` makes something of all this.
     """
@@ -388,7 +388,7 @@ PLAIN = LinkOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(LinkOptions):
-    """What ``spark.read`` and ``spark.readStream`` accept; durations in seconds, sizes in bytes, times in ns."""
+    """Options of ``spark.read`` and ``spark.readStream``; durations in seconds, sizes in bytes, times in ns."""
 
     nsqd: tuple[str, ...] = _option((), _addresses, _ADDRESSES, "nsqd TCP addresses to read from", "")
     lookupd: tuple[str, ...] = _option(
@@ -558,7 +558,7 @@ class SourceOptions(LinkOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions(LinkOptions):
-    """What ``df.write`` and ``df.writeStream`` accept; durations in seconds, sizes in bytes."""
+    """Options of ``df.write`` and ``df.writeStream``; durations in seconds, sizes in bytes."""
 
     nsqd: tuple[str, ...] = _option(
         (), _addresses, _ADDRESSES, "nsqd TCP addresses to publish to; tasks are spread over them", ""

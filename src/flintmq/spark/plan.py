@@ -1,4 +1,4 @@
-"""How much a micro-batch takes, and which Spark task reads what.
+"""The plan of a micro-batch: how much it takes, and which Spark task reads what.
 
 The rules of this file: pure functions of their arguments. The same offsets give the same tasks on every machine and in
 every attempt, because Spark replays a micro-batch from its offsets; so the number of cores plays no part.

@@ -1,4 +1,4 @@
-"""What filters of a batch query say about where to read: fewer topics, partitions, messages.
+"""Filters of a batch query, pushed down: fewer topics, partitions and messages to read.
 
 The rules of this file: bounds only ever leave out rows that no filter lets through, and Spark applies every filter
 again, so a filter not understood here costs speed and nothing else. An upper bound on ``timestamp`` is not used: when a
@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class Bounds:
-    """Where rows that pass the filters can be; ``None`` for anywhere."""
+    """Bounds outside of which no row passes the filters; ``None`` for no bound."""
 
     among: dict[str, frozenset[Any]] = field(default_factory=dict)
     offset_min: int = 0
@@ -52,7 +52,7 @@ class Bounds:
 
 
 def bounds_of(filters: Iterable[Filter]) -> Bounds:
-    """The bounds that a conjunction of filters implies."""
+    """Return the bounds that a conjunction of filters implies."""
     bounds = Bounds()
     for one in filters:
         column: tuple[str, ...] = getattr(one, "attribute", ())

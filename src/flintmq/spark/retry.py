@@ -1,4 +1,4 @@
-"""How often, and after how long a pause, something is tried again.
+"""Retries: how often, and after how long a pause, something is tried again.
 
 The rules of this file: every series of attempts ends; progress starts a new one.
 """

@@ -35,7 +35,7 @@ COLUMNS = tuple(name for name in TYPES if name != "headers")
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
-    """The schema Spark sees."""
+    """Return the schema Spark sees."""
     from pyspark.sql import types as spark
 
     types = {
@@ -50,7 +50,7 @@ def spark_schema(columns: Sequence[str]) -> StructType:
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """The schema of the record batches."""
+    """Return the schema of the record batches."""
     import pyarrow as pa
 
     types = {
@@ -65,7 +65,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns a user asked for with ``.schema(...)``: any selection of ours, with our types.
+    """Return the columns a user asked for with ``.schema(...)``: any selection of ours, with our types.
 
     Raises:
         OptionError: a column we do not have, or with another type.

@@ -60,7 +60,7 @@ def session(app: str, master: str = "local[*]", jvm: str = QUICK, **conf: str) -
 
 
 def _prepare_environment(master: str) -> None:
-    """Settings that Spark reads from the environment only; what the caller has set stays."""
+    """Make the settings that Spark reads from the environment only; what the caller has set stays."""
     os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
     if _local_cores(master) is not None:
         # else the workers run whichever python3 is first on the PATH, which may have none of our packages
@@ -84,7 +84,7 @@ def _register(spark: SparkSession) -> None:
 
 
 def settings(master: str, jvm: str = QUICK) -> dict[str, str]:
-    """The Spark settings of :func:`session`."""
+    """Return the Spark settings of :func:`session`."""
     chosen = {
         # a Python task costs 25 ms instead of 70
         "spark.python.unix.domain.socket.enabled": "true",
@@ -103,7 +103,7 @@ def settings(master: str, jvm: str = QUICK) -> dict[str, str]:
 
 
 def _local_cores(master: str) -> int | None:
-    """Cores of a local master, None for a cluster."""
+    """Return the cores of a local master, None for a cluster."""
     match = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", master)
     if match is None:
         return None

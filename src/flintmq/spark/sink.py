@@ -38,7 +38,7 @@ log = logging.getLogger("flintmq.spark")
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What one task did: messages per topic, bytes of their bodies, rows dropped for their length."""
+    """The work of one task: messages per topic, bytes of their bodies, rows dropped for their length."""
 
     messages: dict[str, int] = field(default_factory=dict)
     body_bytes: int = 0
@@ -94,7 +94,7 @@ class RowWriter:
         return done
 
     def _addresses(self) -> list[str]:
-        """The nsqds, each task beginning with another one."""
+        """Return the nsqds, each task beginning with another one."""
         options = self._options
         addresses = list(options.nsqd) or all_nsqds(options.lookupd, options.connect_timeout, options.link)
         if not addresses:

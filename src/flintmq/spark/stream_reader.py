@@ -41,7 +41,7 @@ from flintmq.spark.errors import DataLost, line_first
 from flintmq.spark.offsets import LOG_KEY, Offsets, PartitionKey, Position, entries_of, from_json, to_json
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import Backlog, FetchRange, admit
-from flintmq.spark.starting import StartingPoints
+from flintmq.spark.start import StartingPoints
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import make_tasks, read_task
 
@@ -139,7 +139,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.warning("cursor of %s %s not moved to %d: %s", key.topic, key.label, position.sequence, error)
 
     def _survey(self, at: Offsets, is_first: bool) -> Survey:
-        """What there is; with availableNow what there was when this run began, and nothing that came later."""
+        """Return what there is; with availableNow what there was when this run began, and nothing that came later."""
         if self._target is None:
             timestamp_ns = self._options.starting_timestamp if is_first else None
             self._last_survey = self._surveyor.look(at, timestamp_ns, is_waiting=is_first)
@@ -152,7 +152,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._target
 
     def _entering(self, at: Offsets, survey: Survey, is_first: bool) -> Offsets:
-        """Where reading starts in logs that the query has not read from."""
+        """Return where reading starts in logs that the query has not read from."""
         if is_first:
             return self._starting.find(survey)
         entering: Offsets = {}
@@ -181,7 +181,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise DataLost(key.topic, key.label, position.sequence, None, f"nsqd is away for {away_s:.0f} s ({reason})")
 
     def _behind(self, key: PartitionKey, position: Position, entry: PartitionLog) -> Position:
-        """The log ends before what was read: wait, as a new leader may not know its end yet; then call it lost."""
+        """Wait for a log that ends before what was read, as a new leader may not know its end; then call it lost."""
         if self._target is not None:  # the channel was created at an end that came after the survey
             return position
         now_ns = self._clock.monotonic_ns()

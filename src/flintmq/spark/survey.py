@@ -1,4 +1,4 @@
-"""What there is to read right now: the driver's view of all partition logs.
+"""The survey: what there is to read right now, the driver's view of all partition logs.
 
 The rules of this file: a :class:`Surveyor` holds plain data only, because Spark pickles the reader that owns it; a
 survey that may wait asks every nsqd until it answers or the retries are used up, one that may not leaves an nsqd that
@@ -100,7 +100,7 @@ class Surveyor:
                 retries.failed(error, f"setting the cursor of {key.topic} {key.label}")
 
     def try_cursor(self, key: PartitionKey, sequence: int) -> int:
-        """:meth:`move_cursor` without a second attempt."""
+        """Move a cursor as :meth:`move_cursor` does, without a second attempt."""
         options = self._options
         with POOL.lend(key.nsqd, options.connect_timeout, options.fetch_timeout, options.link) as connection:
             return connection.cursor(key.topic, options.channel, key.partition, sequence)

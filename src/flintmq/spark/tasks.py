@@ -1,4 +1,4 @@
-"""What one Spark task reads, and how.
+"""A Spark task: what it reads, and how.
 
 The rules of this file: a task is plain data, pickled by Spark and sent to executors; reading it imports pyarrow only
 there.

@@ -327,11 +327,11 @@ class MemoryDisk:
     # -- what is on it
 
     def paths(self) -> list[str]:
-        """Every file and database, sorted."""
+        """Return every file and database, sorted."""
         return sorted(path for path, node in self._tree.walk() if not isinstance(node, DirectoryNode))
 
     def content(self, path: str) -> bytes:
-        """The bytes a process would read; of a database its newest serialised state."""
+        """Return the bytes a process would read; of a database its newest serialised state."""
         node = self._tree.find(path)
         if isinstance(node, DirectoryNode):
             raise os_error(errno.EISDIR, path)

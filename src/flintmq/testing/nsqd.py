@@ -65,7 +65,7 @@ class StoredMessage(NamedTuple):
 
 
 class ChannelCounts(NamedTuple):
-    """Where the messages of a channel are; the words of ``/stats``.
+    """The messages of a channel by the state they are in; the words of ``/stats``.
 
     Attributes:
         depth: waiting to be delivered.
@@ -257,12 +257,12 @@ class MemoryNsqd:
         await self._started(topic)
 
     async def _started(self, topic: str) -> None:
-        """A new topic hands nothing to its channels before nsqlookupd was asked for more of them."""
+        """Wait until a new topic hands out messages: nsqlookupd is asked for its channels before."""
         topics = self._running().node.engine.broker.topics
         await _wait_until(lambda: topic not in topics or not topics[topic].is_starting)
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """Every message published to a topic and still in its log, in order; consuming takes none away.
+        """Return every message published to a topic and still in its log, in order; consuming takes none away.
 
         The log forgets from its start once it is larger than ``--max-bytes-per-file`` (100 MiB). Ephemeral topics keep
         only what is not finished.
@@ -275,7 +275,7 @@ class MemoryNsqd:
         return self._call(read)
 
     def published(self, topic: str) -> list[bytes]:
-        """The bodies of :meth:`messages`."""
+        """Return the bodies of :meth:`messages`."""
         return [message.body for message in self.messages(topic)]
 
     def create(self, topic: str, channel: str = "") -> None:
@@ -299,7 +299,7 @@ class MemoryNsqd:
     # -- where it stands -------------------------------------------------------------------------------------------
 
     def counts(self, topic: str, channel: str) -> ChannelCounts:
-        """Where the messages of a channel are; zeros when there is no such channel."""
+        """Count the messages of a channel by the state they are in; zeros when there is no such channel."""
         return self._call(lambda: self._count(topic, channel))
 
     def _count(self, topic: str, channel: str) -> ChannelCounts:
@@ -443,7 +443,7 @@ class _Waiter:
 
 
 async def _run_inline(function: Callable[..., Any], /, *args: Any) -> Any:
-    """A disk in memory never makes its caller wait."""
+    """Run a blocking function at once: a disk in memory never makes its caller wait."""
     return function(*args)
 
 

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 def _kind_of(
     word: str, kinds: Mapping[str, type[NsqdAdmin] | type[LookupdAdmin]], arguments: Sequence[str]
 ) -> type[NsqdAdmin] | type[LookupdAdmin]:
-    """Whom a verb is for: the daemon whose address is given, nsqd if none is and it has the verb."""
+    """Return the daemon that a verb is for: the one whose address is given, nsqd if none is and it has the verb."""
     flags = {argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")}
     wanted = [daemon for daemon, flag in _ADDRESS_FLAGS.items() if flag in flags]
     if len(wanted) > 1:
@@ -82,7 +82,7 @@ _ADDRESS_FLAGS = {"nsqd": "nsqd-http-address", "nsqlookupd": "lookupd-http-addre
 
 
 def methods(kind: type[NsqdAdmin] | type[LookupdAdmin]) -> dict[str, Callable[..., Any]]:
-    """The methods that ask something, by name."""
+    """Return the methods that ask something, by name."""
     return {name: each for name, each in vars(kind).items() if inspect.isfunction(each)}
 
 
@@ -104,12 +104,12 @@ def usage() -> str:
 
 
 def _plain(text: str) -> str:
-    """A docstring without its markup."""
+    """Return a docstring without its markup."""
     return text.replace(":meth:", "").replace("`", "")
 
 
 def parser_of(word: str, method: Callable[..., Any]) -> argparse.ArgumentParser:
-    """The parser of a verb's arguments."""
+    """Return the parser of a verb's arguments."""
     parser = _Parser(
         prog=f"{PROGRAM} {word}",
         description=_plain(inspect.getdoc(method) or ""),
@@ -158,14 +158,14 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: An
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The types that a value may have."""
+    """Return the types that a value may have."""
     if get_origin(hint) in (None, Literal, list):
         return {hint}
     return {kind for part in get_args(hint) for kind in _kinds(part)}
 
 
 def _arguments(method: Callable[..., Any], given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What was given, as the method takes it; what was not given is left to it."""
+    """Return what was given as positional and named arguments of the method; what was not given is left to it."""
     positional, named = [], {}
     for name, parameter in inspect.signature(method).parameters.items():
         value = given.get(name)

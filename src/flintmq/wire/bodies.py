@@ -33,7 +33,7 @@ TRACE_ID_MAX = 2**64 - 1
 
 
 class Front:
-    """What stands in front of a message: here nothing.
+    """The bytes in front of a message; here there are none.
 
     Attributes:
         picture: as it is documented.
@@ -71,7 +71,7 @@ class Front:
         """
 
     def parts(self, value: Any, body: bytes) -> tuple[bytes, ...]:
-        """A message of the client with its size and what is in front of it.
+        """Return a message of the client with its size and what is in front of it.
 
         Raises:
             LocalProtocolError: the server would refuse it.
@@ -134,12 +134,12 @@ PLAIN, TRACED, HEADED = Front(), _TraceId(), _Headers()
 
 
 def headers_end(body: bytes) -> int:
-    """Where the message begins in a body with headers in front that has been checked."""
+    """Return where the message begins in a body with headers in front, which have been checked."""
     return HEADERS_SIZE.size + (body[0] << 8 | body[1])
 
 
 class Kind(Enum):
-    """How a body is put behind a line."""
+    """The form of the body behind a line."""
 
     NONE = "none"
     SIZED = "sized"
@@ -189,7 +189,7 @@ class Body:
                 return ()
 
     def write(self, command: str, bodies: Sequence[bytes], fronts: Sequence[Any] | None = None) -> list[bytes]:
-        """One message or several, as they stand behind the line.
+        """Return one message or several, as they stand behind the line.
 
         Args:
             fronts: of each message; None for a command without.

@@ -45,7 +45,7 @@ assert READ_SIZE_MAX >= _CHUNK_PLAIN_MAX
 
 
 class CorruptStream(FlintError):
-    """What the peer sent is not the compression that was agreed on.
+    """The peer sent something else than the compression that was agreed on.
 
     Args:
         codec: ``deflate`` or ``snappy``.
@@ -66,7 +66,7 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """What IDENTIFY calls it."""
+        """The name that it has in IDENTIFY."""
 
     @property
     def is_ended(self) -> bool:
@@ -224,7 +224,7 @@ class Snappy:
             raise self._give_up(f"chunk of {length} bytes; {longest} is the limit")
 
     def _plain_size(self, kind: int, body: int, length: int) -> int:
-        """How many bytes a chunk claims to be when it is decompressed."""
+        """Return the size that a chunk claims to have when it is decompressed, in bytes."""
         if kind == _PLAIN:
             return length - _CHUNK_CRC_SIZE
         size = shift = 0

@@ -51,10 +51,10 @@ INIT, SUBSCRIBED, CLOSING, BROKEN = "init", "subscribed", "closing", "broken"
 """The states of a connection, on both sides."""
 
 _PUBLISH_FIELDS = {"topic": "", "partition": None, "defer_ms": 0, "producer_id": None, "sequence": 0}
-"""What the words of a publish may say, and what holds where a command has no word for it."""
+"""The fields that the words of a publish fill, and their values where a command has no word for one."""
 _DEFAULTS = tuple(_PUBLISH_FIELDS.values())
 _RUN_FIELDS = {"topic", "partition", "producer_id", "sequence"}
-"""What the commands of a run may say: these are what two of them have to agree on, a delay for one is not."""
+"""The fields of commands that may form a run: two of them must agree in these. A delay is not among them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +155,7 @@ class Command:
         return code in self.closing or is_fatal(code)
 
     def read(self, reader: Reader, line: Sequence[bytes]) -> tuple[Any, ...]:
-        """The values of the words of a line, its name in front.
+        """Return the values of the words of a line, its name in front.
 
         Raises:
             Refused: words are missing, or cannot be.
@@ -173,7 +173,7 @@ class Command:
         return tuple(values) if self.publish_values is None else self.publish_values((*values, *_DEFAULTS))
 
     def line(self, *values: Any) -> bytes:
-        """The inverse of :meth:`read`: the line with its end.
+        """Write a line, with its end, of the values of its words; the inverse of :meth:`read`.
 
         Raises:
             LocalProtocolError: a word would be refused.
@@ -184,7 +184,7 @@ class Command:
 
 
 def reader_of(row: Command) -> Callable[[Reader, Sequence[bytes]], tuple[Any, ...]]:
-    """:meth:`Command.read` with as little as possible to be decided for each line; for words that have to be there."""
+    """Return :meth:`Command.read` with as little as possible to decide for each line; for words that must be there."""
     name, reads = row.name, [word.read for word in row.words]
     assert row.least == len(reads) > 0 and not row.is_exact
 
@@ -203,7 +203,7 @@ def reader_of(row: Command) -> Callable[[Reader, Sequence[bytes]], tuple[Any, ..
 
 
 def _picker(given: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What takes the values of some fields out of those of others; of two with one name the first."""
+    """Return a function that picks the values of some fields out of those of others; of two with one name the first."""
     return itemgetter(*map(given.index, wanted))
 
 
@@ -304,7 +304,7 @@ def publish(
     producer_id: str | None = None,
     sequence: int = 0,
 ) -> bytes:
-    """A command that publishes.
+    """Return a command that publishes.
 
     Args:
         bodies: one for a command of one message.
@@ -327,13 +327,13 @@ def publish(
 
 @lru_cache(maxsize=4096)
 def _line_to(row: Command, topic: str, partition: int | None) -> bytes:
-    """The line of a publish that names a place and nothing else."""
+    """Return the line of a publish that names a place and nothing else."""
     return row.line(topic, partition)
 
 
 @lru_cache
 def publish_row(is_one: bool, is_delayed: bool, is_traced: bool, has_headers: bool, is_once: bool) -> Command:
-    """The command that publishes one message or several in this way.
+    """Return the command that publishes one message or several in this way.
 
     Raises:
         LocalProtocolError: there is none that can do all of it at once.
@@ -354,17 +354,17 @@ def publish_row(is_one: bool, is_delayed: bool, is_traced: bool, has_headers: bo
 
 
 def pub(topic: str, body: bytes, partition: int | None = None) -> bytes:
-    """``PUB``, to one partition of a redesigned NSQ if it is named; the body must not be empty."""
+    """Encode ``PUB``, to one partition of a redesigned NSQ if it is named; the body must not be empty."""
     return publish(COMMANDS["PUB"], topic, (body,), partition)
 
 
 def mpub(topic: str, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
-    """``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
+    """Encode ``MPUB``, to one partition of a redesigned NSQ if it is named; at least one body, none empty."""
     return publish(COMMANDS["MPUB"], topic, bodies, partition)
 
 
 def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -> bytes:
-    """``DPUB``: deliver not before ``defer_ms`` milliseconds from now.
+    """Encode ``DPUB``: deliver not before ``defer_ms`` milliseconds from now.
 
     Args:
         partition: behind the delay, as only our nsqd has it.
@@ -373,7 +373,7 @@ def dpub(topic: str, defer_ms: int, body: bytes, partition: int | None = None) -
 
 
 def mdpub(topic: str, defer_ms: int, bodies: Sequence[bytes], partition: int | None = None) -> bytes:
-    """``MDPUB``: several messages, delivered not before ``defer_ms`` milliseconds from now; only our nsqd has it."""
+    """Encode ``MDPUB``: deliver them not before ``defer_ms`` milliseconds from now; only our nsqd has it."""
     return publish(COMMANDS["MDPUB"], topic, bodies, partition, defer_ms)
 
 
@@ -381,56 +381,56 @@ def mdpub(topic: str, defer_ms: int, bodies: Sequence[bytes], partition: int | N
 
 
 def identify(body: bytes) -> bytes:
-    """``IDENTIFY`` with a JSON body."""
+    """Encode ``IDENTIFY`` with a JSON body."""
     return b"IDENTIFY\n" + UINT32.pack(len(body)) + body
 
 
 def auth(secret: bytes) -> bytes:
-    """``AUTH`` with a secret."""
+    """Encode ``AUTH`` with a secret."""
     return b"AUTH\n" + UINT32.pack(len(secret)) + secret
 
 
 def sub(topic: str, channel: str, partition: int | None = None) -> bytes:
-    """``SUB``, to one partition of a redesigned NSQ if it is named."""
+    """Encode ``SUB``, to one partition of a redesigned NSQ if it is named."""
     return COMMANDS["SUB"].line(topic, channel, partition)
 
 
 def rdy(count: int) -> bytes:
-    """``RDY``."""
+    """Encode ``RDY``."""
     return COMMANDS["RDY"].line(count)
 
 
 def fin(message_id: bytes) -> bytes:
-    """``FIN``."""
+    """Encode ``FIN``."""
     return COMMANDS["FIN"].line(message_id)
 
 
 def fins(message_ids: Iterable[bytes]) -> bytes:
-    """A run of ``FIN`` as one write; ids are taken as they came from the wire."""
+    """Return a run of ``FIN`` as one write; ids are taken as they came from the wire."""
     joined = b"\nFIN ".join(message_ids)
     return b"FIN " + joined + b"\n" if joined else b""
 
 
 def req(message_id: bytes, timeout_ms: int) -> bytes:
-    """``REQ``: give the message back, to be delivered again after ``timeout_ms``."""
+    """Encode ``REQ``: give the message back, to be delivered again after ``timeout_ms``."""
     return COMMANDS["REQ"].line(message_id, timeout_ms)
 
 
 def touch(message_id: bytes) -> bytes:
-    """``TOUCH``."""
+    """Encode ``TOUCH``."""
     return COMMANDS["TOUCH"].line(message_id)
 
 
 def offsets(topic: str, timestamp_ns: int | None = None) -> bytes:
-    """``OFFSETS``; with a timestamp the answer also says where the first message at or after it is."""
+    """Encode ``OFFSETS``; with a timestamp the answer also says where the first message at or after it is."""
     return COMMANDS["OFFSETS"].line(topic, timestamp_ns)
 
 
 def fetch(topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int = 0) -> bytes:
-    """``FETCH``: the stored batches that overlap sequences ``start`` to ``end`` (exclusive)."""
+    """Encode ``FETCH``: the stored batches that overlap sequences ``start`` to ``end`` (exclusive)."""
     return COMMANDS["FETCH"].line(topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
 
 
 def cursor(topic: str, channel: str, partition: int, sequence: int) -> bytes:
-    """``CURSOR``: create the channel at ``sequence`` (-1 latest, -2 earliest), or confirm everything below it."""
+    """Encode ``CURSOR``: create the channel at ``sequence`` (-1 latest, -2 earliest), or confirm all below it."""
     return COMMANDS["CURSOR"].line(topic, channel, partition, sequence)

@@ -1,4 +1,4 @@
-"""What the redesigned NSQ adds to subscribing, to answers and to message frames: partitions, order, trace, headers.
+"""Additions of the redesigned NSQ to commands, answers and message frames: partitions, order, trace, headers.
 
 Byte pictures of what publishes (trace ids and headers in front of bodies): :mod:`flintmq.wire.bodies`; of the rest
 (big-endian)::
@@ -33,7 +33,7 @@ SUB_ORDER, SUB_ORDERED = "SUB_ORDER", "SUB_ORDERED"
 
 
 class Stored(NamedTuple):
-    """Where a traced publish was stored.
+    """The place at which a traced publish was stored.
 
     Attributes:
         internal_id: ``partition << 50 | sequence``.
@@ -49,7 +49,7 @@ class Stored(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """What stands in front of a body.
+    """The fields in front of a body.
 
     Attributes:
         version: of the headers: 0 none, 2 a tag, 4 JSON.
@@ -67,7 +67,7 @@ class Extension(NamedTuple):
 
 
 def sub_order(topic: str, channel: str, partition: int, command: str = SUB_ORDER) -> bytes:
-    """``SUB_ORDER``: one message at a time, in the order of the partition.
+    """Encode ``SUB_ORDER``: one message at a time, in the order of the partition.
 
     Args:
         command: ``SUB_ORDER`` or ``SUB_ORDERED``; the same thing under another name.
@@ -76,7 +76,7 @@ def sub_order(topic: str, channel: str, partition: int, command: str = SUB_ORDER
 
 
 def sub_advanced(topic: str, channel: str, partition: int | None = None, start: str | None = None) -> bytes:
-    """``SUB_ADVANCED``: messages come as of ``SUB``, each with its place in the partition as of ``SUB_ORDER``.
+    """Encode ``SUB_ADVANCED``: messages come as of ``SUB``, each with its place in the partition as of ``SUB_ORDER``.
 
     Args:
         partition: None for every one that the nsqd has.
@@ -107,7 +107,7 @@ def parse_stored(data: bytes) -> Stored | None:
 
 
 def stored_reply(stored: Stored) -> bytes:
-    """The inverse of :func:`parse_stored`."""
+    """Encode the answer to a traced publish; the inverse of :func:`parse_stored`."""
     return STORED.pack(b"OK", *stored)
 
 
@@ -140,7 +140,7 @@ def split_body(data: bytes, is_extended: bool, is_ordered: bool) -> tuple[Extens
 
 
 def split_id(message_id: bytes) -> tuple[int, int]:
-    """Internal id and trace id of a message of a partition."""
+    """Return internal id and trace id of a message of a partition."""
     internal_id, trace_id = RAW_ID.unpack(message_id)
     return internal_id, trace_id
 

@@ -42,7 +42,7 @@ class ExtFilterItem(msgspec.Struct):
 
 
 class ExtFilterRule(msgspec.Struct):
-    """Which messages a consumer of an extended topic takes; see :mod:`flintmq.broker.ext_filter`."""
+    """The messages that a consumer of an extended topic takes; see :mod:`flintmq.broker.ext_filter`."""
 
     type: _Int64 = 0
     inverse: bool = False
@@ -55,7 +55,7 @@ _NO_FILTER = ExtFilterRule()
 
 
 class IdentifyRequest(msgspec.Struct, kw_only=True):
-    """What a client says about itself; every field may be absent."""
+    """A client's description of itself; every field may be absent."""
 
     client_id: str = ""
     hostname: str = ""
@@ -75,20 +75,20 @@ class IdentifyRequest(msgspec.Struct, kw_only=True):
 
 
 class ExtendedIdentifyRequest(IdentifyRequest, kw_only=True):
-    """What a client of an extended topic adds, for a redesigned nsqd (reference/youzan.md 1.3); others are not told."""
+    """Fields that a client of an extended topic adds, for a redesigned nsqd (reference/youzan.md 1.3) only."""
 
     extend_support: bool = True
     desired_tag: str = ""
 
 
 class OnceIdentifyRequest(IdentifyRequest, kw_only=True):
-    """What a producer adds that publishes with sequences; an nsqd that takes them says the same in its answer."""
+    """The field that a producer with sequences adds; an nsqd that takes them has the same one in its answer."""
 
     producer_sequences: bool = True
 
 
 class ReceivedRequest(IdentifyRequest, kw_only=True):
-    """What a server reads: what a client of a plain topic never says is absent."""
+    """An IDENTIFY as a server reads it; fields that a client of a plain topic never sends have their defaults."""
 
     extend_support: bool = False
     desired_tag: str = ""
@@ -120,7 +120,7 @@ class IdentifyResponse(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerFeatures:
-    """What a server can grant; times in milliseconds, sizes in bytes."""
+    """The features that a server can grant, and their limits; times in milliseconds, sizes in bytes."""
 
     version: str
     max_rdy_count: int = 2500
@@ -144,7 +144,7 @@ class ServerFeatures:
 
 @dataclass(slots=True)
 class Negotiated:
-    """What holds for a connection after IDENTIFY; times in milliseconds, ``heartbeat_interval_ms`` 0 when disabled."""
+    """The terms of a connection after IDENTIFY; times in milliseconds, ``heartbeat_interval_ms`` 0 when disabled."""
 
     request: ReceivedRequest
     response: bytes | None
@@ -159,7 +159,7 @@ class Negotiated:
 
     @property
     def ext_filter(self) -> ExtFilterRule | None:
-        """What the consumer takes; None for everything."""
+        """The messages that the consumer takes; None for all of them."""
         return None if self.request.ext_filter == _NO_FILTER else self.request.ext_filter
 
     @property
@@ -192,7 +192,7 @@ def parse_request(body: bytes) -> ReceivedRequest:
 
 
 def bad_filter(what: str) -> RemoteProtocolError:
-    """How an ``ext_filter`` is refused."""
+    """Return the refusal of an ``ext_filter``."""
     return RemoteProtocolError("E_BAD_BODY", f"IDENTIFY ext_filter is invalid: {what}")
 
 

@@ -61,7 +61,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     draining: bool = False
 
     def problem(self) -> str:
-        """What is wrong with it, as the detail of an E_BAD_BODY; empty when nothing is."""
+        """Return what is wrong with it, as the detail of an E_BAD_BODY; empty when nothing is."""
         if not (self.broadcast_address and self.tcp_port and self.http_port and self.version):
             return "IDENTIFY missing fields"
         for name, port in (("tcp_port", self.tcp_port), ("http_port", self.http_port)):
@@ -117,7 +117,7 @@ class Unregister:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What a topic with partitions or headers was created with (META); the nsqd serves it."""
+    """META: the nsqd serves a topic with partitions or headers, which was created with this."""
 
     topic: str
     meta: TopicMeta
@@ -167,7 +167,7 @@ class LookupServerConnection:
             self._buffer += data
 
     def next_event(self) -> Event | None:
-        """The next complete command, or None when more bytes are needed.
+        """Return the next complete command, or None when more bytes are needed.
 
         Raises:
             RemoteProtocolError: to be answered; when it is fatal the connection is to be closed.
@@ -182,7 +182,7 @@ class LookupServerConnection:
             raise
 
     def receive_eof(self) -> None:
-        """The peer will send no more.
+        """Note that the peer will send no more.
 
         Raises:
             RemoteProtocolError: it stopped inside the body of an IDENTIFY.
@@ -362,7 +362,7 @@ OK_RESPONSE = encode_response(OK)
 
 
 def encode_identify(peer: PeerInfo) -> bytes:
-    """IDENTIFY with its body.
+    """Encode IDENTIFY with its body.
 
     Raises:
         LocalProtocolError: a field that nsqlookupd requires is missing.
@@ -382,7 +382,7 @@ def encode_identify(peer: PeerInfo) -> bytes:
 
 
 def encode_register(topic: str, channel: str = "", partition: int | None = None) -> bytes:
-    """REGISTER; with a partition only to a nsqlookupd that was sent a ``distributed_id``.
+    """Encode REGISTER; with a partition only to a nsqlookupd that was sent a ``distributed_id``.
 
     Raises:
         LocalProtocolError: a name or the partition is not valid.
@@ -391,7 +391,7 @@ def encode_register(topic: str, channel: str = "", partition: int | None = None)
 
 
 def encode_unregister(topic: str, channel: str = "", partition: int | None = None) -> bytes:
-    """UNREGISTER; without a channel it is the topic and all its channels.
+    """Encode UNREGISTER; without a channel it is the topic and all its channels.
 
     Raises:
         LocalProtocolError: a name or the partition is not valid.
@@ -400,7 +400,7 @@ def encode_unregister(topic: str, channel: str = "", partition: int | None = Non
 
 
 def encode_describe(topic: str, meta: TopicMeta) -> bytes:
-    """META: what a topic with partitions or headers was created with; only to a nsqlookupd that says ``partitions``."""
+    """Encode META: how a topic with partitions or headers was created; for a nsqlookupd that says ``partitions``."""
     body = encode_meta(meta)
     return b"META " + topic.encode() + b"\n" + _INT32.pack(len(body)) + body
 
@@ -439,7 +439,7 @@ class LookupClientConnection:
         self._buffer += data
 
     def next_response(self) -> bytes | None:
-        """The next answer, or None when more bytes are needed.
+        """Return the next answer, or None when more bytes are needed.
 
         Raises:
             RemoteProtocolError: the size is negative or beyond the bound; the connection is to be closed.
@@ -458,7 +458,7 @@ class LookupClientConnection:
 
 
 def error_of(response: bytes) -> RemoteProtocolError | None:
-    """The error an answer stands for, None when it is not one."""
+    """Return the error an answer stands for, None when it is not one."""
     if not response.startswith(b"E_"):
         return None
     code, _, detail = response.decode("utf-8", "surrogateescape").partition(" ")

@@ -1,4 +1,4 @@
-"""How the parsers of commands say that they cannot go on; nothing of it leaves :mod:`flintmq.wire`."""
+"""Exceptions with which the parsers of commands stop; none of them leaves :mod:`flintmq.wire`."""
 
 from __future__ import annotations
 

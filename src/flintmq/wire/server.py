@@ -436,7 +436,7 @@ class ServerConnection:
         return self._held_bytes + len(self._rest) - self._rest_at if self.has_more else self._held_bytes
 
     def repeated_pub(self, data: bytes) -> bytes | None:
-        """The body when ``data`` is one whole PUB to ``pub_topic``; None otherwise, and then nothing has been taken.
+        """Return the body when ``data`` is one whole PUB to ``pub_topic``; else None, and nothing has been taken.
 
         This is what every read gives where many producers publish one by one; it costs no event.
         """
@@ -616,7 +616,7 @@ class ServerConnection:
         return take(self, row, values, data, position, end + 1, events)
 
     def _route(self, name: bytes) -> _Route:
-        """The route of a command that cannot be found at once.
+        """Return the route of a command that cannot be found at once.
 
         Raises:
             Refused: there is none, or not now.
@@ -651,7 +651,7 @@ class ServerConnection:
 
     @staticmethod
     def _raw_id_end(data: bytes, position: int) -> int:
-        """Where the id ends of a command that begins with one; 0 for another command."""
+        """Return where the id ends of a command that begins with one; 0 for another command."""
         for name in _ID_COMMANDS:
             if data.startswith(name, position):
                 end = position + len(name) + MESSAGE_ID_SIZE
@@ -668,7 +668,7 @@ class ServerConnection:
         return [name, line[id_end - MESSAGE_ID_SIZE : id_end], *line[id_end:].split(b" ")[1:]]
 
     def _body(self, data: bytes, line_start: int, position: int, command: str) -> tuple[bytes, int]:
-        """The size-prefixed body of IDENTIFY or AUTH."""
+        """Return the size-prefixed body of IDENTIFY or AUTH."""
         if len(data) - position < 4:
             raise _Incomplete(position - line_start + 4, "E_BAD_BODY", f"{command} failed to read body size")
         size = INT32.unpack_from(data, position)[0]
@@ -684,7 +684,7 @@ class ServerConnection:
     def _message(
         self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
     ) -> int:
-        """A publish of one message; it joins the one before it where a run of them is one event."""
+        """Take a publish of one message; it joins the one before it where a run of them is one event."""
         front = row.body.front
         limit = self.limits.max_msg_size
         if len(data) - at < 4:
@@ -722,7 +722,7 @@ class ServerConnection:
     def _messages(
         self, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int, events: list[Event]
     ) -> int:
-        """A publish of several messages."""
+        """Take a publish of several messages."""
         front = row.body.front
         topic, partition, defer_ms, producer_id, sequence = values
         bodies, end = self.several_bodies(data, start, at, row.name, topic, front.most)
@@ -736,7 +736,7 @@ class ServerConnection:
     def several_bodies(
         self, data: bytes, begin: int, at: int, command: str, topic: str, added: int = 0
     ) -> tuple[Sequence[bytes], int]:
-        """The messages of an MPUB or its like, and where they end; permission is asked before they are gathered.
+        """Return the messages of an MPUB or its like, and where they end; permission is asked before they are gathered.
 
         They end behind the last one that the count announces. The size is only bounded, as it is by NSQ: there are
         clients that count themselves in, or forget the count, and nothing follows for which nsqd could wait.
@@ -813,7 +813,7 @@ def _ignore(
 
 
 def _event(make: Callable[..., Event]) -> _Take:
-    """What takes a command that is its line alone."""
+    """Return the function that takes a command which is its line alone."""
 
     def take(
         _connection: ServerConnection, _row: Command, values: tuple[Any, ...], _data: bytes, _start: int, at: int,
@@ -826,7 +826,7 @@ def _event(make: Callable[..., Event]) -> _Take:
 
 
 def _sized(make: Callable[[bytes], Event]) -> _Take:
-    """What takes a command with a sized body."""
+    """Return the function that takes a command with a sized body."""
 
     def take(
         connection: ServerConnection, row: Command, _values: tuple[Any, ...], data: bytes, start: int, at: int,
@@ -848,7 +848,7 @@ def _subscribe(command: str) -> _Take:
 
 
 class _Route(NamedTuple):
-    """How a command is parsed in one state: its row, what takes the body, and what reads its words, if they vary."""
+    """The parsing of a command in one state: its row, what takes the body, and what reads its words, if they vary."""
 
     row: Command
     take: _Take

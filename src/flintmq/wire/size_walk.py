@@ -18,7 +18,7 @@ _RUN_MIN = 8  # fewer sizes are compared faster one by one
 
 
 def uniform_run(data: bytes, at: int, count: int) -> int:
-    """How many of ``count`` messages stand whole at ``at`` if all that do are of one size; 0 if they are not."""
+    """Return how many of ``count`` messages stand whole at ``at``, if those are all of one size; else 0."""
     field = data[at : at + 4]
     size: int = INT32.unpack(field)[0] if len(field) == 4 else 0
     if size <= 0:

@@ -27,9 +27,9 @@ from flintmq.wire.refusals import Refused
 NOT_A_NUMBER = -1
 """A partition that is not the number of one."""
 NO_PARTITION = b"-1"
-"""How clients of the redesigned NSQ say that they name none."""
+"""The word with which clients of the redesigned NSQ name no partition."""
 ONLY_PARTITION = b"-"
-"""How a producer that counts its messages names the only partition of a topic."""
+"""The word with which a producer that counts its messages names the only partition of a topic."""
 
 _NUMBER_DIGITS_MAX = 19
 _PRODUCER_ID = re.compile(rb"[A-Za-z0-9._:-]{1,%d}" % PRODUCER_ID_SIZE_MAX)
@@ -39,7 +39,7 @@ _NAME_FORM = "1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
 
 
 class Reader(Protocol):
-    """Of :class:`flintmq.wire.server.ServerConnection` what reading a word needs."""
+    """The part of :class:`flintmq.wire.server.ServerConnection` that reading a word needs."""
 
     @property
     def limits(self) -> Any: ...
@@ -126,7 +126,7 @@ class Word:
         return self.absent is not ...
 
     def read(self, reader: Reader, command: str, line: Sequence[bytes], index: int) -> Any:
-        """The value of the word at ``index`` of a line that has it.
+        """Return the value of the word at ``index`` of a line that has it.
 
         Raises:
             Refused: it cannot be.
@@ -134,7 +134,7 @@ class Word:
         raise NotImplementedError
 
     def write(self, command: str, value: Any) -> bytes:
-        """The inverse of :meth:`read`; empty for a word that is left out.
+        """Write the word for a value, empty when it is left out; the inverse of :meth:`read`.
 
         Raises:
             LocalProtocolError: the server would refuse it.
@@ -271,7 +271,7 @@ class Number(Word):
 
 
 class Delay(Number):
-    """How long a publish waits before it is delivered, in milliseconds."""
+    """The delay of a publish: milliseconds until it may be delivered."""
 
     field = "defer_ms"
 
@@ -285,7 +285,7 @@ class Delay(Number):
 
 
 class Start(Word):
-    """Where a new channel begins in a partition; only its first consumer says."""
+    """The place where a new channel begins in a partition; only its first consumer names one."""
 
     def read(self, reader: Reader, command: str, line: Sequence[bytes], index: int) -> str:
         return shown(line[index])
@@ -326,7 +326,7 @@ class MessageId(Word):
 
 
 class ProducerId(Word):
-    """Who counts the messages that it publishes."""
+    """The id under which a producer counts its messages."""
 
     field = "producer_id"
 
@@ -359,7 +359,7 @@ class FirstSequence(Word):
 
     @staticmethod
     def refusal(command: str, text: bytes) -> Refused:
-        """The answer to a sequence that cannot be, or one of the messages behind the first would have."""
+        """Return the answer to a sequence that cannot be, or one of the messages behind the first would have."""
         as_text = text[:40].decode("utf-8", "backslashreplace")
         return Refused("E_INVALID", f"{command} sequence {as_text} is not a number from 1 to 2^63-1")
 

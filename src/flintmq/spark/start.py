@@ -1,4 +1,4 @@
-"""Where reading starts, and that the channel of the query keeps what is read from there.
+"""The start of reading; from there on the channel of the query keeps what has not been read.
 
 The rules of this file: with a channel, asking twice gives the same answer, whatever was published in between.
 """
@@ -26,14 +26,14 @@ log = logging.getLogger("flintmq.spark")
 
 
 class StartingPoints:
-    """Where reading starts: the options, applied to what nsqd has."""
+    """The positions at which reading starts: the options, applied to what nsqd has."""
 
     def __init__(self, options: SourceOptions, surveyor: Surveyor) -> None:
         self._options = options
         self._surveyor = surveyor
 
     def find(self, survey: Survey) -> Offsets:
-        """The starting position in every log of a survey that was asked for ``startingTimestamp``."""
+        """Return the starting position in every log of a survey that was asked for ``startingTimestamp``."""
         options = self._options
         given: GivenOffsets | None = None
         if options.starting_timestamp is None and options.starting_offsets not in (EARLIEST, LATEST, CURSOR):
@@ -80,7 +80,7 @@ class StartingPoints:
         return sequence
 
     def of_newcomer(self, key: PartitionKey, entry: PartitionLog) -> Position:
-        """The starting position in a log that appeared after the query began: its beginning.
+        """Return the starting position in a log that appeared after the query began: its beginning.
 
         A channel that has been there before, from a query with another checkpoint, is gone on with.
         """
