@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from tests.sim.disk import DiskCrashed
 from tests.unit.storage.log_kit import DIRECTORY, Kit, fetch_all, fill, read_all, sync
 
 from flintmq.batch import Batch
@@ -15,7 +16,6 @@ from flintmq.limits import SEQUENCE_MAX
 from flintmq.storage.cut import CUT_NAME
 from flintmq.storage.partition_log import PartitionLog
 from flintmq.storage.producers import SNAPSHOT_NAME, table_before
-from flintmq.testing import DiskCrashed
 
 ONE, TWO = b"one", b"two"
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.sim.disk import DiskCrashed
 from tests.unit.storage.log_kit import Kit, bodies_of, fetch_all, read_all, sync
 
 from flintmq.errors import DiskFull
 from flintmq.limits import DISK_RESERVE_BYTES
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.partition_log import PartitionLog
-from flintmq.testing import DiskCrashed
 
 BODIES = st.lists(st.binary(max_size=60), min_size=1, max_size=6) | st.integers(1, 9).map(lambda n: [b"same size"] * n)
 SEEDS = st.integers(0, 2**32)
