@@ -54,8 +54,8 @@ def started_after(seed, harm):
         async def scene():
             nsqd = await play(world, harm)
             found["reports"] = [damage for _, damage in nsqd.node.damage.reports]
-            found["health"] = nsqd.state_of_health()
-            found["ping"] = nsqd.health()
+            found["health"] = nsqd.node.state_of_health()
+            found["ping"] = nsqd.node.health()
             found["topics"] = {
                 name: list(topic.channel_names) for name, topic in nsqd.node.engine.broker.topics.items()
             }
