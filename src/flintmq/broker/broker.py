@@ -815,6 +815,10 @@ class Broker:
         """Nothing more is waited for: answer the publishers and let consumers see the messages, in the log's order."""
         self.publishes.commit(groups)
 
+    def set_watermark(self, partition: Partition, sequence: int | None) -> None:
+        """Let nothing of a partition be committed from ``sequence`` on; see :meth:`Publishes.set_watermark`."""
+        self.publishes.set_watermark(partition, sequence)
+
     def note_synced(self) -> None:
         """Some logs have been synced that nobody waited for: it is written down with the next flush."""
         self._marks.note_synced()

@@ -165,12 +165,13 @@ class Partition:
         written: groups that are in the log and not committed.
         written_weight: what the last :meth:`write_pending` cost.
         failed_count: publishes that could not be stored since the process started.
+        watermark: nothing at or beyond this sequence is committed, whatever else is true of it; None for no such limit.
     """
 
     __slots__ = ("_group", "_groups", "_hold_count", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds",
                  "bytes_count", "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count",
                  "headers_from", "is_deleted", "is_open", "is_unwaited", "log", "number", "paused_at", "prefix",
-                 "producers", "topic_name", "write_error", "written", "written_weight")  # fmt: skip
+                 "producers", "topic_name", "watermark", "write_error", "written", "written_weight")  # fmt: skip
 
     def __init__(
         self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
@@ -203,6 +204,7 @@ class Partition:
         self.is_open = True
         self.producers: Producers[PublishGroup] | None = None
         self.written_weight = 0
+        self.watermark: int | None = None
 
     @property
     def meta(self) -> TopicMeta:
@@ -455,13 +457,19 @@ class Partition:
 
     @property
     def storable_end(self) -> int:
-        """How far the log could be committed: up to the first group that waits for something."""
+        """How far the log could be committed: up to the first group that waits for something, and the watermark."""
         end: int = self.log.committed_sequence
         for group in self.written:
             if group.conditions and not group.ended:
                 break
             end = group.end_sequence
-        return end
+        return end if self.watermark is None else self._below_watermark(self.watermark, end)
+
+    def _below_watermark(self, watermark: int, end: int) -> int:
+        is_writing = bool(self._groups) and self._groups[0].first_sequence >= 0
+        if not self.written and not is_writing:
+            end = self.log.next_sequence  # batches of another log, which nobody here has published
+        return min(end, watermark)
 
     def commit_through(self, end: int) -> None:
         """Let consumers see everything below ``end``, and answer those who published it.

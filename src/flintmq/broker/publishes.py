@@ -149,8 +149,30 @@ class Publishes:
                     self._bound_backlog(partition, partition.bounds)
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other publishers are answered
                 self._on_defect(f"answering publishers of topic {partition.topic_name}", defect)
-                self._end_group(group)
+                if partition.watermark is None:
+                    self._end_group(group)
             self._deliveries.mark_waiting(partition.channels.values())
+
+    def set_watermark(self, partition: Partition, sequence: int | None) -> None:
+        """Let nothing at or beyond ``sequence`` be committed, until told otherwise; None: no limit.
+
+        What lies below it is committed as soon as nothing else is waited for.
+
+        Raises:
+            ValueError: more is committed already.
+        """
+        committed = partition.log.committed_sequence
+        if sequence is not None and sequence < committed:
+            where = f"topic {partition.topic_name} partition {partition.number}"
+            raise ValueError(f"{where}: watermark {sequence} is below {committed}, up to which it is committed")
+        partition.watermark = sequence
+        try:
+            partition.commit_through(partition.storable_end)
+            if partition.bounds is not None:
+                self._bound_backlog(partition, partition.bounds)
+        except Exception as defect:  # noqa: BLE001 - as in commit
+            self._on_defect(f"answering publishers of topic {partition.topic_name}", defect)
+        self._deliveries.mark_waiting(partition.channels.values())
 
     def _bound_backlog(self, partition: Partition, bounds: Bounds) -> None:
         """Something published has been stored: drop what is too much that no channel has been given."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -201,12 +201,14 @@ class LogPlace:
         partition: number of it.
         next_sequence_min: the next append gets at least this sequence; a gap is reported.
         durable_end: every sequence below it cannot have been lost but by damage.
+        committed_end: nothing at or beyond it counts as committed, although it is stored; None: all that is stored.
     """
 
     directory: str
     partition: int
     next_sequence_min: int = 1
     durable_end: int = 1
+    committed_end: int | None = None
 
 
 class _Chunk:
@@ -355,7 +357,7 @@ class PartitionLog:
     def open_all(
         cls,
         files: Files,
-        places: Iterable[LogPlace],
+        places: Sequence[LogPlace],
         *,
         segment_bytes: int,
         cache: ReadCache,
@@ -371,7 +373,11 @@ class PartitionLog:
             home = Home(files, place.directory, place.partition, cache, report)
             recoveries.append(Recovery(home, created_ns, first, place.durable_end))
         recovered = recover(files, recoveries)
-        return [cls(recovery.home, found, segment_bytes) for recovery, found in zip(recoveries, recovered, strict=True)]
+        logs = [cls(recovery.home, found, segment_bytes) for recovery, found in zip(recoveries, recovered, strict=True)]
+        for log, place in zip(logs, places, strict=True):
+            if place.committed_end is not None:
+                log.committed_sequence = min(log.next_sequence, max(log.start_sequence, place.committed_end))
+        return logs
 
     @property
     def start_sequence(self) -> int:

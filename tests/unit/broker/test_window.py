@@ -187,8 +187,8 @@ def test_the_most_counts_from_the_delivery(is_spilled):
     if is_spilled:
         channel.spill()
     for touched in range(delivered, delivered + consumer.max_msg_timeout_ns, TIMEOUT // 2):
-        assert channel.touch(consumer, 1, touched), "in flight until the most is over"
         channel.expire(touched, 0)
+        assert channel.touch(consumer, 1, touched), "in flight until the most is over"
     channel.expire(delivered + consumer.max_msg_timeout_ns, 0)
     assert not channel.is_in_flight(1)
 
