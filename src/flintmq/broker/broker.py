@@ -819,6 +819,59 @@ class Broker:
         """Let nothing of a partition be committed from ``sequence`` on; see :meth:`Publishes.set_watermark`."""
         self.publishes.set_watermark(partition, sequence)
 
+    def cut_back(self, topic: Topic, number: int, sequence: int, done: Waiter) -> None:
+        """Let the log of a partition end before ``sequence``, and everything that is known of it with it.
+
+        What is published meanwhile waits. Whoever published what goes is told that it failed; it may be stored
+        elsewhere. A crash on the way leaves the log as it was or as it is to be, and nothing counts as lost.
+
+        Args:
+            sequence: as for :meth:`flintmq.storage.PartitionLog.cut_back_to`, which blocks in a flush that ends.
+            done: called once with None when it is done, or with why it is not.
+
+        Raises:
+            PartitionNotFound: the topic has no such partition here.
+            ValueError, StorageError: as :meth:`flintmq.storage.PartitionLog.begin_cut` says; nothing has changed.
+        """
+        partition = topic.partitions.get(number)
+        if partition is None or not isinstance(partition.log, PartitionLog):
+            raise PartitionNotFound(number)
+        if not partition.log.begin_cut(sequence):
+            done(None)
+            return
+        partition.hold()
+        # first what is known elsewhere: a start would take what is missing for lost
+        self._marks.limit(partition, sequence)
+        error = StorageError(f"topic {topic.name} partition {number}: what was not committed is cut off")
+        partition.cut_back_to(sequence, error)
+        for channel in partition.channels.values():
+            self.was_changed(channel)
+        self._metadata.put_backlog(partition)
+        if topic.meta.extend_support:
+            self._put_meta(topic)  # it says from where on messages have headers
+        self._metadata.wait(lambda error: self._cut_log(partition, sequence, done, error))
+
+    def _cut_log(self, partition: Partition, sequence: int, done: Waiter, error: BaseException | None) -> None:
+        log = partition.log
+        if error is None and not partition.is_deleted and isinstance(log, PartitionLog):
+            if log.is_syncing:
+                self._metadata.wait(lambda error: self._cut_log(partition, sequence, done, error))
+                return
+            try:
+                log.cut_back_to(sequence)
+            except (StorageError, ValueError) as failure:
+                error = failure
+        if not partition.is_deleted:
+            if error is not None and isinstance(log, PartitionLog):
+                partition.end_pending(StorageError(f"topic {partition.topic_name}: {error}"))
+                log.abandon_cut()
+            self._marks.limit(partition, None)
+            partition.forget_written()
+            partition.release()
+            if not partition.is_held:
+                self.publishes.take_up(partition)
+        done(error)
+
     def note_synced(self) -> None:
         """Some logs have been synced that nobody waited for: it is written down with the next flush."""
         self._marks.note_synced()

@@ -746,6 +746,16 @@ class Channel:
         if self.latency is not None:
             self.latency.restart()
 
+    def cut_back_to(self, sequence: int) -> None:
+        """The log is to end before ``sequence``; see :meth:`Window.cut_back_to`."""
+        self.window.cut_back_to(sequence)
+        self._not_deferred_at = 0
+        self._kept_floor = -1
+        self._admitted = min(self._admitted, sequence)
+        self.counted_from = min(self.counted_from, sequence)
+        if self.limit is not None:
+            self.limit = min(self.limit, sequence)
+
     def _forget_delivered(self) -> None:
         """What there is between floor and cursor is about to be forgotten."""
         self.gather_waiting()

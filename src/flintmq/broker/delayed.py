@@ -98,6 +98,18 @@ class DelayedAhead:
         """Forget everything."""
         self.forget_below(1 << 62)
 
+    def forget_from(self, sequence: int) -> None:
+        """Forget what lies at or beyond a sequence at which a batch begins: it is to be gone from the log."""
+        count = bisect_left(self._firsts, sequence)
+        self._notes.entry_count -= len(self._firsts) - count
+        for notes in (self._firsts, self._ends, self._dues):
+            del notes[count:]
+        del self._before[count + 1 :]
+        if self._ends and self._ends[-1] > sequence:
+            self._before[-1] -= self._ends[-1] - sequence
+            self._ends[-1] = sequence
+        self._next_due_ns = min(self._dues, default=0)
+
     def forget_below(self, sequence: int) -> None:
         """Forget what is due, and what lies below a sequence."""
         wall_ns = self._notes.wall_ns

@@ -23,10 +23,11 @@ class LogMarks:
         grown: partitions that are farther than the database has it, perhaps.
     """
 
-    __slots__ = ("_marks", "grown")
+    __slots__ = ("_limits", "_marks", "grown")
 
     def __init__(self) -> None:
         self._marks: dict[Partition, StoredLog] = {}
+        self._limits: dict[Partition, int] = {}
         self.grown: dict[Partition, None] = {}
 
     def restore(self, partition: Partition, mark: StoredLog) -> None:
@@ -37,7 +38,16 @@ class LogMarks:
     def forget(self, partition: Partition) -> None:
         """Drop a partition that is deleted."""
         self._marks.pop(partition, None)
+        self._limits.pop(partition, None)
         self.grown.pop(partition, None)
+
+    def limit(self, partition: Partition, sequence: int | None) -> None:
+        """Have it written that a log ends before ``sequence``, although it does not yet; None: as far as it is."""
+        if sequence is None:
+            self._limits.pop(partition, None)
+        else:
+            self._limits[partition] = sequence
+        self.grown[partition] = None
 
     def note_synced(self) -> None:
         """Some logs have been synced that nobody waited for: it is written down with the next flush."""
@@ -52,6 +62,9 @@ class LogMarks:
             log = partition.log
             if isinstance(log, PartitionLog) and log.is_created and not partition.is_deleted:
                 mark = StoredLog(log.log_id, log.synced_sequence, log.next_sequence)
+                if partition in self._limits:
+                    end = self._limits[partition]
+                    mark = StoredLog(log.log_id, min(end, mark.synced), min(end, mark.written))
                 if self._marks.get(partition) != mark:
                     taken.append((partition, mark))
         self.grown.clear()

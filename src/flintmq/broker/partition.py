@@ -497,6 +497,34 @@ class Partition:
         if defect is not None:
             raise defect
 
+    def cut_back_to(self, sequence: int, error: StorageError) -> None:
+        """The log is to end before ``sequence``, which is not below what is committed: forget what goes.
+
+        Args:
+            error: what those are told who published it; it may still be stored elsewhere.
+        """
+        groups = [group for group in self.written if group.end_sequence > sequence]
+        groups += [group for group in self._groups if group.first_sequence >= 0]
+        self._group = self._open = None
+        self.backlog_start = min(self.backlog_start, sequence)
+        self.durable_floor = min(self.durable_floor, sequence)
+        self.counted_from = min(self.counted_from, sequence)
+        self.headers_from = min(self.headers_from, sequence)
+        if self.paused_at is not None:
+            self.paused_at = min(self.paused_at, sequence)
+        self.delayed.forget_from(sequence)
+        for channel in self.channels.values():
+            channel.cut_back_to(sequence)
+        for group in groups:
+            if group.once is not None:
+                group.once.forget_written()
+            group.pending.clear()
+            group.end(error)
+
+    def forget_written(self) -> None:
+        """Drop the groups that have failed: their sequences may be others' now."""
+        self.written = deque(group for group in self.written if not group.ended)
+
     def _append(self, due_ns: int, bodies: Sequence[bytes], size: int, wall_ns: int, once: Once | None) -> None:
         if size < 0:
             size = sum(map(len, bodies))

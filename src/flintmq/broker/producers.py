@@ -70,7 +70,7 @@ class OncePublish(Generic[AnyGroup]):
         written: the last sequence of its producer that is in the log.
     """
 
-    __slots__ = ("_index", "_line", "_next", "_ranges", "group", "last", "producer_id", "written")
+    __slots__ = ("_before", "_index", "_line", "_next", "_ranges", "group", "last", "producer_id", "written")
 
     def __init__(self, line: _Line[AnyGroup], producer_id: bytes, ranges: Ranges, group: AnyGroup) -> None:
         self._line = line
@@ -78,7 +78,7 @@ class OncePublish(Generic[AnyGroup]):
         self._ranges = ranges
         self._index = 0
         self._next = self.first
-        self.written = line.last
+        self._before = self.written = line.last
         self.last = max(line.last, ranges[-1][1] - 1)
         self.group = group
 
@@ -110,6 +110,10 @@ class OncePublish(Generic[AnyGroup]):
         if self._next == self._ranges[self._index][1] and self._index + 1 < len(self._ranges):
             self._index += 1
             self._next = self._ranges[self._index][0]
+
+    def forget_written(self) -> None:
+        """What is in the log of it is to be cut off."""
+        self.written = self._before
 
     def publish_ended(self) -> None:
         """Its group has ended."""

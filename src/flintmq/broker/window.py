@@ -729,6 +729,17 @@ class Window:
             add_range(self.holes, first, end)
             self._is_changed = True
 
+    def cut_back_to(self, sequence: int) -> None:
+        """The log is to end before ``sequence``, which is not below what is committed: stand no further than that."""
+        if self.next > sequence:
+            cut = max(0, sequence - self.floor)
+            assert not any(self._states[cut:]), "what is not committed has not been delivered"
+            del self._states[cut:]
+            self.floor = min(self.floor, sequence)
+            self.next = sequence
+        self.holes = deque((first, min(end, sequence)) for first, end in self.holes if first < sequence)
+        self._is_changed = True
+
     def queue_new(self, end: int) -> None:
         """Move the cursor over messages that wait for somebody, and where they do so the caller knows."""
         self._attempts.update(dict.fromkeys(range(self.next, end), 0))

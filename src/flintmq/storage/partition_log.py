@@ -51,7 +51,7 @@ from flintmq.storage.cache import ReadCache
 from flintmq.storage.cut import Cut, write_cut
 from flintmq.storage.files import File, Files
 from flintmq.storage.index import Entry, SparseIndex
-from flintmq.storage.producers import encode_snapshot, table_before, write_snapshot
+from flintmq.storage.producers import ProducerTable, encode_snapshot, table_before, write_snapshot
 from flintmq.storage.read_ahead import decode_run
 from flintmq.storage.recovery import Recovered, Recovery, parents_of, recover
 from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
@@ -258,6 +258,7 @@ class PartitionLog:
         self._unsynced_parents: list[str] = []
         self._ticket: SyncTicket | None = None
         self._is_closed = False
+        self._table_before_cut: ProducerTable | None = None
         self._tail: list[bytes | Batch] = []  # bytes until somebody reads it
         self._tail_ends: list[int] = []
         self._tail_bytes = 0
@@ -606,6 +607,11 @@ class PartitionLog:
         )
         return self._ticket
 
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a sync is under way, see I4."""
+        return self._ticket is not None
+
     def finish_sync(self, ticket: SyncTicket, error: BaseException | None) -> None:
         """Record what a ticket's :meth:`SyncTicket.run` did; an error makes the log read-only.
 
@@ -902,15 +908,9 @@ class PartitionLog:
             StorageError: it cannot be read now; nothing has changed.
         """
         assert self._ticket is None, "no sync is under way"
-        if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
-        if sequence < self.committed_sequence:
-            raise ValueError(
-                f"{self.directory}: cannot be cut back to {sequence}: it is committed up to {self.committed_sequence}"
-            )
-        if sequence == self.next_sequence:
+        cut = self.check_cut(sequence)
+        if cut is None:
             return
-        cut = self._place_of_cut(sequence)
         committed = self.committed_sequence
         try:
             self._sync_now()
@@ -926,11 +926,45 @@ class PartitionLog:
             reason = f"cannot finish cutting the log back to {sequence}: {error}; restart to go on"
             raise self._fail(self._active.path, reason) from error
         self._adopt(recovered)
+        self._table_before_cut = None
         self.committed_sequence = committed
         self._unsynced = []
         self._is_directory_dirty = False
 
-    def _place_of_cut(self, sequence: int) -> Cut:
+    def begin_cut(self, sequence: int) -> bool:
+        """Let producers publish again what :meth:`cut_back_to` will cut off; nothing may be appended before it does.
+
+        Returns:
+            False when there is nothing to be cut.
+
+        Raises:
+            ValueError, WriteFailed, StorageError: as :meth:`cut_back_to`, which would do nothing.
+        """
+        if self.check_cut(sequence) is None:
+            return False
+        self._table_before_cut = self.producers.table
+        self.producers.table = table_before(self.producers.table, self._segments, sequence)
+        return True
+
+    def abandon_cut(self) -> None:
+        """Go back behind :meth:`begin_cut`."""
+        if self._table_before_cut is not None:
+            self.producers.table, self._table_before_cut = self._table_before_cut, None
+
+    def check_cut(self, sequence: int) -> Cut | None:
+        """Where :meth:`cut_back_to` would cut; None: nowhere, it ends there.
+
+        Raises:
+            ValueError, WriteFailed, StorageError: as :meth:`cut_back_to`, which would do nothing.
+        """
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        if sequence < self.committed_sequence:
+            raise ValueError(
+                f"{self.directory}: cannot be cut back to {sequence}: it is committed up to {self.committed_sequence}"
+            )
+        if sequence == self.next_sequence:
+            return None
         number = bisect_right(self._firsts, sequence) - 1
         segment = self._segments[number] if number >= 0 else self._active
         is_within = number >= 0 and sequence < segment.end

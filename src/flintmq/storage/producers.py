@@ -236,8 +236,8 @@ def table_before(table: ProducerTable, segments: Iterable[Segment], sequence: in
     left = ProducerTable()
     for producer_id, last in table.items():
         missing = _joined([*table.holes(producer_id, 0, last + 1), *lost.get(producer_id, ())])
-        if missing and missing[-1][1] > last:
-            last = missing.pop()[0] - 1
+        while missing and missing[-1][1] > last:
+            last = min(last, missing.pop()[0] - 1)
         left.note(producer_id, last, last)
         for first, end in missing:
             left.lack(producer_id, first, end)

@@ -221,6 +221,20 @@ def test_a_hole_that_was_filled_behind_it_is_one_again():
     assert (left.last(ONE), left.holes(ONE, 0, 99)) == (5, [(2, 5)])
 
 
+def test_taking_back_what_is_gone_already_changes_nothing():
+    log = Kit().open()
+    published(log, ONE, 1, 5)
+    at = published(log, TWO, 1)
+    published(log, ONE, 6)
+    published(log, TWO, 2)
+    published(log, ONE, 7)
+    once = table_before(log.producers.table, log._segments, at)
+    twice = table_before(once, log._segments, at)
+    assert list(once.items()) == list(twice.items())
+    assert dict(once.items())[ONE] == 5
+    assert not twice.holes(ONE, 0, 99) and not twice.holes(TWO, 0, 99)
+
+
 # -- crashes
 
 SEGMENT_BYTES = 400
