@@ -61,6 +61,7 @@ from flintmq.storage import (
     channel_store,
     packs,
 )
+from flintmq.storage.records import DeleteChannel, DeleteTopic, PutTopic, PutTopicMeta
 from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
 
 
@@ -234,7 +235,7 @@ class Broker:
             except (OSError, StorageError) as error:
                 failure = self.publishes.write_error = StorageError(f"cannot create topic {name}: {error}")
                 raise failure from error
-            self._metadata.put(channel_store.put_topic(name, False))
+            self._metadata.put(PutTopic(name, False))
         topic = Topic(name, {0: Partition(name, 0, log, self._delayed_notes)})
         if isinstance(log, PartitionLog) and not log.is_created:
             self._new_topics.add(topic, [Creation(log)], is_recorded=True)
@@ -279,8 +280,8 @@ class Broker:
         logs = {number: self._logs.new(name, number, wall_ns) for number in sorted(numbers)}
         partitions = {number: Partition(name, number, log, self._delayed_notes) for number, log in logs.items()}
         topic = Topic(name, partitions, meta=meta)
-        self._metadata.put(channel_store.put_topic(name, False))
-        self._metadata.put(channel_store.put_topic_meta(name, meta, partitions), must_sync=True)
+        self._metadata.put(PutTopic(name, False))
+        self._metadata.put(PutTopicMeta.of(name, meta, partitions), must_sync=True)
         self._new_topics.add(topic, [Creation(log) for log in logs.values()], is_recorded=False)
         self._add_topic(topic, starting)
         return topic
@@ -346,8 +347,8 @@ class Broker:
 
     def _put_meta(self, topic: Topic) -> None:
         headers_from = {n: each.headers_from for n, each in topic.partitions.items() if each.headers_from}
-        statement = channel_store.put_topic_meta(topic.name, topic.meta, topic.partitions, headers_from)
-        self._metadata.put(statement, must_sync=True)
+        record = PutTopicMeta.of(topic.name, topic.meta, topic.partitions, headers_from)
+        self._metadata.put(record, must_sync=True)
 
     # -- new topics ------------------------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class Broker:
 
     def _topic_created(self, new: NewTopic) -> None:
         topic = new.topic
-        self._metadata.put(channel_store.put_topic(topic.name, topic.paused))
+        self._metadata.put(PutTopic(topic.name, topic.paused))
         for partition in topic.partitions.values():
             if partition.paused_at is not None:
                 self._metadata.put_backlog(partition)
@@ -381,7 +382,7 @@ class Broker:
         for channel_name in list(topic.channel_names):
             self.delete_channel(topic, channel_name)
         if has_rows:
-            self._metadata.put(*channel_store.delete_topic(topic.name))
+            self._metadata.put(DeleteTopic(topic.name))
         for partition in topic.partitions.values():
             self.publishes.forget(partition)
             partition.refuse(error)
@@ -572,7 +573,7 @@ class Broker:
             its = self._channels.partition(channel)
             del its.channels[name]
             if self._channels.is_durable(channel):
-                self._metadata.put(channel_store.delete_channel(topic.name, its.number, name))
+                self._metadata.put(DeleteChannel(topic.name, its.number, name))
             self._deliveries.forget(channel)
             self._channels.remove(channel)
             if not its.channels:
@@ -609,7 +610,7 @@ class Broker:
         del self.topics[name]
         self._settings.forget(topic)
         if not topic.ephemeral:
-            self._metadata.put(*channel_store.delete_topic(name))
+            self._metadata.put(DeleteTopic(name))
             if not self._new_topics.delete(topic):
                 self._progress.remove_later(self._logs.put_away(name))
         self.on_topic_change(name, None, False)
@@ -623,7 +624,7 @@ class Broker:
         if not topic.is_starting:
             self._limit(topic, paused)
         if not topic.ephemeral:
-            self._metadata.put(channel_store.put_topic(topic.name, paused))
+            self._metadata.put(PutTopic(topic.name, paused))
 
     def _limit(self, topic: Topic, paused: bool) -> None:
         """Hand nothing more to channels from here on, or everything."""
@@ -739,7 +740,7 @@ class Broker:
 
     def remember(self, statement: channel_store.Statement) -> None:
         """Have something of others written; durable once :meth:`when_metadata_durable` calls back."""
-        self._metadata.put(statement)
+        self._metadata.put_own(statement)
 
     def has(self, channel: Channel) -> bool:
         """Whether a channel has not been deleted."""

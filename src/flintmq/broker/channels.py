@@ -24,8 +24,9 @@ from flintmq.broker.topic import Topic
 from flintmq.budget import Budget
 from flintmq.errors import StorageError
 from flintmq.names import is_ephemeral
-from flintmq.storage import Files, FloorFile, channel_store
-from flintmq.storage.channel_store import CursorRow, StoredChannel, StoredCursor
+from flintmq.storage import Files, FloorFile
+from flintmq.storage.channel_store import CursorRow, StoredCursor
+from flintmq.storage.records import DeleteProgress, PutChannel
 
 
 class Channels:
@@ -165,8 +166,8 @@ class Channels:
         """Forget a channel that is deleted, and have its progress removed."""
         self.changed.pop(channel, None)
         self._budget.waiting.pop(channel, None)
-        cursor, _ = self._cursors.pop(channel)
-        self._metadata.put(*channel_store.delete_cursor(cursor))
+        cursor, partition = self._cursors.pop(channel)
+        self._metadata.put(DeleteProgress(partition.topic_name, partition.number, channel.name), cursor)
         try:
             self._floors.forget(cursor)
         except StorageError as error:
@@ -178,8 +179,8 @@ class Channels:
         """Have written that it is there, and whether it is paused or skipped."""
         if self.is_durable(channel):
             cursor, partition = self._cursors[channel]
-            row = StoredChannel(cursor, channel.paused, channel.skipped)
-            self._metadata.put(channel_store.put_channel(partition.topic_name, partition.number, channel.name, row))
+            where = partition.topic_name, partition.number, channel.name
+            self._metadata.put(PutChannel(*where, channel.paused, channel.skipped), cursor)
 
     def note_changed(self, channel: Channel) -> None:
         """Write its progress with the next flush, whatever it is."""

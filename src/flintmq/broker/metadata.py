@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flintmq.broker.partition import Partition
-from flintmq.storage.channel_store import Statement, put_partition
+from flintmq.storage.records import PutBacklog, Record
+from flintmq.storage.rows import Statement
 
 Waiter = Callable[[BaseException | None], None]
 
@@ -21,11 +22,13 @@ class MetadataBatch:
     """What one flush takes.
 
     Attributes:
+        records: by names, what the statements say by numbers of this node.
         statements: to be run in order.
         waiters: told when they were, or why not.
         must_sync: whether they have to survive a power loss, whatever the durability policy is.
     """
 
+    records: list[Record] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
     waiters: list[Waiter] = field(default_factory=list)
     must_sync: bool = False
@@ -43,19 +46,25 @@ class Metadata:
     def __bool__(self) -> bool:
         return bool(self._next.statements)
 
-    def put(self, *statements: Statement, must_sync: bool = False) -> None:
-        """Have statements written.
+    def put(self, record: Record, cursor: int = 0, must_sync: bool = False) -> None:
+        """Have a record written.
 
         Args:
-            must_sync: whether they have to survive a power loss, whatever the durability policy is.
+            cursor: the number of the channel's cursor, when it is about one.
+            must_sync: whether it has to survive a power loss, whatever the durability policy is.
         """
-        self._next.statements += statements
+        self._next.records.append(record)
+        self._next.statements += record.statements(cursor)
         self._next.must_sync |= must_sync
+
+    def put_own(self, statement: Statement) -> None:
+        """Have something written that is about this node alone."""
+        self._next.statements.append(statement)
 
     def put_backlog(self, partition: Partition) -> None:
         """Have written where a partition's backlog begins, and where a paused topic stopped."""
         where = partition.backlog_start, partition.paused_at
-        self.put(put_partition(partition.topic_name, partition.number, *where))
+        self.put(PutBacklog(partition.topic_name, partition.number, *where))
 
     def wait(self, *waiters: Waiter) -> None:
         """Call back when the next flush has ended, with None or with why it failed."""
@@ -89,5 +98,6 @@ class Metadata:
         """
         self._taken = None
         if error is not None:
+            self._next.records[:0] = batch.records
             self._next.statements[:0] = batch.statements
             self._next.must_sync |= must_sync

@@ -22,6 +22,7 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.spilled import LOOKAHEAD_NS, Changes
 from flintmq.errors import StorageError
 from flintmq.storage import ChannelStore, Files, channel_store, packs
+from flintmq.storage.records import PutLog, PutProgress, PutSpilled, Record, ShiftDueTimes
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class Flush:
 
     Attributes:
         metadata: of topics and channels; its statements come first.
+        records: all that it says of topics, partitions and channels, by names.
         statements: to run in order.
         due: queries to run after it.
         must_sync: whether it has to survive a power loss, whatever the policy is.
@@ -94,6 +96,7 @@ class Flush:
     """
 
     metadata: MetadataBatch = field(default_factory=MetadataBatch)
+    records: list[Record] = field(default_factory=list)
     statements: list[channel_store.Statement] = field(default_factory=list)
     due: list[DueQuery] = field(default_factory=list)
     must_sync: bool = False
@@ -104,6 +107,15 @@ class Flush:
     questions: list[Question] = field(default_factory=list)
     marks: Marks = field(default_factory=list)
     has_progress: bool = True
+
+    def add(self, record: Record, cursor: int = 0) -> None:
+        """Have a record written.
+
+        Args:
+            cursor: the number of the channel's cursor, when it is about one.
+        """
+        self.records.append(record)
+        self.statements += record.statements(cursor)
 
     @property
     def has_metadata(self) -> bool:
@@ -185,7 +197,7 @@ class Progress:
         Args:
             shift_ns: wall time minus the clock of due times.
         """
-        self._metadata.put(packs.shift_packs(shift_ns - self.clock_shift_ns))
+        self._metadata.put(ShiftDueTimes(shift_ns - self.clock_shift_ns))
         self.clock_shift_ns = shift_ns
         self._channels.note_all_changed()
 
@@ -194,7 +206,7 @@ class Progress:
         channels = self._channels
         metadata = self._metadata.take()
         channels.is_urgent = False
-        flush = Flush(metadata, [*metadata.statements], clock_shift_ns=self.clock_shift_ns)
+        flush = Flush(metadata, [*metadata.records], [*metadata.statements], clock_shift_ns=self.clock_shift_ns)
         flush.removals, self._removals = self._removals, []
         flush.must_sync = metadata.must_sync or bool(flush.removals)  # else rows of what is gone might come back
         flush.questions, self._questions = self._questions, []
@@ -206,7 +218,8 @@ class Progress:
         flush.marks = self._marks.take()
         if flush.marks:
             logs = [(partition.topic_name, partition.number, mark) for partition, mark in flush.marks]
-            flush.statements.append(channel_store.put_logs(logs))
+            flush.records += [PutLog(topic, n, mark.log_id, mark.synced, mark.written) for topic, n, mark in logs]
+            flush.statements.append(channel_store.put_logs(logs))  # one for all: there may be thousands
         loaded_count = sum(channel.spilled.has_loaded for channel in channels.changed)
         channels.shares.divide(loaded_count, sum(bool(changes.packs) for _, changes in flush.changes))
         return flush
@@ -218,14 +231,15 @@ class Progress:
         if changes:
             channel.mark_changed()  # its row says how many are spilled
             flush.changes.append((channel, changes))
-            flush.statements += spill_statements(cursor, changes, self.clock_shift_ns)
+            where = partition.topic_name, partition.number, channel.name
+            flush.add(spilled_record(*where, changes, self.clock_shift_ns), cursor)
             if changes.cleared_from is not None:
                 flush.questions.append(count_spilled(channel, cursor))
         if channel.take_changed():
             partitions[partition] = None
             if channels.is_durable(channel):
                 count = channel_store.UNKNOWN_COUNT if changes.cleared_from is not None else spilled.count
-                flush.statements.append(cursor_statement(cursor, channel, partition, self.clock_shift_ns, count))
+                flush.add(progress_record(channel, partition, self.clock_shift_ns, count), cursor)
         if spilled.wants_due(wall_ns):
             query = (spilled.loaded_through, spilled.generation, wall_ns, spilled.room_bytes)
             flush.due.append(DueQuery(channel, cursor, *query))
@@ -280,38 +294,27 @@ class Progress:
             outcome.floor_written(partition, wall_ns)
 
 
-def spill_statements(cursor: int, changes: Changes, shift_ns: int) -> list[channel_store.Statement]:
-    """What the database has to do about the spilled messages of one channel."""
-    statements: list[channel_store.Statement] = []
-    new = dict.fromkeys(each.number for each in changes.packs)
-    old_done = {number: sequences for number, sequences in changes.done.items() if number not in new}
-    new_done = {number: sequences for number, sequences in changes.done.items() if number in new}
-    if old_done:
-        statements.append(packs.put_done(old_done))  # first: it goes with a pack that is cleared
-    if changes.cleared_from is not None:
-        statements += packs.clear_packs(cursor, changes.cleared_from)
-    if changes.packs:
-        statements += packs.put_packs(cursor, changes.packs, shift_ns)
-    if new_done:
-        statements.append(packs.put_done(new_done))
-    if changes.gone:
-        statements.append(packs.delete_packs(changes.gone))
-    return statements
-
-
-def cursor_statement(
-    cursor: int, channel: Channel, partition: Partition, shift_ns: int, spilled_count: int
-) -> channel_store.Statement:
-    """Write down how far a channel is.
+def spilled_record(topic: str, partition: int, channel: str, changes: Changes, shift_ns: int) -> PutSpilled:
+    """What has changed of the spilled messages of one channel.
 
     Args:
+        shift_ns: added to due times.
+    """
+    new = [packs.encoded_pack(each, shift_ns) for each in changes.packs]
+    return PutSpilled(topic, partition, channel, changes.cleared_from, new, changes.done, [*changes.gone])
+
+
+def progress_record(channel: Channel, partition: Partition, shift_ns: int, spilled_count: int) -> PutProgress:
+    """How far a channel is.
+
+    Args:
+        shift_ns: added to due times.
         spilled_count: how many of its messages are spilled; ``UNKNOWN_COUNT`` when only the database knows.
     """
     state = channel.state()
     deferred = [(sequence, due_ns + shift_ns) for sequence, due_ns in state.deferred]
-    row = channel_store.CursorRow(state.floor, deferred=deferred, attempts=state.attempts, holes=state.holes)
-    name, number = partition.topic_name, partition.number
-    return channel_store.put_cursor(cursor, name, number, channel.name, row, state.window, spilled_count)
+    where = partition.topic_name, partition.number, channel.name
+    return PutProgress(*where, state.floor, state.window, deferred, state.attempts, state.holes, spilled_count)
 
 
 def count_spilled(channel: Channel, cursor: int) -> Question:

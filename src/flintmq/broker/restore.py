@@ -20,8 +20,9 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.progress import Progress
 from flintmq.broker.topic import Topic
 from flintmq.broker.topic_settings import TopicSettings
-from flintmq.storage import LogPlace, PartitionLog, channel_store
+from flintmq.storage import LogPlace, PartitionLog
 from flintmq.storage.channel_store import StoredChannel, StoredCursor, StoredLog, StoredTopics
+from flintmq.storage.records import DeleteChannel, DeleteProgress, DeleteTopic, PutSettings, PutTopic
 from flintmq.topic_meta import PLAIN
 
 _NO_MARK = StoredLog(0, 1, 1)
@@ -97,15 +98,15 @@ class Restore:
         stored = self._stored
         del stored.topics[name]
         for topic, number, channel in [key for key in stored.channels if key[0] == name]:
-            self._metadata.put(channel_store.delete_channel(topic, number, channel))
+            self._metadata.put(DeleteChannel(topic, number, channel))
             del stored.channels[topic, number, channel]
         for cursor in stored.cursors:
             if cursor.topic == name:
-                self._metadata.put(*channel_store.delete_cursor(cursor.id))
+                self._metadata.put(DeleteProgress(name, cursor.partition, cursor.channel), cursor.id)
         for topic, channel in [key for key in stored.settings if key[0] == name]:
-            self._metadata.put(*channel_store.put_settings(topic, channel, None))
+            self._metadata.put(PutSettings(topic, channel, None))
             del stored.settings[topic, channel]
-        self._metadata.put(*channel_store.delete_topic(name))
+        self._metadata.put(DeleteTopic(name))
 
     def _place(self, name: str, number: int) -> LogPlace:
         stored, key = self._stored, (name, number)
@@ -130,7 +131,7 @@ class Restore:
         topic = Topic(name, partitions, stored.topics.get(name, False), meta)
         topic.is_starting = not topic.paused and any(p.paused_at is not None for p in partitions.values())
         if name not in stored.topics:
-            self._metadata.put(channel_store.put_topic(name, False))
+            self._metadata.put(PutTopic(name, False))
             topic.hold_back()  # it died before anything but its log was on disk
             for partition in partitions.values():
                 self._metadata.put_backlog(partition)

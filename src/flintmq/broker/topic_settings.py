@@ -25,7 +25,7 @@ from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.names import is_ephemeral
 from flintmq.settings import NO_LIMITS, NOTHING, Limits, Settings, check_dead_letter_topic, resolve
-from flintmq.storage import channel_store
+from flintmq.storage.records import PutSettings
 
 
 class Publish(Protocol):
@@ -125,7 +125,7 @@ class TopicSettings:
         else:
             self._settings[key] = settings
         if not topic.ephemeral and not is_ephemeral(key[1]):
-            self._metadata.put(*channel_store.put_settings(*key, None if settings == NOTHING else settings))
+            self._metadata.put(PutSettings.of(*key, settings))
 
     def is_ordered(self, topic: Topic, channel: str) -> bool:
         """Whether a channel is consumed in order, or would be if it were there."""
@@ -145,7 +145,7 @@ class TopicSettings:
     def forget(self, topic: Topic, channel: str = "") -> None:
         """Drop what was set for a topic, or for one of its channels, that is deleted."""
         if self._settings.pop((topic.name, channel), None) is not None:
-            self._metadata.put(*channel_store.put_settings(topic.name, channel, None))
+            self._metadata.put(PutSettings(topic.name, channel, None))
 
     # -- what has limits -------------------------------------------------------------------------------------------
 

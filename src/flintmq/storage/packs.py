@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, repeat
 from struct import Struct, pack, unpack
@@ -393,27 +393,74 @@ def _checked(data: bytes, found: Found) -> StoredPack:
     return damaged
 
 
+class EncodedPack(msgspec.Struct, frozen=True, array_like=True):
+    """A pack as it is stored.
+
+    Attributes:
+        due_ns, last_due_ns: of its first and its last message.
+        first, last: its lowest and its highest sequence.
+        count: of its messages.
+        data: the bytes, which have the number, too.
+    """
+
+    number: int
+    due_ns: int
+    last_due_ns: int
+    first: int
+    last: int
+    count: int
+    data: bytes
+
+    def renumbered(self, number: int) -> EncodedPack:
+        """The same pack under another number."""
+        _, heads_size, frames_size = _PREFIX.unpack_from(self.data)
+        data = _PREFIX.pack(number, heads_size, frames_size) + self.data[_PREFIX.size :]
+        return msgspec.structs.replace(self, number=number, data=data)
+
+
+def encoded_pack(new: NewPack, shift_ns: int) -> EncodedPack:
+    """A pack that is to be stored.
+
+    Args:
+        shift_ns: added to due times.
+    """
+    pieces = new.pieces
+    first, last = min(piece.first for piece in pieces), max(piece.end for piece in pieces) - 1
+    due_ns, last_due_ns = pieces[0].due_ns + shift_ns, pieces[-1].due_ns + shift_ns
+    count = sum(piece.count for piece in pieces)
+    return EncodedPack(new.number, due_ns, last_due_ns, first, last, count, encode_pack(new))
+
+
+def put_encoded(cursor: int, packs: Sequence[EncodedPack]) -> list[Statement]:
+    """Write packs; one that is there already is written again."""
+    rows = [
+        (
+            each.number,
+            cursor,
+            each.due_ns,
+            each.last_due_ns,
+            each.first,
+            each.last,
+            each.last + 1,
+            each.count,
+            len(each.data),
+            *checksums(each.data),
+        )
+        for each in packs
+    ]
+    return [PACKS.put(*rows), (PUT_DATA, [(each.number, each.data) for each in packs])]
+
+
 def put_packs(cursor: int, packs: Sequence[NewPack], shift_ns: int) -> list[Statement]:
     """Write packs; one that is there already is written again.
 
     Args:
         shift_ns: added to due times.
     """
-    rows, data = [], []
-    for each in packs:
-        pieces = each.pieces
-        first, last = min(piece.first for piece in pieces), max(piece.end for piece in pieces) - 1
-        encoded = encode_pack(each)
-        count = sum(piece.count for piece in pieces)
-        due_ns, last_due_ns = pieces[0].due_ns + shift_ns, pieces[-1].due_ns + shift_ns
-        rows.append(
-            (each.number, cursor, due_ns, last_due_ns, first, last, last + 1, count, len(encoded), *checksums(encoded))
-        )
-        data.append((each.number, encoded))
-    return [PACKS.put(*rows), (PUT_DATA, data)]
+    return put_encoded(cursor, [encoded_pack(each, shift_ns) for each in packs])
 
 
-def put_done(done: dict[int, list[int]]) -> Statement:
+def put_done(done: Mapping[int, Sequence[int]]) -> Statement:
     """Note of packs which more of their messages are finished or moved: number -> sequences.
 
     Of a pack that is gone nothing is noted: a flush that is written again may have removed it the first time.

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from flintmq.broker.progress import count_spilled, spill_statements
+from flintmq.broker.progress import count_spilled, spilled_record
 from flintmq.broker.spilled import LOOKAHEAD_NS, SpilledStore
 from flintmq.storage import ChannelStore
 from flintmq.storage.files import SqliteDatabase
@@ -35,7 +35,7 @@ class AsideDisk:
 
     def write(self, changes):
         """Commit what a store handed over."""
-        self.store.commit(spill_statements(CURSOR, changes, 0), False)
+        self.store.commit(spilled_record("t", 0, "c", changes, 0).statements(CURSOR), False)
 
     def read_due(self, aside, wall_ns, bytes_max=1 << 30):
         """What comes due, as the store that asks takes it."""
