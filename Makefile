@@ -3,11 +3,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+tested = { $(BIN)/pytest --collect-only -qq $(1) >/dev/null & $(MAKE) static && wait; } && $(BIN)/pytest $(2) $(1)
 NODE := $(if $(wildcard tests/foreign/package.json),tests/foreign/node_modules/.ready)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.NOTPARALLEL:
-.DELETE_ON_ERROR:
+.NOTPARALLEL .DELETE_ON_ERROR:
 .PHONY: help setup demo test check static conformance chaos spark bench docs clean distclean
 
 help: # print this list
@@ -15,10 +15,10 @@ help: # print this list
 setup: .venv/.dev $(NODE) .venv/.suites # everything below once; the others call it themselves
 demo: .venv/.demo # real data through broker, consumers and Spark, with a kill -9 in the middle
 	$(BIN)/flintmq demo
-test: setup static # all checks and all tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
-check: .venv/.dev static # what to run before every commit: style, types, layers, unit tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow' tests/unit tests/scripts tests/test_tidy.py
+test: setup # all checks, while the tests are compiled, and all tests: most wait, so four processes on two processors
+	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder)
+check: .venv/.dev # what to run before every commit: style, types, layers, unit tests
+	$(call tested,tests/unit tests/scripts tests/test_tidy.py,-q -n 2 --dist loadfile -m 'not slow')
 static: .venv/.dev # style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -1,16 +1,68 @@
-"""What every test shares: hypothesis without a deadline, because the machine may be busy with something else; and
-compiled modules for the thousands of processes that tests start, where the environment says that none are written.
+"""What every test shares: hypothesis without a deadline, because the machine may be busy with something else; compiled
+modules, also where the environment says that none are written; and how the files are dealt out to several processes.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
+import pytest
 
 hypothesis.settings.register_profile("flintmq", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("flintmq")
 
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # compiling all tests takes as long as running a third of them
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
+
+TOGETHER = {
+    "Java": (  # one JVM at a time, because each takes 0.5 GB; those that share a session last
+        "tests/integration/test_demo.py",
+        "tests/integration/test_docs.py::test_the_examples_of_spark",
+        "tests/integration/test_up.py::test_the_printed_spark_command",
+        "tests/spark/test_crash.py",
+        "tests/spark/test_without_java.py",
+        "tests/spark/test_secured_spark.py",
+        "tests/spark/test_spark.py",
+    ),
+    "a dozen daemons": (
+        "tests/foreign/test_ansq.py",
+        "tests/foreign/test_asyncnsq.py",
+        "tests/foreign/test_gnsq.py",
+        "tests/foreign/test_nsqjs.py",
+        "tests/foreign/test_pynsq.py",
+    ),
+}
+"""Tests that go to one process, by the beginnings of their ids and in that order, and what they have in common."""
+SHARING = {beginning: shared for shared, beginnings in TOGETHER.items() for beginning in beginnings}
+
+
+def beginning_of(nodeid: str) -> str:
+    """The one of ``SHARING`` that the id of a test begins with; empty when there is none."""
+    return next(filter(nodeid.startswith, SHARING), "")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``: by file, and those of ``TOGETHER`` together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduling = LoadFileScheduling(config, log)
+    file_of = scheduling._split_scope
+    scheduling._split_scope = lambda nodeid: SHARING.get(beginning_of(nodeid)) or file_of(nodeid)
+    return scheduling
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the work, begin with what takes longest, so that it does not come last."""
+    if not hasattr(config, "workerinput"):
+        return
+    order = {beginning: number for number, beginning in enumerate(SHARING)}
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: order.get(beginning_of(item.nodeid), len(order) + (item.path not in slow)))

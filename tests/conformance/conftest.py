@@ -47,7 +47,7 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons
         daemons.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def protocol_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
     """The nsqd of all cases of the TCP protocol, which each have a topic of their own."""
     daemons = Daemons(tmp_path_factory.mktemp("protocol"))

@@ -10,7 +10,7 @@ from tests.foreign.harness import Ahead
 from tests.foreign.servers import Servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     servers = Servers(tmp_path_factory.mktemp("servers"))
     try:

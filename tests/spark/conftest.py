@@ -12,14 +12,14 @@ import pytest
 from tests.spark.processes import NsqdProcess, environment
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
     process = NsqdProcess(tmp_path_factory.mktemp("nsqd"))
     yield process
     process.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session on two cores; every test of a run shares it."""
     from flintmq.spark import session
@@ -30,9 +30,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = session("tests", "local[2]", **{"spark.ui.enabled": "false", "spark.sql.warehouse.dir": str(warehouse)})
     started.sparkContext.setLogLevel("OFF")
     yield started
+    gateway = started.sparkContext._gateway
     started.stop()
+    end(gateway)
     os.environ.clear()
     os.environ.update(before)
+
+
+def end(gateway: Any) -> None:
+    """End the JVM of a session that was stopped, which would live as long as this process, with all its memory."""
+    from pyspark import SparkContext
+
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # it ends with that
+    gateway.proc.wait(60)
 
 
 _NUMBERS = itertools.count()

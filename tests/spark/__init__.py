@@ -1,0 +1,1 @@
+"""The Spark source and sink, with and without a JVM."""
