@@ -12,7 +12,9 @@ import logging
 from typing import Any, ClassVar
 
 import pytest
-from tests.sim.loop import Simulation, seeds
+from tests.sim.loop import Simulation
+from tests.sim.threads import Threads
+from tests.unit.client.blocking_producer import ASYNCIO, SYNC, new_producer, seeds_of_both, threads_of
 
 from flintmq import Consumer, Message, Producer, PublishError
 from flintmq.nsqd.options import NsqdOptions
@@ -37,8 +39,9 @@ class World:
 
     producer_options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Simulation, threads: Threads | None) -> None:
         self.sim = sim
+        self.threads = threads
         self.random = sim.random
         self.max_in_flight = self.random.choice((1, 2, 10, 200))
         self.acknowledged: set[bytes] = set()
@@ -131,7 +134,9 @@ class World:
         }
         env = self.sim.driver.env
         async with (
-            Producer(addresses, env=env, timeout=DEADLINE_S, heartbeat_interval=1, **self.producer_options) as producer,
+            new_producer(
+                self.threads, addresses, env=env, timeout=DEADLINE_S, heartbeat_interval=1, **self.producer_options
+            ) as producer,
             Consumer("t", "c", nsqd_tcp_addresses=addresses, **options) as consumer,
         ):
             await asyncio.gather(self.nemesis(), *(self.publish(producer, worker) for worker in range(5)))
@@ -149,20 +154,21 @@ class World:
             self.problems.append(f"{producer.stats()} after the end")
 
 
-def play(seed: int) -> str:
-    """Play one seed; return its trace hash."""
-    with Simulation(seed) as sim:
-        world = World(sim)
+def play(seed: int, client: str) -> str:
+    """Play one seed with the producer of one client; return its trace hash."""
+    with Simulation(seed) as sim, threads_of(sim, client) as threads:
+        world = World(sim, threads)
         sim.run(world.play())
         assert world.problems == []
         assert world.acknowledged
         return sim.trace_hash
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS))
-def test_nothing_acknowledged_is_lost_and_every_call_ends(seed):
-    play(seed)
+@pytest.mark.parametrize(("client", "seed"), seeds_of_both(SEEDS))
+def test_nothing_acknowledged_is_lost_and_every_call_ends(client, seed):
+    play(seed, client)
 
 
-def test_a_seed_decides_everything():
-    assert play(7) == play(7)
+@pytest.mark.parametrize("client", [ASYNCIO, SYNC])
+def test_a_seed_decides_everything(client):
+    assert play(7, client) == play(7, client)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.sim.loop import seeds
+from tests.unit.client.blocking_producer import seeds_of_both
 from tests.unit.client.cluster_world import ClusterWorld
 from tests.unit.client.fake_cluster import HANG_UP, OK, SILENCE, STORE_AND_HANG_UP
 from tests.unit.client.world import until
@@ -200,9 +200,9 @@ class Play:
         assert self.problems == []
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS))
-def test_order_through_moves_cuts_and_retries(seed):
-    with ClusterWorld("a", "b", "c", seed=seed) as world:
+@pytest.mark.parametrize(("client", "seed"), seeds_of_both(SEEDS))
+def test_order_through_moves_cuts_and_retries(client, seed):
+    with ClusterWorld("a", "b", "c", seed=seed, client=client) as world:
         play = Play(world)
         world.sim.run(play.run(), 3600.0)
         play.check()

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from tests.sim.loop import Simulation, seeds
+from tests.sim.loop import Simulation
 from tests.sim.test_client import World
 from tests.sim.test_client import quiet as quiet
+from tests.sim.threads import Threads
+from tests.unit.client.blocking_producer import ASYNCIO, SYNC, seeds_of_both, threads_of
 
 from flintmq import Message, Producer
 
@@ -23,8 +25,8 @@ class OnceWorld(World):
 
     producer_options: ClassVar[dict[str, Any]] = {"idempotent": True}
 
-    def __init__(self, sim: Simulation) -> None:
-        super().__init__(sim)
+    def __init__(self, sim: Simulation, threads: Threads | None) -> None:
+        super().__init__(sim, threads)
         self.ids: dict[bytes, set[tuple[str, bytes]]] = {}
         self.retry_count = 0
 
@@ -37,9 +39,9 @@ class OnceWorld(World):
         self.retry_count = producer.stats().retries
 
 
-def play(seed: int) -> OnceWorld:
-    with Simulation(seed) as sim:
-        world = OnceWorld(sim)
+def play(seed: int, client: str) -> OnceWorld:
+    with Simulation(seed) as sim, threads_of(sim, client) as threads:
+        world = OnceWorld(sim, threads)
         sim.run(world.play())
         assert world.problems == []
         assert world.acknowledged
@@ -47,10 +49,11 @@ def play(seed: int) -> OnceWorld:
         return world
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS))
-def test_nothing_is_lost_and_nothing_stored_twice(seed):
-    play(seed)
+@pytest.mark.parametrize(("client", "seed"), seeds_of_both(SEEDS))
+def test_nothing_is_lost_and_nothing_stored_twice(client, seed):
+    play(seed, client)
 
 
-def test_something_is_sent_again():
-    assert sum(play(seed).retry_count for seed in range(5)) > 0
+@pytest.mark.parametrize("client", [ASYNCIO, SYNC])
+def test_something_is_sent_again(client):
+    assert sum(play(seed, client).retry_count for seed in range(5)) > 0

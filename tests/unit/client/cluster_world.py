@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 from tests.sim.loop import Simulation
+from tests.unit.client.blocking_producer import ASYNCIO, new_producer, threads_of
 from tests.unit.client.fake_cluster import Cluster
 
-from flintmq import Consumer, Producer
+from flintmq import Consumer
 
 
 class ClusterWorld:
-    """Nodes by name, each on a machine of its own."""
+    """Nodes by name, each on a machine of its own.
 
-    def __init__(self, *names: str, seed: int = 0) -> None:
+    Args:
+        client: ``asyncio`` or ``sync``: whose producers these are.
+    """
+
+    def __init__(self, *names: str, seed: int = 0, client: str = ASYNCIO) -> None:
         self.sim = Simulation(seed)
+        self._client = client
+        self._stack = ExitStack()
         self.cluster = Cluster(*(names or ("a", "b", "c")))
 
     def __enter__(self) -> ClusterWorld:
-        self.sim.__enter__()
+        self._stack.enter_context(self.sim)
+        self.threads = self._stack.enter_context(threads_of(self.sim, self._client))
         for name in self.cluster.nodes:
             self.start(name)
         return self
@@ -28,7 +37,7 @@ class ClusterWorld:
         if error[0] is None:
             violations = [violation for node in self.cluster.nodes.values() for violation in node.violations]
             assert violations == []
-        self.sim.__exit__(*error)
+        self._stack.__exit__(*error)
 
     def start(self, name: str) -> None:
         self.sim.node(name).start(self.cluster.nodes[name].main)
@@ -37,9 +46,10 @@ class ClusterWorld:
         self.sim.node(name).kill()
         self.cluster.nodes[name].crash()
 
-    def producer(self, **options: Any) -> Producer:
+    def producer(self, **options: Any) -> Any:
+        """A producer of the client that the world is for; each shell is called alike."""
         options.setdefault("nsqlookupd_http_addresses", self.cluster.lookups[0])
-        return Producer(env=self.sim.driver.env, fetch=self.cluster, **options)
+        return new_producer(self.threads, env=self.sim.driver.env, fetch=self.cluster, **options)
 
     def consumer(self, topic: str = "t", channel: str = "ch", **options: Any) -> Consumer:
         options.setdefault("nsqlookupd_http_addresses", self.cluster.lookups[0])
@@ -50,9 +60,11 @@ class ClusterWorld:
         return self.sim.now_s
 
 
-def play(scenario: Callable[[ClusterWorld], Coroutine[Any, Any, None]], *names: str, seed: int = 0) -> None:
+def play(
+    scenario: Callable[[ClusterWorld], Coroutine[Any, Any, None]], *names: str, seed: int = 0, client: str = ASYNCIO
+) -> None:
     """Run a scenario in a world of its own."""
-    with ClusterWorld(*names, seed=seed) as world:
+    with ClusterWorld(*names, seed=seed, client=client) as world:
         world.sim.run(scenario(world), 3600.0)
 
 

@@ -34,7 +34,7 @@ def run(scenario, *names, **options):
         (ConnectionOptions(tls=True), "TLS_REFUSED", "offers no TLS"),
     ],
 )
-def test_publishes_fail_at_once_when_every_nsqd_refuses(options, code, expected):
+def test_publishes_fail_at_once_when_every_nsqd_refuses(options, code, expected, client):
     async def scenario(world):
         async with world.producer(options=options, timeout=5) as producer:
             for publish in (producer.pub("t", b"1"), producer.mpub("t", [b"2"]), producer.dpub("t", b"3", 1)):
@@ -48,10 +48,10 @@ def test_publishes_fail_at_once_when_every_nsqd_refuses(options, code, expected)
             assert producer.stats().bytes_in_flight == 0
             assert producer.stats().failed == 3
 
-    run(scenario, "a", "b", features=GUARDED)
+    run(scenario, "a", "b", features=GUARDED, client=client)
 
 
-def test_publishes_that_wait_already_fail_with_the_refusal():
+def test_publishes_that_wait_already_fail_with_the_refusal(client):
     async def scenario(world):
         world.sim.node("a").pause()
         async with world.producer(options=ConnectionOptions(connect_timeout=1), timeout=60) as producer:
@@ -63,10 +63,10 @@ def test_publishes_that_wait_already_fail_with_the_refusal():
                 await publish
             assert caught.value.code == "E_AUTH_FIRST", "not the end of its time"
 
-    run(scenario, features=GUARDED)
+    run(scenario, features=GUARDED, client=client)
 
 
-def test_one_that_refuses_leaves_the_others():
+def test_one_that_refuses_leaves_the_others(client):
     async def scenario(world):
         world.fakes["a"].secrets = [b"other"]
         async with world.producer(options=KNOWN) as producer:
@@ -74,10 +74,10 @@ def test_one_that_refuses_leaves_the_others():
                 await producer.pub("t", b"%d" % number)
         assert len(world.fakes["b"].stored) == 10
 
-    run(scenario, "a", "b", features=GUARDED)
+    run(scenario, "a", "b", features=GUARDED, client=client)
 
 
-def test_a_refusal_passes_when_nsqd_changes_its_mind():
+def test_a_refusal_passes_when_nsqd_changes_its_mind(client):
     async def scenario(world):
         world.fake.secrets = []
         async with world.producer(options=KNOWN, timeout=60) as producer:
@@ -95,10 +95,10 @@ def test_a_refusal_passes_when_nsqd_changes_its_mind():
             await publish
         assert world.fake.stored == [b"2", b"3"]
 
-    run(scenario, features=GUARDED)
+    run(scenario, features=GUARDED, client=client)
 
 
-def test_a_publish_that_finds_its_permission_ended_goes_again_when_the_secret_can_be_renewed():
+def test_a_publish_that_finds_its_permission_ended_goes_again_when_the_secret_can_be_renewed(client):
     async def scenario(world):
         answers = iter(["E_AUTH_FAILED AUTH failed"])
         world.fake.answer = lambda command, bodies: next(answers, "OK")
@@ -111,7 +111,7 @@ def test_a_publish_that_finds_its_permission_ended_goes_again_when_the_secret_ca
             with pytest.raises(PublishRefused, match="E_AUTH_FAILED"):
                 await producer.pub("t", b"2")
 
-    run(scenario, features=GUARDED)
+    run(scenario, features=GUARDED, client=client)
 
 
 # --- consumer ---

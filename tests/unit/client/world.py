@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from tests.sim.loop import Simulation
+from tests.unit.client.blocking_producer import ASYNCIO, new_producer, threads_of
 from tests.unit.client.fake_nsqd import PORT, FakeNsqd, Ledger
 
-from flintmq import Consumer, Producer
+from flintmq import Consumer
 from flintmq.env import Env
 from flintmq.wire.identify import ServerFeatures
 
@@ -27,18 +29,30 @@ T = TypeVar("T")
 class World:
     """Scripted nsqds by name.
 
+    Args:
+        client: ``asyncio`` or ``sync``: whose producers these are.
+
     Attributes:
         ledger: what is in flight over all of them.
     """
 
-    def __init__(self, *names: str, seed: int = 0, features: ServerFeatures | None = None) -> None:
+    def __init__(
+        self,
+        *names: str,
+        seed: int = 0,
+        features: ServerFeatures | None = None,
+        client: str = ASYNCIO,
+    ) -> None:
         self.sim = Simulation(seed)
+        self._client = client
+        self._stack = ExitStack()
         self.ledger = Ledger()
         self.fakes = {name: FakeNsqd(features, self.ledger) for name in names or ("a",)}
         self.reachable = [*self.fakes]
 
     def __enter__(self) -> World:
-        self.sim.__enter__()
+        self._stack.enter_context(self.sim)
+        self.threads = self._stack.enter_context(threads_of(self.sim, self._client))
         for name in self.fakes:
             self.start(name)
         return self
@@ -47,7 +61,7 @@ class World:
         if error[0] is None:
             violations = [violation for fake in self.fakes.values() for violation in fake.violations]
             assert violations == []
-        self.sim.__exit__(*error)
+        self._stack.__exit__(*error)
 
     @property
     def fake(self) -> FakeNsqd:
@@ -77,8 +91,11 @@ class World:
         options.setdefault("nsqd_tcp_addresses", self.addresses)
         return Consumer(topic, channel, env=self.env, **options)
 
-    def producer(self, *addresses: str, **options: Any) -> Producer:
-        return Producer(addresses or self.addresses, env=self.env, **options)
+    def producer(self, *addresses: str, **options: Any) -> Any:
+        """A producer of the client that the world is for; each shell is called alike."""
+        if "nsqlookupd_http_addresses" not in options:
+            options["nsqd_tcp_addresses"] = addresses or self.addresses
+        return new_producer(self.threads, env=self.env, **options)
 
     def run(self, main: Coroutine[Any, Any, T], timeout_s: float = 3600.0) -> T:
         """Run a scenario."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Protocol
 
 from flintmq.client.blocking.opening import open_stream
@@ -128,7 +129,12 @@ class Connection(Link):
         self.answer_to(send, self._time() + timeout_s, late)
 
     def answer_to(
-        self, send: Callable[[Answered], None], deadline: float, late: str = "a command was not answered in time"
+        self,
+        send: Callable[[Answered], None],
+        deadline: float,
+        late: str = "a command was not answered in time",
+        look_at: float = inf,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> bytes:
         """Send a command and wait for its answer; not when the connection is pumped.
 
@@ -136,6 +142,7 @@ class Connection(Link):
             send: calls a command of this connection.
             deadline: seconds on its clock.
             late: why the connection is lost when there is no answer by then.
+            look_at: when to ask ``gives_up`` once whether to wait no longer.
 
         Raises:
             NsqdError: nsqd refuses.
@@ -149,8 +156,15 @@ class Connection(Link):
         try:
             self._stream.send(self.take_output(), deadline)
             is_sent = True
+            until = min(look_at, deadline)
             while not outcomes:
-                self.feed(self._stream.receive(deadline))
+                try:
+                    self.feed(self._stream.receive(until))
+                except TimeoutError:
+                    if until == deadline or gives_up():
+                        raise
+                    until = deadline
+                    continue
                 if self._out:
                     self._stream.put(self.take_output())
         except TimeoutError:

@@ -43,6 +43,7 @@ class Finding(ABC):
     _routes: Routes
     _time: Callable[[], float]
     _timers: Timers
+    _under_way: dict[str, None]
     _waiting: dict[str, int]
 
     @abstractmethod
@@ -60,12 +61,19 @@ class Finding(ABC):
         for topic in topics:
             self._look_up(topic)
 
-    def _look_up(self, topic: str) -> None:
-        """Refresh what is known of a topic, once at a time and at most once a second; what comes earlier waits."""
-        if topic in self._asked:
+    def _look_up(self, topic: str, at_once: bool = False) -> None:
+        """Refresh what is known of a topic, once at a time.
+
+        Args:
+            at_once: what is known has just been found wrong; others wait until a second after the last lookup.
+        """
+        if topic in self._under_way:
+            return
+        if topic in self._asked and not at_once:
             self._asked[topic] = True
         elif self._lookup is not None:
             self._asked[topic] = False
+            self._under_way[topic] = None
             distrusted = self._routes.distrusted(topic, self._time())
             self._lookup.ask(topic_path(topic, "w"), partial(self._found, topic), distrusted)
 
@@ -88,7 +96,8 @@ class Finding(ABC):
         self._learn(topic, outcome, is_guess=True)
 
     def _learn(self, topic: str, outcome: Topology | DiscoveryError, is_guess: bool = False) -> None:
-        self._asked[topic] = False  # who asked while it was under way has this answer
+        del self._under_way[topic]  # who asked meanwhile has this answer
+        self._asked[topic] = False
         self._timers.call_later(min(LOOK_AGAIN_S, self._lookup_interval_s), self._end_asking, topic)
         if isinstance(outcome, DiscoveryError):
             self._last_error = outcome

@@ -78,6 +78,7 @@ POOL_SIZE = 4
 POOL_SIZE_MAX = 1000
 KEEPER_S = 0.2
 STALE_S = 0.05
+NEVER = float("-inf")
 CLOSE_SLACK_S = 1.0
 
 
@@ -202,6 +203,7 @@ class Producer(Finding):
         self._writers = new_writers(self._producer_id, self._env, self._pool_size)
         self._queues = Queues()
         self._asked: dict[str, bool] = {}
+        self._under_way: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
         self._fate = Fate(self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers)
@@ -495,9 +497,16 @@ class Producer(Finding):
         """Ask one nsqd once; where another try is due, return when it is."""
         call.sent_at = began = self._time()
         try:
-            answer = line.answer_to(partial(call.send, line, call.partition), self._patience(call, began))
+            send = partial(call.send, line, call.partition)
+            if len(self._pools) < 2 and call.writer is None and call.keys is None:  # it could go nowhere else
+                answer = line.answer_to(send, call.deadline)
+            else:
+                half_s = (call.deadline - began) / 2
+                look_at = call.deadline if half_s < self._policy.stalled_s else began + half_s
+                answer = line.answer_to(send, call.deadline, look_at=look_at, gives_up=partial(self._gives_up, call))
         except NsqdError as error:
             call.connection = None
+            line.used_at = NEVER  # nsqd closes behind many errors
             with self._lock:
                 verdict = self._fate.refused(call, error, line.address, self._time())
             self._carry_out(call, verdict)
@@ -512,21 +521,18 @@ class Producer(Finding):
             self._stats.retries += 1
         return _NOT_YET
 
-    def _patience(self, call: Publish, now: float) -> float:
-        """Until when to wait for an answer: a stuck nsqd should not use up all the time there is."""
-        if len(self._pools) < 2 and call.writer is None:
-            return call.deadline
-        half_s = (call.deadline - now) / 2
-        if half_s < self._policy.stalled_s:
-            return call.deadline
-        return now + half_s if self._fate.leaves_early(call, partial(self._has_choice, call)) else call.deadline
+    def _gives_up(self, call: Publish) -> bool:
+        """Whether to leave an nsqd that has not answered when half of the time is over."""
+        return self._fate.leaves_early(call, partial(self._has_choice, call))
 
     def _has_choice(self, call: Publish) -> bool:
-        """Whether a call could be sent somewhere else than to one nsqd."""
-        if call.keys is not None:
-            return False
+        """Whether a call could be sent somewhere else than where it waits for an answer."""
         with self._lock:
-            return sum(place.pool.is_up for place in self._turns_of(call.topic).places) > 1
+            if call.keys is None:
+                return sum(place.pool.is_up for place in self._turns_of(call.topic).places) > 1
+            assert call.connection is not None
+            leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
+            return leader not in (None, call.connection.address)
 
     def _stored(self, call: Publish, answer: bytes, address: str) -> Published | None:
         """Read where nsqd says that a message is stored."""
@@ -557,7 +563,7 @@ class Producer(Finding):
         assert isinstance(verdict, Retry), "nothing is gathered here"
         if verdict.refreshes:
             with self._lock:
-                self._look_up(call.topic)
+                self._look_up(call.topic, at_once=True)
         if verdict.delay_s:
             threading.Event().wait(max(0.0, min(verdict.delay_s, call.deadline - self._time())))
 
@@ -609,7 +615,7 @@ class Producer(Finding):
         if earlier := self._queues.overtook(call):
             self._fail(call, self._fate.overtaken(call, earlier))
         if call.partition is None:
-            if not self._fate.place(call):
+            if not self._queues.place(call, self._fate.place, self._time()):
                 self._look_up(call.topic)
                 return None
             self._fail_impossible(call)

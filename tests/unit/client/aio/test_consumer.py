@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 from tests.sim.loop import seeds
-from tests.unit.client.aio.test_producer import ListedNodes
+from tests.unit.client.test_producer import ListedNodes
 from tests.unit.client.world import World, until
 
 from flintmq.client import Consumer, Discard, Requeue

@@ -1,13 +1,11 @@
-"""The producer: gathering, the retry table, deadlines, back-pressure, failover. Time is virtual."""
+"""What only the asyncio producer does: gathering, back-pressure in bytes, cancelled calls. Time is virtual."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
+from tests.unit.client.fake_nsqd import OK, SILENCE
 from tests.unit.client.world import World, until
 
 from flintmq.client import Producer
@@ -24,19 +22,6 @@ def commands(world, name="a"):
 
 
 # --- what is sent ---
-
-
-def test_pub_mpub_dpub():
-    async def scenario(world):
-        async with world.producer() as producer:
-            await producer.pub("t", b"one")
-            await producer.mpub("t", [b"two", bytearray(b"three")])
-            await producer.dpub("t", memoryview(b"four"), timedelta(seconds=1))
-            stats = producer.stats()
-        assert commands(world) == [("PUB", [b"one"]), ("MPUB", [b"two", b"three"]), ("DPUB", [b"four"])]
-        assert (stats.published, stats.commands, stats.failed, stats.bytes_in_flight) == (4, 3, 0, 0)
-
-    run(scenario)
 
 
 def test_the_pubs_of_one_turn_are_one_mpub_per_topic():
@@ -150,18 +135,6 @@ def test_wrong_options():
 # --- the retry table ---
 
 
-def test_a_bad_message_is_final():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: "E_BAD_MESSAGE PUB message too big 9 > 8"
-        async with world.producer() as producer:
-            with pytest.raises(PublishRefused) as caught:
-                await producer.pub("t", b"x")
-        assert (caught.value.code, caught.value.nsqd, caught.value.retryable) == ("E_BAD_MESSAGE", "a:4150", False)
-        assert len(commands(world)) == 1
-
-    run(scenario)
-
-
 @pytest.mark.parametrize("code", ["E_BAD_MESSAGE MPUB message too big 9 > 8", "E_BAD_BODY MPUB body too big 9 > 8"])
 def test_a_bad_message_among_gathered_ones_fails_alone(code):
     def answer(command, bodies):
@@ -179,216 +152,7 @@ def test_a_bad_message_among_gathered_ones_fails_alone(code):
     run(scenario)
 
 
-def test_a_refused_publish_does_not_keep_the_others_waiting():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: OK if bodies == [b"good"] else "E_BAD_MESSAGE PUB message too big"
-        async with world.producer() as producer:
-            began = world.now
-            for _ in range(20):
-                with pytest.raises(PublishRefused):
-                    await producer.pub("t", b"bad")
-                await producer.pub("t", b"good")
-            assert world.now - began < 0.5
-        assert world.fake.stored == [b"good"] * 20
-
-    run(scenario)
-
-
-def test_an_mpub_with_a_bad_message_fails_as_a_whole():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: "E_BAD_MESSAGE MPUB message too big"
-        async with world.producer() as producer:
-            with pytest.raises(PublishRefused):
-                await producer.mpub("t", [b"1", b"2"])
-        assert len(commands(world)) == 1
-        assert world.fake.stored == []
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"), [("E_INVALID cannot", PublishRefused), ("E_PUB_FAILED PUB failed exiting", PublishUnknown)]
-)
-def test_errors_that_can_pass_are_tried_again_and_then_told(error, kind):
-    async def scenario(world):
-        answers = [error, error, OK]
-        world.fake.answer = lambda command, bodies: answers.pop(0)
-        async with world.producer() as producer:
-            await producer.pub("t", b"x")
-            assert producer.stats().retries == 2
-            world.fake.answer = lambda command, bodies: error
-            with pytest.raises(kind) as caught:
-                await producer.pub("t", b"y", timeout=60)
-        assert type(caught.value) is kind
-        assert caught.value.retryable
-        assert len(commands(world)) == 6
-
-    run(scenario)
-
-
-def test_an_unknown_error_code_is_final():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: "E_FROM_THE_FUTURE what"
-        async with world.producer() as producer:
-            with pytest.raises(PublishRefused, match="E_FROM_THE_FUTURE what"):
-                await producer.pub("t", b"x")
-
-    run(scenario)
-
-
-def test_an_answer_that_makes_no_sense():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: SILENCE
-        async with world.producer() as producer:
-            task = asyncio.create_task(producer.pub("t", b"x"))
-            await until(lambda: commands(world))
-            world.fake.deliver_unasked(b"\x00\x00\x00\x06\x00\x00\x00\x00NO")
-            with pytest.raises(PublishUnknown, match="b'NO'"):
-                await task
-
-    run(scenario)
-
-
-# --- lost connections ---
-
-
-def test_what_was_not_answered_is_sent_again():
-    async def scenario(world):
-        answers = [HANG_UP, OK]
-        world.fake.answer = lambda command, bodies: answers.pop(0)
-        async with world.producer() as producer:
-            await producer.pub("t", b"x")
-        assert commands(world) == [("PUB", [b"x"])] * 2
-
-    run(scenario)
-
-
-def test_or_is_told_at_once():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: HANG_UP
-        async with world.producer(retry_unknown=False) as producer:
-            began = world.now
-            with pytest.raises(PublishUnknown, match="CONNECTION_LOST"):
-                await producer.pub("t", b"x")
-            assert world.now - began < 0.5
-        assert len(commands(world)) == 1
-
-    run(scenario)
-
-
-def test_what_was_certainly_not_executed_is_sent_again_in_any_case():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: "E_BAD_MESSAGE PUB too big" if bodies == [b"bad"] else OK
-        async with world.producer(retry_unknown=False, batch=False) as producer:
-            results = await asyncio.gather(
-                *(producer.pub("t", body) for body in (b"1", b"bad", b"2")), return_exceptions=True
-            )
-        assert [type(result) for result in results] == [type(None), PublishRefused, type(None)]
-        assert world.fake.stored == [b"1", b"2"]
-
-    run(scenario)
-
-
-def test_a_killed_nsqd_that_comes_back():
-    async def scenario(world):
-        async with world.producer(timeout=30) as producer:
-            await producer.pub("t", b"1")
-            world.kill("a")
-            task = asyncio.create_task(producer.pub("t", b"2"))
-            await asyncio.sleep(3)
-            assert not task.done()
-            assert producer.stats().connections == 0
-            world.start("a")
-            began = world.now
-            await task
-            assert world.now - began < 4, "the delay after 3 s without it is 4 s at most"
-        assert world.fake.stored == [b"1", b"2"]
-
-    run(scenario)
-
-
-def test_after_a_short_outage_the_producer_is_back_within_a_second():
-    async def scenario(world):
-        async with world.producer() as producer:
-            await asyncio.sleep(10)
-            world.fake.drop_all()
-            began = world.now
-            await producer.pub("t", b"1")
-            assert world.now - began < 1.0
-
-    run(scenario)
-
-
-def test_several_nsqd_are_used_in_turn():
-    async def scenario(world):
-        async with world.producer() as producer:
-            for number in range(9):
-                await producer.pub("t", b"%d" % number)
-        assert [len(fake.stored) for fake in world.fakes.values()] == [3, 3, 3]
-
-    run(scenario, "a", "b", "c")
-
-
-def test_a_dead_nsqd_is_left_out():
-    async def scenario(world):
-        world.kill("b")
-        async with world.producer() as producer:
-            for number in range(4):
-                await producer.pub("t", b"%d" % number)
-            world.kill("a")
-            world.start("b")
-            await asyncio.gather(*(producer.pub("t", b"late", timeout=30) for _ in range(4)))
-        assert len(world.fakes["a"].stored) == 4
-        assert world.fakes["b"].stored == [b"late"] * 4
-
-    run(scenario, "a", "b")
-
-
-def test_what_a_killed_nsqd_did_not_answer_goes_to_another():
-    async def scenario(world):
-        world.fakes["a"].answer = lambda command, bodies: SILENCE
-        async with world.producer(batch=False) as producer:
-            tasks = [asyncio.create_task(producer.pub("t", b"%d" % number)) for number in range(6)]
-            await until(lambda: len(commands(world, "a")) == 3)
-            world.kill("a")
-            await asyncio.gather(*tasks)
-        assert sorted(world.fakes["b"].stored) == [b"%d" % number for number in range(6)]
-
-    run(scenario, "a", "b")
-
-
 # --- deadlines ---
-
-
-def test_nobody_there():
-    async def scenario(world):
-        world.kill("a")
-        async with world.producer(timeout=3) as producer:
-            began = world.now
-            with pytest.raises(PublishRefused, match="a:4150") as caught:
-                await producer.pub("t", b"x")
-            assert 2.9 < world.now - began <= 3.01
-            assert caught.value.code == "TIMEOUT"
-            assert caught.value.__cause__ is not None
-            assert producer.stats().bytes_in_flight == 0
-
-    run(scenario)
-
-
-def test_an_nsqd_that_does_not_answer_is_given_up_with_the_deadline():
-    async def scenario(world):
-        world.fake.answer = lambda command, bodies: SILENCE
-        async with world.producer(timeout=2) as producer:
-            began = world.now
-            with pytest.raises(PublishUnknown, match="no answer within"):
-                await producer.pub("t", b"x")
-            assert world.now - began <= 2.01
-            world.fake.answer = lambda command, bodies: OK
-            await producer.pub("t", b"y")
-        assert world.fake.stored == [b"y"]
-        assert world.fake.session_count == 2
-
-    run(scenario)
 
 
 def test_a_short_deadline_of_one_call_does_not_break_the_connection():
@@ -399,32 +163,6 @@ def test_a_short_deadline_of_one_call_does_not_break_the_connection():
             with pytest.raises(PublishUnknown):
                 await producer.pub("t", b"x", timeout=0.1)
             assert world.fake.session_count == 1
-
-    run(scenario)
-
-
-def test_a_stuck_nsqd_is_left_for_another_before_the_deadline():
-    async def scenario(world):
-        world.fakes["a"].answer = lambda command, bodies: SILENCE
-        async with world.producer(timeout=4) as producer:
-            began = world.now
-            await asyncio.gather(*(producer.pub("t", b"%d" % number) for number in range(5)))
-            for _ in range(2):
-                await producer.pub("t", b"x")
-            assert world.now - began < 4.5
-        assert len(world.fakes["b"].stored) == 7
-
-    run(scenario, "a", "b")
-
-
-def test_a_paused_machine_is_noticed_and_everything_ends():
-    async def scenario(world):
-        async with world.producer(timeout=2) as producer:
-            await producer.pub("t", b"1")
-            world.sim.node("a").pause()
-            results = await asyncio.gather(*(producer.pub("t", b"x") for _ in range(10)), return_exceptions=True)
-            assert all(isinstance(result, PublishUnknown) for result in results)
-            world.sim.node("a").resume()
 
     run(scenario)
 
@@ -495,19 +233,6 @@ def test_a_cancelled_call_is_not_sent_once_it_waits():
 # --- closing ---
 
 
-def test_closing_waits_for_what_was_taken():
-    async def scenario(world):
-        producer = world.producer()
-        await producer.start()
-        tasks = [asyncio.create_task(producer.pub("t", b"%d" % number)) for number in range(5)]
-        await asyncio.sleep(0)
-        await producer.close()
-        await asyncio.gather(*tasks)
-        assert len(world.fake.stored) == 5
-
-    run(scenario)
-
-
 def test_closing_ends_calls_that_wait_for_room():
     async def scenario(world):
         world.fake.answer = lambda command, bodies: SILENCE
@@ -562,114 +287,3 @@ def test_describe_shows_what_is_on_its_way():
             await asyncio.gather(task, return_exceptions=True)
 
     run(scenario)
-
-
-# --- discovery ---
-
-
-class ListedNodes:
-    """Answers /lookup and /nodes of one nsqlookupd."""
-
-    def __init__(self) -> None:
-        self.topics: dict[str, list[str]] = {}
-        self.all: list[str] = []
-        self.asked: list[str] = []
-        self.is_down = False
-
-    async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
-        self.asked.append(url)
-        await asyncio.sleep(0.01)
-        if self.is_down:
-            raise OSError("refused")
-        if "/nodes" in url:
-            names = self.all
-        else:
-            topic = parse_qs(urlsplit(url).query).get("topic", [""])[0]
-            if topic not in self.topics:
-                return 404, b'{"message":"TOPIC_NOT_FOUND"}'
-            names = self.topics[topic]
-        nodes = ",".join(f'{{"broadcast_address":"{name}","tcp_port":4150}}' for name in names)
-        return 200, b'{"producers":[' + nodes.encode() + b"]}"
-
-    async def close(self) -> None:
-        self.asked.append("closed")
-
-
-def discovering(world, listed, **options):
-    return Producer(nsqlookupd_http_addresses="l:4161", env=world.env, fetch=listed, **options)
-
-
-def test_a_known_topic_goes_where_it_is_and_a_new_one_anywhere():
-    async def scenario(world):
-        listed = ListedNodes()
-        listed.topics["old"] = ["a"]
-        listed.all = ["a", "b"]
-        async with discovering(world, listed) as producer:
-            await producer.pub("new", b"first")
-            await until(lambda: producer.stats().connections == 2)
-            for _ in range(4):
-                await producer.pub("old", b"old")
-                await producer.pub("new", b"new")
-        assert world.fakes["a"].stored.count(b"old") == 4
-        assert world.fakes["a"].stored.count(b"new") == world.fakes["b"].stored.count(b"new") == 2
-        assert listed.asked[-1] == "closed"
-
-    run(scenario, "a", "b")
-
-
-def test_new_homes_of_a_topic_are_found():
-    async def scenario(world):
-        listed = ListedNodes()
-        listed.topics["t"] = ["a"]
-        async with discovering(world, listed, lookup_interval=5) as producer:
-            await producer.pub("t", b"1")
-            listed.topics["t"] = ["b"]
-            await asyncio.sleep(15)
-            await producer.pub("t", b"2")
-        assert (world.fakes["a"].stored, world.fakes["b"].stored) == ([b"1"], [b"2"])
-
-    run(scenario, "a", "b")
-
-
-def test_a_publish_waits_for_nsqlookupd_and_nsqd_to_come_up():
-    async def scenario(world):
-        listed = ListedNodes()
-        listed.is_down = True
-        async with discovering(world, listed, timeout=10) as producer:
-            task = asyncio.create_task(producer.pub("t", b"1"))
-            await asyncio.sleep(2)
-            listed.is_down = False
-            await asyncio.sleep(2)
-            listed.all = ["a"]
-            await task
-        assert world.fake.stored == [b"1"]
-
-    run(scenario)
-
-
-def test_no_nsqd_anywhere_is_said():
-    async def scenario(world):
-        listed = ListedNodes()
-        async with discovering(world, listed, timeout=2) as producer:
-            with pytest.raises(PublishRefused, match="list no nsqd"):
-                await producer.pub("t", b"1")
-            listed.is_down = True
-            with pytest.raises(PublishRefused, match="refused"):
-                await producer.pub("other", b"1")
-
-    run(scenario)
-
-
-def test_an_error_that_asks_for_it_refreshes_the_lookup():
-    async def scenario(world):
-        listed = ListedNodes()
-        listed.topics["t"] = ["a"]
-        world.fakes["a"].answer = lambda command, bodies: "E_TOPIC_NOT_EXIST"
-        async with discovering(world, listed, lookup_interval=3600) as producer:
-            task = asyncio.create_task(producer.pub("t", b"1"))
-            await until(lambda: commands(world))
-            listed.topics["t"] = ["b"]
-            await task
-        assert world.fakes["b"].stored == [b"1"]
-
-    run(scenario, "a", "b")

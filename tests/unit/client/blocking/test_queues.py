@@ -72,3 +72,31 @@ def test_one_that_never_left_is_passed_by():
     assert queues.enter(calls[1], NOW + FORGOTTEN_S + 0.1)
     queues.leave(calls[1])
     assert len(queues) == 0
+
+
+def test_those_without_a_partition_stand_in_the_order_of_the_calls():
+    queues = Queues()
+    calls = [call("a"), call("b"), call("a")]
+    found: dict[Publish, int] = {}
+
+    def find(publish: Publish) -> bool:
+        publish.partition = found.get(publish)
+        return publish.partition is not None
+
+    for each in calls:
+        assert not queues.place(each, find, NOW)
+    found.update(dict.fromkeys(calls, 0))
+    assert queues.place(calls[2], find, NOW), "the last one wakes first"
+    assert [queues.enter(each, NOW) for each in calls] == [True, False, False]
+
+
+def test_what_fails_before_its_partition_is_known_is_not_overtaken():
+    queues = Queues()
+    first, second, third = call("a"), call("b"), call("a")
+    for each in (first, second, third):
+        each.partition = None
+        assert not queues.place(each, lambda _: False, NOW)
+    assert queues.leave(first, "E_X")
+    assert [queues.overtook(each) for each in (first, second, third)] == ["", "", "E_X"]
+    assert not queues.leave(third), "it was taken out"
+    assert not queues.leave(second)

@@ -1,0 +1,484 @@
+"""Threads, locks and sockets of a simulated machine: blocking code as it is, in virtual time, one thread at a time.
+
+::
+
+    with Simulation(seed) as sim, Threads(sim) as threads, threads.installed(module, ...):
+        result = sim.run(threads.call(function))     # in a thread; what it waits for takes virtual time
+
+Each simulated thread is a thread of the operating system that runs only while the event loop waits for it: the loop
+hands it the baton in a callback and gets it back as soon as the thread has to wait, or has ended. So there is never
+more than one that runs, who is next is decided by the loop, and a seed gives the same run.
+
+Rules of this file: what blocking code may wait for is here and nowhere else (:meth:`Threads.wait`); a thread never
+waits with the baton in its hand. What the client does not use of ``threading``, ``socket`` and ``select`` is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import os
+import select as real_select
+import socket as real_socket
+import threading as real_threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+from tests.sim.loop import SimTransport, Simulation, SimulationError
+
+T = TypeVar("T")
+
+STACK_S = 60.0
+"""Real seconds after which a thread that neither waits nor ends is given up: it loops, or waits for something else."""
+
+
+class _Ended(BaseException):
+    """The world ends: raised where a thread waits."""
+
+
+class _Thread:
+    """One simulated thread.
+
+    Attributes:
+        wake_count: how often it has waited; who wakes it says which wait is meant.
+    """
+
+    def __init__(self, threads: Threads, target: Callable[[], object], name: str) -> None:
+        self.name = name
+        self.wake_count = 0
+        self.is_woken = False
+        self.is_over = False
+        self.failure: BaseException | None = None
+        self.baton = real_threading.Semaphore(0)
+        self._threads = threads
+        self._target = target
+        context = contextvars.copy_context()
+        self.thread = real_threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
+
+    def _run(self) -> None:
+        self.baton.acquire()
+        try:
+            if not self._threads.is_ending:
+                self._target()
+        except _Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised on the loop
+            self.failure = error
+        finally:
+            self.is_over = True
+            self._threads.loop_baton.release()
+
+
+class Threads:
+    """The threads of the driver of a simulation.
+
+    Attributes:
+        is_ending: nothing is waited for any more.
+    """
+
+    def __init__(self, sim: Simulation) -> None:
+        self.loop = sim.loop
+        self.is_ending = False
+        self.loop_baton = real_threading.Semaphore(0)
+        self._process = sim.driver.process
+        self._current: _Thread | None = None
+        self._living: dict[_Thread, None] = {}
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_ending = True
+        for thread in [*self._living]:
+            self._hand_to(thread)
+
+    @contextmanager
+    def installed(self, *modules: ModuleType) -> Iterator[None]:
+        """Let these modules find simulated threads and sockets where they imported real ones."""
+        simulated = {"threading": self._threading(), "socket": self._socket(), "select": self._select()}
+        with ExitStack() as stack:
+            for module in modules:
+                for name, thing in simulated.items():
+                    if name in vars(module):
+                        stack.enter_context(mock.patch.object(module, name, thing))
+            yield
+
+    # -- running and waiting
+
+    def _running(self) -> _Thread:
+        if self._current is None:
+            raise SimulationError("the event loop would wait for a thread, which can only go on when the loop does")
+        return self._current
+
+    @property
+    def ident(self) -> int:
+        """Which thread runs; 0: none, but the loop."""
+        return 0 if self._current is None else id(self._current)
+
+    def start(self, target: Callable[[], object], name: str = "") -> _Thread:
+        """Have a thread run soon."""
+        thread = _Thread(self, target, name)
+        self._living[thread] = None
+        self.loop.call_soon(self._hand_to, thread)
+        return thread
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call it in a thread, and wait for that."""
+        done: asyncio.Future[T] = self.loop.create_future()
+
+        def run() -> None:
+            try:
+                result = function()
+            except Exception as error:  # noqa: BLE001 - for whoever awaits it
+                if not done.cancelled():
+                    done.set_exception(error)
+            else:
+                if not done.cancelled():
+                    done.set_result(result)
+
+        self.start(run, "call")
+        return await done
+
+    def wait(self, until: float | None = None) -> bool:
+        """Have others run until :meth:`wake` is called for this thread; False when that does not come in time."""
+        thread = self._running()
+        if self.is_ending:
+            raise _Ended
+        timer = None if until is None else self.loop.call_at(until, self._go_on, thread, thread.wake_count)
+        self._current = None
+        self.loop_baton.release()
+        thread.baton.acquire()
+        if self.is_ending:
+            raise _Ended
+        if timer is not None:
+            timer.cancel()
+        return thread.is_woken
+
+    def waiter(self) -> Callable[[], None]:
+        """Call it to end the next :meth:`wait` of this thread; it does nothing after that."""
+        thread = self._running()
+        count = thread.wake_count
+
+        def wake() -> None:
+            if thread.wake_count == count and not thread.is_woken:
+                thread.is_woken = True
+                self.loop.call_soon(self._go_on, thread, count)
+
+        thread.is_woken = False
+        return wake
+
+    def run(self, work: Coroutine[Any, Any, T], until: float | None) -> T:
+        """Wait in a thread for what the loop does.
+
+        Raises:
+            TimeoutError: it was not done in time, and is cancelled.
+        """
+        task = self.loop.create_task(work)
+        wake = self.waiter()
+        task.add_done_callback(lambda _: wake())
+        self.wait(until)
+        if not task.done():
+            task.cancel()
+            raise TimeoutError
+        return task.result()
+
+    def _go_on(self, thread: _Thread, count: int) -> None:
+        if thread.wake_count == count and not thread.is_over:
+            self._hand_to(thread)
+
+    def _hand_to(self, thread: _Thread) -> None:
+        """Run a thread until it waits or ends; on the loop."""
+        if thread.is_over:
+            return
+        thread.wake_count += 1
+        before, self._current = self._current, thread
+        if thread.thread.ident is None:
+            thread.thread.start()
+        thread.baton.release()
+        if not self.loop_baton.acquire(timeout=STACK_S):
+            raise SimulationError(f"thread {thread.name} neither waits nor ends")
+        self._current = before
+        if thread.is_over:
+            del self._living[thread]
+            thread.thread.join()
+            if thread.failure is not None:
+                raise thread.failure
+
+    # -- what modules find
+
+    def _threading(self) -> SimpleNamespace:
+        def thread(target: Callable[[], object], name: str = "", daemon: bool = True) -> SimpleNamespace:
+            assert daemon, "one that is waited for at the end is not simulated"
+            return SimpleNamespace(start=lambda: self.start(target, name), name=name)
+
+        return SimpleNamespace(
+            Thread=thread,
+            Lock=lambda: Lock(self),
+            RLock=lambda: Lock(self),
+            Condition=lambda lock=None: Condition(self, lock or Lock(self)),
+            Event=lambda: Event(self),
+            get_ident=lambda: self.ident,
+        )
+
+    def _socket(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            socket=lambda *_: Socket(self, self._process),
+            getaddrinfo=self._find,
+            SOCK_STREAM=real_socket.SOCK_STREAM,
+            IPPROTO_TCP=real_socket.IPPROTO_TCP,
+            TCP_NODELAY=real_socket.TCP_NODELAY,
+        )
+
+    def _find(self, host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        return [(real_socket.AF_INET, real_socket.SOCK_STREAM, 0, "", (self.loop.network.address_of(host), port))]
+
+    def _select(self) -> SimpleNamespace:
+        return SimpleNamespace(poll=lambda: Poll(self), POLLIN=real_select.POLLIN, POLLOUT=real_select.POLLOUT)
+
+
+class Lock:
+    """A lock; also one that its holder may take again."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._owner: int | None = None
+        self._depth = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me = self._threads.ident
+        until = None if timeout < 0 else self._threads.loop.time() + timeout
+        while self._owner not in (None, me):
+            if not blocking:
+                return False
+            self._waiting.append(self._threads.waiter())
+            if not self._threads.wait(until):
+                return False
+        self._owner = me
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        assert self._owner == self._threads.ident or self._threads.is_ending
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            if self._waiting:
+                self._waiting.popleft()()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def give_up(self) -> int:
+        """Release it, however often it was taken."""
+        depth, self._depth = self._depth, 1
+        self.release()
+        return depth
+
+    def take_back(self, depth: int) -> None:
+        """The inverse of :meth:`give_up`."""
+        if self._threads.is_ending:
+            self._owner = self._threads.ident
+        else:
+            self.acquire()
+        self._depth = depth
+
+
+class Condition:
+    """A condition of some lock."""
+
+    def __init__(self, threads: Threads, lock: Lock) -> None:
+        self._threads = threads
+        self._lock = lock
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        wake = self._threads.waiter()
+        self._waiting.append(wake)
+        until = None if timeout is None else self._threads.loop.time() + timeout
+        depth = self._lock.give_up()
+        try:
+            return self._threads.wait(until)
+        finally:
+            if wake in self._waiting:
+                self._waiting.remove(wake)
+            self._lock.take_back(depth)
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        until = None if timeout is None else self._threads.loop.time() + timeout
+        while not (found := predicate()):
+            left_s = None if until is None else until - self._threads.loop.time()
+            if left_s is not None and left_s <= 0:
+                break
+            self.wait(left_s)
+        return found
+
+    def notify(self, count: int = 1) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            self._waiting.popleft()()
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiting))
+
+
+class Event:
+    """A flag that is waited for."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._condition = Condition(threads, Lock(threads))
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        self._condition.notify_all()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._is_set, timeout)
+
+
+class Socket(asyncio.Protocol):
+    """A TCP socket on the simulated network."""
+
+    def __init__(self, threads: Threads, process: Any) -> None:
+        self._threads = threads
+        self._process = process
+        self._timeout_s: float | None = None
+        self._transport: SimTransport | None = None
+        self._received = bytearray()
+        self._is_ended = False
+        self._is_choked = False
+        self._error: Exception | None = None
+        self._waiting: list[Callable[[], None]] = []
+
+    # -- as the kernel has it
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._wake()
+
+    def eof_received(self) -> bool:
+        self._is_ended = True
+        self._wake()
+        return True  # the other direction stays open
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_ended = True
+        self._error = error
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._is_choked = True
+
+    def resume_writing(self) -> None:
+        self._is_choked = False
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for wake in waiting:
+            wake()
+
+    def ready(self, mask: int) -> int:
+        """Which of these can be done without waiting."""
+        can_read = self._received or self._is_ended
+        can_write = not self._is_choked or self._is_ended
+        return mask & ((real_select.POLLIN if can_read else 0) | (real_select.POLLOUT if can_write else 0))
+
+    def when_ready(self, wake: Callable[[], None]) -> None:
+        """Have it called when something has changed."""
+        self._waiting.append(wake)
+
+    # -- as code has it
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def setblocking(self, is_blocking: bool) -> None:
+        assert not is_blocking, "reads and writes that wait are not simulated"
+
+    def setsockopt(self, *_: object) -> None:
+        assert self._transport is not None
+
+    def connect(self, address: tuple[str, int]) -> None:
+        network = self._threads.loop.network
+        until = None if self._timeout_s is None else self._threads.loop.time() + self._timeout_s
+
+        async def connect() -> SimTransport:
+            transport = await network.connect(self._process, *address)
+            await transport.begin(self)
+            return transport
+
+        self._transport = self._threads.run(connect(), until)
+
+    def recv(self, size: int) -> bytes:
+        if self._received:
+            data = bytes(self._received[:size])
+            del self._received[:size]
+            return data
+        if self._error is not None:
+            raise self._error
+        if self._is_ended:
+            return b""
+        raise BlockingIOError
+
+    def send(self, data: bytes | bytearray) -> int:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        if self._is_choked:
+            raise BlockingIOError
+        self._transport.write(data)
+        return len(data)
+
+    def close(self) -> None:
+        if self._transport is not None and not self._threads.is_ending:
+            self._transport.close()
+        self._wake()
+
+    def getsockname(self) -> tuple[str, int]:
+        assert self._transport is not None
+        name: tuple[str, int] = self._transport.get_extra_info("sockname")
+        return name
+
+    def getpeername(self) -> tuple[str, int]:
+        assert self._transport is not None
+        name: tuple[str, int] = self._transport.get_extra_info("peername")
+        return name
+
+
+class Poll:
+    """Waits for one socket."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._socket: Socket
+        self._mask = 0
+
+    def register(self, socket: Socket, mask: int) -> None:
+        self._socket, self._mask = socket, mask
+
+    def poll(self, timeout_ms: float) -> list[tuple[Socket, int]]:
+        until = self._threads.loop.time() + timeout_ms / 1000
+        while not (events := self._socket.ready(self._mask)):
+            self._socket.when_ready(self._threads.waiter())
+            if not self._threads.wait(until):
+                return []
+        return [(self._socket, events)]
