@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flintmq.client.app import App
     from flintmq.client.core.message import Discard, Message, Requeue
     from flintmq.client.core.order import OrderViolation
+    from flintmq.client.core.producer_settings import ProducerOptions
     from flintmq.client.core.publish import Published
     from flintmq.client.core.settings import ConsumerOptions
     from flintmq.client.core.start import Start
@@ -63,6 +64,7 @@ __all__ = [
     "Discard",
     "ConnectionOptions",
     "ConsumerOptions",
+    "ProducerOptions",
     "Start",
     "NsqdAdmin",
     "LookupdAdmin",
@@ -104,6 +106,7 @@ _CLIENT = {
     "Discard": "flintmq.client.core.message",
     "ConnectionOptions": "flintmq.client.options",
     "ConsumerOptions": "flintmq.client.core.settings",
+    "ProducerOptions": "flintmq.client.core.producer_settings",
     "Start": "flintmq.client.core.start",
     "NsqdAdmin": "flintmq.client.admin.clients",
     "LookupdAdmin": "flintmq.client.admin.clients",

@@ -21,6 +21,7 @@ from flintmq.client.blocking.consumer import Consumer
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.core.message import Discard, Message, Requeue
 from flintmq.client.core.order import OrderViolation
+from flintmq.client.core.producer_settings import ProducerOptions
 from flintmq.client.core.publish import Published
 from flintmq.client.core.settings import ConsumerOptions
 from flintmq.client.core.start import Start
@@ -53,6 +54,7 @@ __all__ = [
     "Discard",
     "ConnectionOptions",
     "ConsumerOptions",
+    "ProducerOptions",
     "Start",
     "NsqdAdmin",
     "LookupdAdmin",

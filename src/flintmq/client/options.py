@@ -57,6 +57,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument that there is not."""
+    if unknown := sorted({*given} - {*known}):
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
+
+
 def milliseconds(value: Seconds, option: str, minimum: float = 0.0, maximum: float = DAY_S) -> int:
     """Read a duration as the whole milliseconds that the wire carries, rounded up.
 

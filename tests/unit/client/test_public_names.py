@@ -7,9 +7,10 @@ import inspect
 import pytest
 
 import flintmq.sync
-from flintmq import Consumer, Message, Producer
+from flintmq import Consumer, ConsumerOptions, Message, Producer, ProducerOptions
+from flintmq.client.core import producer_settings, settings
 from flintmq.client.core.message import ThreadMessage
-from flintmq.client.core.settings import _DEFAULTS, ConsumerOptions
+from flintmq.errors import OptionError
 
 CONSUMER = {
     "batches", "channel", "close", "connections", "describe", "is_paused", "is_starved", "max_in_flight", "partitions",
@@ -51,10 +52,21 @@ def test_both_consumers_take_the_same():
     assert [each for name, each in ours.items() if name in sync] == [*sync.values()]
 
 
-def test_every_option_has_a_default_and_a_line_of_its_own():
-    names = set(ConsumerOptions.__annotations__)
-    assert names == set(_DEFAULTS)
-    described = inspect.getdoc(ConsumerOptions)
+def test_both_producers_take_the_same():
+    ours, sync = ({*inspect.signature(kind).parameters} for kind in (Producer, flintmq.sync.Producer))
+    assert ours - sync == {"batch", "batch_count_max", "batch_bytes_max", "max_bytes_in_flight"}
+    assert sync - ours == {"pool_size"}
+
+
+@pytest.mark.parametrize(
+    ("options", "defaults"),
+    [(ConsumerOptions, settings._DEFAULTS), (ProducerOptions, producer_settings._DEFAULTS)],
+    ids=["consumer", "producer"],
+)
+def test_every_option_has_a_default_and_a_line_of_its_own(options, defaults):
+    names = set(options.__annotations__)
+    assert names == set(defaults)
+    described = inspect.getdoc(options)
     assert described is not None
     assert [name for name in names if name not in described] == []
 
@@ -63,3 +75,17 @@ def test_every_option_has_a_default_and_a_line_of_its_own():
 def test_an_option_that_is_none_is_refused(kind):
     with pytest.raises(TypeError, match=r"Consumer\(\) got an unexpected keyword argument 'max_inflight'"):
         kind("t", "c", nsqd_tcp_addresses="a:1", max_inflight=5)
+
+
+@pytest.mark.parametrize("kind", [Producer, flintmq.sync.Producer], ids=["asyncio", "sync"])
+def test_nor_by_a_producer(kind):
+    with pytest.raises(TypeError, match=r"Producer\(\) got an unexpected keyword argument 'retries'"):
+        kind("a:1", retries=5)
+
+
+@pytest.mark.parametrize("kind", [Producer, flintmq.sync.Producer], ids=["asyncio", "sync"])
+def test_the_options_of_a_producer_are_keyword_arguments(kind):
+    common: ProducerOptions = {"max_tries": 5, "sharding": "java", "trace": ["t"], "lookup_interval": 5}
+    assert kind("a:1", **common).traced == ("t",)
+    with pytest.raises(OptionError, match="max_tries"):
+        kind("a:1", max_tries=0)

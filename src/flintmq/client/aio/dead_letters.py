@@ -29,7 +29,7 @@ class LetterProducer(Producer):
         Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
         """
         if self._lookup is None:
-            return None if len(self._nsqd) == 1 else False
+            return None if len(self._settings.nsqd) == 1 else False
         if not self._routes.knows(topic):
             self._look_up(topic)
             if (task := self._lookups.get(topic)) is not None:
@@ -48,7 +48,7 @@ class LetterProducer(Producer):
             await self.pub(topic, body, headers=headers if form is Form.HEADED else None)
             return
         data = checked_headers(headers, None)
-        connection = await self._open(self._nsqd[0])
+        connection = await self._open(self._settings.nsqd[0])
         try:
             await connection.request(
                 "PUB_EXT", lambda answered: connection.publish(topic, [body], answered, headers=[data])

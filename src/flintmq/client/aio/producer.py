@@ -20,20 +20,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, overload
+from typing import Self, Unpack, overload
 
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.links import Links
-from flintmq.client.aio.lookup import Fetch, Lookup
+from flintmq.client.aio.lookup import Lookup
 from flintmq.client.core.admission import Admission
 from flintmq.client.core.backoff import jittered_s
-from flintmq.client.core.fate import Policy
-from flintmq.client.core.intake import Intake
 from flintmq.client.core.once import Writers
+from flintmq.client.core.producer_settings import ProducerOptions, ProducerSettings
 from flintmq.client.core.publish import (
     LOOKUP_JITTER,
-    TRIES_MAX,
     Body,
     Carrier,
     Gather,
@@ -53,14 +51,11 @@ from flintmq.client.options import (
     DELAY_MAX_S,
     ConnectionOptions,
     Seconds,
-    addresses,
     milliseconds,
     seconds,
-    system_env,
     whole,
 )
 from flintmq.client.security import Refusals
-from flintmq.env import Env
 from flintmq.errors import (
     ConnectionFailed,
     DiscoveryError,
@@ -69,9 +64,6 @@ from flintmq.errors import (
 )
 from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Record
-
-if TYPE_CHECKING:
-    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -105,22 +97,14 @@ class Producer:
             False: such a call ends with :class:`PublishUnknown`.
         idempotent: what was not answered is sent again to the same nsqd until the deadline, which does not store it
             twice; only FlintMQ's nsqd can do that, and not for messages with a delay, a trace id or headers.
-        producer_id: what nsqd knows this producer by begins with it.
-        max_tries: how often a publish may be refused with an error that can pass; where a partition's leader has only
-            moved, it is tried until its deadline.
-        sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
-            producers of a topic must agree.
-        trace: topics to trace from the start, see :meth:`trace`.
-        telemetry: a span of OpenTelemetry for every publish, its context carried with the message.
         max_bytes_in_flight: bytes on their way, 64 for each message included; more have to wait.
-        lookup_interval: until a topic's nsqd are looked up again.
-        lookup_timeout: until an nsqlookupd must have answered.
-        options: what holds for each connection; the next two override it.
-        env: time and chance; the real ones if None.
-        fetch: how nsqlookupd are asked; over HTTP if None.
+        options: what holds for each connection.
+        more: what few producers set: :class:`flintmq.ProducerOptions` has it, with ``max_tries``, ``sharding``,
+            ``trace``, ``telemetry``, ``lookup_interval`` and the rest.
 
     Raises:
         OptionError: an argument is out of range.
+        TypeError: there is no such argument.
     """
 
     def __init__(
@@ -134,59 +118,38 @@ class Producer:
         timeout: Seconds = 5.0,
         retry_unknown: bool = True,
         idempotent: bool = False,
-        producer_id: str = "",
-        max_tries: int = TRIES_MAX,
         max_bytes_in_flight: int = BYTES_IN_FLIGHT_MAX,
-        sharding: str = "murmur3",
-        trace: Iterable[str] = (),
-        telemetry: Telemetry | None = None,
-        lookup_interval: Seconds = 60.0,
-        lookup_timeout: Seconds = 5.0,
         options: ConnectionOptions | None = None,
-        client_id: str | None = None,
-        heartbeat_interval: Seconds | None = None,
-        env: Env | None = None,
-        fetch: Fetch | None = None,
+        **more: Unpack[ProducerOptions],
     ) -> None:
-        self._env = env or system_env()
-        self._options = (options or ConnectionOptions()).with_overrides(
-            client_id=client_id, heartbeat_interval=heartbeat_interval
+        settings = self._settings = ProducerSettings(
+            nsqd_tcp_addresses,
+            nsqlookupd_http_addresses,
+            timeout=timeout,
+            retry_unknown=retry_unknown,
+            idempotent=idempotent,
+            batch_count_max=batch_count_max,
+            batch_bytes_max=batch_bytes_max,
+            options=options,
+            more=more,
         )
-        self._nsqd, lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
-        fetches = fetch or HttpFetch(self._options)
-        self._lookup = Lookup(lookups, lookup_timeout_s, fetches, access="w") if lookups else None
-        self._lookup_interval_s = seconds(lookup_interval, "lookup_interval", 0.01)
+        self._lookup: Lookup | None = None
+        if settings.lookups:
+            fetch = settings.fetch or HttpFetch(settings.options)
+            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, access="w")
         self._batches = batch
-        self._timeout_s = seconds(timeout, "timeout", 0.001)
+        self._timeout_s = settings.policy.timeout_s
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
-        self._policy = Policy(
-            self._timeout_s,
-            retry_unknown,
-            whole(max_tries, "max_tries", 1, 1000),
-            whole(batch_count_max, "batch_count_max", 1, 100_000),
-            whole(batch_bytes_max, "batch_bytes_max", 1, 2**30),
-            sharding,
-            self._lookup is not None,
-        )
-        self._writers = Writers(producer_id, self._env) if idempotent else None
-        self._intake = Intake(
-            has_lookup=self._lookup is not None,
-            sharding=sharding,
-            writers=self._writers,
-            is_gathered=batch,
-            traced=trace,
-            telemetry=telemetry,
-            env=self._env,
-        )
-        self._links: Links[str] = Links(self._connect, self._note_attempt, self._broke, self._env)
+        self._writers = None if settings.producer_id is None else Writers(settings.producer_id, settings.env)
+        self._intake = settings.new_intake(self._writers, is_gathered=batch)
+        self._links: Links[str] = Links(self._connect, self._note_attempt, self._broke, settings.env)
         self._stats = ProducerStats()
         self._admission = Admission(self._bytes_max, self._stats, self._cause)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gather: Gather | None = None
         self._sender: Sender | None = None
         self._refusals = Refusals()
-        self._routes = Routes(self._nsqd)
+        self._routes = Routes(settings.nsqd)
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._follower: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -223,11 +186,11 @@ class Producer:
         if self._loop is not None:
             raise RuntimeError("a producer is started once; make another one")
         self._loop = asyncio.get_running_loop()
-        policy = self._policy
+        settings, policy = self._settings, self._settings.policy
         sender = self._sender = Sender(
             self._loop,
             self._loop.call_soon,
-            self._env,
+            settings.env,
             policy,
             self._routes,
             self._refusals,
@@ -243,7 +206,7 @@ class Producer:
         if self._lookup is not None:
             work = kept_up(partial(self._follow, sender), "following the topics of a producer")
             self._follower = self._loop.create_task(work)
-        self._links.keep(self._nsqd)
+        self._links.keep(settings.nsqd)
         try:
             await self._links.all_tried()
         except BaseException:
@@ -510,7 +473,8 @@ class Producer:
     async def _open(self, address: str) -> Connection:
         assert self._sender is not None
         is_once = self._writers is not None
-        return await Connection.open(address, _Owner(self._sender), self._options, self._env, once=is_once)
+        settings = self._settings
+        return await Connection.open(address, _Owner(self._sender), settings.options, settings.env, once=is_once)
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
         self._refusals.note(address, error, self._links.listed)
@@ -566,16 +530,17 @@ class Producer:
     async def _follow(self, sender: Sender) -> None:
         """Refresh every topic again and again; those for which something waits every second."""
         assert self._loop is not None
-        refresh_at = self._loop.time() + self._lookup_interval_s
+        interval_s = self._settings.lookup_interval_s
+        refresh_at = self._loop.time() + interval_s
         for count in itertools.count(1):
-            await asyncio.sleep(min(1.0, self._lookup_interval_s))
+            await asyncio.sleep(min(1.0, interval_s))
             topics = dict.fromkeys(sender.waiting_topics)
             if count % GAPS_EVERY == 0:
                 topics.update(dict.fromkeys(self._routes.gaps))
             if self._loop.time() >= refresh_at:
                 topics.update(dict.fromkeys(self._routes.topics))
-                chance = self._env.random.random()
-                refresh_at = self._loop.time() + jittered_s(self._lookup_interval_s, LOOKUP_JITTER, chance)
+                chance = self._settings.env.random.random()
+                refresh_at = self._loop.time() + jittered_s(interval_s, LOOKUP_JITTER, chance)
             for topic in topics:
                 self._look_up(topic)
 

@@ -29,13 +29,13 @@ class LetterProducer(Producer):
 
         Waits for the nsqlookupd, at most for ``lookup_timeout``, if they were not asked yet.
         """
-        if not self._lookup_addresses:
-            return None if len(self._nsqd) == 1 else False
+        if not self._settings.lookups:
+            return None if len(self._settings.nsqd) == 1 else False
         self._begin()
         with self._lock:
             if not self._routes.knows(topic):
                 self._look_up(topic)
-                self._changed.wait_for(lambda: self._routes.knows(topic), self._lookup_timeout_s)
+                self._changed.wait_for(lambda: self._routes.knows(topic), self._settings.lookup_timeout_s)
             return self._routes.is_extended(topic)
 
     def publish(self, form: Form, topic: str, body: bytes, headers: Mapping[str, object]) -> None:
@@ -50,7 +50,7 @@ class LetterProducer(Producer):
             self.pub(topic, body, headers=headers if form is Form.HEADED else None)
             return
         data = checked_headers(headers, None)
-        line = Line(self._nsqd[0], self._options, self._env, self._time)
+        line = Line(self._settings.nsqd[0], self._settings.options, self._env, self._time)
         try:
             line.answer_to(
                 lambda answered: line.publish(topic, [body], answered, headers=[data]), self._time() + self._timeout_s

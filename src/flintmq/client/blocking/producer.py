@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, Self, overload
+from typing import Final, NoReturn, Self, Unpack, overload
 
 from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.finding import LOOK_AGAIN_S, Finding
@@ -36,13 +36,12 @@ from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.blocking.turns import Place, Turns
 from flintmq.client.core import trace as trace_log
-from flintmq.client.core.fate import Fate, Policy, Retry, Verdict
-from flintmq.client.core.intake import Intake
+from flintmq.client.core.fate import Fate, Retry, Verdict
 from flintmq.client.core.link import AnswerLost
 from flintmq.client.core.once import Spot, new_writers
+from flintmq.client.core.producer_settings import ProducerOptions, ProducerSettings
 from flintmq.client.core.publish import (
     TOPIC_COUNT_MAX,
-    TRIES_MAX,
     Body,
     Failure,
     Publish,
@@ -59,18 +58,12 @@ from flintmq.client.options import (
     DELAY_MAX_S,
     ConnectionOptions,
     Seconds,
-    addresses,
     milliseconds,
     seconds,
-    system_env,
     whole,
 )
 from flintmq.client.security import Refusals
-from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, PublishError, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from flintmq.client.telemetry import Telemetry
 
 log = logging.getLogger("flintmq.client")
 
@@ -114,21 +107,13 @@ class Producer(Finding):
             False: such a call ends with :class:`PublishUnknown`.
         idempotent: what was not answered is sent again to the same nsqd until the deadline, which does not store it
             twice; only FlintMQ's nsqd can do that, and not for messages with a delay, a trace id or headers.
-        producer_id: what nsqd knows this producer by begins with it.
-        max_tries: how often a publish may be refused with an error that can pass; where a partition's leader has only
-            moved, it is tried until its deadline.
-        sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
-            producers of a topic must agree.
-        trace: topics to trace from the start, see :meth:`trace`.
-        telemetry: a span of OpenTelemetry for every publish, its context carried with the message.
-        lookup_interval: until a topic's nsqd are looked up again.
-        lookup_timeout: until an nsqlookupd must have answered.
-        options: what holds for each connection; the next two override it.
-        env: time and chance; the real ones if None.
-        fetch: how nsqlookupd are asked; over HTTP if None.
+        options: what holds for each connection.
+        more: what few producers set: :class:`flintmq.ProducerOptions` has it, with ``max_tries``, ``sharding``,
+            ``trace``, ``telemetry``, ``lookup_interval`` and the rest.
 
     Raises:
         OptionError: an argument is out of range.
+        TypeError: there is no such argument.
     """
 
     def __init__(
@@ -140,53 +125,31 @@ class Producer(Finding):
         timeout: Seconds = 5.0,
         retry_unknown: bool = True,
         idempotent: bool = False,
-        producer_id: str = "",
-        max_tries: int = TRIES_MAX,
-        sharding: str = "murmur3",
-        trace: Iterable[str] = (),
-        telemetry: Telemetry | None = None,
-        lookup_interval: Seconds = 60.0,
-        lookup_timeout: Seconds = 5.0,
         options: ConnectionOptions | None = None,
-        client_id: str | None = None,
-        heartbeat_interval: Seconds | None = None,
-        env: Env | None = None,
-        fetch: Fetch | None = None,
+        **more: Unpack[ProducerOptions],
     ) -> None:
-        self._env = env or system_env()
-        self._options = (options or ConnectionOptions()).with_overrides(
-            client_id=client_id, heartbeat_interval=heartbeat_interval
+        settings = self._settings = ProducerSettings(
+            nsqd_tcp_addresses,
+            nsqlookupd_http_addresses,
+            timeout=timeout,
+            retry_unknown=retry_unknown,
+            idempotent=idempotent,
+            batch_count_max=1,
+            batch_bytes_max=1,
+            options=options,
+            more=more,
         )
-        check_options(self._options)
-        self._nsqd, self._lookup_addresses = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
-        self._lookup_timeout_s = seconds(lookup_timeout, "lookup_timeout", 0.01, 3600)
-        self._lookup_interval_s = seconds(lookup_interval, "lookup_interval", 0.01)
+        check_options(settings.options)
+        self._env, self._policy = settings.env, settings.policy
+        self._lookup_interval_s = settings.lookup_interval_s
         self._pool_size = whole(pool_size, "pool_size", 1, POOL_SIZE_MAX)
-        self._timeout_s = seconds(timeout, "timeout", 0.001)
-        self._policy = Policy(
-            self._timeout_s,
-            retry_unknown,
-            whole(max_tries, "max_tries", 1, 1000),
-            count_max=1,
-            bytes_max=0,
-            sharding=sharding,
-            has_lookup=bool(self._lookup_addresses),
-        )
-        self._producer_id = producer_id if idempotent else None
+        self._timeout_s = settings.policy.timeout_s
         self._stats = ProducerStats()
         self._is_closed = False
         self._new_process()
-        self._intake = Intake(
-            has_lookup=self._policy.has_lookup,
-            sharding=sharding,
-            writers=self._writers,
-            is_gathered=False,
-            traced=trace,
-            telemetry=telemetry,
-            env=self._env,
-        )
+        self._intake = settings.new_intake(self._writers, is_gathered=False)
         self._time = self._timers.time
-        self._fetch: Fetch = fetch or partial(get, options=self._options, time=self._time)
+        self._fetch: Fetch = settings.fetch or partial(get, options=settings.options, time=self._time)
         call_in_child(self._new_process)  # which starts over with its next call
 
     def _new_process(self) -> None:
@@ -199,8 +162,8 @@ class Producer(Finding):
         self._keeper: Keeper | None = None
         self._pools: dict[str, Pool] = {}
         self._turns: dict[str, Turns] = {}
-        self._routes = Routes(self._nsqd)
-        self._writers = new_writers(self._producer_id, self._env, self._pool_size)
+        self._routes = Routes(self._settings.nsqd)
+        self._writers = new_writers(self._settings.producer_id, self._env, self._pool_size)
         self._queues = Queues()
         self._asked: dict[str, bool] = {}
         self._under_way: dict[str, None] = {}
@@ -236,7 +199,7 @@ class Producer(Finding):
     def start(self) -> None:
         """Connect. Returns when every nsqd was tried once; those that cannot be reached are tried again."""
         self._begin()
-        deadline = self._time() + seconds(self._options.connect_timeout, "connect_timeout")
+        deadline = self._time() + seconds(self._settings.options.connect_timeout, "connect_timeout")
         with self._lock:
             while any(not pool.is_tried for pool in self._pools.values()) and (left_s := deadline - self._time()) > 0:
                 self._changed.wait(left_s)
@@ -248,14 +211,14 @@ class Producer(Finding):
                 raise closed_error()
             if self._keeper is not None:
                 return
-            if self._lookup_addresses:
+            if self._settings.lookups:
                 crew = Crew("flintmq-lookup")
                 self._lookup = Lookup(
-                    self._lookup_addresses, self._lookup_timeout_s, self._fetch, crew, self._timers, self._lock,
-                    self._changed.notify_all,
+                    self._settings.lookups, self._settings.lookup_timeout_s, self._fetch, crew, self._timers,
+                    self._lock, self._changed.notify_all,
                 )  # fmt: skip
                 self._refresh_at = self._time() + self._lookup_interval_s
-            self._keep(self._nsqd)
+            self._keep(self._settings.nsqd)
             self._keeper = Keeper(self._tick, KEEPER_S, "flintmq-producer")
 
     def close(self) -> None:
@@ -772,7 +735,7 @@ class Producer(Finding):
         line: Line | None = None
         error: FlintError | None = None
         try:
-            line = Line(pool.address, self._options, self._env, self._time, once=self._writers is not None)
+            line = Line(pool.address, self._settings.options, self._env, self._time, once=self._writers is not None)
         except FlintError as failure:
             error = failure
         except Exception as failure:

@@ -12,7 +12,16 @@ from flintmq.client.core.message import Message
 from flintmq.client.core.order import Order
 from flintmq.client.core.rdy import RdyPolicy
 from flintmq.client.core.start import NS_PER_S, Beginning, StartAt
-from flintmq.client.options import SOURCE, ConnectionOptions, Seconds, addresses, seconds, system_env, whole
+from flintmq.client.options import (
+    SOURCE,
+    ConnectionOptions,
+    Seconds,
+    addresses,
+    check_keywords,
+    seconds,
+    system_env,
+    whole,
+)
 from flintmq.env import Env
 from flintmq.errors import FlintError, LocalProtocolError, OptionError
 from flintmq.limits import ATTEMPTS_MAX
@@ -148,8 +157,7 @@ class Settings:
         options: ConnectionOptions | None,
         more: Mapping[str, Any],
     ) -> None:
-        if unknown := more.keys() - _DEFAULTS.keys():
-            raise TypeError(f"Consumer() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+        check_keywords("Consumer", more, _DEFAULTS)
         rest: ConsumerOptions = {**_DEFAULTS, **more}  # type: ignore[typeddict-item] # its names are known ones
         check_names(topic, channel, dead_letter)
         self.topic, self.channel = topic, channel
