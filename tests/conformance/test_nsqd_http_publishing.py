@@ -256,7 +256,7 @@ def test_a_deferral_survives_a_restart(daemons: Daemons):
     nsqd.restart()
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "c", 1)
-        consumer.silence(0.1)
+        consumer.nothing_comes()
         assert nsqd.stats("t", "c")["deferred_count"] == 1
 
 

@@ -414,7 +414,7 @@ def test_a_paused_channel_delivers_nothing(nsqd: Nsqd, topic: str):
         consumer.subscribe(topic, "c", 5)
         channel_action(nsqd, "pause", f"topic={topic}&channel=c")
         nsqd.publish(topic, b"x")
-        consumer.silence(0.1)
+        consumer.nothing_comes()
         assert nsqd.stats(topic, "c")["depth"] == 1
         channel_action(nsqd, "unpause", f"topic={topic}&channel=c")
         assert consumer.message().body == b"x"

@@ -521,7 +521,7 @@ def test_the_delay_of_a_deferred_message_is_kept(restarted):
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "empty", 10)
         assert {message.body for message in consumer.messages(3)} == {b"in-flight-1", b"in-flight-2", b"waiting"}
-        consumer.silence(0.1)
+        consumer.nothing_comes()
         wait_until(lambda: nsqd.stats("t", "empty")["deferred_count"] == 1, "the message deferred")
 
 
@@ -550,7 +550,7 @@ def test_what_was_finished_does_not_come_again(shared_daemons: Daemons):
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "c", 3)
         assert consumer.message().body == b"2"
-        consumer.silence(0.1)
+        consumer.nothing_comes()
 
 
 def test_a_stop_stores_what_was_acknowledged_last(shared_daemons: Daemons):

@@ -108,9 +108,11 @@ def test_parameters_are_looked_at_before_permissions(guarded: Nsqd, line: bytes,
 
 
 def test_pub_is_checked_behind_its_body(guarded: Nsqd):
-    with guarded.connect() as connection:
+    with guarded.connect() as connection, guarded.connect() as other:
         connection.send(b"PUB t\n\x00\x00\x00\x02x")
-        connection.silence(0.05)
+        # an answer to a later connection stands for "it has been read": this one is in the middle of its body
+        assert fatal_on(other, b"PUB t\n\x00\x00\x00\x01x") == "E_AUTH_FIRST AUTH required before PUB"
+        connection.silence(0)
         assert fatal_on(connection, b"y") == "E_AUTH_FIRST AUTH required before PUB"
 
 

@@ -43,7 +43,7 @@ def test_cls_is_answered_CLOSE_WAIT(connection: Connection, topic: str):
 
 def test_cls_leaves_the_connection_open(nsqd: Nsqd, topic: str):
     with closing(nsqd, topic) as (connection, _):
-        connection.silence(0.2)
+        connection.nothing_comes()
         goes_on(connection)
 
 
@@ -51,7 +51,7 @@ def test_cls_leaves_the_connection_open_with_nothing_in_flight(connection: Conne
     connection.subscribe(topic, "c")
     connection.send(b"CLS\n")
     assert connection.response() == b"CLOSE_WAIT"
-    connection.silence(0.2)
+    connection.nothing_comes()
     goes_on(connection)
 
 
@@ -60,7 +60,7 @@ def test_cls_sends_no_more_messages(nsqd: Nsqd, connection: Connection, topic: s
     connection.send(b"CLS\n")
     assert connection.response() == b"CLOSE_WAIT"
     nsqd.publish(topic, b"x")
-    connection.silence(0.1)
+    connection.nothing_comes()
     assert counts(nsqd, topic) == (1, 0, 0)
 
 
@@ -92,7 +92,7 @@ def test_cls_then_REQ_0(nsqd: Nsqd, topic: str):
     with closing(nsqd, topic) as (connection, message):
         goes_on(connection, req(message.id, 0))
         assert counts(nsqd, topic) == (1, 0, 0)
-        connection.silence(0.05)
+        connection.nothing_comes()
 
 
 def test_cls_then_REQ_with_a_delay(nsqd: Nsqd, topic: str):
@@ -130,7 +130,7 @@ def short(shared_daemons: Daemons) -> Nsqd:
 def test_cls_timeouts_still_run(short: Nsqd, topic: str):
     with closing(short, topic) as (connection, message):
         wait_for_counts(short, topic, (1, 0, 0))
-        connection.silence(0.05)
+        connection.nothing_comes()
         error = refused_but_open(connection, fin(message.id))
         assert error == f"E_FIN_FAILED FIN {message.id.decode()} failed ID not in flight"
 

@@ -43,7 +43,7 @@ LINE_SIZE_MAX = 16384
 
 def test_magic_has_no_answer(nsqd: Nsqd):
     with nsqd.connect() as connection:
-        connection.silence(0.1)
+        connection.nothing_comes()
         goes_on(connection)
 
 

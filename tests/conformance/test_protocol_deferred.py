@@ -90,7 +90,7 @@ def test_dpub_waits_for_a_consumer_that_is_ready(nsqd: Nsqd, connection: Connect
     connection.subscribe(topic, "c")
     connection.ok(dpub(topic, 100, b"x"))
     wait_for_counts(nsqd, topic, (1, 0, 0))
-    connection.silence(0.05)
+    connection.nothing_comes()
     connection.rdy(1)
     assert connection.message().body == b"x"
 
@@ -99,7 +99,8 @@ def test_dpub_in_a_paused_channel(nsqd: Nsqd, connection: Connection, topic: str
     connection.subscribe(topic, "c", 1)
     nsqd.post(f"/channel/pause?topic={topic}&channel=c")
     connection.ok(dpub(topic, 100, b"x"))
-    connection.silence(0.3)
+    wait_for_counts(nsqd, topic, (1, 0, 0))
+    connection.nothing_comes()
     nsqd.post(f"/channel/unpause?topic={topic}&channel=c")
     assert connection.message().body == b"x"
 
@@ -110,19 +111,19 @@ def test_emptying_a_channel_drops_what_is_deferred(nsqd: Nsqd, connection: Conne
     wait_for_counts(nsqd, topic, (0, 0, 1))
     nsqd.post(f"/channel/empty?topic={topic}&channel=c")
     assert counts(nsqd, topic) == (0, 0, 0)
-    connection.silence(0.3)
+    connection.ok(dpub(topic, 150, b"behind it"))
+    assert connection.message().body == b"behind it"
 
 
 @pytest.mark.improvement
 def test_dpub_to_a_topic_without_channel_counts_from_its_publishing(nsqd: Nsqd, topic: str):
     """Upstream's delay begins when the topic hands the message to a channel."""
     with nsqd.connect() as producer:
-        producer.ok(dpub(topic, 800, b"x"))
-        published = time.monotonic()
-        producer.silence(0.8)
-    with consumer(nsqd, topic) as connection:
-        connection.message()
-        assert time.monotonic() - published < 1.5
+        producer.ok(dpub(topic, 800, b"counted from its publishing"))
+        time.sleep(0.8)
+        with consumer(nsqd, topic, rdy_count=2) as connection:
+            producer.ok(dpub(topic, 400, b"later"))
+            assert [message.body for message in connection.messages(2)] == [b"counted from its publishing", b"later"]
 
 
 @pytest.mark.improvement
@@ -130,11 +131,11 @@ def test_dpub_keeps_its_delay_beyond_the_memory_queue(shared_daemons: Daemons, t
     """Upstream delivers at once what does not fit into the memory queue."""
     nsqd = shared_daemons.nsqd(*quick_flags(), "--mem-queue-size=1")
     with nsqd.connect() as producer:
-        producer.ok(b"".join(dpub(topic, 400, b"x") for _ in range(20)), count=20)
         begun = time.monotonic()
+        producer.ok(b"".join(dpub(topic, 400, b"x") for _ in range(20)), count=20)
     with consumer(nsqd, topic, rdy_count=20) as connection:
         connection.messages(20)
-        assert time.monotonic() - begun > 0.35
+        assert time.monotonic() - begun >= 0.4
     nsqd.stop()
 
 

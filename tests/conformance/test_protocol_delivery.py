@@ -131,7 +131,7 @@ def test_channel_without_consumers_keeps_its_messages(nsqd: Nsqd, topic: str):
 def test_topics_do_not_mix(nsqd: Nsqd, topic: str):
     with consumer(nsqd, topic) as connection:
         nsqd.publish(f"{topic}-other", b"x")
-        connection.silence(0.05)
+        connection.nothing_comes()
 
 
 # -- pause -------------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_paused_channel_delivers_nothing(nsqd: Nsqd, connection: Connection, top
     connection.subscribe(topic, "c", 5)
     nsqd.post(f"/channel/pause?topic={topic}&channel=c")
     nsqd.publish(topic, b"x")
-    connection.silence(0.1)
+    connection.nothing_comes()
     assert counts(nsqd, topic) == (1, 0, 0)
     nsqd.post(f"/channel/unpause?topic={topic}&channel=c")
     assert connection.message().body == b"x"
@@ -152,7 +152,7 @@ def test_paused_channel_leaves_the_others(nsqd: Nsqd, topic: str):
         nsqd.post(f"/channel/pause?topic={topic}&channel=a")
         nsqd.publish(topic, b"x")
         assert other.message().body == b"x"
-        paused.silence(0.05)
+        paused.nothing_comes()
 
 
 def test_paused_channel_takes_FIN_and_TOUCH_and_REQ(nsqd: Nsqd, connection: Connection, topic: str):
@@ -161,7 +161,7 @@ def test_paused_channel_takes_FIN_and_TOUCH_and_REQ(nsqd: Nsqd, connection: Conn
     nsqd.post(f"/channel/pause?topic={topic}&channel=c")
     goes_on(connection, fin(one.id) + touch(two.id) + req(three.id, 0))
     assert counts(nsqd, topic) == (1, 1, 0)
-    connection.silence(0.05)
+    connection.nothing_comes()
 
 
 def test_paused_channel_takes_subscribers(nsqd: Nsqd, topic: str):
@@ -170,7 +170,7 @@ def test_paused_channel_takes_subscribers(nsqd: Nsqd, topic: str):
     nsqd.publish(topic, b"x")
     nsqd.post(f"/channel/pause?topic={topic}&channel=c")
     with consumer(nsqd, topic) as connection:
-        connection.silence(0.1)
+        connection.nothing_comes()
 
 
 def test_paused_channel_still_times_messages_out(shared_daemons: Daemons, topic: str):
@@ -178,7 +178,7 @@ def test_paused_channel_still_times_messages_out(shared_daemons: Daemons, topic:
     with delivered(nsqd, topic) as (connection, _):
         nsqd.post(f"/channel/pause?topic={topic}&channel=c")
         wait_for_counts(nsqd, topic, (1, 0, 0))
-        connection.silence(0.1)
+        connection.nothing_comes()
         assert nsqd.stats(topic, "c")["timeout_count"] == 1
         nsqd.post(f"/channel/unpause?topic={topic}&channel=c")
         assert connection.message().attempts == 2
@@ -189,7 +189,7 @@ def test_paused_topic_hands_out_nothing(nsqd: Nsqd, connection: Connection, topi
     connection.subscribe(topic, "c", 5)
     nsqd.post(f"/topic/pause?topic={topic}")
     nsqd.publish(topic, b"x")
-    connection.silence(0.1)
+    connection.nothing_comes()
     assert (nsqd.stats(topic)["depth"], counts(nsqd, topic)) == (1, (0, 0, 0))
     nsqd.post(f"/topic/unpause?topic={topic}")
     assert connection.message().body == b"x"
@@ -228,7 +228,7 @@ def sampled(nsqd: Nsqd, topic: str, rate: int) -> int:
         in_flight = nsqd.stats(topic, "c")["in_flight_count"]
         assert only_client(nsqd, topic)["sample_rate"] == rate
         connection.finish(*connection.messages(in_flight))
-        connection.silence(0.05)
+        connection.nothing_comes()
     wait_for_counts(nsqd, topic, (0, 0, 0))
     return int(in_flight)
 
@@ -299,6 +299,6 @@ def test_restart_keeps_messages_that_are_not_finished(restarted: tuple[Nsqd, Mes
     nsqd, finished, held = restarted
     with consumer(nsqd, "kept", rdy_count=5) as connection:
         left = {message.id: message for message in connection.messages(2)}
-        connection.silence(0.05)
+        connection.nothing_comes()
     assert {message.body for message in left.values()} == {b"1", b"2", b"3"} - {finished.body}
     assert left[held.id].timestamp_ns == held.timestamp_ns

@@ -57,7 +57,7 @@ def test_channel_made_again_starts_empty(nsqd: Nsqd, topic: str):
         wait_until(lambda: counts(nsqd, topic, CHANNEL) == (1, 0, 0), "the message in the channel")
     wait_until(lambda: channels(nsqd, topic) == ["c"], "the channel to be gone")
     with consumer(nsqd, topic, CHANNEL) as connection:
-        connection.silence(0.05)
+        connection.nothing_comes()
         nsqd.publish(topic, b"y")
         assert connection.message().body == b"y"
 
@@ -83,7 +83,7 @@ def test_channel_drops_what_does_not_fit_into_memory(small: Nsqd, topic: str):
         wait_until(lambda: counts(small, topic, CHANNEL)[0] == MEM_QUEUE_SIZE, "a full memory queue")
         connection.rdy(100)
         assert [message.body for message in connection.messages(MEM_QUEUE_SIZE)] == [b"0", b"1", b"2", b"3", b"4"]
-        connection.silence(0.05)
+        connection.nothing_comes()
 
 
 def test_other_channels_of_the_topic_keep_everything(small: Nsqd, topic: str):

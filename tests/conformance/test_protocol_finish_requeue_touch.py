@@ -162,7 +162,7 @@ def test_upper_case_digits_are_another_id(nsqd: Nsqd, topic: str):
 def test_fin_has_no_answer(nsqd: Nsqd, topic: str):
     with delivered(nsqd, topic) as (connection, message):
         connection.finish(message)
-        connection.silence(0.05)
+        connection.nothing_comes()
         assert counts(nsqd, topic) == (0, 0, 0)
 
 

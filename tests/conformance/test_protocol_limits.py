@@ -77,7 +77,7 @@ def test_max_rdy_count(small: Nsqd, topic: str):
     small.publish(topic, *[b"x"] * 6)
     with consumer(small, topic, rdy_count=5) as connection:
         connection.messages(5)
-        connection.silence(0.05)
+        connection.nothing_comes()
     subscribed = b"SUB %s c\n" % topic.encode()
     with small.connect() as connection:
         connection.ok(subscribed)

@@ -22,7 +22,7 @@ def int32(value: int) -> bytes:
 def test_answer_is_one_OK(connection: Connection, topic: str, command: str):
     line = {"PUB": pub(topic, b"x"), "MPUB": mpub(topic, [b"x"] * 100), "DPUB": dpub(topic, 1, b"x")}[command]
     connection.ok(line)
-    connection.silence(0.05)
+    connection.nothing_comes()
 
 
 @pytest.mark.parametrize("command", ["PUB", "MPUB", "DPUB"])

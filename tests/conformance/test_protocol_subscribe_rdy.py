@@ -37,7 +37,7 @@ def test_sub_twice_is_fatal(connection: Connection, topic: str):
 def test_sub_starts_with_RDY_0(nsqd: Nsqd, connection: Connection, topic: str):
     nsqd.publish(topic, b"x")
     connection.subscribe(topic, "c")
-    connection.silence(0.1)
+    connection.nothing_comes()
     assert only_client(nsqd, topic)["ready_count"] == 0
 
 
@@ -45,7 +45,7 @@ def test_consumers_of_one_channel_share_its_messages(nsqd: Nsqd, topic: str):
     with consumer(nsqd, topic, rdy_count=10) as one, consumer(nsqd, topic, rdy_count=10) as other:
         nsqd.publish(topic, *[b"%d" % number for number in range(20)])
         received = one.messages(10) + other.messages(10)
-        one.silence(0.02)
+        one.nothing_comes()
     assert len({message.id for message in received}) == 20
 
 
@@ -110,14 +110,14 @@ def test_rdy_beyond_64_bits_is_refused(connection: Connection, topic: str, count
 
 def test_rdy_has_no_answer(connection: Connection, topic: str):
     connection.subscribe(topic, "c", 1)
-    connection.silence(0.05)
+    connection.nothing_comes()
 
 
 def test_rdy_bounds_what_is_in_flight(nsqd: Nsqd, connection: Connection, topic: str):
     nsqd.publish(topic, *[b"x"] * 10)
     connection.subscribe(topic, "c", 3)
     connection.messages(3)
-    connection.silence(0.05)
+    connection.nothing_comes()
     assert counts(nsqd, topic) == (7, 3, 0)
 
 
@@ -128,7 +128,7 @@ def test_rdy_is_a_level_not_a_credit(nsqd: Nsqd, connection: Connection, topic: 
     for message in connection.messages(2):
         connection.finish(message)
         connection.message()
-    connection.silence(0.05)
+    connection.nothing_comes()
     row = only_client(nsqd, topic)
     assert (row["ready_count"], row["in_flight_count"], row["message_count"]) == (2, 2, 4)
 
@@ -138,7 +138,7 @@ def test_rdy_repeated_adds_nothing(nsqd: Nsqd, connection: Connection, topic: st
     connection.subscribe(topic, "c", 2)
     connection.messages(2)
     connection.send(b"RDY 2\n" * 5)
-    connection.silence(0.05)
+    connection.nothing_comes()
 
 
 def test_rdy_raised_sends_the_difference(nsqd: Nsqd, connection: Connection, topic: str):
@@ -147,7 +147,7 @@ def test_rdy_raised_sends_the_difference(nsqd: Nsqd, connection: Connection, top
     connection.messages(2)
     connection.rdy(5)
     connection.messages(3)
-    connection.silence(0.05)
+    connection.nothing_comes()
 
 
 def test_rdy_lowered_waits_until_less_is_in_flight(nsqd: Nsqd, connection: Connection, topic: str):
@@ -156,17 +156,17 @@ def test_rdy_lowered_waits_until_less_is_in_flight(nsqd: Nsqd, connection: Conne
     first, second, third = connection.messages(3)
     connection.rdy(1)
     connection.finish(first, second)
-    connection.silence(0.05)
+    connection.nothing_comes()
     connection.finish(third)
     connection.message()
-    connection.silence(0.05)
+    connection.nothing_comes()
 
 
 def test_rdy_0_pauses(nsqd: Nsqd, connection: Connection, topic: str):
     connection.subscribe(topic, "c", 5)
     goes_on(connection, b"RDY 0\n")
     nsqd.publish(topic, b"x")
-    connection.silence(0.1)
+    connection.nothing_comes()
     connection.rdy(1)
     assert connection.message().body == b"x"
 
@@ -181,7 +181,7 @@ def test_rdy_0_leaves_what_is_in_flight(nsqd: Nsqd, connection: Connection, topi
 
 def test_rdy_before_the_message(nsqd: Nsqd, connection: Connection, topic: str):
     connection.subscribe(topic, "c", 1)
-    connection.silence(0.02)
+    connection.nothing_comes()
     nsqd.publish(topic, b"x")
     assert connection.message().body == b"x"
 

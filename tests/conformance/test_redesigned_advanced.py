@@ -35,7 +35,7 @@ def bodies(connection: Connection, count: int) -> list[bytes]:
     messages = connection.messages(count)
     for message in messages:
         connection.finish(message)
-    connection.silence(0.02)
+    connection.nothing_comes()
     return [message.body[LOCATION.size :] for message in messages]
 
 

@@ -174,7 +174,7 @@ def test_setorder(nsqd: Nsqd, connection: Connection, parted: str):
     assert fatal(nsqd, sub_to(parted, "c", 0)).startswith("E_SUB_ORDER_IS_MUST ")
     with in_order(nsqd, parted, rdy_count=10) as waiting:
         assert placed(waiting.message(), True).body == b"a"
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         nsqd.post(f"/channel/setorder?topic={parted}&channel=c&order=false")
         assert placed(waiting.message(), True).body == b"b"
 

@@ -249,7 +249,7 @@ def test_one_partition(nsqd: Nsqd, connection: Connection, parted: str):
         waiting.ok(sub_to(parted, "c", 1))
         waiting.rdy(10)
         assert waiting.message().body == b"1"
-        waiting.silence(0.05)
+        waiting.nothing_comes()
 
 
 def test_without_a_partition_it_is_all_that_are_here(nsqd: Nsqd, connection: Connection, parted: str):
@@ -273,7 +273,7 @@ def test_rdy_bounds_all_partitions_together(nsqd: Nsqd, connection: Connection, 
         seen = []
         for _ in range(12 // rdy_count):
             messages = waiting.messages(rdy_count)
-            waiting.silence(0.02)
+            waiting.nothing_comes()
             seen += [message.body for message in messages]
             waiting.finish(*messages)
         assert sorted(seen) == sorted([b"0", b"1", b"2"] * 4)
@@ -364,7 +364,7 @@ def test_one_at_a_time_whatever_rdy_says(nsqd: Nsqd, connection: Connection, ord
     connection.ok(mpub_to(ordered, 0, [b"a", b"b"]))
     with in_order(nsqd, ordered, rdy_count=100) as waiting:
         first = waiting.message()
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         waiting.finish(first)
         assert placed(waiting.message(), True).body == b"b"
 
@@ -373,7 +373,7 @@ def test_one_at_a_time_over_all_consumers(nsqd: Nsqd, connection: Connection, or
     connection.ok(mpub_to(ordered, 0, [b"a", b"b"]))
     with in_order(nsqd, ordered) as first, in_order(nsqd, ordered) as second:
         message = first.message()
-        second.silence(0.05)
+        second.nothing_comes()
         first.finish(message)
         assert placed(second.message(), True).body == b"b"
 
@@ -393,7 +393,7 @@ def test_channels_and_partitions_do_not_wait_for_each_other(nsqd: Nsqd, connecti
 def test_nothing_before_the_first_rdy(nsqd: Nsqd, connection: Connection, ordered: str):
     connection.ok(pub_to(ordered, 0, b"x"))
     with in_order(nsqd, ordered, rdy_count=0) as waiting:
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         waiting.rdy(1)
         waiting.message()
 
@@ -404,7 +404,7 @@ def test_rdy_0_pauses(nsqd: Nsqd, connection: Connection, ordered: str):
         message = waiting.message()
         waiting.rdy(0)
         waiting.finish(message)
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         waiting.rdy(1)
         assert placed(waiting.message(), True).body == b"b"
 
@@ -479,7 +479,7 @@ def test_order_without_a_partition_is_the_first_that_is_here(
             found = placed(message, True)
             assert (found.partition, found.body) == (1, body)
             waiting.finish(message)
-        waiting.silence(0.05)
+        waiting.nothing_comes()
 
 
 @pytest.mark.parametrize("command", ORDER_COMMANDS)
@@ -526,10 +526,10 @@ def test_a_plain_consumer_beside_one_in_order(nsqd: Nsqd, connection: Connection
     connection.ok(mpub_to(parted, 0, [b"a", b"b", b"c"]))
     with in_order(nsqd, parted, rdy_count=0) as strict, consumer(nsqd, parted, rdy_count=5) as plain:
         first = plain.message()
-        plain.silence(0.05)
+        plain.nothing_comes()
         plain.finish(first)
         assert placed(plain.message()).body == b"b"
-        plain.silence(0.05)
+        plain.nothing_comes()
         strict.close()
         assert placed(plain.message()).body == b"c"
 
@@ -555,7 +555,7 @@ def test_a_plain_topic_in_order(nsqd: Nsqd, topic: str):
     with in_order(nsqd, topic) as waiting:
         message = waiting.message()
         assert message.body[12:] == b"a"
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         waiting.finish(message)
         assert waiting.message().body[12:] == b"b"
 
@@ -567,7 +567,7 @@ def test_a_closing_consumer_may_finish_and_gets_no_more(nsqd: Nsqd, connection: 
         waiting.send(b"CLS\n")
         assert waiting.response() == b"CLOSE_WAIT"
         waiting.finish(message)
-        waiting.silence(0.05)
+        waiting.nothing_comes()
     with in_order(nsqd, ordered) as waiting:
         assert placed(waiting.message(), True).body == b"b"
 

@@ -232,14 +232,14 @@ def test_clients_can_be_limited(nsqd: Nsqd, topic: str):
         nsqd.post(f"{target}&ready=2&client_prefix=127.")
         waiting.rdy(5)
         held = waiting.messages(2)
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         nsqd.post(f"{target}&ready=1000&client_prefix=10.9.")
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         nsqd.post(f"{target}&ready=4")
         held += waiting.messages(2)
         nsqd.post(f"{target}&ready=0")
         waiting.finish(*held)
-        waiting.silence(0.05)
+        waiting.nothing_comes()
         nsqd.post(f"{target}&ready=1000")
         assert len(waiting.messages(2)) == 2
     for word in ("", "x", "-1", "1.5"):

@@ -53,7 +53,7 @@ def finished(connection: Connection, count: int) -> list[bytes]:
     messages = connection.messages(count)
     for message in messages:
         connection.finish(message)
-    connection.silence(0.02)
+    connection.nothing_comes()
     return [extended(message.body).body for message in messages]
 
 
@@ -102,7 +102,7 @@ def test_messages_without_headers_go_to_the_untagged(nsqd: Nsqd, tagged: str):
         with nsqd.connect() as connection:
             connection.ok(pub_to(tagged, 0, b"plain") + one("PUB_EXT", tagged, 0, headed(b"", b"none")), count=2)
         assert finished(untagged, 2) == [b"plain", b"none"]
-        a.silence(0.02)
+        a.nothing_comes()
 
 
 def test_nobody_waits_for_a_consumer_that_is_not_ready(nsqd: Nsqd, tagged: str):
@@ -119,7 +119,7 @@ def test_what_waited_for_a_tag_falls_to_the_untagged_when_its_consumer_leaves(ns
     with desiring(nsqd, tagged, "a", rdy_count=1) as a, desiring(nsqd, tagged) as untagged:
         publish(nsqd, tagged, "a", "a", "a")
         assert extended(a.message().body).body == b"1a"
-        untagged.silence(0.02)
+        untagged.nothing_comes()
         a.close()
         assert sorted(finished(untagged, 3)) == [b"1a", b"2a", b"3a"]
 
@@ -146,7 +146,7 @@ def test_requeued_timed_out_and_delayed_ones_stay_with_their_tag(nsqd: Nsqd, tag
         assert a.message(3.0).attempts == 4, "timed out"
         a.send(touch(message.id))
         a.finish(message)
-        untagged.silence(0.02)
+        untagged.nothing_comes()
     assert depth(nsqd, tagged) == 0
 
 
@@ -166,7 +166,7 @@ def test_rdy_bounds_all_partitions_of_a_tag_together(nsqd: Nsqd, tagged: str):
         publish(nsqd, tagged, "a", "a", "a", partition=partition)
     with desiring(nsqd, tagged, "a", rdy_count=4) as a:
         messages = a.messages(4)
-        a.silence(0.02)
+        a.nothing_comes()
         a.finish(*messages)
         assert len(finished(a, 2)) == 2
 
@@ -180,10 +180,10 @@ def test_in_order(nsqd: Nsqd, topic: str):
         desiring(nsqd, topic, "", 1, command) as untagged,
     ):
         untagged.finish(untagged.message())
-        untagged.silence(0.02)
+        untagged.nothing_comes()
         a.rdy(1)
         second = a.message()
-        untagged.silence(0.02)
+        untagged.nothing_comes()
         a.finish(second)
         assert untagged.message().body[-1:] == b"3"
 

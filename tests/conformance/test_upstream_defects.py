@@ -144,7 +144,7 @@ def test_9_what_is_not_in_the_sample_is_gone_as_documented(nsqd: Nsqd, topic: st
     assert got < 500
     assert (row["message_count"], row["depth"], row["in_flight_count"], row["deferred_count"]) == (1000, 0, 0, 0)
     with nsqd.connect() as everything:
-        everything.subscribe(topic, "c", 2500).silence(0.05)
+        everything.subscribe(topic, "c", 2500).nothing_comes()
     text = documented("delivery.md")
     assert "delivers n percent of the messages to that connection" in text
     assert "no other consumer gets them" in text

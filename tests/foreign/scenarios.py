@@ -57,7 +57,7 @@ def rest_of(nsqd: Nsqd, topic: str) -> list[Message]:
     with nsqd.connect() as connection:
         connection.subscribe(topic, CHANNEL, max(1, count))
         messages = connection.messages(count)
-        connection.silence(0.1)
+        connection.nothing_comes()
         connection.finish(*messages)
         connection.settle()
     return messages
@@ -102,7 +102,7 @@ def publishes_bodies(stage: Stage) -> None:
         consumer.subscribe(stage.topic, CHANNEL, 100)
         messages = consumer.messages(len(bodies()))
         assert [message.body for message in messages] == bodies()
-        consumer.silence(0.1)
+        consumer.nothing_comes()
     run.order("end")
 
 

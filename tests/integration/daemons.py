@@ -33,6 +33,9 @@ from tests.ports import reserved_port
 PATIENCE_S = 15.0
 """How long a test waits for what must come; a busy machine needs some of it, a broken daemon all of it."""
 
+IS_OTHER_NSQD = "CONFORMANCE_NSQD" in os.environ
+"""Whether the tests run against another implementation."""
+
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -284,12 +287,30 @@ class Connection:
         """Return when nsqd has executed every command sent so far."""
         self.ok(pub(topic, b"x"))
 
+    def nothing_comes(self, fence: Connection | None = None) -> None:
+        """See that nothing but heartbeats has come or will for all that was sent here, or answered elsewhere, so far.
+
+        It is shown by a fence, not by a wait: what nsqd writes because of something stands before the second answer,
+        which belongs to a turn that began when that of the first had ended. What is to come later (a timeout, a delay,
+        another nsqd) stands behind no fence; see :meth:`silence` for that.
+
+        Args:
+            fence: the connection whose commands are answered; another one where this one is in the middle of a command,
+                or may not publish.
+        """
+        for _ in range(2):
+            (fence or self).settle()
+        if IS_OTHER_NSQD:
+            self.silence(0.05)  # its channels run beside its connections: no answer tells that they have come to rest
+        elif fence is not None:
+            self.silence(0)
+
     def silence(self, for_s: float) -> None:
-        """See that nothing but heartbeats comes for a while."""
+        """See that nothing but heartbeats comes for a while; where only time can show it, see :meth:`nothing_comes`."""
         deadline = time.monotonic() + for_s
-        while (left := deadline - time.monotonic()) > 0:
+        while True:
             try:
-                frame = self.any_frame(left)
+                frame = self.any_frame(deadline - time.monotonic())
             except TimeoutError:
                 return
             assert frame == (RESPONSE, HEARTBEAT), frame

@@ -171,7 +171,7 @@ def test_mpub(nsqd: Nsqd, target: str, body: bytes, expected: list[bytes]):
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "c", 10)
         assert [message.body for message in consumer.messages(len(expected))] == expected
-        consumer.silence(0.05)
+        consumer.nothing_comes()
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_clean_restart_loses_and_repeats_nothing(daemons: Daemons):
             message = consumer.message()
             rest.append(message)
             consumer.finish(message)
-        consumer.silence(0.2)
+        consumer.nothing_comes()
     assert sorted(bodies(rest)) == sorted([*unfinished, *sent[2500:], b"after"])
     attempts = {message.body: message.attempts for message in rest}
     assert {attempts[body] for body in unfinished} == {2}
@@ -346,8 +346,8 @@ def test_pauses_and_channels_survive(nsqd: Nsqd):
     with nsqd.connect() as held_by_topic, nsqd.connect() as held_by_channel:
         held_by_topic.subscribe("paused", "one", 10)
         held_by_channel.subscribe("t", "shut", 10)
-        held_by_topic.silence(0.2)
-        held_by_channel.silence(0.05)
+        held_by_topic.nothing_comes()
+        held_by_channel.nothing_comes()
         nsqd.post("/topic/unpause?topic=paused")
         nsqd.post("/channel/unpause?topic=t&channel=shut")
         assert bodies(held_by_topic.messages(2)) == [b"1", b"2"]
@@ -364,7 +364,7 @@ def test_the_first_channel_gets_the_backlog_also_after_a_restart(nsqd: Nsqd):
         nsqd.publish("t", b"4")
         assert bodies(first.messages(4)) == [b"1", b"2", b"3", b"4"]
         assert second.message().body == b"4"
-        second.silence(0.1)
+        second.nothing_comes()
 
 
 # -- ephemeral ---------------------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_an_ephemeral_channel_keeps_no_more_than_the_memory_queue(daemons: Daemo
         assert nsqd.stats("t", "c#ephemeral")["depth"] == 100
         consumer.rdy(1000)
         consumer.finish(*consumer.messages(100))
-        consumer.silence(0.1)
+        consumer.nothing_comes()
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -495,10 +495,10 @@ def test_rdy_is_a_level_and_cls_drains(nsqd: Nsqd):
     with nsqd.connect() as consumer:
         consumer.subscribe("t", "c", 5)
         held = consumer.messages(5)
-        consumer.silence(0.1)
+        consumer.nothing_comes()
         consumer.finish(held[0], held[1])
         held = held[2:] + consumer.messages(2)
-        consumer.silence(0.1)
+        consumer.nothing_comes()
         assert nsqd.stats("t", "c")["in_flight_count"] == 5
         consumer.send(b"CLS\n")
         assert consumer.response() == b"CLOSE_WAIT"

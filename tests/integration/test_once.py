@@ -159,7 +159,7 @@ def test_an_ephemeral_topic_counts_as_well(nsqd: Nsqd):
         consumer.subscribe("now#ephemeral", "c#ephemeral", 10)
         connection.ok(once("now#ephemeral", "p", 1, 2) * 2, 4)
         assert [message.body for message in consumer.messages(2)] == numbers("p", 1, 2)
-        consumer.silence(0.05)
+        consumer.nothing_comes()
 
 
 def test_they_are_delivered_as_any_other(nsqd: Nsqd):
@@ -171,7 +171,7 @@ def test_they_are_delivered_as_any_other(nsqd: Nsqd):
         assert [message.attempts for message in messages] == [1] * 4
         consumer.finish(*messages)
         connection.ok(several("deliver", "p", 1, 4))
-        consumer.silence(0.05)
+        consumer.nothing_comes()
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os", "interval"])

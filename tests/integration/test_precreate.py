@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, pub, sized, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, fin, pub, sized, wait_until
 
 
 class FakeLookupd:
@@ -124,7 +124,8 @@ def test_publishing_does_not_wait_and_nothing_is_handed_out_before_the_answer(da
         producer.ok(pub("t", b"2"))
         assert time.monotonic() - begun < 2, "neither PUB nor SUB waits"
         wait_until(lambda: lookupd.asked == ["t"], "the question")
-        consumer.silence(0.2)
+        for _ in range(2):  # a fence that makes no topic, about which nsqlookupd would be asked
+            assert consumer.error(fin(b"0" * 16)).startswith("E_FIN_FAILED ")
         assert nsqd.stats("t")["depth"] == 2
         assert nsqd.stats("t")["paused"] is False
         lookupd.may_answer.set()

@@ -75,7 +75,7 @@ def test_a_message_that_comes_back_too_often_is_a_dead_letter_with_the_reason(ns
         assert (again.id, again.attempts) == (first.id, 2)
         connection.send(req(first.id, 60_000))  # why wait, it is not delivered again
         ((headers, body),) = dead_letters(nsqd, topic, 1)
-        connection.silence(0.2)
+        connection.nothing_comes()
     assert body == b"bad"
     assert headers == {
         "##dead_letter_reason": "max_attempts",
@@ -118,7 +118,7 @@ def test_who_disconnects_or_holds_a_message_too_long_uses_up_an_attempt(nsqd: Ns
     with consumer(nsqd, topic, msg_timeout=1000) as connection:
         assert connection.message().attempts == 2
         ((_, body),) = dead_letters(nsqd, topic, 1)
-        connection.silence(0.1)
+        connection.nothing_comes()
     assert body == b"bad"
 
 
@@ -219,7 +219,7 @@ def test_what_is_too_old_is_neither_delivered_nor_kept(nsqd: Nsqd, topic: str):
         assert message.body == b"new"
         time.sleep(0.4)
         connection.send(req(message.id, 0))
-        connection.silence(0.1)
+        connection.nothing_comes()
     assert nsqd.stats(topic, "c")["expired_count"] == 3
 
 
