@@ -14,6 +14,7 @@ from tests.unit.storage.log_kit import (
     DIRECTORY,
     PARTITION,
     Kit,
+    ReadFaults,
     bodies_of,
     fetch_all,
     fill,
@@ -159,6 +160,16 @@ def test_the_tail_is_read_without_the_disk():
         assert log.read(first) is batch, "nothing is decoded twice"
     kit.disk.zero(kit.path(1), SEGMENT_HEADER_BYTES, 1000)
     assert len(read_all(log)) == 150
+
+
+def test_a_segment_is_filled_to_the_last_byte():
+    probe = Kit(segment_bytes=1 << 20).open()
+    for number in range(10):
+        probe.append([b"x" * 100], number)
+    log = Kit(segment_bytes=probe.size_bytes).open()
+    for number in range(11):
+        log.append([b"x" * 100], number)
+    assert [info.end_sequence - info.first_sequence for info in log.segments()] == [10, 1]
 
 
 def test_a_batch_larger_than_a_segment_gets_its_own():
@@ -349,6 +360,23 @@ def test_a_segment_that_grows_or_is_sealed_during_its_sync_stays_dirty():
     assert read_all(kit.open()) == model | {1: b"one"}
 
 
+def test_a_segment_sealed_during_its_sync_keeps_the_file_that_is_being_synced():
+    kit = Kit(segment_bytes=300)
+    log = kit.open(cache=ReadCache(files_max=1))
+    log.append([b"one"], 1)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    fill(log, 12)
+    assert len(log.segments()) > 4, "every sealed segment hands its file to a cache that keeps one"
+    log.drop_tail()
+    assert len(read_all(log)) > 12
+    ticket.run()
+    log.finish_sync(ticket, None)
+    assert log.failed is None
+    lose_power(kit, 3)
+    assert read_all(kit.open())[1] == b"one"
+
+
 def test_a_failed_sync_makes_the_log_read_only_and_is_not_tried_again():
     kit = Kit()
     log = kit.open()
@@ -395,15 +423,18 @@ def test_after_a_failed_write_what_was_appended_before_can_still_be_synced():
     assert read_all(kit.open()) == {1: b"good"}
 
 
-def test_a_file_that_cannot_be_opened_for_its_sync_makes_the_log_read_only():
+def test_a_file_that_cannot_be_opened_for_its_sync_makes_the_log_read_only_for_good():
     kit = Kit(segment_bytes=300)
+    kit.faults = ReadFaults()
     log = kit.open(cache=ReadCache(files_max=1))
     fill(log, 8)
-    log._files.remove(kit.path(1))
     kit.cache.close_file((log._home, 1))
+    kit.faults.not_opening[kit.path(1)] = errno.EMFILE
     assert log.begin_sync() is None
     assert log.failed is not None
     assert log.synced_sequence == 1
+    kit.faults.not_opening.clear()
+    assert log.begin_sync() is None, "as after a sync that failed"
 
 
 def test_an_old_file_that_cannot_be_opened_by_the_ticket_is_an_error(monkeypatch):
@@ -484,6 +515,36 @@ def test_a_full_disk_refuses_before_it_is_full_and_recovers_by_itself():
     model[log.append([b"again"], 1)] = b"again"
     assert read_all(log) == model
     assert read_all(kit.open()) == model
+
+
+@pytest.mark.parametrize("missing_bytes", [0, 1])
+def test_the_reserve_is_what_is_left_behind_a_batch(missing_bytes):
+    kit = Kit(segment_bytes=1 << 24)
+    log = kit.open()
+    body = b"x" * (2 * SPACE_SAMPLE_BYTES)
+    before = log.size_bytes
+    log.append([body], 1)
+    kit.disk.set_free_bytes(DISK_RESERVE_BYTES + log.size_bytes - before - missing_bytes)
+    if missing_bytes:
+        with pytest.raises(DiskFull):
+            log.append([body], 2)
+        assert log.next_sequence == 2
+    else:
+        assert log.append([body], 2) == 2
+        assert kit.disk.free_bytes == DISK_RESERVE_BYTES
+
+
+def test_after_a_write_without_space_the_free_space_is_looked_at_anew():
+    kit = Kit(segment_bytes=10_000)
+    log = kit.open()
+    log.append([b"x"], 1)  # pays for more without a look
+    kit.disk.fail("write", error=errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        log.append([b"y"], 2)
+    kit.disk.set_free_bytes(DISK_RESERVE_BYTES - 1)
+    with pytest.raises(DiskFull):
+        log.append([b"z"], 3)
+    assert log.next_sequence == 2
 
 
 def test_looking_at_the_free_space_is_rare(monkeypatch):
@@ -1043,7 +1104,7 @@ def test_after_a_power_loss_in_the_middle_the_rest_follows(seed):
     assert read_all(kit.open()) == expected
 
 
-@pytest.mark.parametrize("change", ["gap", "again", "damaged", "cut", "two", "other partition"])
+@pytest.mark.parametrize("change", ["gap", "again", "damaged", "cut", "two", "other partition", "offset"])
 def test_a_batch_that_does_not_follow_is_refused(change):
     leader, _ = leader_log()
     first, second, third, *_ = batches_of(leader)
@@ -1056,6 +1117,7 @@ def test_a_batch_that_does_not_follow_is_refused(change):
         "cut": second[:-1],
         "two": second + third,
         "other partition": encode_batch(internal_id(PARTITION + 1, 2), log.end_offset_bytes, 1, [b"x"]),
+        "offset": encode_batch(internal_id(PARTITION, 2), log.end_offset_bytes + 1, 1, [b"x"]),
     }[change]
     before = (log.next_sequence, log.end_offset_bytes, log.size_bytes)
     with pytest.raises(ValueError):

@@ -265,6 +265,22 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing_else():
     assert log.drop_before(log.next_sequence) > 0
 
 
+def test_a_snapshot_of_a_sync_that_failed_is_none():
+    kit, history = Kit(segment_bytes=400), History()
+    log = kit.open()
+    for number in range(12):
+        history.append(log, b"p%d" % number, [b"x" * 50])
+    sync(log)
+    assert log.drop_before(log.next_sequence) == 0
+    log.append([b"y"], 1)
+    kit.disk.fail("sync")
+    sync(log)
+    assert log.failed
+    assert log.producers.snapshot_error
+    assert log.drop_before(log.next_sequence) == 0, "who published them is written down nowhere else"
+    assert known(kit.open()) == history.table(log.next_sequence)
+
+
 def test_a_damaged_snapshot_is_reported_and_made_again():
     kit, history = Kit(segment_bytes=400), History()
     log = kit.open()
