@@ -144,6 +144,26 @@ def test_what_nobody_waits_for_needs_no_sync_where_it_is_worth_none():
         )
 
 
+def test_who_waits_is_answered_by_a_sync_wherever_it_published():
+    partition, groups = written_groups()
+    partition.is_unwaited = True
+    groups[0].waiters.append(Told())
+    written = FsyncDurability().written(groups)
+    assert (written.is_sync_due, written.syncing, groups[0].conditions) == (True, groups, 1)
+
+
+class Told:
+    def publish_ended(self) -> None:
+        raise AssertionError("nothing has ended")
+
+
+@pytest.mark.parametrize(("syncdisk", "due"), [(1, 0), (4, 1)])
+def test_a_topic_that_wants_more_does_not_wait_for_the_end_of_the_interval(syncdisk, due):
+    _, groups = written_groups(TopicMeta(partition_num=1, syncdisk=syncdisk))
+    written = IntervalDurability(1000).written(groups)
+    assert (written.is_sync_due, len(written.due), len(written.syncing)) == (True, due, 1 - due)
+
+
 def test_now_and_then_all_is_synced():
     policy = IntervalDurability(8)
     _, groups = written_groups()

@@ -132,8 +132,7 @@ class World:
             raise ZeroDivisionError(name)
         return function(*args)
 
-    @property
-    def health(self) -> str | None:
+    def ping(self) -> str | None:
         """What /ping says is wrong."""
         return self.engine.health
 
@@ -310,7 +309,7 @@ def test_a_sync_that_nobody_expected_to_fail_tells_the_publishers_and_ping_and_t
         assert first.ended and isinstance(first.error, WriteFailed)
         assert (second.ended, second.error) == (True, None)
         await a_while(10)
-        assert world.health == "sync ended unexpectedly: ZeroDivisionError('once')"
+        assert world.ping() == "sync ended unexpectedly: ZeroDivisionError('once')"
         third = world.publish(b"z", topic="b")
         await a_while()
         assert (third.ended, third.error) == (True, None)
@@ -685,13 +684,13 @@ def test_a_flush_that_fails_is_told_by_ping_and_tried_again(caplog):
         assert world.broker.when_metadata_durable(told.append)
         world.engine.schedule()
         await a_while(0.05)
-        assert (world.health or "").startswith("writing progress failed: ")
+        assert (world.ping() or "").startswith("writing progress failed: ")
         assert [isinstance(error, StorageError) for error in told] == [True], "who waits is told, and others are not"
         await a_while(1.2)
-        assert world.health, "the second one failed as well"
+        assert world.ping(), "the second one failed as well"
         assert len(told) == 1
         await a_while(1.2)
-        assert (world.health, told[1:]) == (None, [None])
+        assert (world.ping(), told[1:]) == (None, [None])
         assert caplog.text.count("trying again in 1 s") == 2
         world.disk.crash(power_loss=False, rng=random.Random(0))
         assert ("t", 0, "c") in ChannelStore(world.disk.attach()).load().channels
@@ -914,3 +913,105 @@ def test_a_flush_that_fails_gives_back_what_it_took_and_raises(expected):
         assert not world.broker.has_flush(world.engine.due_clock_ns())
 
     run(scenario)
+
+
+def test_how_far_the_last_sync_came_is_written_down_at_the_end():
+    async def scenario(world: World) -> None:
+        world.topic()
+        world.engine.start()
+        world.publish(b"x")
+        await a_while(1)
+        await world.engine.close()
+        world.disk.crash(power_loss=False, rng=random.Random(0))
+        assert ChannelStore(world.disk.attach()).load().logs["t", 0].synced == 2
+
+    run(scenario, "os")
+
+
+def test_nothing_happens_after_the_end():
+    async def scenario(world: World) -> None:
+        world.topic()
+        consumer = world.consumer()
+        world.engine.start()
+        world.publish(b"x")
+        await a_while(1)
+        await world.engine.close()
+        calls = len(world.calls)
+        assert world.partition().log.failed == "the log is closed"
+        await a_while(200)  # its timeout would be long over
+        assert (consumer.bodies, len(world.calls)) == ([b"x"], calls)
+
+    run(scenario, "interval", sync_timeout_s=100)
+
+
+# -- what the flush finds ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_flush_makes_ready_is_delivered_without_any_other_event(monkeypatch):
+    async def scenario(world: World) -> None:
+        world.topic()
+        consumer = world.consumer()
+        await a_while()
+        flush_ended = world.broker.flush_ended
+
+        def ready(*args: Any) -> None:
+            flush_ended(*args)
+            world.broker.publish_to(world.partition(), [b"x"])
+
+        monkeypatch.setattr(world.broker, "flush_ended", ready)
+        await world.engine.flush_progress(sync=False)
+        await a_while()
+        assert consumer.bodies == [b"x"]
+
+    run(scenario, "os")
+
+
+def test_what_a_sweep_makes_ready_is_delivered_without_any_other_event(monkeypatch):
+    async def scenario(world: World) -> None:
+        world.topic()
+        consumer = world.consumer()
+        await a_while()
+        ready = [b"x"]
+
+        def sweep(_wall_ns: int) -> bool:
+            if not ready:
+                return False
+            world.broker.publish_to(world.partition(), [ready.pop()])
+            return True
+
+        monkeypatch.setattr(world.broker, "sweep", sweep)
+        world.engine.start()
+        await a_while(2 * CURSOR_FLUSH_S)
+        assert consumer.bodies == [b"x"]
+        await world.engine.close()
+
+    run(scenario, "os")
+
+
+def test_a_flush_that_did_not_read_all_that_is_due_is_followed_by_the_next_at_once(monkeypatch):
+    async def scenario(world: World) -> None:
+        more = [False, True, True, True]
+        flush_ended = world.broker.flush_ended
+
+        def ended(*args: Any) -> None:
+            flush_ended(*args)
+            world.broker.has_more_due = bool(more) and more.pop()
+
+        monkeypatch.setattr(world.broker, "flush_ended", ended)
+        monkeypatch.setattr(world.broker, "has_flush", lambda _wall_ns: bool(more))
+        world.engine.start()
+        await a_while(CURSOR_FLUSH_S * 1.5)
+        assert world.count("run_flush") == 4
+        await world.engine.close()
+
+    run(scenario, "os")
+
+
+def test_what_is_remembered_of_defects_is_bounded(caplog):
+    async def scenario(world: World) -> None:
+        for number in range(1000):
+            world.engine.on_defect(f"defect {number}", ZeroDivisionError())
+        assert len(world.engine._defects) <= 100
+        assert len(caplog.records) == 1000
+
+    run(scenario, "os")

@@ -290,6 +290,20 @@ def test_segments_never_synced_do_not_keep_handles():
 # commit
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_a_batch_is_fetched_when_all_of_it_is_committed(is_in_memory):
+    log = Kit(segment_bytes=10_000).open()
+    log.append([b"a"], 1)
+    log.append([b"b", b"c", b"d"], 2)
+    if not is_in_memory:
+        log.drop_tail()
+    for committed, expected in ((1, {}), (2, {1: b"a"}), (3, {1: b"a"}), (5, {1: b"a", 2: b"b", 3: b"c", 4: b"d"})):
+        log.commit(committed)
+        data, following = log.fetch(1, 100, 10_000)
+        assert bodies_of(data) == expected
+        assert following == max(expected, default=0) + 1
+
+
 def test_commit_only_goes_forward_and_not_beyond_the_end():
     log = Kit().open()
     fill(log, 5)

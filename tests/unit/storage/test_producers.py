@@ -276,6 +276,7 @@ def test_a_snapshot_of_a_sync_that_failed_is_none():
     kit.disk.fail("sync")
     sync(log)
     assert log.failed
+    assert SNAPSHOT not in kit.disk.paths(), "it would vouch for what may be gone"
     assert log.producers.snapshot_error
     assert log.drop_before(log.next_sequence) == 0, "who published them is written down nowhere else"
     assert known(kit.open()) == history.table(log.next_sequence)
