@@ -1,8 +1,9 @@
-"""The event loop that a process of ours runs on."""
+"""The event loop that a process of ours runs on, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 
 
@@ -14,3 +15,12 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def end_undisturbed() -> None:
+    """Take no signal any more, to be called as the last thing on the loop of a process that ends.
+
+    Closing the loop removes its handlers, and whoever asks a second time, while the interpreter goes away, would kill
+    the process that has just ended well.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1))

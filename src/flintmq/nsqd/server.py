@@ -28,7 +28,7 @@ from flintmq.net.http_router import Router
 from flintmq.net.http_server import HttpServer
 from flintmq.net.listen import Listener, listen
 from flintmq.net.log_level import set_log_level
-from flintmq.net.loop import loop_factory
+from flintmq.net.loop import end_undisturbed, loop_factory
 from flintmq.net.networks import Networks
 from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN
@@ -293,6 +293,7 @@ async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log
         await main(env, files, options, lambda nsqd: draining.attach(nsqd.node.drain), stop, collector.paused)
     finally:
         collector.stop()
+        end_undisturbed()
 
 
 __all__ = ["Addresses", "Nsqd", "main", "run"]

@@ -22,7 +22,7 @@ from flintmq.net.http_router import Router
 from flintmq.net.http_server import HttpServer
 from flintmq.net.listen import PATH_PORT, Listener, listen
 from flintmq.net.log import announce, configure
-from flintmq.net.loop import loop_factory
+from flintmq.net.loop import end_undisturbed, loop_factory
 from flintmq.net.networks import LOOPBACK, Networks
 from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
@@ -215,4 +215,7 @@ async def _until_signal(env: Env, options: NsqlookupdOptions, reopen_log: Callab
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reopen_log)
     _log.info("nsqlookupd v%s", __version__)
-    await main(env, options, stop=stop)
+    try:
+        await main(env, options, stop=stop)
+    finally:
+        end_undisturbed()
