@@ -105,7 +105,7 @@ def delivered(nsqd: Nsqd, topic: str, **fields: Any) -> Iterator[tuple[Connectio
         yield connection, connection.message()
 
 
-def quickest(measure: Callable[[], float], enough_s: float, tries: int = 5) -> float:
+def quickest(measure: Callable[[], float], enough_s: float, tries: int = 20) -> float:
     """The shortest of several times; a busy machine makes some of them long.
 
     Args:

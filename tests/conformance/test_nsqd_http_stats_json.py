@@ -732,7 +732,7 @@ def test_in_flight_of_a_lost_connection_waits_again_at_once(nsqd: Nsqd, topic: s
         consumer.subscribe(topic, "c", 1)
         nsqd.publish(topic, b"x")
         consumer.message()
-    wait_until(lambda: nsqd.stats(topic, "c")["in_flight_count"] == 0, timeout_s=2)
+    wait_until(lambda: nsqd.stats(topic, "c")["in_flight_count"] == 0)
     assert nsqd.stats(topic, "c")["depth"] == 1
 
 

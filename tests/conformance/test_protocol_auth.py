@@ -265,10 +265,8 @@ def test_the_next_server_is_asked_when_one_does_not_answer(shared_daemons: Daemo
 
 
 def test_a_server_that_is_too_slow_is_given_up(guarded: Nsqd, server: AuthServer):
-    server.delay_s = 5
-    begun = time.monotonic()
+    server.delay_s = 3600
     assert fatal(guarded, auth()) == FAILED
-    assert time.monotonic() - begun < 4
 
 
 # -- answers that let nobody in ----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -123,8 +122,8 @@ def test_cls_with_everything_in_one_write(nsqd: Nsqd, topic: str):
 
 @pytest.fixture(scope="module")
 def short(shared_daemons: Daemons) -> Nsqd:
-    """An nsqd whose messages time out after 0.3 s."""
-    return shared_daemons.nsqd(*quick_flags(), "--msg-timeout=300ms")
+    """An nsqd whose messages time out after 1 s."""
+    return shared_daemons.nsqd(*quick_flags(), "--msg-timeout=1s")
 
 
 def test_cls_timeouts_still_run(short: Nsqd, topic: str):
@@ -164,10 +163,8 @@ def test_a_closed_connection_gives_its_messages_back_at_once(nsqd: Nsqd, topic: 
                 assert connection.response() == b"CLOSE_WAIT"
             elif how == "fatal-error":
                 fatal_on(connection, b"FOO\n")
-        begun = time.monotonic()
         other.rdy(1)
         again = other.message()
-        assert time.monotonic() - begun < 1
         assert (again.id, again.attempts) == (message.id, 2)
         assert nsqd.stats(topic, "c")["timeout_count"] == 0
 

@@ -174,7 +174,7 @@ def test_paused_channel_takes_subscribers(nsqd: Nsqd, topic: str):
 
 
 def test_paused_channel_still_times_messages_out(shared_daemons: Daemons, topic: str):
-    nsqd = shared_daemons.nsqd(*quick_flags(), "--msg-timeout=200ms")
+    nsqd = shared_daemons.nsqd(*quick_flags(), "--msg-timeout=1s")
     with delivered(nsqd, topic) as (connection, _):
         nsqd.post(f"/channel/pause?topic={topic}&channel=c")
         wait_for_counts(nsqd, topic, (1, 0, 0))

@@ -426,7 +426,7 @@ def test_requeued_with_a_delay_it_is_the_next_when_it_is_due(nsqd: Nsqd, connect
         begun = time.monotonic()
         waiting.send(req(message.id, 200))
         assert placed(waiting.message(), True)[3:5] == (2, b"a")
-        assert 0.19 <= time.monotonic() - begun < 5
+        assert time.monotonic() - begun >= 0.2
 
 
 def test_timed_out_it_is_the_next(nsqd: Nsqd, connection: Connection, ordered: str):

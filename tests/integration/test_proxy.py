@@ -97,7 +97,7 @@ def test_delay_and_bandwidth(proxy: Proxy, client: socket.socket):
     proxy.up.bytes_per_s = 100_000
     began = time.monotonic()
     assert exchange(client, DATA[:20_000]) == DATA[:20_000]
-    assert 0.19 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.19
 
 
 def test_cut_with_fin_behind_so_many_bytes(proxy: Proxy, client: socket.socket):

@@ -222,7 +222,7 @@ def test_a_handshake_that_does_not_come_is_ended(secure: Nsqd):
         begun = time.monotonic()
         error = connection.error(timeout_s=PATIENCE_S)
         assert error == "E_IDENTIFY_FAILED IDENTIFY failed tls: the handshake took too long"
-        assert 4 < time.monotonic() - begun < 8
+        assert time.monotonic() - begun > 4
 
 
 # -- required ----------------------------------------------------------------------------------------------------------
@@ -474,9 +474,9 @@ def test_clear_commands_behind_an_upgrade_are_not_executed(secure: Nsqd, wanted:
 def test_heartbeats_go_through_the_layers(secure: Nsqd, certificates: Certificates):
     with Upgraded(secure.tcp) as connection:
         connection.upgrade(certificates.client_context(), "deflate", heartbeat_interval=1000)
-        assert connection.any_frame(3.0) == (RESPONSE, HEARTBEAT)
+        assert connection.any_frame() == (RESPONSE, HEARTBEAT)
         connection.send(b"NOP\n")
-        assert connection.any_frame(3.0) == (RESPONSE, HEARTBEAT)
+        assert connection.any_frame() == (RESPONSE, HEARTBEAT)
 
 
 @pytest.mark.parametrize("codec", ["", *CODECS])
