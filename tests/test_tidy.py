@@ -237,6 +237,16 @@ def test_http_is_asked_in_one_place():
     assert askers == ["src/flintmq/net/http_exchange.py"]
 
 
+def test_the_readme_of_the_tests_says_where_each_room_is_tested():
+    text = text_of(ROOT / "tests/README.md")
+    rows = {match[1]: match[2] for match in re.finditer(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE)}
+    assert rows.keys() == {path.parent.name for path in (ROOT / "src/flintmq").glob("*/__init__.py")}
+    for room, row in rows.items():
+        suites = [word for word in re.findall(r"`([\w/*.]+)`", row) if "/" in word]
+        assert suites, room
+        assert all(list((ROOT / "tests").glob(suite)) for suite in suites), (room, suites)
+
+
 def test_the_makefile_is_short_and_every_target_is_declared():
     lines = text_of(ROOT / "Makefile").splitlines()
     assert len(lines) <= 60

@@ -287,6 +287,19 @@ def test_segments_never_synced_do_not_keep_handles():
     assert read_all(kit.open()) == model
 
 
+def test_a_gap_in_front_of_the_oldest_segment_is_remembered():
+    kit = Kit(segment_bytes=10_000)
+    log = kit.open()
+    fill(log, 3)
+    end = log.next_sequence
+    sync(log)
+    log = kit.open(next_sequence_min=end + 40)
+    log.append([b"x"], 1)
+    assert log.told_gap() == (1, 1)
+    log.drop_before(end + 40)
+    assert log.told_gap() == (end, end + 40)
+
+
 # commit
 
 

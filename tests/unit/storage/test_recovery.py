@@ -10,7 +10,7 @@ import pytest
 from tests.unit.storage.log_kit import CREATED_NS, DIRECTORY, Kit, ReadFaults, fetch_all, fill, read_all, sync
 
 from flintmq.errors import DiskFull, StorageError, WriteFailed
-from flintmq.limits import SEQUENCE_MAX
+from flintmq.limits import DISK_RESERVE_BYTES, SEQUENCE_MAX
 from flintmq.storage import recovery, segment
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.partition_log import PartitionLog
@@ -238,6 +238,35 @@ def test_a_few_torn_bytes_are_told_but_not_kept():
     assert read_all(kit.open()) == model
     assert kit.kinds() == ["torn"]
     assert not any(name.endswith(".bad") for name in kit.disk.paths())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_copy_of_a_torn_tail_survives_what_the_cut_survives(seed):
+    kit = Kit()
+    filled(kit)
+    path = kit.logs()[-1]
+    size = len(kit.disk.content(path))
+    kit.disk.damage(path, size, b"x" * 2000)
+    kit.open()
+    assert len(kit.disk.content(path)) == size
+    kit.disk.crash(power_loss=True, rng=random.Random(seed))
+    assert kit.disk.content(f"{path}.{size}.bad") == b"x" * 2000
+
+
+@pytest.mark.parametrize("scarce", ["space", "number"])
+def test_a_torn_tail_is_kept_aside_however_scarce_room_is(scarce, monkeypatch):
+    kit = Kit()
+    model = filled(kit)
+    path = kit.logs()[-1]
+    size = len(kit.disk.content(path))
+    kit.disk.damage(path, size, b"x" * 200)
+    if scarce == "space":
+        kit.disk.set_free_bytes(DISK_RESERVE_BYTES)
+    else:
+        monkeypatch.setattr("flintmq.storage.segment.BAD_FILES_MAX", 0)
+    log = kit.open()
+    assert (read_all(log), log.failed) == (model, None)
+    assert kit.disk.content(f"{path}.{size}.bad") == b"x" * 200
 
 
 def test_a_tail_that_cannot_be_kept_aside_is_not_cut():

@@ -13,7 +13,7 @@ from flintmq.batch import decode_header
 from flintmq.errors import StorageError
 from flintmq.limits import BAD_FILES_MAX, DISK_RESERVE_BYTES, PAGE_BYTES
 from flintmq.storage import segment as segment_module
-from flintmq.storage.index import encode_index
+from flintmq.storage.index import Entry, SparseIndex, encode_index
 from flintmq.storage.partition_log import PartitionLog
 from flintmq.storage.segment import (
     SEGMENT_HEADER_BYTES,
@@ -234,7 +234,7 @@ def test_a_file_removed_while_running_is_told_as_lost():
 
 
 @pytest.mark.parametrize(
-    "how", ["missing", "noise", "another segment's", "unreadable", "not opening", "of another size"]
+    "how", ["missing", "noise", "another segment's", "another log's", "unreadable", "not opening", "of another size"]
 )
 def test_an_index_that_is_no_use_is_rebuilt_while_reading(how):
     kit = Kit(faults=ReadFaults())
@@ -249,6 +249,14 @@ def test_an_index_that_is_no_use_is_rebuilt_while_reading(how):
         kit.disk.damage(path, 80, b"noise")
     elif how == "another segment's":
         kit.disk.damage(path, 0, kit.disk.content(kit.path(log.segments()[1].first_sequence, ".index")))
+    elif how == "another log's":
+        loaded = log._segments[0].load_index()
+        assert loaded is not None
+        empty = SparseIndex()
+        empty.add(Entry(5, 10_000, 0), 1)  # nothing of it is true here
+        kit.disk.damage(path, 0, encode_index(replace(loaded[0], log_id=loaded[0].log_id + 1), empty))
+        kit.disk.cut(path, len(encode_index(loaded[0], empty)))
+        assert log._segments[0].load_index() is None
     elif how == "unreadable":
         kit.faults.bytes_unreadable[path] = (0, 1000, errno.EIO)
     elif how == "not opening":
@@ -261,6 +269,20 @@ def test_an_index_that_is_no_use_is_rebuilt_while_reading(how):
     assert kit.reports == []
     if how in ("missing", "another segment's"):
         assert kit.disk.content(path)[:60] == good[:60]
+
+
+def test_an_index_that_became_shorter_is_believed():
+    kit = Kit()
+    segment = reopened(kit)._segments[0]
+    longer = SparseIndex()
+    for number in range(5):
+        longer.add(Entry(1 + number, SEGMENT_HEADER_BYTES + 10 * number, 10 * number), number)
+    segment.write_index(longer, 1)
+    shorter = SparseIndex()
+    shorter.add(Entry(1, SEGMENT_HEADER_BYTES, 0), 0)
+    segment.write_index(shorter, 1)
+    loaded = segment.load_index()
+    assert loaded is not None and len(loaded[1]) == 1
 
 
 @pytest.mark.parametrize("shift", [-50, 50])
