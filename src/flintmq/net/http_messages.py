@@ -152,6 +152,44 @@ class PendingResponse:
             self._deliver(outcome)
 
 
+class StreamingResponse:
+    """An answer whose body comes into being piece by piece, for as long as it takes; the connection ends with it.
+
+    It is asked for pieces only while its reader takes them, so that nothing gathers for one that does not: such a one
+    is closed after a while like any other.
+
+    Args:
+        next_piece: returns what is to be sent next, a part of what there is if that is much; ``b""``: nothing now, it
+            says :meth:`wake` when there is; None: that was all. What it raises is logged and cuts the answer off.
+        closed: called once, when nobody reads any more or all was sent.
+        headers: as for :class:`Response`.
+    """
+
+    __slots__ = ("_wake", "closed", "head", "next_piece", "status")
+
+    def __init__(
+        self,
+        next_piece: Callable[[], bytes | None],
+        closed: Callable[[], None],
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        lines = [f"HTTP/1.1 200 {_REASONS[200]}", *(f"{name}: {value}" for name, value in headers)]
+        self.head = "\r\n".join((*lines, "Transfer-Encoding: chunked\r\n")).encode("latin-1")
+        self.status = 200
+        self.next_piece = next_piece
+        self.closed = closed
+        self._wake: Callable[[], None] | None = None
+
+    def wake(self) -> None:
+        """Say that there is a next piece; on the event loop."""
+        if self._wake is not None:
+            self._wake()
+
+    def attach(self, wake: Callable[[], None] | None) -> None:
+        """For the server: whom to tell."""
+        self._wake = wake
+
+
 def _parse_query(raw: bytes) -> Mapping[str, str]:
     values: dict[str, str] = {}
     for field in raw.decode("utf-8", "replace").split("&"):

@@ -23,6 +23,7 @@ from flintmq.net.http_messages import (
     PendingResponse,
     Request,
     Response,
+    StreamingResponse,
     error_response,
     plain_response,
     redirect_response,
@@ -34,7 +35,8 @@ BODY_LIMIT_BYTES = 64 * 1024
 _HARMLESS = ("format",)
 """Known, and ignored where it is not obeyed: NSQ's tools ask everywhere for the form that an answer has anyway."""
 
-Handler = Callable[[Request], Response | PendingResponse | Coroutine[Any, Any, Response]]
+Answer = Response | PendingResponse | StreamingResponse | Coroutine[Any, Any, Response | StreamingResponse]
+Handler = Callable[[Request], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Router:
         known = self._known
         obeyed_query = b""  # the last one, because publishers repeat theirs
 
-        def answer(request: Request) -> Response | PendingResponse | Coroutine[Any, Any, Response]:
+        def answer(request: Request) -> Answer:
             nonlocal obeyed_query
             if request.query_bytes != obeyed_query:
                 for name in request.names:

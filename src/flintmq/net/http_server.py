@@ -39,6 +39,7 @@ from flintmq.net.http_messages import (
     PendingResponse,
     Request,
     Response,
+    StreamingResponse,
     error_response,
     http_date,
     json_response,
@@ -64,6 +65,7 @@ __all__ = [
     "Request",
     "Response",
     "Router",
+    "StreamingResponse",
     "error_response",
     "json_response",
     "plain_response",
@@ -109,7 +111,9 @@ _BAD_CONTENT_ENCODING = error_response(
 )
 _KEPT_SHARE = 0.5  # whoever looks after a daemon that is full of clients gets in
 _TOO_MANY_CONNECTIONS = error_response(503, "TOO_MANY_CONNECTIONS")
+_NO_STREAMS = error_response(505, "HTTP_VERSION_NOT_SUPPORTED: this answer comes in chunks, which HTTP/1.1 has")
 _PREFLIGHT = Response()
+_LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CODINGS = (b"transfer-encoding", b"content-encoding")
 _HOP_HEADERS = (b"connection", b"upgrade", b"http2-settings")
@@ -195,6 +199,7 @@ class HttpServer:
         for listener in self._listeners:
             listener.close()
         for_each(self.connections, _Connection.close_if_idle, "closing")
+        for_each(self.connections, _Connection.end_stream, "ending the answer of")
         if self.connections or self._tasks:
             self._all_gone = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._all_gone,), timeout=deadline_s)
@@ -266,7 +271,7 @@ class _Connection(asyncio.Protocol):
     """One HTTP connection: parses requests, runs their handlers in order, writes the answers.
 
     ``_request`` is being received, ``_queue`` was received and waits, ``_running`` has a handler that is not done,
-    ``_left`` has not been parsed.
+    ``_left`` has not been parsed. ``_stream`` is the answer to ``_running`` while its pieces come.
     """
 
     def __init__(self, server: HttpServer, turns: Turns, loop: asyncio.AbstractEventLoop) -> None:
@@ -304,6 +309,7 @@ class _Connection(asyncio.Protocol):
         self._queue: deque[Request] = deque()
         self._queue_bytes = 0
         self._running: Request | None = None
+        self._stream: StreamingResponse | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_closing = False
@@ -416,6 +422,8 @@ class _Connection(asyncio.Protocol):
         """Have the next turn."""
         self._is_waiting = False
         self._slice_left_ns = SLICE_NS
+        if self._stream is not None:
+            self._send_pieces()
         if self._transport is not None:
             self._advance()
             self._flush()
@@ -437,6 +445,8 @@ class _Connection(asyncio.Protocol):
         self._is_input_done = True
         if self._running is None and not self._queue:
             return False
+        if self._stream is not None:
+            return False  # whoever reads an answer that need not end says so by leaving
         return self._transport is not None  # half-closed after its requests: answer them, then close
 
     def pause_writing(self) -> None:
@@ -446,6 +456,8 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
+        if self._stream is not None:
+            self._send_pieces()
         self._advance()
         self._flush()
 
@@ -462,6 +474,7 @@ class _Connection(asyncio.Protocol):
         self._turns.leave(self)
         self._queue.clear()
         self._out.clear()
+        self._leave_stream()
         self._server.forget(self)
 
     # --- parser callbacks
@@ -692,6 +705,8 @@ class _Connection(asyncio.Protocol):
         elif isinstance(result, PendingResponse):
             self._running = request
             result.attach(self._settle)
+        elif isinstance(result, StreamingResponse):
+            self._begin_stream(request, result)
         elif inspect.iscoroutine(result):
             self._running = request
             self._server.spawn(self._wait(result), self._loop)
@@ -709,6 +724,11 @@ class _Connection(asyncio.Protocol):
         """Answer with what the handler that ran came to."""
         request = cast(Request, self._running)
         self._running = None
+        if isinstance(outcome, StreamingResponse):
+            self._since_tick = self._server.tick
+            self._begin_stream(request, outcome)
+            self._flush()
+            return
         response = self._response_to(request, outcome)
         self._since_tick = self._server.tick
         if self._transport is not None:
@@ -718,6 +738,70 @@ class _Connection(asyncio.Protocol):
             self._flush()
             if self.input_meter.held_bytes:
                 self._count_input()
+
+    def _begin_stream(self, request: Request, stream: StreamingResponse) -> None:
+        """Answer piece by piece; nothing else is answered meanwhile."""
+        if self._transport is None or self._server.is_closing:
+            self._close_stream(stream)
+            self._is_closing = True
+        elif self._parser.get_http_version() == "1.0":
+            self._close_stream(stream)
+            request.keep_alive = False
+            self._respond(request, _NO_STREAMS)
+        else:
+            self._running, self._stream = request, stream
+            self._out.append(stream.head + request.answer_headers + self._server.tail_close)
+            if request.route.is_logged:
+                args = (stream.status, request.method, request.target, request.remote_address)
+                _log.info("%d %s %s (%s) begun", *args)
+            stream.attach(self._send_pieces)
+            self._send_pieces()
+
+    def _send_pieces(self) -> None:
+        """Send what there is of a stream: as much as its reader takes, and as a turn allows."""
+        stream = self._stream
+        if stream is None or self._is_waiting:
+            return
+        began_ns = self._now_ns()
+        while not self._is_write_paused and self._stream is stream:
+            try:
+                piece = stream.next_piece()
+            except Exception:
+                _log.exception("HTTP %s: an answer is cut off", self.peer)
+                self.abort()
+                return
+            if piece is None:
+                self.end_stream()
+                return
+            if not piece:
+                break
+            self._out.append(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self._flush()
+            if self._now_ns() - began_ns >= self._slice_left_ns:
+                break
+        self._count_time(began_ns)
+        self._flush()
+
+    def end_stream(self) -> None:
+        """End an answer that comes in pieces, and the connection; nothing when there is none."""
+        if self._stream is not None and self._transport is not None:
+            self._out.append(_LAST_CHUNK)
+            self._running = None
+            self._is_closing = True
+            self._leave_stream()
+            self._flush()
+
+    def _leave_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._close_stream(stream)
+
+    def _close_stream(self, stream: StreamingResponse) -> None:
+        stream.attach(None)
+        try:
+            stream.closed()
+        except Exception:
+            _log.exception("HTTP %s: leaving an answer failed", self.peer)
 
     def _response_to(self, request: Request, outcome: object) -> Response:
         """Return the answer to what a handler returned or raised."""

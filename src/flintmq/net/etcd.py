@@ -1,0 +1,481 @@
+"""The coordination store over etcd's v3 JSON gateway: of etcd itself, or of the nsqlookupd that keeps one.
+
+Rules of this file:
+
+- Everything has a deadline. A question goes on to the next endpoint when one fails; a change does as long as it was not
+  sent, and is :class:`OutcomeUnknown` from then on.
+- An endpoint that fails goes to the end of the line.
+- All endpoints are of one store: an answer of another is no answer.
+- Nothing tells a watch that its endpoint has stopped: a stopped process keeps its connections. So the endpoint is asked
+  something else meanwhile, and when that is not answered the watch goes on elsewhere, from the last revision that was
+  seen. What was seen is never told again, and nothing between is left out.
+
+Source: design/cluster.md section 1 (both traps were measured there), https://etcd.io/docs/v3.5/learning/api/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flintmq.cluster.store import (
+    Compacted,
+    Events,
+    KeyValue,
+    Lease,
+    LeaseExists,
+    LeaseNotFound,
+    OutcomeUnknown,
+    Snapshot,
+    Span,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    Txn,
+    TxnResult,
+)
+from flintmq.env import Env
+from flintmq.net import etcd_wire as wire
+from flintmq.net.etcd_wire import BadAnswer, Header, ServerError
+from flintmq.net.http_auth import TokenFile
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import Endpoint, NoAnswer, Request
+
+TRY_TIMEOUT_S = 1.0
+"""For one request to one endpoint; a third of the shortest useful lease."""
+TIMEOUT_S = 4.0
+"""For a call, which may ask several endpoints."""
+PAUSE_S = 0.1
+"""After every endpoint has failed, before the first is asked again."""
+PROBE_S = 1.0
+"""How long a watch may be silent before its endpoint is asked something; with ``TRY_TIMEOUT_S`` at most 2 s."""
+REOPEN_S = 10.0
+"""How often a watch that is silent while the store changes is made anew: its connection alone may be dead."""
+PAGE_COUNT = 2000
+"""Keys that are asked for at once."""
+RANGE_TRIES = 4
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+LINE_BYTES_MAX = 64 * 1024 * 1024
+WATCH_COUNT_MAX = 64
+"""Answers of a watch that wait for its reader; then nothing more is read from the endpoint."""
+
+_AUTH_IS_OFF = "authentication is not enabled"
+_TOKEN_IS_OLD = ("user name is empty", "revision of auth store is old", "invalid auth token")
+_PASSED_ON = (wire.UNAVAILABLE, wire.DEADLINE, 1, 2, 10, 13)  # cancelled, unknown, aborted, internal
+
+_log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+Read = Callable[[bytes], tuple[Header, Found]]
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdOptions:
+    """How to reach the store.
+
+    Attributes:
+        endpoints: ``http(s)://host:port``, all of one store.
+        context: for ``https``: whom to trust, what to show (:func:`flintmq.net.tls.client_context`).
+        user, password: of etcd; empty: none.
+        token: shown to a nsqlookupd that asks for one.
+        try_timeout_s: for one request to one endpoint.
+        timeout_s: for one call.
+        probe_s: how long a watch may be silent before its endpoint is asked whether it lives.
+    """
+
+    endpoints: Sequence[str]
+    context: ssl.SSLContext | None = None
+    user: str = ""
+    password: str = ""
+    token: TokenFile | None = None
+    try_timeout_s: float = TRY_TIMEOUT_S
+    timeout_s: float = TIMEOUT_S
+    probe_s: float = PROBE_S
+
+    def __repr__(self) -> str:
+        return f"EtcdOptions({', '.join(self.endpoints)})"
+
+
+class EtcdStore:
+    """A :class:`flintmq.cluster.store.Store` behind one or more endpoints.
+
+    Args:
+        env: for the ids of leases.
+
+    Raises:
+        StoreRefused: the endpoints cannot be used.
+    """
+
+    def __init__(self, env: Env, options: EtcdOptions) -> None:
+        self._env = env
+        self._options = options
+        self._http = HttpClient(idle_max=0)
+        self._line = list(dict.fromkeys(map(_endpoint, options.endpoints)))
+        if not self._line:
+            raise StoreRefused("no endpoint of a store is named: give at least one http://host:port")
+        self._cluster_id = 0
+        self._token = ""
+        self._token_lock = asyncio.Lock()
+        self._watches: set[_Watch] = set()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Addresses, the one that is asked next first."""
+        return [endpoint.address for endpoint in self._line]
+
+    async def close(self) -> None:
+        """End the watches; the store can be used again."""
+        for watch in list(self._watches):
+            await watch.close()
+        await self._http.close()
+
+    # --- the store
+
+    async def get(self, key: str) -> KeyValue | None:
+        snapshot = await self._ask(wire.RANGE, wire.range_request(Span.of_key(key)), wire.read_range)
+        return snapshot.found[0] if snapshot.found else None
+
+    async def range(self, span: Span) -> Snapshot:
+        for _ in range(RANGE_TRIES):
+            try:
+                return await self._all_pages(span)
+            except Compacted:  # between two pages
+                continue
+        raise StoreUnavailable(f"the store forgets faster than {PAGE_COUNT} keys at once can be read of it; try again")
+
+    async def _all_pages(self, span: Span) -> Snapshot:
+        found: list[KeyValue] = []
+        revision, rest = 0, span
+        while True:
+            page = await self._ask(wire.RANGE, wire.range_request(rest, PAGE_COUNT, revision), wire.read_range)
+            revision = revision or page.revision
+            found.extend(page.found)
+            if not page.has_more or not page.found:
+                return Snapshot(revision, tuple(found))
+            rest = Span(found[-1].key + "\0", span.end)
+
+    async def txn(self, txn: Txn) -> TxnResult:
+        try:
+            return await self._ask(wire.TXN, wire.txn_request(txn), wire.read_txn, is_change=True)
+        except LeaseNotFound:
+            leases = [lease for each in (*txn.then, *txn.otherwise) if (lease := getattr(each, "lease_id", 0))]
+            raise LeaseNotFound(leases[0] if leases else 0) from None
+
+    async def grant(self, ttl_s: int) -> Lease:
+        lease_id = self._env.random.getrandbits(62) + 1
+        body = wire.lease_request(lease_id, ttl_s)
+        try:
+            answer = await self._ask(wire.LEASE_GRANT, body, wire.read_lease)
+        except LeaseExists:  # of a request without an answer; an id is not drawn twice
+            return Lease(lease_id, ttl_s)
+        return Lease(answer.ID, answer.TTL)
+
+    async def keepalive(self, lease_id: int) -> int:
+        answer = await self._ask(wire.LEASE_KEEPALIVE, wire.lease_request(lease_id), wire.read_keepalive)
+        if answer.TTL <= 0:
+            raise LeaseNotFound(lease_id)
+        return answer.TTL
+
+    async def revoke(self, lease_id: int) -> None:
+        try:
+            await self._ask(wire.LEASE_REVOKE, wire.lease_request(lease_id), wire.read_lease, is_change=True)
+        except LeaseNotFound:
+            raise LeaseNotFound(lease_id) from None
+
+    @asynccontextmanager
+    async def watch(self, span: Span, after: int) -> AsyncIterator[AsyncIterator[Events]]:
+        watch = _Watch(self, span, after)
+        self._watches.add(watch)
+        try:
+            yield watch.events()
+        finally:
+            self._watches.discard(watch)
+            await watch.close()
+
+    # --- one call
+
+    async def _ask(self, target: str, body: bytes, read: Read[Found], is_change: bool = False) -> Found:
+        """Ask one endpoint after the other.
+
+        Args:
+            is_change: it is not sent again after it may have arrived.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.timeout_s
+        failures: dict[str, str] = {}
+        has_new_token = False
+        while True:
+            endpoint = self._line[0]
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                break
+            token = self._token
+            try:
+                return await self._ask_at(endpoint, target, body, read, min(left_s, self._options.try_timeout_s))
+            except NoAnswer as error:
+                reason, may_be_done = error.reason, error.error is None and error.tls_name is None
+            except BadAnswer as error:
+                reason, may_be_done = error.reason, True
+            except ServerError as error:
+                if not has_new_token and self._wants_token(error):
+                    has_new_token = True
+                    await self._renew_token(token, min(left_s, self._options.try_timeout_s))
+                    continue
+                self._raise(endpoint, error)
+                reason, may_be_done = error.reason, error.code != wire.EXHAUSTED
+            self._failed(endpoint)
+            failures[endpoint.address] = reason
+            if is_change and may_be_done:
+                raise OutcomeUnknown(
+                    f"a change was sent to {endpoint.address}, which did not say that it is done: {reason}"
+                )
+            if len(failures) == len(self._line) and deadline - loop.time() > PAUSE_S:
+                await asyncio.sleep(PAUSE_S)
+        told = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
+        raise StoreUnavailable(f"no coordination store answers within {self._options.timeout_s:g} s: {told}")
+
+    async def _ask_at(self, endpoint: Endpoint, target: str, body: bytes, read: Read[Found], timeout_s: float) -> Found:
+        """Ask one endpoint once.
+
+        Raises:
+            NoAnswer, BadAnswer, ServerError: as they say.
+        """
+        request = Request("POST", endpoint, target, await self._headers(), body)
+        context, size = self._options.context, ANSWER_BYTES_MAX
+        status, _, data = await self._http.ask(request, timeout_s=timeout_s, context=context, body_bytes_max=size)
+        if status != 200:
+            raise wire.read_error(data) if status != 404 or b"code" in data else _no_store()
+        header, found = read(data)
+        self._check_cluster(header)
+        return found
+
+    async def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._options.token is not None:
+            headers["Authorization"] = f"Bearer {await self._options.token.current()}"
+        elif self._token:
+            headers["Authorization"] = self._token
+        return headers
+
+    def _check_cluster(self, header: Header) -> None:
+        if not header.cluster_id:
+            return
+        if not self._cluster_id:
+            self._cluster_id = header.cluster_id
+        elif header.cluster_id != self._cluster_id:
+            raise BadAnswer(f"it belongs to store {header.cluster_id:x}, not to {self._cluster_id:x} as the others")
+
+    def _failed(self, endpoint: Endpoint) -> None:
+        """Ask another one first from now on."""
+        if self._line[0] == endpoint:
+            self._line.append(self._line.pop(0))
+
+    def _raise(self, endpoint: Endpoint, error: ServerError) -> None:
+        """Raise what an answered error means to the caller; return when somebody else should be asked."""
+        text = f"{endpoint.address}: {error.reason}"
+        if error.reason == wire.LEASE_NOT_FOUND:
+            raise LeaseNotFound(0) from None
+        if error.reason == wire.LEASE_EXISTS:
+            raise LeaseExists(0) from None
+        if error.reason == wire.COMPACTED:
+            raise Compacted(0) from None
+        if error.code not in (wire.OK, wire.EXHAUSTED, *_PASSED_ON):
+            raise StoreRefused(text) from None
+        if error.code == wire.OK and error.reason in ("UNAUTHORIZED", "FORBIDDEN", "TOO_MANY_FAILURES"):
+            raise StoreRefused(f"{text}: its --http-auth-tokens-file must have our token, with the permission admin")
+
+    # --- users of etcd
+
+    def _wants_token(self, error: ServerError) -> bool:
+        return bool(self._options.user) and any(text in error.reason for text in _TOKEN_IS_OLD)
+
+    async def _renew_token(self, refused: str, timeout_s: float) -> None:
+        """Get a token in place of one that was refused, once for all who wait for it."""
+        async with self._token_lock:
+            if self._token != refused:
+                return
+            self._token = ""
+            body = wire.authenticate_request(self._options.user, self._options.password)
+            for endpoint in list(self._line):
+                try:
+                    read: Read[str] = lambda data: (Header(), wire.read_token(data))  # noqa: E731
+                    self._token = await self._ask_at(endpoint, wire.AUTHENTICATE, body, read, timeout_s)
+                    return
+                except (NoAnswer, BadAnswer):
+                    self._failed(endpoint)
+                except ServerError as error:
+                    if _AUTH_IS_OFF in error.reason:
+                        return
+                    if error.code not in (wire.OK, *_PASSED_ON):
+                        reason = f"{endpoint.address} does not let user {self._options.user!r} in: {error.reason}"
+                        raise StoreRefused(reason) from None
+                    self._failed(endpoint)
+
+
+class _Watch:
+    """One watch: what comes is kept up by a task, and read from a bounded queue."""
+
+    def __init__(self, store: EtcdStore, span: Span, after: int) -> None:
+        self._store = store
+        self._span = span
+        self._after = after
+        self._queue: asyncio.Queue[Events | StoreError] = asyncio.Queue(WATCH_COUNT_MAX)
+        self._task = asyncio.get_running_loop().create_task(self._keep_up())
+        self._heard_count = 0
+        self._known_revision = after  # a stream that was opened after the store had it
+
+    async def events(self) -> AsyncIterator[Events]:
+        """What comes; raises what ends it."""
+        while True:
+            getting = asyncio.ensure_future(self._queue.get())
+            try:
+                await asyncio.wait({getting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not getting.done():
+                    getting.cancel()
+            if not getting.done():
+                if not self._task.cancelled():
+                    self._task.result()  # an error of ours
+                raise StoreUnavailable("the watch was closed")
+            found = getting.result()
+            if isinstance(found, StoreError):
+                raise found
+            yield found
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _keep_up(self) -> None:
+        """Watch at one endpoint after the other."""
+        store = self._store
+        refused_count = 0
+        while True:
+            endpoint, token, began = store._line[0], store._token, self._heard_count
+            try:
+                await self._watch_at(endpoint)
+                continue
+            except Compacted as error:
+                await self._queue.put(error)
+                return
+            except NoAnswer as error:
+                reason = error.reason
+            except ServerError as error:
+                reason = error.reason
+                if error.code == wire.PERMISSION_DENIED or store._wants_token(error):
+                    refused_count += 1
+                    if refused_count > 1 or not store._options.user:
+                        await self._queue.put(StoreRefused(f"{endpoint.address}: {reason}"))
+                        return
+                    try:
+                        await store._renew_token(token, store._options.try_timeout_s)
+                    except StoreRefused as refusal:
+                        await self._queue.put(refusal)
+                        return
+                    continue
+                try:
+                    store._raise(endpoint, error)
+                except StoreRefused as refusal:
+                    await self._queue.put(refusal)
+                    return
+            except BadAnswer as error:
+                reason = error.reason
+            if self._heard_count > began:
+                refused_count = 0
+            _log.info("STORE: watching goes on elsewhere than at %s: %s", endpoint.address, reason)
+            store._failed(endpoint)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _watch_at(self, endpoint: Endpoint) -> None:
+        """Watch at one endpoint until it fails; return when the stream should be made anew there."""
+        store, options = self._store, self._store._options
+        body = wire.watch_request(self._span, self._after)
+        request = Request("POST", endpoint, wire.WATCH, await store._headers(), body)
+        async with store._http.stream(request, timeout_s=options.try_timeout_s, context=options.context) as stream:
+            if stream.status != 200:
+                data = b"".join([piece async for piece in stream])
+                raise wire.read_error(data) if stream.status != 404 or b"code" in data else _no_store()
+            reading = asyncio.ensure_future(self._read(stream.__aiter__()))
+            probing = asyncio.ensure_future(self._probe(endpoint))
+            both = {reading, probing}
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in both:
+                    task.cancel()
+                await asyncio.wait(both)
+            for task in (reading, probing):
+                if not task.cancelled():
+                    task.result()
+
+    async def _read(self, pieces: AsyncIterator[bytes]) -> None:
+        """Hand on what comes.
+
+        Raises:
+            NoAnswer, ServerError, BadAnswer, Compacted: it has ended.
+        """
+        rest = b""
+        async for piece in pieces:
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > LINE_BYTES_MAX:
+                raise BadAnswer(f"one line of the watch is larger than {LINE_BYTES_MAX} bytes")
+            for line in lines:
+                header, events = wire.read_watch(line, self._after)
+                self._store._check_cluster(header)
+                self._heard_count += 1
+                if events.events:
+                    await self._queue.put(events)
+                    self._after = events.revision
+        raise NoAnswer("", "the watch was ended")
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        """Ask the endpoint for a sign of life whenever the watch is silent.
+
+        Returns when the watch should be made anew: the store has changed and it has been silent for long.
+
+        Raises:
+            NoAnswer, ServerError, BadAnswer: it does not live, or is cut off from the store.
+            Compacted: the store is an older one than it was.
+        """
+        store, options = self._store, self._store._options
+        loop = asyncio.get_running_loop()
+        body = wire.range_request(Span.of_key(self._span.start or "\0"), is_counted=True)
+        heard_count, silent_since, changed_revision = self._heard_count, loop.time(), 0
+        while True:
+            await asyncio.sleep(options.probe_s)
+            if self._heard_count != heard_count:
+                heard_count, silent_since, changed_revision = self._heard_count, loop.time(), 0
+                continue
+            try:
+                found = await store._ask_at(endpoint, wire.RANGE, body, wire.read_range, options.try_timeout_s)
+            except ServerError as error:
+                if store._wants_token(error):
+                    await store._renew_token(store._token, options.try_timeout_s)
+                    continue
+                raise
+            if found.revision < self._after:
+                raise Compacted(found.revision)
+            if not changed_revision and found.revision > self._known_revision:
+                changed_revision = found.revision
+            if changed_revision and loop.time() - silent_since > REOPEN_S:
+                self._known_revision = changed_revision
+                return
+
+
+def _endpoint(url: str) -> Endpoint:
+    try:
+        request = Request.to("POST", url)
+        if request.target != "/" or any(name.lower() == "authorization" for name in request.headers):
+            raise StoreRefused("an endpoint of the store is http(s)://host:port; user and password are options")
+        return request.endpoint
+    except NoAnswer as error:
+        raise StoreRefused(f"an endpoint of the store cannot be used: {error.reason}") from None
+
+
+def _no_store() -> ServerError:
+    return ServerError(wire.EXHAUSTED, "it has no coordination store; if it is a nsqlookupd, give it --store-path")
