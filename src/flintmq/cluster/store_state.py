@@ -48,6 +48,8 @@ from flintmq.cluster.store import (
 
 EVENTS_MAX = 1000
 """Of one answer; those of one revision may exceed it."""
+RANGE_BYTES_MAX = 4 * 1024 * 1024
+"""Of one answer; its last key may exceed it."""
 _OVERHEAD_BYTES = 200  # of a key or an event, beside its text and value
 _SECOND_NS = 1_000_000_000
 
@@ -131,11 +133,21 @@ class StoreState:
         """Return a key as it is."""
         return self._pairs.get(key)
 
+    def count(self, span: Span) -> int:
+        """Return how many keys a span has."""
+        first, end = self._bounds(span)
+        return end - first
+
+    def _bounds(self, span: Span) -> tuple[int, int]:
+        order = self._order
+        first = bisect_left(order, span.start)
+        return first, max(first, len(order) if span.end is None else bisect_left(order, span.end))
+
     def range(self, span: Span, count_max: int = 0, revision: int = 0) -> Snapshot:
-        """Return what is in a span.
+        """Return what is in a span, or the first of it: at most ``RANGE_BYTES_MAX``, and what exceeds it first.
 
         Args:
-            count_max: so many of them, the first; 0: all.
+            count_max: so many of them; 0: no other bound.
             revision: as it was then; 0: as it is.
 
         Raises:
@@ -145,22 +157,23 @@ class StoreState:
         if revision > self.revision:
             raise StoreRefused(f"revision {revision} is still to come: the store is at {self.revision}")
         then = self._undone(span, revision) if 0 < revision < self.revision else {}
-        order = self._order
-        first = bisect_left(order, span.start)
-        end = len(order) if span.end is None else bisect_left(order, span.end)
-        if not then:
-            last = min(end, first + count_max) if count_max else end
-            found = tuple(map(self._pairs.__getitem__, order[first:last]))
-            return Snapshot(self.revision, found, end > last)
-        pairs = {key: self._pairs[key] for key in order[first:end]}
-        for key, pair in then.items():
-            if pair is None:
-                pairs.pop(key, None)
-            else:
-                pairs[key] = pair
-        keys = sorted(pairs)
-        kept = keys[:count_max] if count_max else keys
-        return Snapshot(self.revision, tuple(pairs[key] for key in kept), len(keys) > len(kept))
+        first, end = self._bounds(span)
+        keys, pairs = self._order[first:end], self._pairs
+        if then:
+            pairs = {key: pairs[key] for key in keys}
+            for key, pair in then.items():
+                if pair is None:
+                    pairs.pop(key, None)
+                else:
+                    pairs[key] = pair
+            keys = sorted(pairs)
+        found, size = [], 0
+        for key in keys[:count_max] if count_max else keys:
+            found.append(pairs[key])
+            size += _size_of(pairs[key])
+            if size > RANGE_BYTES_MAX:
+                break
+        return Snapshot(self.revision, tuple(found), len(keys) > len(found))
 
     def _undone(self, span: Span, revision: int) -> dict[str, KeyValue | None]:
         """What was where something has changed since."""
@@ -172,25 +185,27 @@ class StoreState:
                 then[event.key] = before
         return then
 
-    def events(self, span: Span, after: int, count_max: int = EVENTS_MAX) -> Events:
+    def events(self, span: Span, after: int, until: int, count_max: int = EVENTS_MAX) -> Events:
         """Return what happened in a span after a revision: the first of it, whole revisions only.
 
         Args:
+            until: up to this revision; what came later may be told to nobody yet.
             count_max: how many events are looked at; those of one revision may exceed it.
 
         Raises:
             Compacted: the first of it is not remembered any more.
         """
-        if after >= self.revision:
+        if after >= until:
             return Events(after, ())
         if after < self.compacted:
             raise Compacted(self.compacted)
         history = self._history
         first = self._first_after(after)
-        end = min(len(history), first + count_max)
-        while end < len(history) and history[end][0].revision == history[end - 1][0].revision:
+        last = self._first_after(until)
+        end = min(last, first + count_max)
+        while end < last and history[end][0].revision == history[end - 1][0].revision:
             end += 1
-        reached = self.revision if end == len(history) else history[end - 1][0].revision
+        reached = until if end == last else history[end - 1][0].revision
         return Events(reached, tuple(event for event, _ in history[first:end] if span.has(event.key)))
 
     def _first_after(self, revision: int) -> int:
@@ -366,16 +381,17 @@ class StoreState:
             self.revoke(lease_id)
         return expired
 
-    def next_expiry_ns(self) -> int | None:
-        """When the next lease runs out; None without any."""
-        return min((lease.until_ns for lease in self._leases.values()), default=None)
-
     def restart_leases(self, now_ns: int) -> None:
         """Give every lease its full time, after a while in which none could have been renewed."""
         for lease in self._leases.values():
             lease.until_ns = now_ns + lease.ttl_s * _SECOND_NS
 
     # --- for whoever keeps it
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._changes.keys or self._changes.leases)
 
     def take_changes(self) -> Changes | None:
         """Return what has changed since the last time; None: nothing."""

@@ -73,7 +73,7 @@ _NUL = b"\0"
 # -- what may stand there ----------------------------------------------------------------------------------------------
 
 
-class _Row(msgspec.Struct):
+class _Row(msgspec.Struct, frozen=True):
     key: bytes = b""
     create_revision: int = 0
     mod_revision: int = 0
@@ -86,7 +86,7 @@ class _Row(msgspec.Struct):
         return KeyValue(key, self.value, self.create_revision, self.mod_revision, self.version, self.lease)
 
 
-class Header(msgspec.Struct):
+class Header(msgspec.Struct, frozen=True):
     """What every answer begins with.
 
     Attributes:
@@ -99,23 +99,23 @@ class Header(msgspec.Struct):
     revision: int = 0
 
 
-class _RangeAnswer(msgspec.Struct):
+class _RangeAnswer(msgspec.Struct, frozen=True):
     header: Header = Header()
     kvs: list[_Row] = []
     more: bool = False
 
 
-class _OperationAnswer(msgspec.Struct):
+class _OperationAnswer(msgspec.Struct, frozen=True):
     response_range: _RangeAnswer | None = None
 
 
-class _TxnAnswer(msgspec.Struct):
+class _TxnAnswer(msgspec.Struct, frozen=True):
     header: Header = Header()
     succeeded: bool = False
     responses: list[_OperationAnswer] = []
 
 
-class LeaseAnswer(msgspec.Struct):
+class LeaseAnswer(msgspec.Struct, frozen=True):
     """What a lease is told to be; a lifetime of 0: it is not there."""
 
     header: Header = Header()
@@ -123,20 +123,20 @@ class LeaseAnswer(msgspec.Struct):
     TTL: int = 0
 
 
-class _LeaseStream(msgspec.Struct):
+class _LeaseStream(msgspec.Struct, frozen=True):
     result: LeaseAnswer = LeaseAnswer()
 
 
-class _TokenAnswer(msgspec.Struct):
+class _TokenAnswer(msgspec.Struct, frozen=True):
     token: str = ""
 
 
-class _EventRow(msgspec.Struct):
+class _EventRow(msgspec.Struct, frozen=True):
     type: str = "PUT"
     kv: _Row = _Row()
 
 
-class _WatchResult(msgspec.Struct):
+class _WatchResult(msgspec.Struct, frozen=True):
     header: Header = Header()
     created: bool = False
     canceled: bool = False
@@ -145,17 +145,17 @@ class _WatchResult(msgspec.Struct):
     events: list[_EventRow] = []
 
 
-class _WatchError(msgspec.Struct):
+class _WatchError(msgspec.Struct, frozen=True):
     grpc_code: int = 0
     message: str = ""
 
 
-class _WatchAnswer(msgspec.Struct):
+class _WatchAnswer(msgspec.Struct, frozen=True):
     result: _WatchResult | None = None
     error: _WatchError | None = None
 
 
-class ErrorAnswer(msgspec.Struct):
+class ErrorAnswer(msgspec.Struct, frozen=True):
     """An error of etcd; code 0: it is none of etcd's."""
 
     code: int = 0
@@ -332,11 +332,11 @@ def read_error(data: bytes) -> ServerError:
 # -- the store's side --------------------------------------------------------------------------------------------------
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
+class _Request(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     pass
 
 
-class _RangeRequest(_Request):
+class _RangeRequest(_Request, frozen=True):
     key: bytes = b""
     range_end: bytes = b""
     limit: int = 0
@@ -345,23 +345,23 @@ class _RangeRequest(_Request):
     serializable: bool = False  # no answer is older than what was answered before, whether that is asked for or not
 
 
-class _PutRequest(_Request):
+class _PutRequest(_Request, frozen=True):
     key: bytes = b""
     value: bytes = b""
     lease: int = 0
 
 
-class _KeyRequest(_Request):
+class _KeyRequest(_Request, frozen=True):
     key: bytes = b""
 
 
-class _OperationRequest(_Request):
+class _OperationRequest(_Request, frozen=True):
     request_put: _PutRequest | None = None
     request_delete_range: _KeyRequest | None = None
     request_range: _KeyRequest | None = None
 
 
-class _CompareRequest(_Request):
+class _CompareRequest(_Request, frozen=True):
     key: bytes = b""
     target: str = "VERSION"
     result: str = "EQUAL"
@@ -369,37 +369,37 @@ class _CompareRequest(_Request):
     value: bytes = b""
 
 
-class _TxnRequest(_Request):
+class _TxnRequest(_Request, frozen=True):
     compare: list[_CompareRequest] = []
     success: list[_OperationRequest] = []
     failure: list[_OperationRequest] = []
 
 
-class _CreateRequest(_Request):
+class _CreateRequest(_Request, frozen=True):
     key: bytes = b""
     range_end: bytes = b""
     start_revision: int = 0
 
 
-class _WatchRequest(_Request):
+class _WatchRequest(_Request, frozen=True):
     create_request: _CreateRequest
 
 
-class LeaseRequest(_Request):
+class LeaseRequest(_Request, frozen=True):
     """A request about a lease; an id of 0 when it is made: the store chooses one."""
 
     ID: int = 0
     TTL: int = 0
 
 
-class LeaseQuestion(_Request):
+class LeaseQuestion(_Request, frozen=True):
     """A question about a lease."""
 
     ID: int = 0
     keys: bool = False
 
 
-class RangeQuestion(msgspec.Struct):
+class RangeQuestion(msgspec.Struct, frozen=True):
     """What :func:`range_request` asks for."""
 
     span: Span

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 from flintmq.net.http_messages import (
@@ -35,8 +35,10 @@ BODY_LIMIT_BYTES = 64 * 1024
 _HARMLESS = ("format",)
 """Known, and ignored where it is not obeyed: NSQ's tools ask everywhere for the form that an answer has anyway."""
 
-Answer = Response | PendingResponse | StreamingResponse | Coroutine[Any, Any, Response | StreamingResponse]
+Answer = Response | PendingResponse | Coroutine[Any, Any, Response]
 Handler = Callable[[Request], Answer]
+Streamer = Callable[[Request], Response | StreamingResponse | Coroutine[Any, Any, Response | StreamingResponse]]
+"""A handler whose answer may be one that comes piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Router:
         self,
         method: str,
         path: str,
-        handler: Handler,
+        handler: Handler | Streamer,
         *,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
         too_big: str = "BODY_TOO_BIG",
@@ -109,6 +111,7 @@ class Router:
             ignores: what NSQ ignores there, although another of its routes takes it.
             form: gives all answers another form, refusals of parameters as well.
         """
+        handler = cast(Handler, handler)
         if takes is not None:
             self._known.update(name for name in takes if name not in _HARMLESS)
             handler = self._strict(handler, tuple(takes), frozenset((*takes, *ignores)), f"{method} {path}")

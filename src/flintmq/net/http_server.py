@@ -694,7 +694,7 @@ class _Connection(asyncio.Protocol):
         if route.is_logged:
             request.received_at_ns = self._server.clock.monotonic_ns()
         try:
-            result = route.handler(request)
+            result: object = route.handler(request)
         except Exception as error:  # noqa: BLE001 - _response_to logs it
             self._respond(request, self._response_to(request, error))
             return
@@ -766,8 +766,8 @@ class _Connection(asyncio.Protocol):
         while not self._is_write_paused and self._stream is stream:
             try:
                 piece = stream.next_piece()
-            except Exception:
-                _log.exception("HTTP %s: an answer is cut off", self.peer)
+            except Exception as error:  # noqa: BLE001 - it is logged, and concerns this answer alone
+                _log.error("HTTP %s: an answer is cut off", self.peer, exc_info=error)
                 self.abort()
                 return
             if piece is None:
@@ -800,8 +800,8 @@ class _Connection(asyncio.Protocol):
         stream.attach(None)
         try:
             stream.closed()
-        except Exception:
-            _log.exception("HTTP %s: leaving an answer failed", self.peer)
+        except Exception as error:  # noqa: BLE001 - it is logged; the connection has to go in any case
+            _log.error("HTTP %s: leaving an answer failed", self.peer, exc_info=error)
 
     def _response_to(self, request: Request, outcome: object) -> Response:
         """Return the answer to what a handler returned or raised."""

@@ -27,3 +27,15 @@ TABLE: Table = {
     ("POST", "/channel/create"): needs(ADMIN, by_topic=True),
     ("POST", "/channel/delete"): needs(ADMIN, by_topic=True),
 }
+
+STORE_TABLE: Table = {
+    ("POST", "/v3/kv/range"): needs(ADMIN),
+    ("POST", "/v3/kv/txn"): needs(ADMIN),
+    ("POST", "/v3/watch"): needs(ADMIN),
+    ("POST", "/v3/lease/grant"): needs(ADMIN),
+    ("POST", "/v3/lease/keepalive"): needs(ADMIN),
+    ("POST", "/v3/lease/revoke"): needs(ADMIN),
+    ("POST", "/v3/lease/timetolive"): needs(ADMIN),
+    ("POST", "/v3/maintenance/status"): needs(ADMIN),
+}
+"""Of the coordination store, where there is one: whoever may use it decides who leads what."""

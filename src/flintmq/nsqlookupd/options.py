@@ -72,6 +72,16 @@ class NsqlookupdOptions(Options):
         origin="flintmq",
     )
 
+    store_path: str = option(
+        Text("DIR"),
+        "",
+        "directory of the coordination store of a cluster, which other nodes use over the HTTP and HTTPS ports",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,  # nothing but tests uses such a store yet
+    )
+
     tls_cert: str = option(
         Text("FILE"),
         "",

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flintmq import __version__
 from flintmq.cluster.registration import RegistrationDatabase
@@ -28,6 +29,7 @@ from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
 from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import LookupdAddress, build_router
+from flintmq.nsqlookupd.http_permissions import STORE_TABLE as STORE_PERMISSIONS
 from flintmq.nsqlookupd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.session import Sessions
@@ -35,11 +37,18 @@ from flintmq.nsqlookupd.topics import TopicAdmin
 from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import LookupdInfo
 
+if TYPE_CHECKING:
+    from flintmq.nsqlookupd.store import EmbeddedStore
+    from flintmq.storage import Files
+
 _log = logging.getLogger(__name__)
 
 
 class Nsqlookupd:
     """A running nsqlookupd.
+
+    Args:
+        files: the directory of its coordination store; None: it has none.
 
     Attributes:
         tcp_address: the real host and port nsqd connects to; of a unix socket its path and -1.
@@ -47,7 +56,7 @@ class Nsqlookupd:
         https_address: the same over HTTPS; None without.
     """
 
-    def __init__(self, env: Env, options: NsqlookupdOptions) -> None:
+    def __init__(self, env: Env, options: NsqlookupdOptions, files: Files | None = None) -> None:
         self.tcp_address = ("", 0)
         self.http_address = ("", 0)
         self.https_address: tuple[str, int] | None = None
@@ -68,6 +77,7 @@ class Nsqlookupd:
         metrics.add_route(router, env.clock, self.database, __version__)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
+        self._store = None if files is None else _store(router, env, files)
         self._auth = _auth(options, router, env)
         check = None if self._auth is None else self._auth.check
         self._tls = _tls(options)
@@ -85,7 +95,20 @@ class Nsqlookupd:
         Raises:
             ListenFailed: an address cannot be used; nothing is left listening.
             TlsSetupError: the files for HTTPS cannot be used.
+            StorageError: the coordination store cannot be used.
         """
+        if self._store is not None:
+            await self._env.run_blocking(self._store.open)
+        try:
+            await self._listen()
+        except BaseException:
+            if self._store is not None:
+                await self._store.close()
+            raise
+        if self._store is not None:
+            self._store.start()
+
+    async def _listen(self) -> None:
         new_tls = None if self._tls is None else self._tls.engines()
         loop = asyncio.get_running_loop()
         # HTTP first: the answer to IDENTIFY names its port.
@@ -120,6 +143,8 @@ class Nsqlookupd:
         self._debug.close()
         for server in self._servers():
             await server.close()
+        if self._store is not None:
+            await self._store.close()
         if self._auth is not None:
             await self._auth.close()
         _log.info("nsqlookupd: stopped")
@@ -130,6 +155,8 @@ class Nsqlookupd:
     def describe(self) -> str:
         """Return the state of all parts, for failing tests."""
         servers = [server.describe() for server in self._servers()]
+        if self._store is not None:
+            servers.append(self._store.describe())
         return "\n".join((self.database.describe(), self._sessions.describe(), *servers))
 
     def _own_address(self) -> LookupdAddress:
@@ -151,6 +178,15 @@ class Nsqlookupd:
         )
 
 
+def _store(router: Router, env: Env, files: Files) -> EmbeddedStore:
+    from flintmq.nsqlookupd import store_api  # for those who have a store
+    from flintmq.nsqlookupd.store import EmbeddedStore
+
+    store = EmbeddedStore(env, files)
+    store_api.add_routes(router, store, env)
+    return store
+
+
 def _tls(options: NsqlookupdOptions) -> ServerTls | None:
     if not options.https_address:
         return None
@@ -164,7 +200,7 @@ def _auth(options: NsqlookupdOptions, router: Router, env: Env) -> HttpAuth | No
     if not options.http_auth_tokens_file:
         return None
     file, trusts = options.http_auth_tokens_file, options.http_auth_client_cert
-    return HttpAuth(file, router, HTTP_PERMISSIONS, env, trusts, "nsqlookupd")
+    return HttpAuth(file, router, {**HTTP_PERMISSIONS, **STORE_PERMISSIONS}, env, trusts, "nsqlookupd")
 
 
 async def main(
@@ -172,16 +208,19 @@ async def main(
     options: NsqlookupdOptions,
     ready: Callable[[Nsqlookupd], None] | None = None,
     stop: asyncio.Event | None = None,
+    files: Files | None = None,
 ) -> None:
     """Run one nsqlookupd until ``stop`` is set or the task is cancelled.
 
     Args:
         ready: called once, when both addresses are being listened on.
+        files: the directory of its coordination store; None: it has none.
 
     Raises:
         ListenFailed: an address cannot be used.
+        StorageError: the coordination store cannot be used.
     """
-    nsqlookupd = Nsqlookupd(env, options)
+    nsqlookupd = Nsqlookupd(env, options, files)
     await nsqlookupd.start()
     try:
         if ready is not None:
@@ -199,16 +238,29 @@ def run(options: NsqlookupdOptions) -> int:
     """
     reopen_log = configure(options.log_prefix, options.log_level, path=options.log_file)
     env = Env(hostname=socket.gethostname(), local_names=local_names())  # noqa: TID251 - the process fills its Env
+    files: Files | None = None
     try:
+        files = _files(options.store_path) if options.store_path else None
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_until_signal(env, options, reopen_log))
+            runner.run(_until_signal(env, options, reopen_log, files))
     except FlintError as error:
         _log.critical("failed to instantiate nsqlookupd - %s", error)
         return 1
+    finally:
+        if files is not None:
+            files.close()
     return 0
 
 
-async def _until_signal(env: Env, options: NsqlookupdOptions, reopen_log: Callable[[], None]) -> None:
+def _files(path: str) -> Files:
+    from flintmq.storage import OsFiles  # for those who have a store
+
+    return OsFiles(path)
+
+
+async def _until_signal(
+    env: Env, options: NsqlookupdOptions, reopen_log: Callable[[], None], files: Files | None
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -216,6 +268,6 @@ async def _until_signal(env: Env, options: NsqlookupdOptions, reopen_log: Callab
     loop.add_signal_handler(signal.SIGHUP, reopen_log)
     _log.info("nsqlookupd v%s", __version__)
     try:
-        await main(env, options, stop=stop)
+        await main(env, options, stop=stop, files=files)
     finally:
         end_undisturbed()

@@ -115,7 +115,7 @@ def reference_page(tables: Sequence[type[Options]]) -> str:
 
 
 def _documented(table: type[Options]) -> Iterable[Row]:
-    return (row for row in rows(table) if not row.deprecated)
+    return (row for row in rows(table) if not row.deprecated and not row.hidden)
 
 
 def _shown(table: type[Options]) -> Iterable[Row]:

@@ -54,6 +54,7 @@ class Row:
         implemented: whether anything but the default may be set.
         accepted: further values that may be set although it is not implemented, because they ask for nothing.
         deprecated: accepted for old scripts, without effect, not shown.
+        hidden: obeyed and not shown: by itself it is of no use to anybody yet.
     """
 
     attribute: str
@@ -67,6 +68,7 @@ class Row:
     implemented: bool
     accepted: tuple[Any, ...]
     deprecated: bool
+    hidden: bool
 
     @property
     def flag(self) -> str:
@@ -108,6 +110,7 @@ def option(
     implemented: bool = True,
     accepted: tuple[Any, ...] = (),
     deprecated: bool = False,
+    hidden: bool = False,
 ) -> Any:
     """Return a dataclass field that is one row of the table; the arguments are :class:`Row`'s."""
     row = {
@@ -120,6 +123,7 @@ def option(
         "implemented": implemented,
         "accepted": accepted,
         "deprecated": deprecated,
+        "hidden": hidden,
     }
     return dataclasses.field(default=default, metadata={"row": row})
 

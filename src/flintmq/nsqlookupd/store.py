@@ -1,0 +1,390 @@
+"""The coordination store that nsqlookupd keeps itself: a state machine, a SQLite file under it, and who watches.
+
+Tables of store.db, each with ``crc`` as its last column (see storage/rows.py)::
+
+    store_state(id, version, cluster_id, revision, key_count, lease_count)   one row
+    store_key(key, value, created, modified, version, lease)                 key as UTF-8
+    store_lease(id, ttl_s)
+
+Rules of this file:
+
+- Nothing is answered or told before everything that it shows survives a power loss; what waits meanwhile is written
+  together.
+- What cannot be written is tried again, and nothing is answered until it is: whether it holds is not known.
+- A file that is not as it was written is refused: a forgotten leader or lease would make two of one.
+- The time in which nobody could renew a lease (the store was away, stopped, or could not write) is nobody's: every
+  lease has its full time afterwards.
+
+Source: design/cluster.md section 2 and H11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from flintmq.cluster.store import Compacted, KeyValue, Span, StoreUnavailable
+from flintmq.cluster.store_state import Changes, StoreLimits, StoreState
+from flintmq.env import Env
+from flintmq.errors import DamagedDatabase, StorageError
+from flintmq.net.etcd_wire import Answers
+from flintmq.net.http_messages import JSON_TYPE, StreamingResponse
+from flintmq.net.tasks import kept_up, tell
+from flintmq.storage import Database, Files
+from flintmq.storage.rows import Statement, Table
+
+DATABASE_NAME = "store.db"
+SCHEMA_VERSION = 1
+WATCHER_COUNT_MAX = 4096
+TICK_S = 0.25
+"""How often leases are looked at."""
+STALL_NS = 1_000_000_000
+"""Beyond a tick; then leases could not be renewed, and begin again."""
+WRITE_AGAIN_S = 1.0
+
+_INTEGER, _BLOB = "INTEGER NOT NULL", "BLOB NOT NULL"
+STATE = Table(
+    "store_state",
+    {
+        "id": "INTEGER PRIMARY KEY",
+        "version": _INTEGER,
+        "cluster_id": _INTEGER,
+        "revision": _INTEGER,
+        "key_count": _INTEGER,
+        "lease_count": _INTEGER,
+    },
+    key=1,
+)
+KEY = Table(
+    "store_key",
+    {"key": _BLOB, "value": _BLOB, "created": _INTEGER, "modified": _INTEGER, "version": _INTEGER, "lease": _INTEGER},
+    key=1,
+)
+LEASE = Table("store_lease", {"id": "INTEGER PRIMARY KEY", "ttl_s": _INTEGER}, key=1)
+TABLES = (STATE, KEY, LEASE)
+
+_log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class DamagedStore(StorageError):
+    """The file of the store is not as it was written.
+
+    Args:
+        reason: what was found.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{DATABASE_NAME} of --store-path is damaged: {self.reason}; nothing is served from it. Restore it from a "
+            "backup, or move it away: the store is empty then, and whoever uses it begins anew"
+        )
+
+
+class EmbeddedStore:
+    """The store of one nsqlookupd.
+
+    Args:
+        files: its directory.
+    """
+
+    def __init__(self, env: Env, files: Files, limits: StoreLimits | None = None) -> None:
+        self._env = env
+        self._files = files
+        self._limits = limits
+        self._database: Database | None = None
+        self._state = StoreState(limits)
+        self._cluster_id = 0
+        self._durable_revision = 0
+        self._writing: asyncio.Future[None] | None = None  # done when what is being written is
+        self._next: asyncio.Future[None] | None = None  # done when what has changed since is written
+        self._expiring: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._failure = ""
+        self._turned_ns = 0
+        self._watchers: dict[_Watcher, None] = {}
+        self._lines: dict[tuple[Span, int, int], tuple[int, bytes]] = {}
+        self.answers = Answers(0)
+
+    # --- opening and closing
+
+    def open(self) -> None:
+        """Read what is there; blocks.
+
+        Raises:
+            DamagedStore: it is not as it was written.
+            StorageError: it cannot be used.
+        """
+        try:
+            self._database = self._files.open_database(DATABASE_NAME)
+            self._load(self._database)
+        except DamagedDatabase as error:
+            raise DamagedStore(str(error)) from error
+        self.answers = Answers(self._cluster_id)
+        self._durable_revision = self._state.revision
+        self._turned_ns = self._env.clock.monotonic_ns()
+
+    def _load(self, database: Database) -> None:
+        is_new = not database.query("SELECT name FROM sqlite_master")
+        if is_new:
+            self._cluster_id = self._env.random.getrandbits(62) + 1
+            created: list[Statement] = [(table.create, ((),)) for table in TABLES]
+            database.commit([*created, self._state_row(1, 0, 0)], sync=True)
+            return
+        for (text,) in database.query("PRAGMA quick_check(3)"):
+            if text != "ok":
+                raise DamagedStore(text)
+        rows = {}
+        for table in TABLES:
+            rows[table.name], damaged_count = table.read(database.query)
+            if damaged_count:
+                raise DamagedStore(f"{damaged_count} rows of {table.name} are not as they were written")
+        if len(rows[STATE.name]) != 1:
+            raise DamagedStore("its row of state is gone")
+        ((_, version, cluster_id, revision, key_count, lease_count),) = rows[STATE.name]
+        if version != SCHEMA_VERSION:
+            raise StorageError(f"{DATABASE_NAME} has version {version}, this nsqlookupd knows {SCHEMA_VERSION}")
+        found, leases = rows[KEY.name], rows[LEASE.name]
+        for what, count, expected in ("keys", len(found), key_count), ("leases", len(leases), lease_count):
+            if count != expected:
+                raise DamagedStore(f"it has {count} {what} where {expected} were written")
+        if missing := {row[-1] for row in found} - {0} - {lease_id for lease_id, _ in leases}:
+            raise DamagedStore(f"it has keys of leases that are not there: {sorted(missing)[:3]}")
+        self._cluster_id = cluster_id
+        pairs = [KeyValue(bytes(key).decode(), bytes(value), *rest) for key, value, *rest in found]
+        self._state = StoreState(self._limits, revision, pairs, leases, self._env.clock.monotonic_ns())
+
+    def start(self) -> None:
+        """Begin to write, and to look at leases."""
+        loop = asyncio.get_running_loop()
+        self._turned_ns = self._env.clock.monotonic_ns()
+        self._state.restart_leases(self._turned_ns)
+        self._expiring = loop.create_task(kept_up(self._expire, "looking at the leases of the store"))
+        _log.info("STORE: revision %d, %d keys", self._state.revision, self._state.key_count)
+
+    async def close(self) -> None:
+        """Write what is not written, and close the file; nobody may ask or watch any more."""
+        self._is_closing = True
+        if self._expiring is not None:
+            self._expiring.cancel()
+            await asyncio.wait({self._expiring})
+        while self._writer is not None and not self._writer.done():
+            await asyncio.wait({self._writer})
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    # --- asking
+
+    async def ask(self, work: Callable[[StoreState, int], Result]) -> Result:
+        """Do something with the state; return when all that it has seen and done is durable.
+
+        Args:
+            work: is called with the state and monotonic time.
+
+        Raises:
+            StoreError: of ``work``; also when the store cannot write.
+        """
+        if self._failure:
+            raise StoreUnavailable(f"the store cannot be written: {self._failure}")
+        try:
+            return work(self._state, self._now_ns())
+        finally:
+            await self._until_durable()
+
+    async def _until_durable(self) -> None:
+        waiting = self._writing
+        if self._state.has_changes:
+            if self._next is None:
+                self._next = asyncio.get_running_loop().create_future()
+            waiting = self._next
+            if self._writing is None:
+                self._write_next()
+        if waiting is not None:
+            await asyncio.shield(waiting)
+
+    def _now_ns(self) -> int:
+        """The time; leases begin again when there was some in which nothing could be asked."""
+        now_ns = self._env.clock.monotonic_ns()
+        if now_ns - self._turned_ns > TICK_S * 1e9 + STALL_NS:
+            _log.warning(
+                "STORE: stood still for %.1f s; every lease has its full time", (now_ns - self._turned_ns) / 1e9
+            )
+            self._state.restart_leases(now_ns)
+        self._turned_ns = now_ns
+        return now_ns
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ns = self._now_ns()
+            if self._failure:
+                self._state.restart_leases(now_ns)
+                continue
+            expired = self._state.expire(now_ns)
+            if expired:
+                _log.info("STORE: leases have run out: %s", ", ".join(map(str, expired)))
+                try:
+                    await self._until_durable()
+                except StoreUnavailable:
+                    continue  # it is logged, and tried again
+
+    # --- writing
+
+    def _write_next(self) -> None:
+        changes = self._state.take_changes()
+        assert changes is not None
+        self._writing, self._next = self._next, None
+        row = self._state_row(changes.revision, self._state.key_count, self._state.lease_count)
+        statements = [*_statements(changes), row]
+        self._writer = asyncio.get_running_loop().create_task(self._write(changes.revision, statements))
+        self._writer.add_done_callback(tell("writing the store"))
+
+    def _state_row(self, revision: int, key_count: int, lease_count: int) -> Statement:
+        return STATE.put((1, SCHEMA_VERSION, self._cluster_id, revision, key_count, lease_count))
+
+    async def _write(self, revision: int, statements: list[Statement]) -> None:
+        """Write one group; when it cannot be written, tell those who wait, and try again until it can."""
+        database = self._database
+        assert database is not None
+        while True:
+            try:
+                await self._env.run_blocking(database.commit, statements, True)
+                break
+            except StorageError as error:
+                if not self._failure:
+                    _log.error("STORE: cannot be written, nothing is answered until it can: %s", error)
+                self._failure = str(error)
+                for waiting in (self._writing, self._next):
+                    if waiting is not None and not waiting.done():
+                        waiting.set_exception(StoreUnavailable(f"the store cannot be written: {error}"))
+                        waiting.exception()  # whether or not somebody waits
+            if self._is_closing:
+                return
+            await asyncio.sleep(WRITE_AGAIN_S)
+        if self._failure:
+            _log.info("STORE: is written again")
+            self._failure = ""
+            self._state.restart_leases(self._env.clock.monotonic_ns())
+        self._durable_revision = revision
+        done, self._writing = self._writing, None
+        if done is not None and not done.done():
+            done.set_result(None)
+        if self._state.has_changes:
+            if self._next is None or self._next.done():
+                self._next = asyncio.get_running_loop().create_future()
+            self._write_next()
+        self._lines.clear()
+        for watcher in list(self._watchers):
+            watcher.wake()
+
+    # --- watching
+
+    def watch(self, span: Span, start_revision: int) -> StreamingResponse:
+        """Tell what happens in a span from a revision on.
+
+        Args:
+            start_revision: 0: from the next one.
+
+        Raises:
+            StoreUnavailable: there are too many watches.
+        """
+        if len(self._watchers) >= WATCHER_COUNT_MAX:
+            raise StoreUnavailable(f"the store has {WATCHER_COUNT_MAX} watches, which is all there may be")
+        after = start_revision - 1 if start_revision else self._durable_revision
+        watcher = _Watcher(self, span, after, start_revision)
+        self._watchers[watcher] = None
+        return watcher.response
+
+    def forget(self, watcher: _Watcher) -> None:
+        """A watch has ended."""
+        self._watchers.pop(watcher, None)
+
+    def lines_after(self, span: Span, after: int) -> tuple[int, bytes]:
+        """Return what comes next in a span as one line, empty when there is nothing, and how far it reaches.
+
+        Raises:
+            Compacted: it is forgotten.
+        """
+        until = self._durable_revision
+        key = (span, after, until)
+        known = self._lines.get(key)
+        if known is not None:
+            return known
+        reached = after
+        while reached < until:
+            events = self._state.events(span, reached, until)
+            reached = events.revision
+            if events.events:
+                found = (reached, self.answers.watch(events))
+                break
+        else:
+            found = (reached, b"")
+        if len(self._lines) < WATCHER_COUNT_MAX:
+            self._lines[key] = found  # most watch the same, and are as far
+        return found
+
+    @property
+    def durable_revision(self) -> int:
+        """What may be told goes up to here."""
+        return self._durable_revision
+
+    def describe(self) -> str:
+        """One line, for logs and failing tests."""
+        failure = f" failure={self._failure!r}" if self._failure else ""
+        return f"{self._state.describe()} durable={self._durable_revision} watchers={len(self._watchers)}{failure}"
+
+
+class _Watcher:
+    """One watch: how far it is told."""
+
+    def __init__(self, store: EmbeddedStore, span: Span, after: int, start_revision: int) -> None:
+        self._store = store
+        self._span = span
+        self._after = after
+        self._start_revision = start_revision
+        self._is_created = False
+        self._has_ended = False
+        self.response = StreamingResponse(self._next_piece, self._closed, (JSON_TYPE,))
+
+    def wake(self) -> None:
+        self.response.wake()
+
+    def _next_piece(self) -> bytes | None:
+        store = self._store
+        if not self._is_created:
+            self._is_created = True
+            return store.answers.line(store.answers.plain(store.durable_revision, created=True))
+        if self._has_ended:
+            return None
+        try:
+            self._after, line = store.lines_after(self._span, self._after)
+            return line
+        except Compacted as error:
+            self._has_ended = True
+            fields: dict[str, Any] = {"canceled": True, "compact_revision": str(error.revision)}
+            return store.answers.line(store.answers.plain(store.durable_revision, **fields))
+
+    def _closed(self) -> None:
+        self._store.forget(self)
+
+
+def _statements(changes: Changes) -> list[Statement]:
+    put = [
+        (key.encode(), pair.value, pair.create_revision, pair.mod_revision, pair.version, pair.lease_id)
+        for key, pair in changes.keys.items()
+        if pair is not None
+    ]
+    deleted = [(key.encode(),) for key, pair in changes.keys.items() if pair is None]
+    granted = [(lease_id, ttl_s) for lease_id, ttl_s in changes.leases.items() if ttl_s is not None]
+    ended = [(lease_id,) for lease_id, ttl_s in changes.leases.items() if ttl_s is None]
+    statements = [KEY.put(*put), KEY.delete(*deleted), LEASE.put(*granted), LEASE.delete(*ended)]
+    return [statement for statement in statements if statement[1]]
