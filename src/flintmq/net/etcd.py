@@ -59,6 +59,8 @@ REOPEN_S = 10.0
 PAGE_COUNT = 2000
 """Keys that are asked for at once."""
 RANGE_TRIES = 4
+IDLE_MAX = 8
+"""Connections that are kept for the next request; TLS and a handshake cost more than most of them."""
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 LINE_BYTES_MAX = 64 * 1024 * 1024
 WATCH_COUNT_MAX = 64
@@ -114,7 +116,7 @@ class EtcdStore:
     def __init__(self, env: Env, options: EtcdOptions) -> None:
         self._env = env
         self._options = options
-        self._http = HttpClient(idle_max=0)
+        self._http = HttpClient(IDLE_MAX)
         self._line = list(dict.fromkeys(map(_endpoint, options.endpoints)))
         if not self._line:
             raise StoreRefused("no endpoint of a store is named: give at least one http://host:port")
@@ -212,8 +214,8 @@ class EtcdStore:
         while True:
             endpoint = self._line[0]
             left_s = deadline - loop.time()
-            if left_s <= 0:
-                break
+            if left_s <= 0 or (failures and left_s < self._options.try_timeout_s / 4):
+                break  # what is sent without time for an answer is only more that is not known
             token = self._token
             try:
                 return await self._ask_at(endpoint, target, body, read, min(left_s, self._options.try_timeout_s))
@@ -229,7 +231,8 @@ class EtcdStore:
                 self._raise(endpoint, error)
                 reason, may_be_done = error.reason, error.code != wire.EXHAUSTED
             self._failed(endpoint)
-            failures[endpoint.address] = reason
+            if left_s >= self._options.try_timeout_s or endpoint.address not in failures:
+                failures[endpoint.address] = reason  # that there was little time left is no reason
             if is_change and may_be_done:
                 raise OutcomeUnknown(
                     f"a change was sent to {endpoint.address}, which did not say that it is done: {reason}"
@@ -247,7 +250,9 @@ class EtcdStore:
         """
         request = Request("POST", endpoint, target, await self._headers(), body)
         context, size = self._options.context, ANSWER_BYTES_MAX
-        status, _, data = await self._http.ask(request, timeout_s=timeout_s, context=context, body_bytes_max=size)
+        status, _, data = await self._http.ask(
+            request, timeout_s=timeout_s, context=context, body_bytes_max=size, may_keep=True
+        )
         if status != 200:
             raise wire.read_error(data) if status != 404 or b"code" in data else _no_store()
         header, found = read(data)

@@ -4,8 +4,8 @@ Rules of this file:
 
 - Everything has a deadline; what was begun is aborted when the caller gives up.
 - Connections are the running loop's ``create_connection``, so that this runs in a simulation too.
-- A connection is kept only for a GET, and only where the caller wants that: a server may close an idle one just when
-  it is used again, and a GET can be asked once more.
+- A connection is kept only where the caller wants that, and without being told so for a GET alone: a server may close
+  an idle one just when it is used again, and a GET can be asked once more. Anything else is never asked again here.
 
 Source: reference/nsq.md 2.2 (what nsqd asks nsqlookupd); design/reliability.md section 6 (1 MB, no redirects).
 """
@@ -36,7 +36,7 @@ class HttpClient:
     """Asks.
 
     Args:
-        idle_max: connections that are kept for ``IDLE_S_MAX`` after a GET; 0: every request has its own.
+        idle_max: connections that are kept for ``IDLE_S_MAX``; 0: every request has its own.
     """
 
     def __init__(self, idle_max: int = 0) -> None:
@@ -52,6 +52,7 @@ class HttpClient:
         connect_timeout_s: float | None = None,
         context: ssl.SSLContext | None = None,
         body_bytes_max: int = ANSWER_BYTES_MAX,
+        may_keep: bool = False,
     ) -> Answer:
         """Return the answer to a request, whatever its status.
 
@@ -60,12 +61,15 @@ class HttpClient:
             connect_timeout_s: for the part of it in which the connection is made; as long as that if None.
             context: for ``https``; whom to trust, what to show.
             body_bytes_max: size of the answer's body.
+            may_keep: use and keep a connection for other methods than GET as well: the caller knows what to do when a
+                request may have arrived on one that its server was just closing.
 
         Raises:
             NoAnswer: there is none in time, or none that can be used.
         """
         address = request.endpoint.address
-        may_keep = bool(self._idle_max) and request.method == "GET"
+        is_repeatable = request.method == "GET"
+        may_keep = bool(self._idle_max) and (may_keep or is_repeatable)
         begin = partial(
             _Connection.begin, data=request.encode(may_keep), new=partial(Exchange, address, body_bytes_max)
         )
@@ -82,7 +86,7 @@ class HttpClient:
                         while not exchange.is_complete:
                             await connection.progress()
                     except NoAnswer:
-                        if kept is not None and not exchange.has_begun:
+                        if kept is not None and is_repeatable and not exchange.has_begun:
                             continue  # the server closed it while it was idle
                         raise
                     finally:

@@ -300,7 +300,9 @@ class EmbeddedStore:
         if len(self._watchers) >= WATCHER_COUNT_MAX:
             raise StoreUnavailable(f"the store has {WATCHER_COUNT_MAX} watches, which is all there may be")
         after = start_revision - 1 if start_revision else self._durable_revision
-        watcher = _Watcher(self, span, after, start_revision)
+        if start_revision == self._state.compacted:
+            after = start_revision  # as etcd: what came after it is remembered
+        watcher = _Watcher(self, span, after)
         self._watchers[watcher] = None
         return watcher.response
 
@@ -346,11 +348,10 @@ class EmbeddedStore:
 class _Watcher:
     """One watch: how far it is told."""
 
-    def __init__(self, store: EmbeddedStore, span: Span, after: int, start_revision: int) -> None:
+    def __init__(self, store: EmbeddedStore, span: Span, after: int) -> None:
         self._store = store
         self._span = span
         self._after = after
-        self._start_revision = start_revision
         self._is_created = False
         self._has_ended = False
         self.response = StreamingResponse(self._next_piece, self._closed, (JSON_TYPE,))

@@ -1,0 +1,331 @@
+"""What every coordination store has to do: one suite for etcd, nsqlookupd's own, and that one in a simulation.
+
+Each case is a coroutine function of a store and a prefix that nobody else writes below. It waits for events; the only
+times in it are the lifetimes of leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from flintmq.cluster.store import (
+    Compare,
+    CompareValue,
+    Delete,
+    Event,
+    Events,
+    Fate,
+    Get,
+    KeyValue,
+    LeaseNotFound,
+    Operation,
+    Put,
+    Snapshot,
+    Span,
+    Store,
+    StoreRefused,
+    Txn,
+    follow,
+    swap,
+)
+from flintmq.cluster.store_state import StoreState
+
+Case = Callable[[Store, str], Awaitable[None]]
+CASES: dict[str, Case] = {}
+LEASE_TTL_S = 2  # the shortest that etcd grants with its usual settings
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+async def put(store: Store, key: str, value: bytes = b"x", lease_id: int = 0) -> int:
+    return (await store.txn(Txn((), (Put(key, value, lease_id),)))).revision
+
+
+async def delete(store: Store, key: str) -> int:
+    return (await store.txn(Txn((), (Delete(key),)))).revision
+
+
+async def take(watched: AsyncIterator[Events], count: int) -> list[Event]:
+    """The next events, when there are ``count``."""
+    found: list[Event] = []
+    while len(found) < count:
+        found.extend((await anext(watched)).events)
+    return found
+
+
+@case
+async def a_key_from_nothing_to_gone(store: Store, prefix: str) -> None:
+    key = prefix + "key"
+    assert await store.get(key) is None
+    created = await put(store, key, b"one")
+    assert await store.get(key) == KeyValue(key, b"one", created, created, 1)
+    written = await put(store, key, b"\x00\xff")
+    assert written > created
+    assert await store.get(key) == KeyValue(key, b"\x00\xff", created, written, 2)
+    assert await delete(store, key) == written + 1
+    assert await store.get(key) is None
+    assert await delete(store, key) == written + 1, "nothing was deleted, so nothing has changed"
+    again = await put(store, key, b"")
+    assert await store.get(key) == KeyValue(key, b"", again, again, 1)
+
+
+@case
+async def a_range_is_a_prefix_in_order(store: Store, prefix: str) -> None:
+    inside = [prefix + name for name in ("b/", "b/\x00", "b/1", "b/10", "b/2", "b/é", "b/\U0001f600")]
+    outside = [prefix + name for name in ("a", "b", "b.", "b0", "c")]
+    shuffled = inside + outside
+    random.Random(1).shuffle(shuffled)
+    for key in shuffled:
+        revision = await put(store, key, key.encode())
+    found = await store.range(Span.of_prefix(prefix + "b/"))
+    assert found.revision >= revision and not found.has_more
+    assert [pair.key for pair in found.found] == sorted(inside)
+    assert all(pair.value == pair.key.encode() for pair in found.found)
+    assert [pair.key for pair in (await store.range(Span.of_key(prefix + "b"))).found] == [prefix + "b"]
+    everything = await store.range(Span.of_prefix(""))
+    assert [pair.key for pair in everything.found if pair.key.startswith(prefix)] == sorted(shuffled)
+
+
+@case
+async def a_large_range_comes_whole(store: Store, prefix: str) -> None:
+    keys = [f"{prefix}{number:04d}" for number in range(300)]
+    for begin in range(0, len(keys), 100):
+        await store.txn(Txn((), tuple(Put(key, b"v" * 100) for key in keys[begin : begin + 100])))
+    found = await store.range(Span.of_prefix(prefix))
+    assert [pair.key for pair in found.found] == keys and not found.has_more
+
+
+@case
+async def conditions_decide(store: Store, prefix: str) -> None:
+    key, other = prefix + "key", prefix + "other"
+    then, otherwise = (Put(key, b"then"), Get(key), Get(other)), (Get(key), Put(other, b"otherwise"), Get(other))
+    first = await store.txn(Txn((Compare(key, 0), Compare(other, 0)), then, otherwise))
+    pair = KeyValue(key, b"then", first.revision, first.revision, 1)
+    assert first.succeeded and first.found == (pair, None)
+    second = await store.txn(Txn((Compare(key, 0),), then, otherwise))
+    assert not second.succeeded
+    assert second.found == (pair, KeyValue(other, b"otherwise", second.revision, second.revision, 1))
+    for condition, holds in (
+        (Compare(key, first.revision), True),
+        (Compare(key, first.revision + 1), False),
+        (CompareValue(key, b"then"), True),
+        (CompareValue(key, b"the"), False),
+        (CompareValue(prefix + "none", b""), False),
+    ):
+        assert (await store.txn(Txn((condition,)))).succeeded is holds, condition
+        assert (await store.txn(Txn((Compare(key, first.revision), condition)))).succeeded is holds
+    assert (await store.txn(Txn())).revision == second.revision
+
+
+@case
+async def what_is_refused_changes_nothing(store: Store, prefix: str) -> None:
+    key = prefix + "key"
+    before = await put(store, prefix + "there")
+    for txn in (
+        Txn((), (Put(key, b"1"), Put(key, b"2"))),
+        Txn((), (Put(key, b"1"), Delete(key))),
+        Txn((), (Delete(key), Put(key, b"1"))),
+        Txn((), (), (Put(key, b"1"), Put(key, b"1"))),
+        Txn((), (Put(key, b"1"), Put("", b"1"))),
+        Txn((), tuple(Put(f"{key}{number}", b"") for number in range(129))),
+    ):
+        with pytest.raises(StoreRefused):
+            await store.txn(txn)
+    with pytest.raises(LeaseNotFound):
+        await store.txn(Txn((), (Put(key, b"1"), Put(key + "2", b"1", 12345))))
+    assert (await store.txn(Txn((Compare(key, 1),), (Put(key, b"1", 12345),)))).succeeded is False
+    found = await store.range(Span.of_prefix(prefix))
+    assert [pair.mod_revision for pair in found.found] == [before]
+
+
+@case
+async def a_watch_tells_what_was_and_what_comes(store: Store, prefix: str) -> None:
+    start = await put(store, prefix + "before")
+    one = await put(store, prefix + "a", b"1")
+    await put(store, prefix[:-1] + "beside")
+    two = await delete(store, prefix + "a")
+    async with store.watch(Span.of_prefix(prefix), start) as watched:
+        assert await take(watched, 2) == [
+            Event(one, prefix + "a", KeyValue(prefix + "a", b"1", one, one, 1)),
+            Event(two, prefix + "a", None),
+        ]
+        result = await store.txn(Txn((), (Put(prefix + "b", b""), Put(prefix + "c", b""), Delete(prefix + "before"))))
+        events = await anext(watched)
+        assert events.revision == result.revision
+        assert [(event.revision - events.revision, event.key[-1], event.now is None) for event in events.events] == [
+            (0, "b", False),
+            (0, "c", False),
+            (0, "e", True),
+        ]
+        await put(store, prefix[:-1] + "beside")
+        last = await put(store, prefix + "d")
+        assert [event.revision for event in await take(watched, 1)] == [last]
+    async with store.watch(Span.of_key(prefix + "b"), start) as watched:
+        assert [event.key for event in await take(watched, 1)] == [prefix + "b"]
+
+
+@case
+async def every_watcher_hears_everything_once(store: Store, prefix: str) -> None:
+    start = await put(store, prefix + "start")
+    count = 60
+
+    async def listen() -> list[str]:
+        async with store.watch(Span.of_prefix(prefix), start) as watched:
+            return [event.key for event in await take(watched, count)]
+
+    listening = [asyncio.ensure_future(listen()) for _ in range(3)]
+    keys = [f"{prefix}{number:03d}" for number in range(count)]
+    for key in keys:
+        await put(store, key)
+    assert await asyncio.gather(*listening) == [keys] * 3
+
+
+@case
+async def a_lease_takes_its_keys_along(store: Store, prefix: str) -> None:
+    lease = await store.grant(LEASE_TTL_S)
+    assert lease.ttl_s >= LEASE_TTL_S and lease.lease_id > 0
+    held, kept, freed = prefix + "held", prefix + "kept", prefix + "freed"
+    await store.txn(Txn((), (Put(held, b"", lease.lease_id), Put(kept, b""), Put(freed, b"", lease.lease_id))))
+    start = await put(store, freed)
+    pair = await store.get(held)
+    assert pair is not None and pair.lease_id == lease.lease_id
+    assert await store.keepalive(lease.lease_id) == lease.ttl_s
+    async with store.watch(Span.of_prefix(prefix), start) as watched:
+        assert [(event.key, event.now) for event in await take(watched, 1)] == [(held, None)]
+    assert [pair.key for pair in (await store.range(Span.of_prefix(prefix))).found] == [freed, kept]
+    with pytest.raises(LeaseNotFound):
+        await store.keepalive(lease.lease_id)
+    with pytest.raises(LeaseNotFound):
+        await put(store, held, b"", lease.lease_id)
+
+
+@case
+async def a_lease_is_revoked(store: Store, prefix: str) -> None:
+    lease = await store.grant(60)
+    await store.txn(Txn((), (Put(prefix + "a", b"", lease.lease_id), Put(prefix + "b", b"", lease.lease_id))))
+    start = await put(store, prefix + "c")
+    async with store.watch(Span.of_prefix(prefix), start) as watched:
+        await store.revoke(lease.lease_id)
+        events = (await anext(watched)).events
+        assert [(event.revision, event.key, event.now) for event in events] == [
+            (start + 1, prefix + "a", None),
+            (start + 1, prefix + "b", None),
+        ]
+    with pytest.raises(LeaseNotFound):
+        await store.revoke(lease.lease_id)
+    with pytest.raises(LeaseNotFound):
+        await store.keepalive(lease.lease_id)
+
+
+@case
+async def only_one_of_many_wins(store: Store, prefix: str) -> None:
+    key = prefix + "leader"
+    tried = await asyncio.gather(*(swap(store, key, None, b"%d" % number) for number in range(8)))
+    (winner,) = [each for each in tried if each.fate is Fate.APPLIED]
+    assert winner.now is not None and winner.now.version == 1
+    assert {each.now for each in tried} == {winner.now}
+    assert sum(each.fate is Fate.REFUSED for each in tried) == 7
+    gone = await swap(store, key, winner.now, None)
+    assert gone.fate is Fate.APPLIED and gone.now is None
+    assert (await swap(store, key, winner.now, b"late")).fate is Fate.REFUSED
+
+
+@case
+async def to_follow_is_to_know(store: Store, prefix: str) -> None:
+    await put(store, prefix + "a")
+    following = follow(store, Span.of_prefix(prefix))
+    snapshot = await anext(following)
+    assert isinstance(snapshot, Snapshot) and [pair.key for pair in snapshot.found] == [prefix + "a"]
+    revision = await put(store, prefix + "b")
+    events = await anext(following)
+    assert isinstance(events, Events) and events.revision == revision
+    await following.aclose()
+
+
+@case
+async def it_does_as_the_state_machine(store: Store, prefix: str) -> None:
+    await compare_with_model(store, prefix, seed=1, steps=60)
+
+
+async def compare_with_model(store: Store, prefix: str, seed: int, steps: int) -> None:
+    """Ask a store and :class:`StoreState` the same at random; both have to answer alike, and to tell the same events.
+
+    Nobody else may write to the store meanwhile: revisions are compared.
+    """
+    rng = random.Random(seed)
+    start = await put(store, prefix + "start")
+    model = StoreState(revision=start)
+    keys = [f"{prefix}{name}" for name in "abcde"]
+    leases: list[int] = []
+
+    def condition() -> Compare | CompareValue:
+        key = rng.choice(keys)
+        pair = model.get(key)
+        if rng.random() < 0.3:
+            return CompareValue(key, pair.value if pair is not None and rng.random() < 0.7 else b"3")
+        return Compare(key, pair.mod_revision if pair is not None and rng.random() < 0.8 else 0)
+
+    def operation() -> Operation:
+        key, kind = rng.choice(keys), rng.random()
+        if kind < 0.5:
+            return Put(key, b"%d" % rng.randrange(4), rng.choice([0, 0, *leases[-3:]]))
+        return Delete(key) if kind < 0.75 else Get(key)
+
+    def operations() -> tuple[Operation, ...]:
+        return tuple(operation() for _ in range(rng.randrange(4)))
+
+    async def both(txn: Txn) -> None:
+        expected: object
+        answered: object
+        try:
+            expected = model.apply(txn)
+        except StoreRefused as error:
+            expected = type(error)
+        try:
+            answered = await store.txn(txn)
+        except StoreRefused as error:
+            answered = type(error)
+        assert answered == expected, (txn, model.describe())
+
+    for step in range(steps):
+        kind = rng.random()
+        if kind < 0.1:
+            lease = await store.grant(3600)
+            leases.append(model.grant(lease.lease_id, 3600, 0).lease_id)
+        elif kind < 0.16 and leases:
+            lease_id = leases[rng.randrange(len(leases))]
+            expected: object = None
+            try:
+                model.revoke(lease_id)
+            except LeaseNotFound as error:
+                expected = type(error)
+            answered: object = None
+            try:
+                await store.revoke(lease_id)
+            except LeaseNotFound as error:
+                answered = type(error)
+            assert answered == expected
+        else:
+            await both(Txn(tuple(condition() for _ in range(rng.randrange(3))), operations(), operations()))
+        model.check()
+        if step % 10 == 0:
+            found = await store.range(Span.of_prefix(prefix))
+            told = tuple(pair for pair in found.found if pair.key != prefix + "start")
+            assert (found.revision, told) == (model.revision, model.range(Span.of_prefix(prefix)).found)
+    expected_events = model.events(Span.of_prefix(prefix), start, model.revision, 1_000_000).events
+    if expected_events:
+        async with store.watch(Span.of_prefix(prefix), start) as watched:
+            events = await take(watched, len(expected_events))
+        assert _by_revision(events) == _by_revision(expected_events)
+
+
+def _by_revision(events: list[Event] | tuple[Event, ...]) -> list[tuple[int, str, KeyValue | None]]:
+    """Within one revision the order is nobody's business."""
+    return sorted(((event.revision, event.key, event.now) for event in events), key=lambda row: row[:2])
