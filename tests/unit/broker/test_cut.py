@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.sim.disk import DiskCrashed
 from tests.unit.broker.world import SECOND, BrokerWorld
 
 from flintmq.broker.broker import PartitionNotFound
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.errors import StorageError
 from flintmq.storage import PartitionLog
-from flintmq.testing import DiskCrashed
 
 KEPT, GONE = 4, 3
 

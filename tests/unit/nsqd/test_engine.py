@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.sim.disk import CrashingDisk
 from tests.sim.loop import Simulation
 
 from flintmq.broker.broker import Broker, BrokerOptions
@@ -25,7 +26,6 @@ from flintmq.message import FRAME_OVERHEAD_BYTES, MESSAGE_HEADER
 from flintmq.nsqd import engine as engine_module
 from flintmq.nsqd.engine import Engine
 from flintmq.storage import ChannelStore
-from flintmq.testing import MemoryDisk
 from flintmq.topic_meta import TopicMeta
 
 SECOND = 1_000_000_000
@@ -90,7 +90,7 @@ class World:
         self, sim: Simulation, durability: str, sync_every: int, sync_timeout_s: float, **options: Any
     ) -> None:
         self.sim = sim
-        self.disk = MemoryDisk(rng=random.Random(sim.seed))
+        self.disk = CrashingDisk(rng=random.Random(sim.seed))
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.held: set[str] = set()
         self._released = asyncio.Event()
@@ -760,7 +760,7 @@ def test_what_is_known_of_producers_is_written_down_when_it_is_due_and_frees_wha
         await a_while(1)
         log = world.partition().log
         log.producers.is_snapshot_due = True
-        world.broker._note_snapshot(world.partition())
+        world.broker.publishes.note_snapshot(world.partition())
         syncs = world.count("run_tickets")
         await a_while(0.5)
         assert world.count("run_tickets") == syncs + 1
@@ -780,7 +780,7 @@ def test_a_snapshot_that_cannot_be_written_is_told(caplog):
         await a_while(1)
         world.partition().log.producers.is_snapshot_due = True
         world.disk.fail("rename")
-        world.broker._note_snapshot(world.partition())
+        world.broker.publishes.note_snapshot(world.partition())
         await a_while(0.5)
         assert "cannot be written" in caplog.text
         assert world.partition().log.failed is None
@@ -995,7 +995,7 @@ def test_a_flush_that_did_not_read_all_that_is_due_is_followed_by_the_next_at_on
 
         def ended(*args: Any) -> None:
             flush_ended(*args)
-            world.broker.has_more_due = bool(more) and more.pop()
+            world.broker._progress.has_more_due = bool(more) and more.pop()
 
         monkeypatch.setattr(world.broker, "flush_ended", ended)
         monkeypatch.setattr(world.broker, "has_flush", lambda _wall_ns: bool(more))
