@@ -460,7 +460,7 @@ def test_connections_are_not_read_while_a_turn_has_taken_enough():
         assert engine.is_crowded
         await turn()
         assert not engine.is_crowded, "asking for it ended the turn"
-        world.broker.left_bytes = enough
+        world.broker.publishes.left_bytes = enough
         engine.received_bytes = 1
         assert engine.is_crowded, "what earlier turns left counts"
 
