@@ -1,4 +1,4 @@
-"""How much a channel has that is not finished, and how many bytes that is.
+"""The messages of a channel that are not finished, in number and in bytes.
 
 Rules of this file: nothing is changed; counts are exact, bytes are taken from the offsets of the log: exact for what
 the cursor has not reached, a share of the stretch for what is behind it, and an average for what was set aside.
@@ -23,7 +23,7 @@ def waiting_count(channel: Channel) -> int:
 
 
 class ByteCount:
-    """How many bytes of the log a channel has not finished; remembers where it looked last."""
+    """Counts the bytes of the log that a channel has not finished; remembers where it looked last."""
 
     __slots__ = ("_channel", "_floor", "_next")
 

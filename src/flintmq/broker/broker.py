@@ -761,11 +761,11 @@ class Broker:
     # -- settings --------------------------------------------------------------------------------------------------
 
     def own_settings(self, topic: str, channel: str | None = None) -> Settings:
-        """What was set for a topic or one of its channels itself."""
+        """Return what was set for a topic or one of its channels itself."""
         return self._settings.own(topic, channel)
 
     def settings_of(self, topic: str, channel: str | None = None) -> Limits:
-        """What is in force for a topic or one of its channels, or would be if it were there."""
+        """Return what is in force for a topic or one of its channels, or would be if it were there."""
         return self._settings.of(topic, channel)
 
     def change_settings(self, topic: Topic, channel: str | None, settings: Settings) -> None:
@@ -919,7 +919,7 @@ class Broker:
 
     @property
     def clock_shift_ns(self) -> int:
-        """What is added to due times on their way to the disk: how far the wall clock has been set since the start."""
+        """Time added to due times on their way to the disk: by how much the wall clock has been set since the start."""
         return self._progress.clock_shift_ns
 
     def clock_moved(self, shift_ns: int) -> None:
@@ -972,7 +972,7 @@ class Broker:
                 self.floor_written(partition, wall_ns)
 
     def memory_used(self) -> dict[str, int]:
-        """What of the memory budget is used, by share, in bytes."""
+        """Count the bytes of the memory budget that are used, by share."""
         budget, cache = self.budget, self._cache
         return {
             "output": budget.output_bytes,

@@ -156,7 +156,7 @@ class Channel:
         return self.window.take_changed()
 
     def state(self) -> ChannelState:
-        """What to write down now."""
+        """Return what is to be written down now."""
         return self.window.state()
 
     # -- counts --------------------------------------------------------------------------------------------------
@@ -691,7 +691,7 @@ class Channel:
     # -- looks ---------------------------------------------------------------------------------------------------
 
     def waiting_again(self, count: int) -> tuple[list[Message], list[Message]]:
-        """What comes again, at most so many of each kind: those whose turn is first, and the others; all in order."""
+        """List what comes again, so many of each kind at most: those whose turn is first, and the others; in order."""
         self.gather_waiting()  # which of several lines they stand in, nobody sees
         window = self.window
         queued, ready = list(islice(window.queued_messages(), count)), list(islice(window.ready_messages(), count))
@@ -699,7 +699,7 @@ class Channel:
 
     @property
     def owed_count(self) -> int:
-        """How many new messages are delivered before more of what comes again is."""
+        """New messages to be delivered before more of what comes again."""
         return self._owed_count
 
     def check(self) -> None:
@@ -714,7 +714,7 @@ class Channel:
             assert is_in_line == (subscription.capacity > 0), f"C3: {subscription.describe()}"
 
     def _waiting_elsewhere(self) -> Collection[int]:
-        """What is to be delivered again and stands in neither of the window's lines."""
+        """Return what is to be delivered again and stands in neither of the window's lines."""
         return ()
 
     # -- administration ------------------------------------------------------------------------------------------
@@ -757,7 +757,7 @@ class Channel:
             self.limit = min(self.limit, sequence)
 
     def _forget_delivered(self) -> None:
-        """What there is between floor and cursor is about to be forgotten."""
+        """Forget what is kept of messages between floor and cursor, which are about to be forgotten."""
         self.gather_waiting()
         self._not_deferred_at = 0
         if self.policy is not None:

@@ -73,7 +73,7 @@ class GivenUp:
 
 @dataclass(slots=True)
 class DeadLetters:
-    """What channels need of the broker to give messages up.
+    """The part of the broker that channels need to give messages up.
 
     Attributes:
         topic: finds the topic of that name or creates it, and remembers that it has dead letters.
@@ -93,7 +93,7 @@ class DeadLetters:
 def dead_letter(
     source: Partition, channel: str, target: Partition, given_up: GivenUp, frame: bytes | memoryview
 ) -> bytes:
-    """What is stored in the dead-letter topic for one message frame, trace id and headers included."""
+    """Build the body that the dead-letter topic stores for one frame, trace id and headers included."""
     has_headers = source.has_headers(given_up.sequence)
     position = body_position(frame) if has_headers else FRAME_OVERHEAD_BYTES
     body = bytes(frame[position:])

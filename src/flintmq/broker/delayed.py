@@ -20,7 +20,7 @@ _CLEANING_INTERVAL = 1024
 
 
 class DelayedNotes:
-    """What the notes of all partitions have in common.
+    """Figures that the notes of all partitions have in common.
 
     Attributes:
         wall_ns: the clock of due times, as it was told last.

@@ -1,4 +1,4 @@
-"""What a channel tells of the life of its messages to whoever wants to know.
+"""The life of messages, as a channel tells it to a listener.
 
 Rules of this file: calls only. Nobody listens as a rule, and then a run of messages costs one look at an attribute; who
 does listen is told of runs, not of messages, and returns at once without raising.
@@ -16,7 +16,7 @@ from flintmq.broker.subscription import Subscription
 
 
 class ChannelEvents(Protocol):
-    """What one channel tells about its messages; ends of ranges are exclusive."""
+    """A listener to one channel; ends of ranges are exclusive."""
 
     def delivered(self, subscription: Subscription, batch: Batch, first: int, end: int, delivery_count: int) -> None:
         """Messages of one batch went to a consumer, each for the n-th time."""

@@ -92,7 +92,7 @@ class ExtFilter:
             return False
 
     def cost(self, frame: bytes | memoryview) -> int:
-        """What a look at a message costs at most; 1 is a simple one."""
+        """Bound the cost of a look at a message; 1 is a simple one."""
         return 1 + min(len(frame), VALUE_SIZE_MAX) * self._step_count // _UNIT
 
 

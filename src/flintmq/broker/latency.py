@@ -1,4 +1,4 @@
-"""How long messages take from publishing to FIN: quantiles over a moving window, for runs of messages at once.
+"""The time that messages take from publishing to FIN: quantiles over a moving window, for runs of messages at once.
 
 Picture of a :class:`Summary`, one column per kept value::
 
@@ -102,7 +102,7 @@ class Summary:
         return cls(values, lows, highs, weights, count)
 
     def _steps(self) -> list[tuple[int, int, int, int, int]]:
-        """What each value adds when summaries are added up from the smallest value on.
+        """Count what each value adds when summaries are added up from the smallest value on.
 
         Each is the value; what it adds to its own low; what it adds to the lows of greater values; its weight; and what
         it adds to the highs of greater values.
@@ -164,7 +164,7 @@ class Summary:
         return self._values[index]
 
     def _error(self, index: int, rank: int) -> int:
-        """How far a value can be from a rank at most; 0 when it surely has it."""
+        """Bound the distance of a value from a rank; 0 when it surely has it."""
         before, through = self._highs[index] - self._weights[index], self._lows[index] + self._weights[index]
         return max(before + 1 - rank, rank - through, 0)
 
@@ -181,7 +181,7 @@ EMPTY = Summary()
 
 
 class _Stream:
-    """What came in one half of the window."""
+    """The values of one half of the window."""
 
     __slots__ = ("_summary", "_values", "_weights")
 

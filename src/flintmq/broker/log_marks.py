@@ -1,4 +1,4 @@
-"""How far logs are, as the database has it: so that the next start can tell what is missing from what never was.
+"""The ends of logs as the database has them, so that the next start can tell what is missing from what never was.
 
 Rules of this file: a mark is no more than was true when it was taken.
 

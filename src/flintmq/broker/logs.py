@@ -20,13 +20,13 @@ _REMOVED = "deleted-"
 
 
 def log_directory(topic: str, partition: int) -> str:
-    """Where a partition's log is."""
+    """Return the directory of a partition's log."""
     return f"{TOPICS_DIRECTORY}/{directory_name(topic)}/p-{partition:04d}"
 
 
 @dataclass(slots=True)
 class OnDisk:
-    """What there is in the directory of topics.
+    """The contents of the directory of topics.
 
     Attributes:
         partitions: of every topic those that have a directory.

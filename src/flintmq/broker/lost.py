@@ -128,7 +128,7 @@ class Losses:
 
 
 def _overlap(ranges: Iterable[tuple[int, int]], first: int, end: int) -> int:
-    """How many numbers from ``first`` to ``end`` (exclusive) lie in one of the ranges at least."""
+    """Count the numbers from ``first`` to ``end`` (exclusive) that lie in one of the ranges at least."""
     count = 0
     for start, stop in sorted(ranges):
         count += max(0, min(stop, end) - max(start, first))

@@ -1,4 +1,4 @@
-"""What the database has yet to be told of topics, channels and settings, and who waits for that.
+"""Changes of topics, channels and settings that the database does not have yet, and who waits for them.
 
 Rules of this file: order is kept; what could not be written comes before what was added since.
 
@@ -19,7 +19,7 @@ Waiter = Callable[[BaseException | None], None]
 
 @dataclass(slots=True)
 class MetadataBatch:
-    """What one flush takes.
+    """The changes that one flush takes.
 
     Attributes:
         records: by names, what the statements say by numbers of this node.

@@ -1,4 +1,4 @@
-"""What the broker needs of nsqd's options.
+"""The part of nsqd's options that the broker needs.
 
 Rules of this file: data alone.
 """

@@ -32,13 +32,13 @@ _TURN_WEIGHT = 1024 * 1024  # a group takes no more publishes than this
 
 
 class Waiter(Protocol):
-    """Who is told that a publish has ended."""
+    """Somebody who is told that a publish has ended."""
 
     def publish_ended(self) -> None: ...
 
 
 class Bounds(Protocol):
-    """What a partition needs of the bounds of its topic; see :class:`flintmq.broker.bounds.TopicBounds`."""
+    """The part of a topic's bounds that a partition needs; see :class:`flintmq.broker.bounds.TopicBounds`."""
 
     refused_count: int
     dropped_count: int
@@ -54,13 +54,13 @@ class Bounds(Protocol):
 
 
 class PartitionEvents(Protocol):
-    """What one partition tells about what is published to it."""
+    """A listener to what is published to one partition."""
 
     def publishing(self, group: PublishGroup, count: int, is_stored_form: bool) -> None:
         """Messages joined a group, in this order; in the form they are stored in they may have trace ids."""
 
     def publisher(self, group: PublishGroup, client: str) -> None:
-        """Who published what joined a group last."""
+        """Tell who published what joined a group last."""
 
     def published(self, group: PublishGroup) -> None:
         """The messages of a group are stored and may be delivered."""
@@ -377,7 +377,7 @@ class Partition:
 
     @property
     def pending_weight(self) -> int:
-        """What :meth:`write_pending` would have to do, about as much as writing so many bytes."""
+        """The work left to :meth:`write_pending`, as the bytes whose writing costs about as much."""
         groups = self._groups
         return groups[0].weight if len(groups) == 1 else sum(group.weight for group in groups)
 
@@ -457,7 +457,7 @@ class Partition:
 
     @property
     def storable_end(self) -> int:
-        """How far the log could be committed: up to the first group that waits for something, and the watermark."""
+        """The sequence up to which the log could be committed: the first that waits for something, or the watermark."""
         end: int = self.log.committed_sequence
         for group in self.written:
             if group.conditions and not group.ended:

@@ -56,7 +56,7 @@ class PartSubscription(Subscription):
 
 
 class SharedSubscription:
-    """What the parts of one consumer have in common; a connection sees it as one subscription.
+    """The subscriptions of one consumer to several partitions, which a connection sees as one.
 
     Attributes:
         room_left: bytes that may still be put into the output.
@@ -72,7 +72,7 @@ class SharedSubscription:
 
     @property
     def capacity(self) -> int:
-        """How many more messages may be sent now."""
+        """Messages that may be sent now."""
         return self._rdy_count - self.in_flight_count if self._is_open and self.room_left > 0 else 0
 
     def _changed(self) -> None:
@@ -90,7 +90,7 @@ class SharedSubscription:
 
     @property
     def room_bytes(self) -> int:
-        """How much more may be put into the output before the connection has to drain."""
+        """Bytes that may be put into the output before the connection has to drain."""
         return self.room_left
 
     @room_bytes.setter
@@ -126,12 +126,12 @@ class SharedSubscription:
             part.has_answered = has_answered
 
     def take_put_bytes(self) -> int:
-        """What has been put into the output since the last call."""
+        """Return how many bytes have been put into the output since the last call."""
         return sum(part.take_put_bytes() for part in self.parts)
 
     @property
     def locality(self) -> Locality:
-        """How near the consumer is."""
+        """Nearness of the consumer."""
         return self.parts[0].locality
 
     @property

@@ -89,7 +89,7 @@ def _seen_messages(log: Log, messages: list[Message], bytes_max: int) -> Iterato
 
 
 def next_messages(channel: Channel, count: int, bytes_max: int, wall_ns: int) -> Iterator[Seen]:
-    """What consumers get next: what comes again and what has come due in turns, and in turns with both what is new."""
+    """List what consumers get next: what comes again and what has come due in turns, and in turns with both the new."""
     log = channel.log
     first, second = channel.waiting_again(count)
     noted = [*first, *second]
@@ -136,7 +136,7 @@ def _seen_new(
 
 
 def in_flight_messages(channel: Channel, count: int, bytes_max: int) -> Iterator[Seen]:
-    """What consumers hold, oldest first."""
+    """List what consumers hold, oldest first."""
     noted = [(each, each.deadline_ns, each.owner) for each in channel.window.held_messages(count)]
     for message, deadline_ns, owner in noted:
         found = _seen_message(channel.log, message, bytes_max)
@@ -146,7 +146,7 @@ def in_flight_messages(channel: Channel, count: int, bytes_max: int) -> Iterator
 
 
 def deferred_messages(channel: Channel, count: int, bytes_max: int) -> Iterator[Seen]:
-    """What is deferred for a short time and in memory, the next one first; the rest the database knows."""
+    """List what is deferred for a short time and in memory, the next one first; the rest the database knows."""
     for due_ns, message in channel.window.deferred_messages(count):
         found = _seen_message(channel.log, message, bytes_max)
         if found is not None:

@@ -203,7 +203,7 @@ class ChannelPolicy:
             self._failed(sending, error)
 
     def _bodies(self, target: Partition, sending: _Sending) -> Iterator[bytes]:
-        """What is published of the next messages on their way."""
+        """Build what is published of the next messages on their way."""
         size = 0
         for given_up, frame in self._next():
             sending.given_up.append(given_up)
@@ -454,7 +454,7 @@ class ChannelPolicy:
 
 
 class _Excess:
-    """What is to be dropped: so many messages and so many bytes, whichever is more."""
+    """The excess that is to be dropped: so many messages and so many bytes, whichever is more."""
 
     __slots__ = ("count", "dropped", "size_bytes")
 
@@ -473,7 +473,7 @@ class _Excess:
         self.size_bytes -= count * average
 
     def messages_of(self, batch: Batch, start: int) -> int:
-        """How many messages of a batch are enough for the bytes."""
+        """Count the messages of a batch that are enough for the bytes."""
         if self.size_bytes <= 0:
             return 0
         positions, index = batch.positions(), start - batch.first

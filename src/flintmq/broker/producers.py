@@ -112,7 +112,7 @@ class OncePublish(Generic[AnyGroup]):
             self._next = self._ranges[self._index][0]
 
     def forget_written(self) -> None:
-        """What is in the log of it is to be cut off."""
+        """Take note that what is in the log of it is to be cut off."""
         self.written = self._before
 
     def publish_ended(self) -> None:
@@ -130,7 +130,7 @@ class OncePublish(Generic[AnyGroup]):
 
 
 class _Line(Generic[AnyGroup]):
-    """What one producer has under way, oldest first.
+    """The publishes of one producer that are under way, oldest first.
 
     Attributes:
         last: the last sequence taken.
@@ -150,7 +150,7 @@ class _Line(Generic[AnyGroup]):
         self._owner.keep(publish.producer_id, self)
 
     def carrier_of(self, first: int, end: int) -> AnyGroup | None:
-        """What some of these messages wait for; the last of several."""
+        """Find the group that some of these messages wait for; the last of several."""
         return next((each.group for each in reversed(self.publishes) if each.carries(first, end)), None)
 
     def without_carried(self, ranges: Ranges) -> Ranges:
@@ -224,7 +224,7 @@ class Producers(Generic[AnyGroup]):
         return ranges
 
     def carrier_of(self, producer_id: bytes, first: int, end: int) -> AnyGroup | None:
-        """What duplicates wait for; None when they are stored."""
+        """Find the group that duplicates wait for; None when they are stored."""
         self._log.producers.table.touch(producer_id)
         line = self._lines.get(producer_id)
         return None if line is None else line.carrier_of(first, end)

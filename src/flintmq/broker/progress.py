@@ -136,19 +136,19 @@ class Flush:
 
 
 class FlushOutcome(Protocol):
-    """Who acts on what a flush brought."""
+    """The one who acts on what a flush brought."""
 
     def mark(self, channel: Channel) -> None:
         """Look at this channel at the end of the turn."""
 
     def pack_damaged(self, channel: Channel, stored: packs.StoredPack) -> None:
-        """Spilled messages cannot be read any more."""
+        """Act on spilled messages that cannot be read any more."""
 
     def floor_written(self, partition: Partition, wall_ns: int) -> None:
-        """What lies below a partition's durable floor may go."""
+        """Drop what lies below a partition's durable floor."""
 
     def on_defect(self, what: str, error: Exception) -> None:
-        """Something failed that nobody expected."""
+        """Act on something that failed and that nobody expected."""
 
 
 class Progress:
@@ -295,7 +295,7 @@ class Progress:
 
 
 def spilled_record(topic: str, partition: int, channel: str, changes: Changes, shift_ns: int) -> PutSpilled:
-    """What has changed of the spilled messages of one channel.
+    """Build the record of what has changed of the spilled messages of one channel.
 
     Args:
         shift_ns: added to due times.
@@ -305,7 +305,7 @@ def spilled_record(topic: str, partition: int, channel: str, changes: Changes, s
 
 
 def progress_record(channel: Channel, partition: Partition, shift_ns: int, spilled_count: int) -> PutProgress:
-    """How far a channel is.
+    """Build the record of how far a channel is.
 
     Args:
         shift_ns: added to due times.

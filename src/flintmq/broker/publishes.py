@@ -1,4 +1,4 @@
-"""What is published in a turn: gathered by partition, written with the turn, committed when it is stored.
+"""The publishes of a turn: gathered by partition, written with the turn, committed when it is stored.
 
 Rules of this file: no clock, no socket; a partition that fails does not keep the others from being written.
 

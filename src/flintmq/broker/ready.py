@@ -1,4 +1,4 @@
-"""Who of a channel's consumers is served next, and when the oldest delivery of each times out.
+"""The order in which a channel's consumers are served, and when the oldest delivery of each times out.
 
 Both are kept up to date as consumers change, so that a turn costs for those that are served and not for all there are.
 

@@ -16,7 +16,7 @@ DAY_NS = 86_400 * 1_000_000_000
 
 
 class Retention(NamedTuple):
-    """How long consumed messages are kept: a time in ns, bytes; 0 for no such limit, both 0 for not at all."""
+    """Bounds within which consumed messages are kept: a time in ns, bytes; 0: no such limit, both 0: not at all."""
 
     time_ns: int
     size_bytes: int

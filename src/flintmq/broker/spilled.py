@@ -45,7 +45,7 @@ _SMALL_COUNT = 8  # small packs that are read together become one
 
 @dataclass(slots=True)
 class Changes:
-    """What the database must do for one channel: note what is done, clear, put, remove.
+    """The work of the database for one channel: note what is done, clear, put, remove.
 
     Attributes:
         cleared_from: everything spilled before is to be forgotten from this sequence on; None: nothing.
@@ -64,7 +64,7 @@ class Changes:
 
 
 class Shares:
-    """How much memory each of many channels may use for spilled messages.
+    """The memory that each of many channels may use for spilled messages.
 
     Args:
         total_bytes: most of all channels together.
@@ -137,7 +137,7 @@ class SpilledStore:
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds in memory, without what belongs to each message beside its bytes."""
+        """Bytes of messages that it holds in memory."""
         return self.far_bytes + self._soon_bytes + self._loaded_bytes
 
     @property
@@ -247,7 +247,7 @@ class SpilledStore:
 
     @property
     def room_bytes(self) -> int:
-        """How much may be read: what consumers hold does not count, they may have more when they are ready for it."""
+        """Bytes that may be read: what consumers hold does not count, they may have more when they are ready for it."""
         ready_bytes = self._loaded_bytes * len(self.ready) // len(self.loaded) if self.loaded else 0
         return self._shares.loaded_bytes - self._soon_bytes - ready_bytes
 

@@ -1,4 +1,4 @@
-"""What a channel is made of and what it needs: the log it reads, a message by itself, its limits, what it writes down.
+"""The parts of a channel: the log it reads, a message by itself, its limits, what it writes down.
 
 Rules of this file: data and protocols alone.
 
@@ -19,7 +19,7 @@ DONE, SLOT_MAX, SHARED, GIVING_UP, DEFERRED, QUEUED = 0, 250, 251, 253, 254, 255
 
 
 class Log(Protocol):
-    """What a channel needs of a partition's log."""
+    """The part of a partition's log that a channel needs."""
 
     @property
     def start_sequence(self) -> int: ...
@@ -92,7 +92,7 @@ class Pack:
 
 
 class Policy(Protocol):
-    """What a channel needs of its limits; see :class:`flintmq.broker.policy.ChannelPolicy`."""
+    """The part of its limits that a channel needs; see :class:`flintmq.broker.policy.ChannelPolicy`."""
 
     limits: Limits
     wall_ns: int
@@ -130,10 +130,10 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class ChannelState:
-    """What of a channel survives a restart.
+    """The state of a channel that survives a restart.
 
     Attributes:
-        floor: every sequence below is finished or aside.
+        floor: every sequence below is finished or spilled.
         window: one byte per message from floor on, 1 for done.
         deferred: (sequence, due wall ns) of deferred messages in the window.
         attempts: (sequence, deliveries so far) where that is not 1.

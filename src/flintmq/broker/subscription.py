@@ -24,7 +24,7 @@ Layout = Callable[[bytes | memoryview, int], bytes]
 
 
 class Locality(IntEnum):
-    """How near a consumer is to this node, nearest first."""
+    """Nearness of a consumer to this node, nearest first."""
 
     ZONE = 0
     REGION = 1
@@ -50,7 +50,7 @@ class Run:
 
 
 class Subscription:
-    """What a channel knows of one consumer.
+    """One consumer, as a channel knows it.
 
     Args:
         locality: consumers with a lower one are served first.
@@ -152,7 +152,7 @@ class Subscription:
 
     @property
     def room_bytes(self) -> int:
-        """How much more may be put into ``out`` before the connection has to drain."""
+        """Bytes that may be put into ``out`` before the connection has to drain."""
         return self._room_bytes
 
     @room_bytes.setter
@@ -174,7 +174,7 @@ class Subscription:
 
     @property
     def capacity(self) -> int:
-        """How many more messages may be sent now."""
+        """Messages that may be sent now."""
         return self._rdy_count - self.in_flight_count if self._is_open and self._room_bytes > 0 else 0
 
     def layout_at(self, sequence: int) -> Layout | None:
@@ -182,11 +182,11 @@ class Subscription:
         return self.layout if sequence >= self.headers_from else self.older_layout
 
     def laid_out(self, batch: Batch, first: int, end: int) -> bytes | memoryview:
-        """What is sent of the messages from ``first`` to ``end`` of a batch; only with a layout."""
+        """Build what is sent of the messages from ``first`` to ``end`` of a batch; only with a layout."""
         return b"".join(self.one(batch.frames(s, s + 1), batch, s) for s in range(first, end))
 
     def one(self, frame: bytes | memoryview, batch: Batch | None, sequence: int) -> bytes | memoryview:
-        """What is sent of one frame.
+        """Build what is sent of one frame.
 
         Args:
             batch: that holds the message; when the log has it no more, its offset is given as 0.
@@ -231,7 +231,7 @@ class Subscription:
         self.has_answered = False
 
     def take_put_bytes(self) -> int:
-        """What has been put into ``out`` since the last call."""
+        """Return how many bytes have been put into ``out`` since the last call."""
         put_bytes, self.put_bytes = self.put_bytes, 0
         return put_bytes
 

@@ -99,7 +99,7 @@ class Group:
 
     @property
     def waiting_count(self) -> int:
-        """How many wait for them in all."""
+        """Messages that wait for them in all."""
         return len(self.waiting) + len(self.again)
 
 
@@ -446,7 +446,7 @@ class TaggedChannel(Channel):
         return not self.wants_turn
 
     def _run_length(self, group: Group, batch: Batch, most: int) -> int:
-        """How many messages from the cursor on are for a group, at most so many; the first one is."""
+        """Count the messages from the cursor on that are for a group, at most so many; the first one is."""
         first, count = self.window.next, 1
         while count < most and self._group_at(batch, first + count) is group:
             count += 1

@@ -93,11 +93,11 @@ class TopicSettings:
     # -- settings --------------------------------------------------------------------------------------------------
 
     def own(self, topic: str, channel: str | None = None) -> Settings:
-        """What was set for a topic or one of its channels itself."""
+        """Return what was set for a topic or one of its channels itself."""
         return self._settings.get((topic, channel or ""), NOTHING)
 
     def of(self, topic: str, channel: str | None = None) -> Limits:
-        """What is in force for a topic or one of its channels, or would be if it were there."""
+        """Return what is in force for a topic or one of its channels, or would be if it were there."""
         layers = self._layers(topic, channel or "")
         return resolve(topic, *layers)
 

@@ -1,4 +1,4 @@
-"""What of a channel is between its floor and its cursor, one byte a message; and what was spilled out of there.
+"""The messages of a channel between its floor and its cursor, one byte each; and those spilled out of there.
 
 Picture::
 
@@ -118,7 +118,7 @@ class Window:
         self._strip()
 
     def state(self) -> ChannelState:
-        """What to write down now."""
+        """Return what is to be written down now."""
         return ChannelState(
             self.floor,
             bytes(self._states.translate(_TO_DONE_BITS)),
@@ -172,11 +172,11 @@ class Window:
         return 0 <= index < len(self._states) and self._states[index] == QUEUED
 
     def attempts_of(self, sequence: int) -> int:
-        """How often a message between floor and cursor has been delivered."""
+        """Count the deliveries of a message between floor and cursor."""
         return self._attempts.get(sequence, 1)
 
     def left_out_count(self, first: int, end: int = _UNBOUNDED) -> int:
-        """How many sequences from ``first`` to ``end`` (exclusive) the channel never gets."""
+        """Count the sequences from ``first`` to ``end`` (exclusive) that the channel never gets."""
         return sum(max(0, min(stop, end) - max(start, first)) for start, stop in self.holes)
 
     def _sequences_of(self, state: bytes) -> Iterator[int]:
@@ -184,12 +184,12 @@ class Window:
         return (floor + match.start() for match in re.finditer(re.escape(state), self._states))
 
     def queued_messages(self) -> Iterator[Message]:
-        """What of the window stands in line to be delivered again."""
+        """List the messages of the window that are in line to be delivered again."""
         attempts = self._attempts
         return (Message(s, attempts.get(s, 1)) for s in self.queued if self.is_queued(s))
 
     def ready_messages(self) -> Iterator[Message]:
-        """What of the spilled messages stands in line."""
+        """List the spilled messages that are in line."""
         found = map(self.spilled.ready_message, self.spilled.ready)
         return (message for message in found if message is not None)
 
@@ -199,7 +199,7 @@ class Window:
         return None if index < 0 else self.floor + index
 
     def held_messages(self, count_max: int) -> list[Message]:
-        """What consumers hold, at most so many: spilled ones first, and each kind in the order of the log."""
+        """List what consumers hold, at most so many: spilled ones first, and each kind in the order of the log."""
         spilled = [each for _, each in sorted(self.spilled.loaded.items()) if each.owner is not None][:count_max]
         held: list[Message] = []
         runs: dict[Subscription, list[Run]] = {}
@@ -241,7 +241,7 @@ class Window:
         self._deadlines.forget_detached(len(self.consumers))
 
     def held_by(self, subscription: Subscription) -> list[Message]:
-        """What a consumer holds, in the order of delivery."""
+        """List what a consumer holds, in the order of delivery."""
         found = [each for each in self.spilled.loaded.values() if each.owner is subscription]
         if subscription.slot == SHARED:
             mine = [sequence for sequence, owner in self._shared.items() if owner is subscription]
@@ -262,7 +262,7 @@ class Window:
         return found
 
     def _owner(self, sequence: int) -> Subscription | None:
-        """Who holds a message of the window."""
+        """Find who holds a message of the window."""
         index = sequence - self.floor
         if not 0 <= index < len(self._states):
             return None
@@ -653,7 +653,7 @@ class Window:
                 yield message
 
     def _left_of(self, run: Run, subscription: Subscription) -> Iterator[Message]:
-        """What a consumer still holds of a run and did not touch."""
+        """List what a consumer still holds of a run and did not touch."""
         floor = self.floor
         first = max(run.first, floor)
         part = self._states[first - floor : run.end - floor] if run.end > first else b""

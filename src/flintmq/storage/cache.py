@@ -1,4 +1,4 @@
-"""What all logs of one nsqd share so that memory and handles stay bounded however many logs and messages there are.
+"""The cache of all logs of one nsqd: memory and handles stay bounded however many logs and messages there are.
 
 - decoded read-ahead chunks and loaded indexes of sealed segments: least recently used go first, bounded in bytes;
 - handles of sealed segments: least recently used are closed first, bounded in number;

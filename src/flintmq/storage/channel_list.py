@@ -63,7 +63,7 @@ _decode = msgspec.msgpack.Decoder(list[tuple[str, tuple[Any, ...], tuple[Any, ..
 
 
 class Note(NamedTuple):
-    """What was noted of the database last, see the picture above."""
+    """The last note of the database, see the picture above."""
 
     commits: int = 0
     synced: int = 0
@@ -73,7 +73,7 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class LoadedList:
-    """What a file says.
+    """The contents of a file.
 
     Attributes:
         identity: of the directory; None when the header is damaged.

@@ -49,7 +49,7 @@ UNKNOWN_COUNT = -1  # of messages set aside, until they are counted again
 
 
 class _HeadersFrom(msgspec.Struct):
-    """What stands beside the fields of a topic's meta, of this node alone."""
+    """Fields beside those of a topic's meta, of this node alone."""
 
     headers_from: dict[int, int] = {}
 
@@ -74,7 +74,7 @@ _decode = msgspec.msgpack.Decoder(CursorRow).decode
 
 @dataclass(slots=True)
 class StoredChannel:
-    """What is known of a channel in one partition.
+    """A channel in one partition.
 
     Attributes:
         cursor: the number of its cursor; 0 when it has none yet and begins where the log does.
@@ -88,7 +88,7 @@ class StoredChannel:
 
 @dataclass(slots=True)
 class StoredLog:
-    """How far a partition's log was.
+    """The end of a partition's log.
 
     Attributes:
         log_id: of the log that this is about.
@@ -217,7 +217,7 @@ class ChannelStore:
         return stored
 
     def take_damages(self) -> list[Damage]:
-        """What was found to be damaged so far, once."""
+        """Return what was found to be damaged so far, once."""
         damages, self._damages = self._damages, []
         return damages
 
@@ -303,7 +303,7 @@ class ChannelStore:
             raise StorageError(f"cannot write {LIST_NAME}: {error.strerror or error}") from error
 
     def journal(self) -> bytes | None:
-        """What :func:`put_journal` wrote last; None when there is nothing."""
+        """Read what :func:`put_journal` wrote last; None when there is nothing."""
         rows, _ = TAKEOVER.read(self._database.query)
         return rows[0][1] if rows else None
 
@@ -328,7 +328,7 @@ class ChannelStore:
         return packs.find_packed(self._database.query, cursor, sequence)
 
     def aside_count(self, cursor: int) -> int:
-        """How many messages are set aside."""
+        """Count the spilled messages."""
         return packs.count_packed(self._database.query, cursor).get(cursor, (0, 0))[0]
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ _FILE_NAME = re.compile(r"([0-9]{20})(\.log|\.index|\.log\.([0-9]+)\.bad)")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a log is to end.
+    """The place where a log is to end.
 
     Attributes:
         log_id: of the log.

@@ -1,4 +1,4 @@
-"""What is told of damage: the words, and how much is lost by it.
+"""Reports of damage: the words, and how much is lost by it.
 
 Rules of this file: data alone.
 

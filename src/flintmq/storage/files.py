@@ -153,7 +153,7 @@ class Files(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """What the time since the machine was started is called; empty when nobody knows.
+        """Return the name of the time since the machine was started; empty when nobody knows.
 
         What was written in the same time, and has not been synced, can have been lost by no power loss.
         """
@@ -263,7 +263,7 @@ _AROUND = (
 
 
 def database_error(path: str, error: sqlite3.Error) -> StorageError:
-    """What an error of SQLite means: that the file is damaged, or that it cannot be used now."""
+    """Say what an error of SQLite means: that the file is damaged, or that it cannot be used now."""
     code = getattr(error, "sqlite_errorcode", 0)
     is_cut = code == sqlite3.SQLITE_IOERR_SHORT_READ
     is_around = code & 0xFF in _AROUND or not code

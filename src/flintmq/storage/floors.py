@@ -1,4 +1,4 @@
-"""How far channels that are consumed in order are: each FIN of them is written here before the next message goes out.
+"""Floors of channels that are consumed in order: each FIN is written here before the next message goes out.
 
 The database of the data directory has the same at most 0.1 s later; what is larger counts. Writing a record is one
 system call, which is what lets a consumer in order go on after some microseconds and still get nothing twice when the

@@ -73,7 +73,7 @@ Rows = dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]
 
 
 def changes_of(statements: Iterable[Statement]) -> list[Change]:
-    """What statements change in the tables that are listed."""
+    """Find what statements change in the tables that are listed."""
     changes: list[Change] = []
     for sql, rows in statements:
         table = _PUTS.get(sql)
@@ -115,7 +115,7 @@ class Opened:
 
 @dataclass(slots=True)
 class _Contents:
-    """What was read of a database.
+    """The readable part of a database.
 
     Attributes:
         state: its one row; None when it is not whole.

@@ -53,7 +53,7 @@ _SMALL = {
 
 
 def migration(database: Database) -> Iterator[Statement]:
-    """What makes an older database one of the present version; of an empty one as well.
+    """List what makes an older database one of the present version; of an empty one as well.
 
     Raises:
         StorageError: the database cannot be read; from the iterator, so that the transaction fails.

@@ -183,7 +183,7 @@ class Piece:
             at += size
 
     def count_within(self, bytes_max: int) -> int:
-        """How many of its messages have together at most so many bytes; at least one."""
+        """Count those of its messages that have together at most so many bytes; at least one."""
         sizes = self.sizes
         if isinstance(sizes, int):
             return max(1, min(self.count, bytes_max // sizes))
@@ -208,7 +208,7 @@ class Piece:
         return taken
 
     def without(self, sequences: Iterable[int]) -> list[Piece]:
-        """What is left of it without some of its messages."""
+        """Return what is left of it without some of its messages."""
         left, start = [], self.first
         for sequence in sorted(each for each in sequences if self.first <= each < self.end):
             if sequence > start:
@@ -238,7 +238,7 @@ class NewPack:
 
 
 class Found(NamedTuple):
-    """What is to be known of a pack to read it; columns of its row."""
+    """The columns of a pack's row that are needed to read it."""
 
     number: int
     due_ns: int
@@ -574,7 +574,7 @@ def _read_done(query: Query, numbers: Iterable[int]) -> dict[int, set[int]]:
 
 
 def count_packed(query: Query, cursor: int | None = None) -> dict[int, tuple[int, int]]:
-    """How many messages are set aside for each cursor or for one, and the earliest due time."""
+    """Count the spilled messages of each cursor or of one, and find the earliest due time."""
     of_one = "" if cursor is None else f" WHERE cursor = {int(cursor)}"
     counts = {
         each: (count, due_ns)

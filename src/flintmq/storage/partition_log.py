@@ -78,7 +78,7 @@ _TIMESTAMP_POSITION = 8  # in a message frame
 
 @dataclass(slots=True, frozen=True)
 class SegmentInfo:
-    """What retention needs to know of a segment.
+    """A segment, as retention needs to know it.
 
     Attributes:
         first_sequence, end_sequence: the sequences it holds; the end is exclusive.
@@ -578,7 +578,7 @@ class PartitionLog:
     # syncing
 
     def begin_sync(self) -> SyncTicket | None:
-        """What must be synced for everything appended so far to be durable.
+        """Fix what must be synced for everything appended so far to be durable.
 
         None when there is nothing to sync, and when syncing has failed before: durable is only what is below
         ``synced_sequence``. The caller runs the ticket in a worker thread, then calls :meth:`finish_sync` (I4).
@@ -952,7 +952,7 @@ class PartitionLog:
             self.producers.table, self._table_before_cut = self._table_before_cut, None
 
     def check_cut(self, sequence: int) -> Cut | None:
-        """Where :meth:`cut_back_to` would cut; None: nowhere, it ends there.
+        """Find where :meth:`cut_back_to` would cut; None: nowhere, it ends there.
 
         Raises:
             ValueError, WriteFailed, StorageError: as :meth:`cut_back_to`, which would do nothing.

@@ -1,4 +1,4 @@
-"""Who has published to a partition with sequences of its own, and how far: the part of it that is in the log.
+"""The producers that publish to a partition with sequences of their own: as far as it is in the log.
 
 The log itself says it, batch by batch (flag PRODUCER in batch.py). So that a start need not read all of the log, and
 retention may drop old segments, a snapshot of the table is written beside the log now and then.
@@ -206,11 +206,11 @@ class ProducerMemory:
 
     @property
     def saved_sequence(self) -> int:
-        """How far the log was that the snapshot beside it is about; 0 without one."""
+        """The end of the log as of the snapshot beside it; 0 without one."""
         return self._saved_sequence
 
     def begin_snapshot(self, log_id: int, sequence: int) -> bytes | None:
-        """What is to be written once everything below ``sequence``, where the log ends, is durable; None: nothing."""
+        """Build what is to be written once all below ``sequence``, where the log ends, is durable; None: nothing."""
         if not self.is_snapshot_due:
             return None
         self.is_snapshot_due = False
@@ -225,7 +225,7 @@ class ProducerMemory:
 
 
 def table_before(table: ProducerTable, segments: Iterable[Segment], sequence: int) -> ProducerTable:
-    """What a table says when the log has nothing from ``sequence`` on.
+    """Build the table of a log that has nothing from ``sequence`` on.
 
     Args:
         table: what all batches of the log say.
@@ -245,7 +245,7 @@ def table_before(table: ProducerTable, segments: Iterable[Segment], sequence: in
 
 
 def _published_from(segments: Iterable[Segment], sequence: int) -> dict[bytes, Ranges]:
-    """What each producer has published from ``sequence`` of the log on."""
+    """Find what each producer has published from ``sequence`` of the log on."""
     found: dict[bytes, Ranges] = {}
     for segment in segments:
         if segment.end <= sequence or not segment.has_producers:

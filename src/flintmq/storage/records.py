@@ -1,4 +1,4 @@
-"""What a flush writes, by names: of which topic, partition and channel, never of which row.
+"""The records that a flush writes, by names: of which topic, partition and channel, never of which row.
 
 A record says what is so from now on; its ``statements`` are what a database has to do about it. A database has rows
 under numbers of its own: of cursors, which ``statements`` is given (0 for what is not about a channel), and of packs,
@@ -30,7 +30,7 @@ from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What all records have: fields of plain data, in the order in which they are written down."""
+    """A record: fields of plain data, in the order in which they are written down."""
 
 
 class PutTopic(_Record, frozen=True):
@@ -44,7 +44,7 @@ class PutTopic(_Record, frozen=True):
 
 
 class PutTopicMeta(_Record, frozen=True):
-    """What a topic with partitions is.
+    """A topic is one with partitions, and of this kind.
 
     Attributes:
         meta: as :func:`flintmq.topic_meta.encode_meta` has it.
@@ -79,7 +79,7 @@ class DeleteTopic(_Record, frozen=True):
 
 
 class PutSettings(_Record, frozen=True):
-    """What was set for a topic, or for its channel when that is not empty.
+    """This is set for a topic, or for its channel when that is not empty.
 
     Attributes:
         settings: as :func:`flintmq.settings.encode_settings` has them; None when nothing is set any more.
@@ -99,7 +99,7 @@ class PutSettings(_Record, frozen=True):
 
 
 class PutBacklog(_Record, frozen=True):
-    """Where a partition's backlog for a first channel begins, and where a paused topic stopped."""
+    """A partition's backlog for a first channel begins here, and a paused topic stopped here."""
 
     topic: str
     partition: int
@@ -111,7 +111,7 @@ class PutBacklog(_Record, frozen=True):
 
 
 class PutLog(_Record, frozen=True):
-    """How far this node's log of a partition is; see :class:`flintmq.storage.channel_store.StoredLog`."""
+    """This node's log of a partition has come so far; see :class:`flintmq.storage.channel_store.StoredLog`."""
 
     topic: str
     partition: int
@@ -150,7 +150,7 @@ class DeleteChannel(_Record, frozen=True):
 
 
 class PutProgress(_Record, frozen=True):
-    """How far a channel is in a partition.
+    """A channel has come so far in a partition.
 
     Attributes:
         window: a byte for each message from the floor on, 1 when it is finished or spilled.
@@ -188,7 +188,7 @@ class DeleteProgress(_Record, frozen=True):
 
 
 class PutSpilled(_Record, frozen=True):
-    """What has changed of a channel's spilled messages.
+    """A channel's spilled messages have changed.
 
     Attributes:
         cleared_from: those spilled before are forgotten from this sequence on; None: none are.

@@ -74,7 +74,7 @@ assert _META.size + _CRC.size == 24
 
 @dataclass(slots=True)
 class Recovered:
-    """What opening found.
+    """The log as opening found it.
 
     Attributes:
         segments: at least one; the last is the active one.
@@ -146,7 +146,7 @@ def parents_of(path: str) -> list[str]:
 
 
 def storage_error(path: str, error: OSError, free_bytes: int) -> StorageError:
-    """What a failed write or creation means to a publisher."""
+    """Say what a failed write or creation means to a publisher."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(path, free_bytes, DISK_RESERVE_BYTES)
     return WriteFailed(path, error.strerror or str(error))
@@ -197,7 +197,7 @@ class Recovery:
         self._sweep()
 
     def finish(self) -> Recovered:
-        """What was found; to be called last."""
+        """Return what was found; to be called last."""
         producers = restore(self.segments, self._saved_sequence, self._table)
         return Recovered(self.segments, self.failed, producers, self._checkpoint_size)
 

@@ -138,7 +138,7 @@ def hop(data: bytes, position: int, next_id: int, wanted_id: int) -> tuple[int, 
 
 @dataclass(slots=True, frozen=True)
 class Claim:
-    """What the header at a position says, plausible but not verified."""
+    """The claims of the header at a position, plausible but not verified."""
 
     position: int
     size: int

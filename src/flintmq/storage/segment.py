@@ -72,7 +72,7 @@ assert SEGMENT_HEADER_BYTES == 64
 
 @dataclass(slots=True)
 class Corruption:
-    """What recovery or a read found and set aside.
+    """Damage that recovery or a read found and set aside.
 
     Attributes:
         path: the file, relative to the data directory.
@@ -105,7 +105,7 @@ class Corruption:
 
 @dataclass(slots=True, eq=False)
 class Home:
-    """What the segments of one log have in common."""
+    """The things that the segments of one log have in common."""
 
     files: Files
     directory: str
@@ -470,7 +470,7 @@ class Segment:
         return None
 
     def position_of(self, sequence: int) -> int:
-        """Where the batch that contains ``sequence``, or the first behind it, starts; the end when there is none."""
+        """Find where the batch with ``sequence``, or the first behind it, starts; the end when there is none."""
         if sequence <= self.first:
             return 0
         found = self.next_run(sequence, SCAN_WINDOW_BYTES, NO_STOP) if sequence < self.end else None
