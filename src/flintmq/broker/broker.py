@@ -94,8 +94,10 @@ class Broker:
     Attributes:
         budget: the memory that clients can make this nsqd use.
         publishes: what is published and not stored.
+        deliveries: channels that are to be looked at, now or at some time.
         mark: has a channel looked at; see :meth:`Deliveries.mark`.
-        publish_to: publishes to one partition; see :meth:`Publishes.publish_to`.
+        publish_to, write_pending, commit: what happens to a publish in a turn; see :class:`Publishes`, whose methods
+            they are.
         on_settings_change: told of every topic, and channel or None, whose settings have been changed.
         on_dead_letter_topic: finds a dead-letter topic or creates it.
         on_problem: told what could not be read or written, and is tried again.
@@ -135,10 +137,12 @@ class Broker:
         self._losses = Losses(self._tell_damage, self._tell_problem)
         self._channels = channels = Channels(files, options, budget, metadata, random_source, self._tell_problem)
         self._progress = Progress(channels, metadata, self._marks, self)
-        self._deliveries = deliveries = Deliveries(self.topics, channels, self._tell_problem, self._tell_defect)
+        self.deliveries = deliveries = Deliveries(self.topics, channels, self._tell_problem, self._tell_defect)
         self.mark = deliveries.mark
         self.publishes = Publishes(self.topics, deliveries, self._marks, self._tell_problem, self._tell_defect)
         self.publish_to = self.publishes.publish_to
+        self.write_pending = self.publishes.write_pending
+        self.commit = self.publishes.commit
         self._new_topics = NewTopics(metadata, self._topic_created, self._refuse_topic, self._discard)
         self._settings = TopicSettings(
             self.topics,
@@ -574,7 +578,7 @@ class Broker:
             del its.channels[name]
             if self._channels.is_durable(channel):
                 self._metadata.put(DeleteChannel(topic.name, its.number, name))
-            self._deliveries.forget(channel)
+            self.deliveries.forget(channel)
             self._channels.remove(channel)
             if not its.channels:
                 # as in nsqd, what was handed to the deleted channel is gone; the next one starts from here
@@ -730,7 +734,7 @@ class Broker:
             channels.forget_floor(channel)  # it may have gone back
             self._progress.ask(Question(lambda _store: channels.sync_floors(), self._floors_synced))
         channels.note_changed(channel)
-        self._deliveries.mark_parts(channel)
+        self.deliveries.mark_parts(channel)
         # even if nothing of it has changed: who waits for metadata waits for the flush that has the cursor
         channels.put(channel)
 
@@ -801,20 +805,12 @@ class Broker:
     @property
     def has_pending(self) -> bool:
         """Whether :meth:`write_pending` has something to do."""
-        return self.publishes.has_pending
+        return bool(self.publishes.pending)
 
     @property
     def has_held(self) -> bool:
         """Whether something was published that waits for files of its topic, or for the database."""
         return self.publishes.has_held
-
-    def write_pending(self, wall_ns: int) -> list[PublishGroup]:
-        """Append what the turn published; return the groups that now wait for durability."""
-        return self.publishes.write_pending(wall_ns)
-
-    def commit(self, groups: Iterable[PublishGroup]) -> None:
-        """Nothing more is waited for: answer the publishers and let consumers see the messages, in the log's order."""
-        self.publishes.commit(groups)
 
     def set_watermark(self, partition: Partition, sequence: int | None) -> None:
         """Let nothing of a partition be committed from ``sequence`` on; see :meth:`Publishes.set_watermark`."""
@@ -879,26 +875,26 @@ class Broker:
 
     def mark_in_turn(self, channels: Iterable[Channel]) -> None:
         """As :attr:`mark`, in this order, whatever was marked before."""
-        self._deliveries.mark_in_turn(channels)
+        self.deliveries.mark_in_turn(channels)
 
     @property
     def has_marked(self) -> bool:
         """Whether :meth:`pump` has something to do."""
-        return self._deliveries.has_marked
+        return bool(self.deliveries.marked or self.deliveries.late)
 
     def pump(self, now_ns: int, wall_ns: int) -> list[Channel]:
         """Deliver from the marked channels; return them, so that their consumers' output can be written."""
         self._delayed_notes.wall_ns = wall_ns
-        return self._deliveries.pump(now_ns, wall_ns)
+        return self.deliveries.pump(now_ns, wall_ns)
 
     @property
     def next_deadline_ns(self) -> int | None:
         """Monotonic time at which :meth:`expire` is to be called; None when never."""
-        return self._deliveries.next_deadline_ns
+        return self.deliveries.next_deadline_ns
 
     def expire(self, now_ns: int, wall_ns: int) -> None:
         """Handle every timeout and due message up to now; the channels concerned are marked."""
-        self._deliveries.expire(now_ns, wall_ns)
+        self.deliveries.expire(now_ns, wall_ns)
 
     # -- progress on disk ------------------------------------------------------------------------------------------
 

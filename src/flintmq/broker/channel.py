@@ -216,7 +216,7 @@ class Channel:
         if subscription.in_flight_count:
             held = self.window.held_by(subscription)
             if self.events is not None:
-                self.events.let_go(subscription, [message.sequence for message in held])
+                self.events.released(subscription, [message.sequence for message in held])
             self._take_back(held)
         self.window.detach(subscription)
 

@@ -132,7 +132,7 @@ class Channels:
             partition.number,
             partition.log,
             ChannelState(row.floor, stored.window, row.deferred, row.attempts, row.holes),
-            SpilledStore(stored.aside_count, stored.aside_next_due_ns, self._pack_numbers, self.shares),
+            SpilledStore(stored.spilled_count, stored.spilled_next_due_ns, self._pack_numbers, self.shares),
             self._random,
             depth_max=self._options.ephemeral_depth_max if ephemeral else None,
         )

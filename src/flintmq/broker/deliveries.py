@@ -29,10 +29,14 @@ class Deliveries:
         topics: all there are, by name.
         report: told what could not be read.
         on_defect: told what was being done, and an exception that nobody expected there.
+
+    Attributes:
+        marked: channels to be looked at at the end of the turn.
+        late: those of earlier turns that had too many; :meth:`pump` has something to do while there are some of either.
     """
 
-    __slots__ = ("_armed", "_armed_count", "_channels", "_deadlines", "_late", "_marked", "_on_defect", "_report",
-                 "_topics")  # fmt: skip
+    __slots__ = ("_armed", "_armed_count", "_channels", "_deadlines", "_on_defect", "_report",
+                 "_topics", "late", "marked")  # fmt: skip
 
     def __init__(
         self,
@@ -45,8 +49,8 @@ class Deliveries:
         self._channels = channels
         self._report = report
         self._on_defect = on_defect
-        self._marked: dict[Channel, None] = {}
-        self._late: dict[Channel, None] = {}  # of earlier turns that had too many
+        self.marked: dict[Channel, None] = {}
+        self.late: dict[Channel, None] = {}
         self._armed: dict[Channel, int] = {}
         self._armed_count = 0
         self._deadlines: list[tuple[int, int, Channel]] = []
@@ -55,30 +59,25 @@ class Deliveries:
 
     def mark(self, channel: Channel) -> None:
         """Look at this channel at the end of the turn."""
-        self._marked[channel] = None
+        self.marked[channel] = None
 
     def mark_in_turn(self, channels: Iterable[Channel]) -> None:
         """As :meth:`mark`, in this order, whatever was marked before."""
         for channel in channels:
-            self._marked.pop(channel, None)
-            self._marked[channel] = None
+            self.marked.pop(channel, None)
+            self.marked[channel] = None
 
     def mark_parts(self, channel: Channel) -> None:
         """Look at a channel in all partitions: a consumer of several of them may have room again."""
         topic = self._topics[self._channels.partition(channel).topic_name]
         for part in topic.channels(channel.name):
-            self._marked[part] = None
+            self.marked[part] = None
 
     def mark_waiting(self, channels: Iterable[Channel]) -> None:
         """Look at those of the channels that would do something with what has just been stored."""
         for channel in channels:
             if not channel.is_idle:
-                self._marked[channel] = None
-
-    @property
-    def has_marked(self) -> bool:
-        """Whether :meth:`pump` has something to do."""
-        return bool(self._marked) or bool(self._late)
+                self.marked[channel] = None
 
     def pump(self, now_ns: int, wall_ns: int) -> list[Channel]:
         """Deliver from the marked channels; return them, so that their consumers' output can be written.
@@ -86,8 +85,8 @@ class Deliveries:
         When there are very many, the rest comes with the next turns.
         """
         channels = self._channels
-        marked, self._marked = self._marked, {}
-        if self._late or len(marked) > _PUMPED_MAX:
+        marked, self.marked = self.marked, {}
+        if self.late or len(marked) > _PUMPED_MAX:
             marked = self._share_turn(marked)
         for channel in marked:
             try:
@@ -100,7 +99,7 @@ class Deliveries:
                     self._report(error)
                     self.arm(channel, now_ns + _RETRY_NS)
                 if channel.wants_turn:
-                    self._marked[channel] = None
+                    self.marked[channel] = None
                 deadline = channel.next_deadline_ns(now_ns, wall_ns)
                 if deadline is not None:
                     self.arm(channel, deadline)
@@ -114,7 +113,7 @@ class Deliveries:
 
     def _share_turn(self, marked: dict[Channel, None]) -> dict[Channel, None]:
         """Choose of very many channels those of this turn: first what is new, so that it waits for no backlog."""
-        late = self._late
+        late = self.late
         now = dict.fromkeys(islice(marked, _PUMPED_MAX))
         late |= dict.fromkeys(islice(marked, _PUMPED_MAX, None))
         now |= dict.fromkeys(islice(late, _PUMPED_LATE_MAX))
@@ -124,8 +123,8 @@ class Deliveries:
 
     def forget(self, channel: Channel) -> None:
         """Drop a channel that is deleted."""
-        self._marked.pop(channel, None)
-        self._late.pop(channel, None)
+        self.marked.pop(channel, None)
+        self.late.pop(channel, None)
         self._armed.pop(channel, None)
 
     # -- time ----------------------------------------------------------------------------------------------------

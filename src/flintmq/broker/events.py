@@ -36,7 +36,7 @@ class ChannelEvents(Protocol):
     def touched(self, subscription: Subscription, sequence: int) -> None:
         """A consumer asked for more time."""
 
-    def let_go(self, subscription: Subscription, sequences: Iterable[int]) -> None:
+    def released(self, subscription: Subscription, sequences: Iterable[int]) -> None:
         """A consumer is gone that held messages; they are queued again."""
 
     def given_up(self, sequence: int, client: str) -> None:

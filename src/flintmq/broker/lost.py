@@ -42,15 +42,15 @@ class Losses:
         """
         start = partition.log.start_sequence
         if stored.is_lost:
-            if stored.aside_count:
+            if stored.spilled_count:
                 channel.spilled.clear_from(start)  # it comes from the log
             return
-        if stored.aside_missing:
+        if stored.spilled_missing:
             move(channel, start, finish_older=False)
             self._tell(
                 partition,
                 channel,
-                f"{stored.aside_missing} messages that were set aside are missing; it begins again with sequence "
+                f"{stored.spilled_missing} messages that were set aside are missing; it begins again with sequence "
                 f"{start}, so that those come again which are stored",
                 is_more_possible=True,
             )

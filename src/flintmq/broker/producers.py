@@ -147,7 +147,7 @@ class _Line(Generic[AnyGroup]):
         self.publishes.append(publish)
         self.last = publish.last
         publish.group.waiters.insert(0, publish)  # before those who look at what it leaves behind
-        self._owner.keep(publish.producer_id, self)
+        self._owner.line_begun(publish.producer_id, self)
 
     def carrier_of(self, first: int, end: int) -> AnyGroup | None:
         """Find the group that some of these messages wait for; the last of several."""
@@ -162,7 +162,7 @@ class _Line(Generic[AnyGroup]):
     def stored(self, publish: OncePublish[AnyGroup]) -> None:
         if publish in self.publishes:
             self.publishes.remove(publish)  # the first: groups end in their order
-            self._let_go_if_idle(publish.producer_id)
+            self._end_if_idle(publish.producer_id)
 
     def failed(self, publish: OncePublish[AnyGroup]) -> None:
         """Fail whatever is behind it: nobody may overtake it."""
@@ -175,11 +175,11 @@ class _Line(Generic[AnyGroup]):
         for each in reversed(behind):
             each.group.pending.clear()
             each.group.end(SequenceGap(each.producer_id, each.first, self.last + 1))
-        self._let_go_if_idle(publish.producer_id)
+        self._end_if_idle(publish.producer_id)
 
-    def _let_go_if_idle(self, producer_id: bytes) -> None:
+    def _end_if_idle(self, producer_id: bytes) -> None:
         if not self.publishes:
-            self._owner.let_go(producer_id, self.last)
+            self._owner.line_ended(producer_id, self.last)
 
 
 class Producers(Generic[AnyGroup]):
@@ -239,12 +239,12 @@ class Producers(Generic[AnyGroup]):
         line.begin(publish)
         return publish
 
-    def keep(self, producer_id: bytes, line: _Line[AnyGroup]) -> None:
+    def line_begun(self, producer_id: bytes, line: _Line[AnyGroup]) -> None:
         """A producer has something under way."""
         self._lines[producer_id] = line
         self._rolled_back.pop(producer_id, None)
 
-    def let_go(self, producer_id: bytes, last: int) -> None:
+    def line_ended(self, producer_id: bytes, last: int) -> None:
         """Nothing of a producer is under way any more."""
         self._lines.pop(producer_id, None)
         if self._log.producers.table.last(producer_id) is None:

@@ -326,4 +326,4 @@ def count_spilled(channel: Channel, cursor: int) -> Question:
         if error is None and spilled.generation == generation:
             spilled.count += count - believed  # it went on counting meanwhile
 
-    return Question(lambda store: store.aside_count(cursor), then)
+    return Question(lambda store: store.spilled_count(cursor), then)

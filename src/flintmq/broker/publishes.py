@@ -28,12 +28,13 @@ class Publishes:
         on_defect: told what was being done, and an exception that nobody expected there.
 
     Attributes:
+        pending: partitions for which :meth:`write_pending` has something to do.
         left_bytes: of publishes that the last turn did not get to write, about.
         write_error: why something published or created last could not be stored; None after the next good write.
         snapshots_due: logs to be synced, so that what they know of producers is written down.
     """
 
-    __slots__ = ("_deliveries", "_marks", "_on_defect", "_pending", "_report", "_topics", "left_bytes",
+    __slots__ = ("_deliveries", "_marks", "_on_defect", "_report", "_topics", "left_bytes", "pending",
                  "snapshots_due", "write_error")  # fmt: skip
 
     def __init__(
@@ -49,7 +50,7 @@ class Publishes:
         self._marks = marks
         self._report = report
         self._on_defect = on_defect
-        self._pending: dict[Partition, None] = {}
+        self.pending: dict[Partition, None] = {}
         self.left_bytes = 0
         self.write_error: StorageError | None = None
         self.snapshots_due: dict[PartitionLog, None] = {}
@@ -76,28 +77,23 @@ class Publishes:
             return group
         if partition.bounds is not None:
             partition.bounds.admit(partition, bodies)
-        self._pending[partition] = None
+        self.pending[partition] = None
         return partition.publish(bodies, due_ns, is_stored_form)
 
     def take_up(self, partition: Partition) -> None:
         """Write with the turn what a partition has pending."""
         if partition.has_pending:
-            self._pending[partition] = None
+            self.pending[partition] = None
 
     def forget(self, partition: Partition) -> None:
         """Drop a partition that is deleted."""
-        self._pending.pop(partition, None)
+        self.pending.pop(partition, None)
 
     def note_snapshot(self, partition: Partition) -> None:
         """Have a partition's log synced when what it knows of producers is to be written down."""
         log = partition.log
         if log.producers.is_snapshot_due and isinstance(log, PartitionLog) and log.failed is None:
             self.snapshots_due[log] = None
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether :meth:`write_pending` has something to do."""
-        return bool(self._pending)
 
     @property
     def has_held(self) -> bool:
@@ -107,12 +103,12 @@ class Publishes:
 
     def write_pending(self, wall_ns: int) -> list[PublishGroup]:
         """Append what the turn published; return the groups that now wait for durability."""
-        if not self._pending:
+        if not self.pending:
             return []
         groups: list[PublishGroup] = []
         error = None
-        for partition in list(self._pending):
-            del self._pending[partition]  # first: if writing it goes wrong, the others come in the next turn
+        for partition in list(self.pending):
+            del self.pending[partition]  # first: if writing it goes wrong, the others come in the next turn
             if not partition.is_writable:
                 continue  # until its files are there, or the database knows what it has to
             self._marks.grown[partition] = None
@@ -130,9 +126,9 @@ class Publishes:
                 self._on_defect(f"writing to topic {partition.topic_name} partition {partition.number}", defect)
                 partition.end_pending(StorageError(f"{partition.topic_name}: {defect!r}"))
             if partition.has_pending:
-                self._pending[partition] = None
+                self.pending[partition] = None
         self.write_error = error
-        self.left_bytes = sum(partition.pending_weight for partition in self._pending) if self._pending else 0
+        self.left_bytes = sum(partition.pending_weight for partition in self.pending) if self.pending else 0
         return groups
 
     def commit(self, groups: Iterable[PublishGroup]) -> None:

@@ -287,8 +287,8 @@ class TopicRows:
             # the floor would stay in front of a hole, and the log with it, until somebody consumes
             while row.holes and row.holes[0][0] <= row.floor:
                 row.floor = max(row.floor, row.holes.pop(0)[1])
-        aside_count = 0 if cursor is None else cursor.aside_count
-        return identity, [channel_store.put_cursor(identity, self._name, number, channel, row, window, aside_count)]
+        spilled_count = 0 if cursor is None else cursor.spilled_count
+        return identity, [channel_store.put_cursor(identity, self._name, number, channel, row, window, spilled_count)]
 
     def _first_of_new(self, number: int, done: TopicImport | None) -> int:
         """Return where a channel begins that we did not have: with the backlog if it is the first, otherwise now."""

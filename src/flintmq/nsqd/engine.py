@@ -77,6 +77,7 @@ class Engine:
         self.env = env
         self.broker = broker
         self._publishes = broker.publishes
+        self._deliveries = broker.deliveries
         self.loop = asyncio.get_running_loop()
         self.durability = durability_of(durability, sync_every)
         self.turns = Turns(self.loop, env.clock.monotonic_ns)
@@ -120,17 +121,17 @@ class Engine:
         self.schedule()
 
     def _end_turn(self) -> None:
-        broker = self.broker
+        broker, publishes, deliveries = self.broker, self._publishes, self._deliveries
         try:
             # what this makes ready is written below, so that it needs no turn of its own
-            if broker.has_pending:
-                self._store(broker.write_pending(self.env.clock.wall_ns()))
-            if broker.has_marked:
+            if publishes.pending:
+                self._store(publishes.write_pending(self.env.clock.wall_ns()))
+            if deliveries.marked or deliveries.late:
                 self._pump()
         finally:
             self._scheduled = False
             self.received_bytes = 0
-            if broker.has_pending or broker.has_marked:
+            if publishes.pending or deliveries.marked or deliveries.late:
                 self.schedule()
         if broker.has_creations and self._create_task is None:
             self._start_creating()
@@ -210,7 +211,7 @@ class Engine:
         self._arm_deadline()
 
     def _arm_deadline(self) -> None:
-        deadline_ns = self.broker.next_deadline_ns
+        deadline_ns = self._deliveries.next_deadline_ns
         if deadline_ns is None:
             return
         if self._deadline_timer is not None:

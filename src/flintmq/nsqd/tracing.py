@@ -530,7 +530,7 @@ class ChannelTrace(_Source):
     def touched(self, subscription: Subscription, sequence: int) -> None:
         self._tell(TOUCH, _client(subscription), (sequence,))
 
-    def let_go(self, subscription: Subscription, sequences: Iterable[int]) -> None:
+    def released(self, subscription: Subscription, sequences: Iterable[int]) -> None:
         self._tell(DISCONNECT, _client(subscription), list(sequences))
 
     def given_up(self, sequence: int, client: str) -> None:

@@ -106,9 +106,9 @@ class StoredCursor:
     """One channel of one partition as found at start.
 
     Attributes:
-        aside_count: messages set aside.
-        aside_next_due_ns: the earliest of their due times, None without any.
-        aside_missing: how many more there should be.
+        spilled_count: messages set aside.
+        spilled_next_due_ns: the earliest of their due times, None without any.
+        spilled_missing: how many more there should be.
         is_lost: whether its row is gone, so that nothing is known of how far it was.
     """
 
@@ -118,9 +118,9 @@ class StoredCursor:
     channel: str
     row: CursorRow
     window: bytes
-    aside_count: int
-    aside_next_due_ns: int | None
-    aside_missing: int = 0
+    spilled_count: int
+    spilled_next_due_ns: int | None
+    spilled_missing: int = 0
     is_lost: bool = False
 
 
@@ -234,7 +234,7 @@ class ChannelStore:
             count, due = aside.get(identity, (0, None))
             window = zlib.decompress(row.done) if row.done else b""
             cursor = StoredCursor(identity, topic, partition, channel, row, window, count, due)
-            cursor.aside_missing = max(0, expected - count)
+            cursor.spilled_missing = max(0, expected - count)
             stored.cursors.append(cursor)
             del owners[identity]
         self._tell_lost(owners.values())
@@ -311,7 +311,7 @@ class ChannelStore:
         """Packs of one cursor that begin to come due, see :func:`flintmq.storage.packs.due_packs`."""
         return packs.due_packs(self._database.query, cursor, after, until_ns, bytes_max)
 
-    def aside_after(
+    def spilled_after(
         self, cursor: int, wall_ns: int, count_max: int, bytes_max: int
     ) -> list[tuple[int, int, int, bytes, int]]:
         """Messages set aside until after ``wall_ns``, the next one first, each with at most so much of its frame.
@@ -323,11 +323,11 @@ class ChannelStore:
         frames = [(sequence, piece, piece.frame(sequence)) for sequence, piece in found]
         return [(s, piece.due_ns, piece.attempts, frame[:bytes_max], len(frame)) for s, piece, frame in frames]
 
-    def find_aside(self, cursor: int, sequence: int) -> int | None:
+    def find_spilled(self, cursor: int, sequence: int) -> int | None:
         """The number of the pack in which a message is set aside; None when it is not."""
         return packs.find_packed(self._database.query, cursor, sequence)
 
-    def aside_count(self, cursor: int) -> int:
+    def spilled_count(self, cursor: int) -> int:
         """Count the spilled messages."""
         return packs.count_packed(self._database.query, cursor).get(cursor, (0, 0))[0]
 
@@ -372,16 +372,16 @@ def put_channel(topic: str, partition: int, name: str, channel: StoredChannel) -
 
 
 def put_cursor(
-    identity: int, topic: str, partition: int, channel: str, row: CursorRow, window: bytes, aside_count: int
+    identity: int, topic: str, partition: int, channel: str, row: CursorRow, window: bytes, spilled_count: int
 ) -> Statement:
     """Write a channel's progress.
 
     Args:
         window: one byte per message from the floor on, 1 for done.
-        aside_count: of messages that are set aside when this is written, or ``UNKNOWN_COUNT``.
+        spilled_count: of messages that are set aside when this is written, or ``UNKNOWN_COUNT``.
     """
     row.done = zlib.compress(window, 1) if window else b""
-    return CURSOR.put((identity, topic, partition, channel, aside_count, _encode(row)))
+    return CURSOR.put((identity, topic, partition, channel, spilled_count, _encode(row)))
 
 
 def put_logs(logs: Iterable[tuple[str, int, StoredLog]]) -> Statement:

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flintmq.errors import StorageError
+from flintmq.storage.group_sync import sync_together
 from flintmq.storage.partition_log import PartitionLog
 from flintmq.storage.recovery import Recovered, Recovery, begin, parents_of, recover, storage_error, sync_begun
-from flintmq.storage.syncing import sync_together
 
 
 class Creation:

@@ -50,6 +50,7 @@ from flintmq.limits import (
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.cut import Cut, write_cut
 from flintmq.storage.files import File, Files
+from flintmq.storage.group_sync import sync_together
 from flintmq.storage.index import Entry, SparseIndex
 from flintmq.storage.producers import ProducerTable, encode_snapshot, table_before, write_snapshot
 from flintmq.storage.read_ahead import decode_run
@@ -64,7 +65,6 @@ from flintmq.storage.segment import (
     Segment,
     decode_segment_header,
 )
-from flintmq.storage.syncing import sync_together
 
 __all__ = ["Corruption", "LogPlace", "PartitionLog", "ReadCache", "SegmentInfo", "SyncTicket", "run_tickets"]
 

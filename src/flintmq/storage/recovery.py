@@ -43,6 +43,7 @@ from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
 from flintmq.storage.cut import CUT_NAME, finish_cut
 from flintmq.storage.files import File, Files
+from flintmq.storage.group_sync import sync_together
 from flintmq.storage.index import IndexSummary, SparseIndex
 from flintmq.storage.producers import SNAPSHOT_NAME, ProducerMemory, ProducerTable, load, restore
 from flintmq.storage.scan import why_not
@@ -57,7 +58,6 @@ from flintmq.storage.segment import (
     Walker,
     decode_segment_header,
 )
-from flintmq.storage.syncing import sync_together
 
 META_NAME = "log.meta"
 FOREIGN_SUFFIX = ".foreign"  # a segment of another log found here; never touched again

@@ -30,7 +30,7 @@ class AsideDisk:
         """What a start finds."""
         found, due_ns = self.query("SELECT COUNT(*), MIN(due_ns) FROM aside_pack")[0]
         ((last,),) = self.query("SELECT MAX(id) FROM aside_pack")
-        stored = self.store.aside_count(CURSOR) if found else 0
+        stored = self.store.spilled_count(CURSOR) if found else 0
         return SpilledStore(stored, due_ns, count((last or 0) + 1))
 
     def write(self, changes):
@@ -50,11 +50,11 @@ class AsideDisk:
         if aside.wants_due(wall_ns):
             aside.accept_due(self.read_due(aside, wall_ns, bytes_max or aside.room_bytes), aside.generation, wall_ns)
         if recount is not None:
-            recount.then(self.store.aside_count(CURSOR), None)
+            recount.then(self.store.spilled_count(CURSOR), None)
 
     def rows(self):
         """Everything that is stored and not finished: sequence -> (due_ns, attempts, frame)."""
         found = packed_after(self.query, CURSOR, -(1 << 62), 1 << 30)
         rows = {sequence: (piece.due_ns, piece.attempts, piece.frame(sequence)) for sequence, piece in found}
-        assert len(rows) == len(found) == self.store.aside_count(CURSOR), "each once"
+        assert len(rows) == len(found) == self.store.spilled_count(CURSOR), "each once"
         return rows

@@ -266,11 +266,11 @@ def test_only_the_database_knows_of_what_is_not_in_memory():
     disk = AsideDisk()
     put_aside(channel, disk)
     assert drop(channel, 1) is None
-    pack = disk.store.find_aside(CURSOR, 1)
+    pack = disk.store.find_spilled(CURSOR, 1)
     assert pack is not None and drop_spilled(channel, 1, pack, channel.spilled.generation)
     assert drop(channel, 1) is False, "and at once"
     assert put_aside(channel, disk) == {}
-    assert disk.store.find_aside(CURSOR, 1) is None
+    assert disk.store.find_spilled(CURSOR, 1) is None
     assert channel.spilled.count == 0
 
 
@@ -396,7 +396,7 @@ class SeekMachine(ChannelMachine):
         rows = self.disk.rows()
         dropped = drop(self.channel, sequence)
         if dropped is None:
-            pack = self.disk.store.find_aside(CURSOR, sequence)
+            pack = self.disk.store.find_spilled(CURSOR, sequence)
             dropped = pack is not None and drop_spilled(self.channel, sequence, pack, self.channel.spilled.generation)
         is_gone = sequence in self.finished or (sequence < self.log.start_sequence and sequence not in rows)
         assert dropped == (not is_gone), self.channel.describe()
@@ -494,7 +494,7 @@ def test_a_flush_that_fails_counts_again(disk):
     move(channel, 5, finish_older=False)
     disk.broker.was_changed(channel)
     told: list[object] = []
-    disk.broker.ask(channel, lambda store, cursor: store.aside_count(cursor), lambda *answer: told.append(answer))
+    disk.broker.ask(channel, lambda store, cursor: store.spilled_count(cursor), lambda *answer: told.append(answer))
     assert disk.broker.is_flush_urgent and disk.broker.has_flush(0)
     error = OSError("no")
     flush = disk.broker.take_flush(0)

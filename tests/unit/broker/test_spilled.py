@@ -468,7 +468,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.write(False)
         self.end_flush()
         sequence = data.draw(st.integers(1, self.next - 1))
-        self.found = sequence, self.disk.store.find_aside(CURSOR, sequence), self.spilled.generation
+        self.found = sequence, self.disk.store.find_spilled(CURSOR, sequence), self.spilled.generation
 
     @rule()
     @precondition(lambda self: self.found is not None)
@@ -527,7 +527,7 @@ class StoreMachine(RuleBasedStateMachine):
         read = None
         if query is not None:
             read = self.disk.store.due(CURSOR, query[0], query[2] + spilled.LOOKAHEAD_NS, query[3])
-        self.answer = (None if fails else (read, self.disk.store.aside_count(CURSOR)),)
+        self.answer = (None if fails else (read, self.disk.store.spilled_count(CURSOR)),)
 
     @rule()
     @precondition(lambda self: self.flush is not None)

@@ -634,7 +634,7 @@ class TaggedMachine(ChannelMachine):
         sequence = data.draw(st.sampled_from(left))
         self.flush()
         if seek.drop(self.channel, sequence) is None:
-            pack = self.disk.store.find_aside(CURSOR, sequence)
+            pack = self.disk.store.find_spilled(CURSOR, sequence)
             assert pack is not None
             assert seek.drop_spilled(self.channel, sequence, pack, self.channel.spilled.generation)
         self.held.pop(sequence, None)

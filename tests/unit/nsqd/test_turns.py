@@ -152,7 +152,7 @@ async def test_a_channel_that_fails_does_not_keep_the_others_from_their_turn(eng
     monkeypatch.setattr(Channel, what, look)
     for name in "abc":
         ((channel,), _) = broker.channel(topic, name)
-        broker._deliveries.arm(channel, 1)
+        broker.deliveries.arm(channel, 1)
     engine.look_at_clock()
     assert seen == ["a", "b", "c"]
     assert defects[0][0].endswith(" topic t channel b")

@@ -138,15 +138,15 @@ def test_packs_come_back_as_they_were_but_for_what_is_done_or_forgotten(drawn, d
             after = read.through
         assert read.next_due_ns is None
         assert sorted(found) == left
-        assert store.aside_count(1) == len(left)
-        assert store.aside_count(2) == built[0].count
+        assert store.spilled_count(1) == len(left)
+        assert store.spilled_count(2) == built[0].count
         wall_ns, count = data.draw(st.integers(0, 100_000 * SECOND)), data.draw(st.integers(1, 30))
         ahead = [m for m in left if m[0] > wall_ns][:count]
-        looked = store.aside_after(1, wall_ns, count, 7)
+        looked = store.spilled_after(1, wall_ns, count, 7)
         assert looked == [(s, due_ns, attempts, frame[:7], len(frame)) for due_ns, s, attempts, frame in ahead]
         for sequence in range(max(everything) + 2):
             expected = everything[sequence][0] if any(m[1] == sequence for m in left) else None
-            assert store.find_aside(1, sequence) == expected
+            assert store.find_spilled(1, sequence) == expected
     store.close()
 
 
@@ -172,7 +172,7 @@ def test_a_pack_that_is_removed_leaves_nothing(store):
     query = query_of(store)
     assert query("SELECT id FROM aside_pack") == query("SELECT id FROM aside_data") == [(3,)]
     assert query("SELECT pack FROM aside_done") == [(3,)]
-    assert store.aside_count(1) == 1
+    assert store.spilled_count(1) == 1
 
 
 def test_due_times_are_moved_with_the_clock(store):
@@ -180,7 +180,7 @@ def test_due_times_are_moved_with_the_clock(store):
     store.commit([packs.shift_packs(-2 * SECOND)], False)
     ((first, second),) = [each.pieces for each in store.due(1, (-1, -1), 10 * SECOND, 1).packs]
     assert (first.due_ns, second.due_ns) == (SECOND, 8 * SECOND)
-    assert [row[:2] for row in store.aside_after(1, 7 * SECOND, 9, 9)] == [(2, 8 * SECOND)]
+    assert [row[:2] for row in store.spilled_after(1, 7 * SECOND, 9, 9)] == [(2, 8 * SECOND)]
 
 
 def test_one_message_is_found_among_many_packs_and_in_one_with_a_long_head(store):
@@ -188,10 +188,10 @@ def test_one_message_is_found_among_many_packs_and_in_one_with_a_long_head(store
     assert len(encode_pack(NewPack(1, scattered))) > packs._LOOK_BYTES
     many = [NewPack(n, [piece(5, 1, [9]), piece(5, 20_000 + n, [9])]) for n in range(2, 200)]
     store.commit(put_packs(1, [NewPack(1, scattered), *many], 0), False)
-    assert store.find_aside(1, 11_998) == 1
-    assert store.find_aside(1, 20_199) == 199
-    assert store.find_aside(1, 11_997) is None
-    assert store.find_aside(2, 20_199) is None
+    assert store.find_spilled(1, 11_998) == 1
+    assert store.find_spilled(1, 20_199) == 199
+    assert store.find_spilled(1, 11_997) is None
+    assert store.find_spilled(2, 20_199) is None
 
 
 _OLD_SCHEMA = (
@@ -229,9 +229,9 @@ def test_rows_of_an_older_release_become_packs(tmp_path):
         read = store.due(cursor, (-1, -1), 10_000 * SECOND, 1 << 30)
         found = {s: (cursor, s, due, att, f) for each in read.packs for due, s, att, f in messages(each.pieces)}
         assert sorted(found.values()) == sorted(row for row in rows if row[0] == cursor)
-        assert store.aside_count(cursor) == 2500
+        assert store.spilled_count(cursor) == 2500
         assert len(read.packs) < 100
-    assert [cursor.aside_count for cursor in store.load().cursors] == [2500, 2500]
+    assert [cursor.spilled_count for cursor in store.load().cursors] == [2500, 2500]
     store.close()
 
 
@@ -302,7 +302,7 @@ def test_a_database_of_version_3_keeps_what_it_has(tmp_path):
         ("p", 2, "d"): channel_store.StoredChannel(4, True),
     }
     assert stored.settings == {("t", "c"): Settings(max_attempts=3)}
-    assert [(c.id, c.row.floor, c.window, c.aside_count) for c in stored.cursors] == [
+    assert [(c.id, c.row.floor, c.window, c.spilled_count) for c in stored.cursors] == [
         (1, 7, b"\0\1", 6),
         (4, 1, b"", 0),
     ]

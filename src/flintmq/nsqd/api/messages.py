@@ -170,7 +170,7 @@ class MessagesApi:
         head_bytes = FRAME_OVERHEAD_BYTES + body_bytes
 
         def read(store: ChannelStore, cursor: int) -> list[tuple[int, int, int, bytes, int]]:
-            return store.aside_after(cursor, now_ns + shift_ns, count, head_bytes)
+            return store.spilled_after(cursor, now_ns + shift_ns, count, head_bytes)
 
         for sequence, due_ns, delivery_count, head, size in await self._ask(channel, read):
             each = peek.Seen(sequence, delivery_count, head, size, None)
@@ -276,7 +276,7 @@ class MessagesApi:
             dropped = drop(channel, sequence)
             while dropped is None:  # again only when it has come due or was moved meanwhile
                 generation = channel.spilled.generation
-                pack = await self._ask(channel, lambda store, cursor: store.find_aside(cursor, sequence))
+                pack = await self._ask(channel, lambda store, cursor: store.find_spilled(cursor, sequence))
                 is_there = pack is not None and self._broker.has(channel)
                 dropped = drop_spilled(channel, sequence, pack, generation) if is_there else False
         except TooManyHoles as error:

@@ -10,8 +10,8 @@ from tests.sim.disk import CrashingDisk
 
 from flintmq.storage import Creation, LogPlace, OsFiles, create_logs, run_tickets
 from flintmq.storage.cache import ReadCache
+from flintmq.storage.group_sync import sync_together
 from flintmq.storage.partition_log import PartitionLog
-from flintmq.storage.syncing import sync_together
 from flintmq.testing import MemoryDisk
 
 COUNT = 12
