@@ -14,7 +14,6 @@ from rich.console import Console
 from flintmq import demo
 from flintmq.demo import DemoOptions
 from flintmq.demo.archiver import worst_delay
-from flintmq.demo.chart import draw
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import SCHEMA, carrier_names, read_flights
 from flintmq.demo.screen import PLAIN_WIDTH, Meter, Row, Screen
@@ -144,6 +143,8 @@ def test_what_is_printed_is_no_markup():
 
 
 def test_the_chart_is_a_png(tmp_path):
+    from flintmq.demo.chart import draw  # with matplotlib, which no other test needs
+
     path = tmp_path / "chart.png"
     draw([("UA", 1, 3.5, 10), ("UA", 12, 50.0, 2), ("XX", 6, -2.0, 4)], {"UA": "United"}, path)
     data = path.read_bytes()
