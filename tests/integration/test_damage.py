@@ -8,15 +8,29 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Daemons, Nsqd, dpub, wait_until
+from tests.integration.daemons import (
+    HEARTBEAT,
+    MESSAGE,
+    PATIENCE_S,
+    RESPONSE,
+    Connection,
+    Daemons,
+    Message,
+    Nsqd,
+    dpub,
+    message_of,
+    wait_until,
+)
 
 from flintmq.message import LOCATION
 
 COUNT = 200
+LULL_S = 0.05
 PLAIN = {"plain": ("c",), "two": ("a", "b"), "limited": ("l",), "deferred": ("d",)}
 TOPICS = (*PLAIN, "parts", "ordered")
 DATABASE, WAL, LIST = "channels.db", "channels.db-wal", "channels.list"
@@ -59,12 +73,27 @@ def consume(nsqd: Nsqd, topic: str, channel: str, count: int) -> set[bytes]:
             consumer.rdy(10)
         else:
             consumer.subscribe(topic, channel, 500)
-        while len(bodies) < count and nsqd.unfinished(topic, channel):
-            message = consumer.message()
+        while len(bodies) < count and (message := next_message(nsqd, consumer, topic, channel)) is not None:
             bodies.add(message.body[LOCATION.size :] if topic == "ordered" else message.body)
             consumer.finish(message)
         consumer.settle()
     return bodies
+
+
+def next_message(nsqd: Nsqd, consumer: Connection, topic: str, channel: str) -> Message | None:
+    """The next message; None when nothing is left of the channel, which is asked when nothing comes for a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            frame = consumer.any_frame(LULL_S)
+        except TimeoutError:
+            if not nsqd.unfinished(topic, channel):
+                return None
+            assert time.monotonic() < deadline, f"{topic}/{channel} is not finished, and nothing comes"
+            continue
+        if frame != (RESPONSE, HEARTBEAT):
+            assert frame is not None and frame.kind == MESSAGE, frame
+            return message_of(frame.data)
 
 
 def check(nsqd: Nsqd, what: str) -> str:
