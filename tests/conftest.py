@@ -63,6 +63,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Where several processes share the work, begin with what takes longest, so that it does not come last."""
     if not hasattr(config, "workerinput"):
         return
-    order = {beginning: number for number, beginning in enumerate(SHARING)}
+    order = {beginning: number for number, beginning in enumerate(TOGETHER["Java"])}
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: order.get(beginning_of(item.nodeid), len(order) + (item.path not in slow)))
