@@ -276,7 +276,7 @@ def test_an_idle_producer_never_loses_its_first_message(nsqd):
 
 def test_a_free_connection_is_looked_at_before_it_is_used(nsqd, monkeypatch):
     """Also when nothing looks after it: what is sent to an nsqd that has gone would be lost without a word."""
-    monkeypatch.setattr("flintmq.client.blocking.producer.KEEPER_S", 1000.0)
+    monkeypatch.setattr("flintmq.client.blocking.producer.TICK_S", 1000.0)
     with Producer(address_of(nsqd), retry_unknown=False) as producer:
         producer.pub("t", b"1")
         nsqd.restart()

@@ -282,7 +282,7 @@ async def _call(hook: Hook) -> None:
 
 
 def adapt(function: Callable[..., Any]) -> tuple[type[Any] | None, Callable[[Message[Any]], object]]:
-    """What the bodies for a function are, and a handler that calls it with what it wants.
+    """Return what the bodies for a function are, and a handler that calls it with what it wants.
 
     Raises:
         OptionError: it does not take a message, a body, or one of each.

@@ -1,4 +1,4 @@
-"""What a user can set on a connection, and how durations and addresses are written.
+"""Options of a connection, and how durations and addresses are written.
 
 Rules of this file: durations are seconds or a timedelta on the outside, seconds (float) inside, milliseconds only on
 the wire; a value out of range is an :class:`OptionError` that names the option, the value and what is allowed.
@@ -120,7 +120,7 @@ def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str
 
 
 def why_unreachable(error: OSError) -> str:
-    """What is wrong with an address that cannot be connected to, and what to do, on one line."""
+    """Return what is wrong with an address that cannot be connected to, and what to do, on one line."""
     if isinstance(error, socket.gaierror):
         return f"{error.strerror}: no such host; check the name"
     # asyncio says of several addresses what each of them says, and has no number of its own
@@ -205,7 +205,7 @@ def _check_snappy() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """How to talk to nsqd. Durations are seconds or a timedelta.
+    """Options of connections to nsqd. Durations are seconds or a timedelta.
 
     Attributes:
         client_id: name of this client in statistics; the host's name when empty.
@@ -323,14 +323,14 @@ class ConnectionOptions:
         return client_context(ca_file, cert, key, self.tls_min_version, is_verified=self.tls_verify)
 
     def lookup_headers(self) -> dict[str, str]:
-        """What every question to an nsqlookupd carries."""
+        """Return what every question to an nsqlookupd carries."""
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         if self.lookup_token is not None:
             headers["Authorization"] = f"Bearer {self.lookup_token}"
         return headers
 
     def client_tls(self, address: str, host: str) -> ClientTls:
-        """How to secure a connection to ``host``; ``address`` is for messages.
+        """Return how to secure a connection to ``host``; ``address`` is for messages.
 
         Raises:
             OptionError: as :meth:`tls_context`.
@@ -349,7 +349,7 @@ class ConnectionOptions:
         return ConnectionOptions(**values)  # type: ignore[arg-type]
 
     def identify_request(self, hostname: str, version: str) -> IdentifyRequest:
-        """What the client says about itself."""
+        """Return what the client says about itself."""
         return IdentifyRequest(
             client_id=self.client_id or hostname.partition(".")[0],
             hostname=hostname,

@@ -89,7 +89,7 @@ def _context(
 
 
 class ClientTls:
-    """How to secure the connection to one address.
+    """The TLS of the connection to one address.
 
     Args:
         address: ``host:port``, for messages.
@@ -118,7 +118,7 @@ class ClientTls:
             ) from error
 
     def refused(self, failure: TlsFailed) -> ConnectionFailed:
-        """What a failed handshake means."""
+        """Return what a failed handshake means."""
         if isinstance(failure, TlsInterrupted):
             return ConnectionFailed(self.address, f"TLS handshake: {failure.reason}")
         return TlsRefused(self.address, explain(failure.reason, self.name, self._shows_certificate))
@@ -199,7 +199,7 @@ async def obtain_secret(secret: Secret, address: str, env: Env) -> bytes:
 
 
 def secret_failed(error: Exception, address: str) -> ConnectionFailed:
-    """What to raise when the user's function gave no secret: its text may hold one, so only the cause carries that."""
+    """Return what to raise when the user's function gave no secret; its text may hold one, so only the cause has it."""
     if isinstance(error, OptionError):
         return ConnectionFailed(address, f"auth_secret() must return {error.allowed}, not {error.value}")
     return ConnectionFailed(address, f"auth_secret() raised {type(error).__name__}")
@@ -222,7 +222,7 @@ def is_final(error: FlintError, was_accepted: bool) -> bool:
 
 
 class Refusals:
-    """Which nsqd refuse this client for good, and why."""
+    """The nsqd that refuse this client for good, and why."""
 
     __slots__ = ("_errors", "_was_accepted")
 
@@ -241,7 +241,7 @@ class Refusals:
             del self._errors[other]
 
     def of_all(self, addresses: Collection[str]) -> FlintError | None:
-        """Why all of these refuse; None when one of them may be of use, or there is none."""
+        """Return why all of these refuse; None when one of them may be of use, or there is none."""
         if not addresses or not all(address in self._errors for address in addresses):
             return None
         return next(self._errors[address] for address in addresses)

@@ -36,7 +36,7 @@ _SYSTEM = "nsq"
 
 
 class Telemetry:
-    """What spans are made with.
+    """Names and values that spans are made with.
 
     Args:
         tracer_provider: of OpenTelemetry; the global one if None.

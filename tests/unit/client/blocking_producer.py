@@ -10,10 +10,10 @@ from tests.sim.loop import Simulation, seeds
 from tests.sim.threads import Threads
 
 import flintmq
-from flintmq.client.blocking import crew, dead_letters, keeper, producer, stream
+from flintmq.client.blocking import dead_letters, producer, stream, thread_pool, ticker
 from flintmq.sync import Producer
 
-MODULES = (crew, dead_letters, keeper, producer, stream)
+MODULES = (dead_letters, producer, stream, thread_pool, ticker)
 ASYNCIO, SYNC = "asyncio", "sync"
 
 

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class Admin:
-    """What both have in common: an address, a deadline, and how to show who one is.
+    """The parts that both have in common: an address, a deadline, and how to show who one is.
 
     Args:
         address: ``host:port`` or ``http(s)://host:port``.

@@ -1,4 +1,4 @@
-"""What nsqd can be asked over HTTP. Each function is a method of ``NsqdAdmin``, on asyncio and on blocking sockets.
+"""Questions to nsqd over HTTP. Each function is a method of ``NsqdAdmin``, on asyncio and on blocking sockets.
 
 Rules of this file: names of topics and channels, and all ranges, are checked by nsqd, whose words the exception has;
 what the arguments themselves contradict is an :class:`OptionError`.

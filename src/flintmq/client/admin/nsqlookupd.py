@@ -1,4 +1,4 @@
-"""What nsqlookupd can be asked over HTTP. Each function is a method of ``LookupdAdmin``, on asyncio and blocking.
+"""Questions to nsqlookupd over HTTP. Each function is a method of ``LookupdAdmin``, on asyncio and blocking.
 
 Rules of this file: as in :mod:`flintmq.client.admin.nsqd`. A change is made at one nsqlookupd only; what concerns nsqd
 (partitions, ``everywhere``) it passes on to them.

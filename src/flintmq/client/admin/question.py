@@ -58,7 +58,7 @@ class HttpRefused(FlintError):
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Value]):
-    """What is asked, and how the answer is read.
+    """One request, and how the answer is read.
 
     Attributes:
         target: path and query.
@@ -125,7 +125,7 @@ def struct(kind: type[Value]) -> Callable[[bytes], Value]:
 
 
 def _message(body: bytes) -> str:
-    """What a refusal says: ``message`` of a JSON object, or text."""
+    """Return what a refusal says: ``message`` of a JSON object, or text."""
     try:
         found = msgspec.json.decode(body)
     except UNREADABLE_JSON:

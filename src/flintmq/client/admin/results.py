@@ -1,4 +1,4 @@
-"""What the daemons answer, where it has a fixed form; ``/stats`` and ``/info`` are handed on as they are.
+"""Answers of the daemons, where it has a fixed form; ``/stats`` and ``/info`` are handed on as they are.
 
 Rules of this file: fields have the daemons' names, but for units, which go last; a field that an older daemon does not
 send has a default.
@@ -43,7 +43,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def body(self) -> bytes:
-        """What was published; the beginning of it, if less was asked for."""
+        """Return what was published; the beginning of it, if less was asked for."""
         return self.text.encode() if self.body_base64 is None else self.body_base64
 
     @property
@@ -181,7 +181,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What was recorded of a message.
+    """The recorded trace of a message.
 
     Attributes:
         events: the oldest first.
@@ -237,7 +237,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Where a topic is.
+    """The place of a topic.
 
     Attributes:
         producers: every nsqd that has some of it.

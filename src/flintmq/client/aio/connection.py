@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from flintmq.client.aio.opening import Opening
+from flintmq.client.aio.handshake import Opening
 from flintmq.client.core.handshake import Handshake
 from flintmq.client.core.link import Answered, Link, LinkOwner
 from flintmq.client.options import ConnectionOptions, seconds, split_address, why_unreachable
@@ -226,7 +226,7 @@ def _resolve(future: asyncio.Future[bytes], outcome: bytes | FlintError) -> None
 
 
 def _not_opened(error: BaseException, address: str, waited_for: str, timeout_s: float) -> BaseException:
-    """What to raise when a connection could not be opened."""
+    """Return what to raise when a connection could not be opened."""
     if isinstance(error, TimeoutError):
         return ConnectionFailed(address, str(error) or f"no answer within {timeout_s:g} s: waiting for {waited_for}")
     return ConnectionFailed(address, why_unreachable(error)) if isinstance(error, OSError) else error

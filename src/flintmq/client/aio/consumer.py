@@ -136,12 +136,12 @@ class Consumer(ConsumerState[Value]):
         self._consuming = Consuming(
             settings,
             ThreadMessage if self._mode is Mode.THREADS else Message,
-            self._subscriptions.links,
+            self._subscriptions.reconnector,
             self._subscriptions.ask,
             nullcontext(),
             wake=_nothing,
             too_many=None,
-            bury=self._bury,
+            settle_given_up=self._settle_given_up,
             tell=self._tell,
             stop=self.stop,
             run=self._run_in_loop,
@@ -176,7 +176,7 @@ class Consumer(ConsumerState[Value]):
         try:
             await self._subscriptions.start(self._consuming)
             self._start_workers()
-            await self._subscriptions.links.all_tried()
+            await self._subscriptions.reconnector.all_tried()
             self._consuming.raise_failure()
         except BaseException:
             await self.close()
@@ -322,7 +322,7 @@ class Consumer(ConsumerState[Value]):
         assert settings.handler is not None
         call_in_place(settings.handler, delivery, settings.attempts_max, self._consuming.give_up)
 
-    def _bury(self, message: Message[Any], error: BodyError | None) -> None:
+    def _settle_given_up(self, message: Message[Any], error: BodyError | None) -> None:
         """Let ``on_giving_up`` and the dead letters have a message, and settle it."""
         callback = self._settings.on_giving_up
         try:
@@ -331,11 +331,11 @@ class Consumer(ConsumerState[Value]):
             settle(message, raised, is_given_up=True)
             return
         if asyncio.iscoroutine(result) or self._dead_letters is not None:
-            self._run_task(self._bury_later(message, error, result if asyncio.iscoroutine(result) else None))
+            self._run_task(self._settle_given_up_later(message, error, result if asyncio.iscoroutine(result) else None))
         else:
             settle(message, None)
 
-    async def _bury_later(
+    async def _settle_given_up_later(
         self, message: Message[Any], error: BodyError | None, callback: Coroutine[Any, Any, object] | None
     ) -> None:
         try:
@@ -394,4 +394,4 @@ async def _end(connection: Connection) -> None:
 
 
 def _nothing() -> None:
-    """What is to be sent is flushed at the end of the turn."""
+    """Have what is to be sent flushed at the end of the turn."""

@@ -1,4 +1,4 @@
-"""How a consumer's handler is run where it waits: in worker tasks, or in threads. Never one task per message.
+"""A consumer's handler where it waits: in worker tasks, or in threads. Never one task per message.
 
 Rules of this file:
 

@@ -1,4 +1,4 @@
-"""Finding nsqd through nsqlookupd, on asyncio: questions are asked, their answers awaited.
+"""Discovery nsqd through nsqlookupd, on asyncio: questions are asked, their answers awaited.
 
 Rules of this file:
 
@@ -53,7 +53,7 @@ class Lookup:
         await self._fetch.close()
 
     async def topic(self, topic: str, distrusted: Collection[tuple[int, str]] = ()) -> Topology:
-        """Where a topic is.
+        """Return where a topic is.
 
         Args:
             distrusted: (partition, address) that have been found wrong; believed only if nobody says anything else.

@@ -24,8 +24,8 @@ from typing import Self, Unpack, overload
 
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.http import HttpFetch
-from flintmq.client.aio.links import Links
 from flintmq.client.aio.lookup import Lookup
+from flintmq.client.aio.reconnect import Reconnector
 from flintmq.client.core.admission import Admission
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.once import Writers
@@ -142,7 +142,7 @@ class Producer:
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
         self._writers = None if settings.producer_id is None else Writers(settings.producer_id, settings.env)
         self._intake = settings.new_intake(self._writers, is_gathered=batch)
-        self._links: Links[str] = Links(self._connect, self._note_attempt, self._broke, settings.env)
+        self._reconnector: Reconnector[str] = Reconnector(self._connect, self._note_attempt, self._broke, settings.env)
         self._stats = ProducerStats()
         self._admission = Admission(self._bytes_max, self._stats, self._cause)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -206,9 +206,9 @@ class Producer:
         if self._lookup is not None:
             work = kept_up(partial(self._follow, sender), "following the topics of a producer")
             self._follower = self._loop.create_task(work)
-        self._links.keep(settings.nsqd)
+        self._reconnector.keep(settings.nsqd)
         try:
-            await self._links.all_tried()
+            await self._reconnector.all_tried()
         except BaseException:
             await self.close()
             raise
@@ -232,9 +232,9 @@ class Producer:
         tasks = [*self._lookups.values(), *([self._follower] if self._follower else [])]
         for task in tasks:
             task.cancel()
-        self._links.stop()
+        self._reconnector.stop()
         sender.close()
-        await asyncio.gather(*tasks, self._links.close(), return_exceptions=True)
+        await asyncio.gather(*tasks, self._reconnector.close(), return_exceptions=True)
         if self._lookup is not None:
             await self._lookup.close()
 
@@ -477,7 +477,7 @@ class Producer:
         return await Connection.open(address, _Owner(self._sender), settings.options, settings.env, once=is_once)
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
-        self._refusals.note(address, error, self._links.listed)
+        self._refusals.note(address, error, self._reconnector.listed)
         if error is None:
             log.info("connected to nsqd %s", address)
             return
@@ -523,7 +523,7 @@ class Producer:
 
     def _learn(self, topic: str, topology: Topology, is_guess: bool) -> None:
         self._routes.learn(topic, topology, is_guess)
-        self._links.keep(self._routes.addresses())
+        self._reconnector.keep(self._routes.addresses())
         if self._sender is not None:
             self._sender.routes_changed(topic)
 
@@ -546,7 +546,7 @@ class Producer:
 
 
 class _Owner:
-    """What connections tell a producer; a :class:`flintmq.client.aio.connection.ConnectionOwner`."""
+    """The owner that a producer's connections tell; a :class:`flintmq.client.aio.connection.ConnectionOwner`."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -563,5 +563,5 @@ class _Owner:
         """No message was answered, so none can have failed."""
         connection.abort(f"it refused a {failure.command} that was never sent")
 
-    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
+    def on_settled(self, connection: Connection, finished: int, requeued: int, dropped: int) -> None:
         """No message is ever answered here."""

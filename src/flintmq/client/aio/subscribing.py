@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from flintmq.client.aio.connection import Connection
-from flintmq.client.aio.links import Links
 from flintmq.client.aio.lookup import Lookup
+from flintmq.client.aio.reconnect import Reconnector
 from flintmq.client.core.consuming import Consuming
 from flintmq.client.core.following import Wrong
 from flintmq.client.core.routing import Target
@@ -24,13 +24,13 @@ class Subscriptions:
         fail: is told of mistakes of ours.
 
     Attributes:
-        links: keeps connected what is wanted.
+        reconnector: keeps connected what is wanted.
     """
 
     _consuming: Consuming
 
     def __init__(self, settings: Settings, lookup: Lookup | None, fail: Callable[[BaseException], None]) -> None:
-        self.links: Links[Target] = Links(self._connect, self._tried, fail, settings.env)
+        self.reconnector: Reconnector[Target] = Reconnector(self._connect, self._tried, fail, settings.env)
         self._settings = settings
         self._lookup = lookup
         self._fail = fail
@@ -45,13 +45,13 @@ class Subscriptions:
 
     def stop(self) -> None:
         """Connect no more; connections that are there stay."""
-        self.links.stop()
+        self.reconnector.stop()
 
     async def close(self) -> None:
         """Stop and wait until nothing is being connected any more."""
         if self._asking is not None:
             self._asking.cancel()
-        await self.links.close()
+        await self.reconnector.close()
 
     async def close_lookup(self) -> None:
         """Close the connections to the nsqlookupd."""

@@ -1,7 +1,8 @@
 """The client on blocking sockets, without an event loop; :mod:`flintmq.sync` has its public names.
 
-Layers inside, upper to lower: ``consumer``, ``producer | subscribing``, ``queues | turns | links | lookup``, ``pool``,
-``line | pipeline | pump``, ``connection | http``, ``opening``, ``stream``, ``crew | keeper | forking | timers``.
+Layers inside, upper to lower: ``consumer``, ``producer | subscribing``, ``discovery | queues | turns | reconnect``,
+``lookup``, ``pool``, ``line | pipeline | pump``, ``connection | http``, ``handshake``, ``stream``, and below all
+``thread_pool | ticker | fork | timers``.
 What is decided is :mod:`flintmq.client.core`'s; here is who waits, and where.
 
 Rules of this package:

@@ -24,7 +24,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Admin:
-    """What both have in common: an address, a deadline, and how to show who one is.
+    """The parts that both have in common: an address, a deadline, and how to show who one is.
 
     Args:
         address: ``host:port`` or ``http(s)://host:port``.

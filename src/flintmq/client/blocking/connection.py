@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from math import inf
 from typing import Protocol
 
-from flintmq.client.blocking.opening import open_stream
+from flintmq.client.blocking.handshake import open_stream
 from flintmq.client.blocking.stream import Stream, Time
 from flintmq.client.core.link import Answered, AnswerLost, Link, LinkOwner
 from flintmq.client.core.timers import Timers
@@ -27,7 +27,7 @@ from flintmq.errors import ConnectionFailed, FlintError, TouchFailed
 
 
 class Pump(Protocol):
-    """Who waits for the sockets.
+    """The one that waits for the sockets.
 
     Attributes:
         is_waiting: somebody does now.
@@ -252,10 +252,10 @@ class Connection(Link):
         with self._lock:
             super().forget_touched(message_id)
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Note that a message is done with and nsqd has taken it back already; from any thread."""
         with self._lock:
-            super().let_go()
+            super().drop()
 
     # --- pumping ---
 

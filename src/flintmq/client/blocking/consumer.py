@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from flintmq.client.blocking.connection import Connection
-from flintmq.client.blocking.crew import Crew
 from flintmq.client.blocking.dead_letters import DeadLetters, LetterProducer
+from flintmq.client.blocking.handshake import check_options
 from flintmq.client.blocking.http import get
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Lookup
-from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.pump import WAIT_S, Pump
 from flintmq.client.blocking.subscribing import Subscriptions
+from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
@@ -140,12 +140,12 @@ class Consumer(ConsumerState[Value]):
         self._consuming = Consuming(
             settings,
             Message,
-            self._subscriptions.links,
+            self._subscriptions.reconnector,
             self._subscriptions.ask,
             self._pump.lock,
             wake=self._pump.wake,
             too_many=self._given_up.append,
-            bury=self._bury,
+            settle_given_up=self._settle_given_up,
             tell=self._errors.append,
             stop=self.stop,
             run=_call,
@@ -159,7 +159,7 @@ class Consumer(ConsumerState[Value]):
             settings.lookups,
             settings.lookup_timeout_s,
             settings.fetch or partial(get, options=settings.options, time=self._timers.time),
-            Crew("flintmq-lookup"),
+            ThreadPool("flintmq-lookup"),
             self._timers,
             self._pump.lock,
             self._pump.wake,
@@ -196,7 +196,7 @@ class Consumer(ConsumerState[Value]):
             with self._pump.lock:
                 subscriptions.start(self._consuming)
             self._pump_until(lambda: subscriptions.is_located, settings.lookup_timeout_s + 2 * DEADLINE_SLACK_S)
-            self._pump_until(lambda: subscriptions.links.are_all_tried, connect_timeout_s + DEADLINE_SLACK_S)
+            self._pump_until(lambda: subscriptions.reconnector.are_all_tried, connect_timeout_s + DEADLINE_SLACK_S)
             self._consuming.raise_failure()
         except BaseException:
             self.close()
@@ -354,7 +354,7 @@ class Consumer(ConsumerState[Value]):
                 self._has_dropped = True
                 raise
             if self._given_up:
-                self._bury_all(message)
+                self._settle_all_given_up(message)
             if message is not None:
                 yield message
             else:
@@ -392,7 +392,7 @@ class Consumer(ConsumerState[Value]):
                     message = self._consuming.inbox.take(self._timers.time())
                     is_enough = message is None and bool(batch) and self._consuming.flow.is_starved
                 if self._given_up:
-                    self._bury_all(message)
+                    self._settle_all_given_up(message)
                 if message is not None:
                     if not batch:
                         until = self._timers.time() + timeout_s
@@ -433,7 +433,7 @@ class Consumer(ConsumerState[Value]):
 
     # --- giving up ---
 
-    def _bury_all(self, in_hand: Message[Any] | None) -> None:
+    def _settle_all_given_up(self, in_hand: Message[Any] | None) -> None:
         """Give up on messages that had too many attempts; in a thread that iterates, without the lock."""
         try:
             while (message := _next_of(self._given_up)) is not None:
@@ -443,7 +443,7 @@ class Consumer(ConsumerState[Value]):
                 in_hand.requeue(0)
             raise
 
-    def _bury(self, message: Message[Any], error: BodyError | None) -> None:
+    def _settle_given_up(self, message: Message[Any], error: BodyError | None) -> None:
         """Let ``on_giving_up`` and the dead letters have a message, and settle it."""
         callback = self._settings.on_giving_up
         try:

@@ -1,4 +1,4 @@
-"""Where messages go that nobody can process: published to a topic of their own, unchanged.
+"""Dead letters: messages that nobody can process, published to a topic of their own, unchanged.
 
 What a letter says and in which form it is published: :mod:`flintmq.client.core.dead_letters`.
 

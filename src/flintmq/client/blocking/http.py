@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flintmq.client.blocking.forking import watch
+from flintmq.client.blocking.fork import watch
 from flintmq.client.blocking.stream import Time
 from flintmq.client.core import http
 from flintmq.client.options import ConnectionOptions

@@ -1,4 +1,4 @@
-"""Finding nsqd through nsqlookupd, without waiting: questions are asked by a crew, answers are told.
+"""Discovery nsqd through nsqlookupd, without waiting: questions are asked by a threads, answers are told.
 
 Rules of this file:
 
@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
 
-from flintmq.client.blocking.crew import Crew
+from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.core.discovery import LIST_PATH, Answers, Directory
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.core.topology import Topology
@@ -40,7 +40,7 @@ class Lookup:
     Args:
         seeds: ``http://host:port`` each.
         timeout_s: until an nsqlookupd must have answered.
-        fetch: called in the crew's threads.
+        fetch: called in the pool's threads.
         lock: the owner's.
         told: called, with the lock held, when something may have changed.
     """
@@ -50,7 +50,7 @@ class Lookup:
         seeds: Iterable[str],
         timeout_s: float,
         fetch: Fetch,
-        crew: Crew,
+        threads: ThreadPool,
         timers: Timers,
         lock: AbstractContextManager[object],
         told: Callable[[], object],
@@ -59,7 +59,7 @@ class Lookup:
         self._answers = Answers(self._directory.addresses)
         self._timeout_s = timeout_s
         self._fetch = fetch
-        self._crew = crew
+        self._threads = threads
         self._timers = timers
         self._lock = lock
         self._told = told
@@ -72,7 +72,7 @@ class Lookup:
 
     def end(self) -> None:
         """Ask no more."""
-        self._crew.end()
+        self._threads.end()
 
     def ask(self, path: str, done: Done, distrusted: Collection[tuple[int, str]] = ()) -> None:
         """Ask all of them; ``done`` is called once with one picture of what they said, or why there is none.
@@ -90,10 +90,10 @@ class Lookup:
         asked = [address for address in addresses if address not in question.missing]
         question.missing.update(dict.fromkeys(asked))
         for address in asked:
-            self._crew.run(partial(self._ask, question, address))
+            self._threads.run(partial(self._ask, question, address))
 
     def _ask(self, question: _Question, address: str) -> None:
-        """Ask one of them, in a thread of the crew."""
+        """Ask one of them, in a thread of the threads."""
         answer: tuple[int, bytes] | Exception | None = None
         if question.lists.pop(address, False):
             answer = self._ask_list(question, address)
@@ -127,7 +127,7 @@ class Lookup:
             self._unlisted = dict.fromkeys(due)
 
     def _ask_list(self, question: _Question, address: str) -> Exception | None:
-        """Ask one of them who else there is, in a thread of the crew; returns why it gave no answer at all."""
+        """Ask one of them who else there is, in a thread of the pool; returns why it gave no answer at all."""
         answer = self._try_fetch(address + LIST_PATH)
         with self._lock:
             self._unlisted.pop(address, None)
@@ -175,7 +175,7 @@ class Lookup:
 
 
 class _Question:
-    """What is asked of all nsqlookupd.
+    """A question to all nsqlookupd.
 
     Attributes:
         last: who is asked only if nobody else answers.

@@ -37,7 +37,7 @@ class SilentOptions(ConnectionOptions):
     __slots__ = ()
 
     def identify_request(self, hostname: str, version: str) -> IdentifyRequest:
-        """What the client says about itself."""
+        """Return what the client says about itself."""
         request = ConnectionOptions.identify_request(self, hostname, version)
         return msgspec.structs.replace(request, heartbeat_interval=-1)
 

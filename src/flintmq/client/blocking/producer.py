@@ -4,10 +4,10 @@ Rules of this file:
 
 - A call takes a line out of a pool, asks, and puts it back; it waits for a line, for an answer and between tries, never
   beyond its deadline, and never with the lock held.
-- What becomes of a publish, :mod:`flintmq.client.core.fate` says, as in the asyncio client; this file carries that out
+- What becomes of a publish, :mod:`flintmq.client.core.retry` says, as in the asyncio client; this file carries that out
   in the thread of the call.
-- Lines are opened by a crew, so that neither a name that does not resolve nor an nsqd that is gone holds up a call
-  beyond its deadline. A keeper answers heartbeats on free lines and replaces those that are lost.
+- Lines are opened by a threads, so that neither a name that does not resolve nor an nsqd that is gone holds up a call
+  beyond its deadline. A ticker answers heartbeats on free lines and replaces those that are lost.
 - Calls that keep an order stand in a queue of their partition (:mod:`flintmq.client.blocking.queues`) and go there or
   nowhere, until their deadline.
 - Back-pressure is the pool: as many calls are on their way as there are lines.
@@ -23,22 +23,21 @@ from functools import partial
 from types import TracebackType
 from typing import Final, NoReturn, Self, Unpack, overload
 
-from flintmq.client.blocking.crew import Crew
-from flintmq.client.blocking.finding import LOOK_AGAIN_S, Finding
-from flintmq.client.blocking.forking import call_in_child
+from flintmq.client.blocking.discovery import LOOK_AGAIN_S, Discovery
+from flintmq.client.blocking.fork import call_in_child
+from flintmq.client.blocking.handshake import check_options
 from flintmq.client.blocking.http import get
-from flintmq.client.blocking.keeper import Keeper
 from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.lookup import Fetch, Lookup
-from flintmq.client.blocking.opening import check_options
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
+from flintmq.client.blocking.thread_pool import ThreadPool
+from flintmq.client.blocking.ticker import Ticker
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.blocking.turns import Place, Turns
 from flintmq.client.core import trace as trace_log
-from flintmq.client.core.fate import Fate, Retry, Verdict
 from flintmq.client.core.link import AnswerLost
-from flintmq.client.core.once import Spot, new_writers
+from flintmq.client.core.once import WriterKey, new_writers
 from flintmq.client.core.producer_settings import ProducerOptions, ProducerSettings
 from flintmq.client.core.publish import (
     TOPIC_COUNT_MAX,
@@ -51,6 +50,7 @@ from flintmq.client.core.publish import (
     closed_error,
     message_cost,
 )
+from flintmq.client.core.retry import Retry, RetryRules, Verdict
 from flintmq.client.core.routing import Routes
 from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
@@ -69,7 +69,7 @@ log = logging.getLogger("flintmq.client")
 
 POOL_SIZE = 4
 POOL_SIZE_MAX = 1000
-KEEPER_S = 0.2
+TICK_S = 0.2
 STALE_S = 0.05
 NEVER = float("-inf")
 CLOSE_SLACK_S = 1.0
@@ -82,7 +82,7 @@ class _NotYet:
 _NOT_YET: Final = _NotYet()
 
 
-class Producer(Finding):
+class Producer(Discovery):
     """Publishes messages, from any number of threads.
 
     ::
@@ -157,9 +157,9 @@ class Producer(Finding):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._timers = Timers(self._env.clock)
-        self._crew = Crew("flintmq-connect")
+        self._threads = ThreadPool("flintmq-connect")
         self._lookup: Lookup | None = None
-        self._keeper: Keeper | None = None
+        self._ticker: Ticker | None = None
         self._pools: dict[str, Pool] = {}
         self._turns: dict[str, Turns] = {}
         self._routes = Routes(self._settings.nsqd)
@@ -169,7 +169,9 @@ class Producer(Finding):
         self._under_way: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
-        self._fate = Fate(self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers)
+        self._rules = RetryRules(
+            self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers
+        )
         self._calls: dict[Publish, None] = {}
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
@@ -209,17 +211,17 @@ class Producer(Finding):
         with self._lock:
             if self._is_closed:
                 raise closed_error()
-            if self._keeper is not None:
+            if self._ticker is not None:
                 return
             if self._settings.lookups:
-                crew = Crew("flintmq-lookup")
+                threads = ThreadPool("flintmq-lookup")
                 self._lookup = Lookup(
-                    self._settings.lookups, self._settings.lookup_timeout_s, self._fetch, crew, self._timers,
+                    self._settings.lookups, self._settings.lookup_timeout_s, self._fetch, threads, self._timers,
                     self._lock, self._changed.notify_all,
                 )  # fmt: skip
                 self._refresh_at = self._time() + self._lookup_interval_s
             self._keep(self._settings.nsqd)
-            self._keeper = Keeper(self._tick, KEEPER_S, "flintmq-producer")
+            self._ticker = Ticker(self._tick, TICK_S, "flintmq-producer")
 
     def close(self) -> None:
         """Take no more, wait until what was taken has ended (each by its own deadline), and close the connections."""
@@ -230,13 +232,13 @@ class Producer(Finding):
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            keeper, self._keeper = self._keeper, None
+            ticker, self._ticker = self._ticker, None
             pools, self._pools = self._pools, {}
-            self._crew.end()
+            self._threads.end()
             if self._lookup is not None:
                 self._lookup.end()
-        if keeper is not None:
-            keeper.end()
+        if ticker is not None:
+            ticker.end()
         for pool in pools.values():
             pool.close()
 
@@ -409,7 +411,7 @@ class Producer(Finding):
             PublishRefused: nothing of it is stored.
             PublishUnknown: it may be stored.
         """
-        if self._keeper is None:
+        if self._ticker is None:
             self._begin()
         line: Line | None = None
         outcome: Published | _NotYet | None = _NOT_YET
@@ -446,7 +448,7 @@ class Producer(Finding):
                 self._leave_queue(call)
             count = len(call.bodies)
             if call.writer is not None:
-                self._fate.free_writer(call, count if is_done else 0)
+                self._rules.free_writer(call, count if is_done else 0)
             stats = self._stats
             stats.bytes_in_flight -= call.cost
             if is_done:
@@ -471,7 +473,7 @@ class Producer(Finding):
             call.connection = None
             line.used_at = NEVER  # nsqd closes behind many errors
             with self._lock:
-                verdict = self._fate.refused(call, error, line.address, self._time())
+                verdict = self._rules.refused(call, error, line.address, self._time())
             self._carry_out(call, verdict)
         except ConnectionFailed as error:
             call.connection = None
@@ -486,7 +488,7 @@ class Producer(Finding):
 
     def _gives_up(self, call: Publish) -> bool:
         """Whether to leave an nsqd that has not answered when half of the time is over."""
-        return self._fate.leaves_early(call, partial(self._has_choice, call))
+        return self._rules.leaves_early(call, partial(self._has_choice, call))
 
     def _has_choice(self, call: Publish) -> bool:
         """Whether a call could be sent somewhere else than where it waits for an answer."""
@@ -502,7 +504,7 @@ class Producer(Finding):
         try:
             stored = call.read_answer(answer)
         except RemoteProtocolError as error:
-            self._fail(call, self._fate.senseless(call, error, address))
+            self._fail(call, self._rules.senseless(call, error, address))
         if call.trace_ids is not None and call.topic in self._intake.traced:
             trace_log.published(call.topic, address, call.partition, stored, call.trace_ids)
         return call.published(address, stored)
@@ -510,17 +512,17 @@ class Producer(Finding):
     def _unanswered(self, call: Publish, error: ConnectionFailed, began: float) -> None:
         if not isinstance(error, AnswerLost):  # it was lost before it was asked
             error = AnswerLost(error.address, error.reason, maybe_executed=False)
-        verdict = self._fate.unanswered(call, error)
+        verdict = self._rules.unanswered(call, error)
         now = self._time()
         if now >= call.deadline and call.is_unknown:
-            verdict = self._fate.late(call, error.address, now - began)
+            verdict = self._rules.late(call, error.address, now - began)
         self._carry_out(call, verdict)
 
     def _carry_out(self, call: Publish, verdict: Verdict) -> None:
         """Return when another try is due."""
         if call.writer is not None and not call.is_unknown:
             with self._lock:
-                self._fate.free_writer(call)
+                self._rules.free_writer(call)
         if isinstance(verdict, Failure):
             self._fail(call, verdict)
         assert isinstance(verdict, Retry), "nothing is gathered here"
@@ -557,10 +559,10 @@ class Producer(Finding):
         """A free line, and a writer if the call needs one."""
         if self._writers is None or call.writer is not None:
             return self._take_from(pool)
-        call.writer = self._writers.take(Spot(pool.address, call.topic, partition, call.keys is not None))
+        call.writer = self._writers.take(WriterKey(pool.address, call.topic, partition, call.keys is not None))
         line = None if call.writer is None else self._take_from(pool)
         if line is None:
-            self._fate.free_writer(call)
+            self._rules.free_writer(call)
         return line
 
     def _take_from(self, pool: Pool) -> Line | None:
@@ -576,9 +578,9 @@ class Producer(Finding):
     def _take_in_order(self, call: Publish) -> Line | None:
         """A free line to the leader of a call's partition, if it is its turn; with the lock held."""
         if earlier := self._queues.overtook(call):
-            self._fail(call, self._fate.overtaken(call, earlier))
+            self._fail(call, self._rules.overtaken(call, earlier))
         if call.partition is None:
-            if not self._queues.place(call, self._fate.place, self._time()):
+            if not self._queues.place(call, self._rules.place, self._time()):
                 self._look_up(call.topic)
                 return None
             self._fail_impossible(call)
@@ -592,7 +594,7 @@ class Producer(Finding):
 
     def _leader_of(self, call: Publish) -> Pool | None:
         if call.writer is not None:
-            return self._pools.get(call.writer.spot.address)
+            return self._pools.get(call.writer.key.address)
         leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
         return None if leader is None else self._pools.get(leader)
 
@@ -651,7 +653,7 @@ class Producer(Finding):
         return line
 
     def _pools_of(self, call: Publish) -> list[Pool]:
-        """Where a line for a call could be opened."""
+        """Return where a line for a call could be opened."""
         if call.keys is None and call.writer is None:
             return [place.pool for place in self._turns_of(call.topic).places]
         leader = self._leader_of(call)
@@ -662,7 +664,7 @@ class Producer(Finding):
 
     def _fail_impossible(self, call: Publish) -> None:
         """Fail a call that its topic will never take."""
-        if failure := self._fate.impossible(call):
+        if failure := self._rules.impossible(call):
             self._fail(call, failure)
 
     def _fail_waiting(self, call: Publish) -> NoReturn:
@@ -673,13 +675,13 @@ class Producer(Finding):
         if not is_behind and call.error is None and any(pool.is_up for pool in pools):
             count = sum(len(pool.lines) for pool in pools)
             self._fail(call, Failure("TIMEOUT", f"not sent: all {count} connections are busy, see pool_size"))
-        self._fail(call, self._fate.unsent(call, is_behind, self._last_error))
+        self._fail(call, self._rules.unsent(call, is_behind, self._last_error))
 
     def _fail_refused(self, call: Publish) -> None:
         """Fail a call that no nsqd of its topic will ever take."""
         if any(pool.is_up for pool in self._pools_of(call)):
             return
-        if failure := self._fate.refused_by_all(call):
+        if failure := self._rules.refused_by_all(call):
             self._fail(call, failure)
 
     def _forget_turns(self, topic: str) -> None:
@@ -728,10 +730,10 @@ class Producer(Finding):
 
     def _open(self, pool: Pool) -> None:
         pool.opening_count += 1
-        self._crew.run(partial(self._open_line, pool))
+        self._threads.run(partial(self._open_line, pool))
 
     def _open_line(self, pool: Pool) -> None:
-        """Open a line, in a thread of the crew, without the lock."""
+        """Open a line, in a thread of the threads, without the lock."""
         line: Line | None = None
         error: FlintError | None = None
         try:
@@ -758,9 +760,9 @@ class Producer(Finding):
             self._changed.notify_all()
 
     def _tick(self) -> None:
-        """Look after free lines, lost nsqd and lookups; called by the keeper, without the lock."""
+        """Look after free lines, lost nsqd and lookups; called by the ticker, without the lock."""
         with self._lock:
-            if self._keeper is None:
+            if self._ticker is None:
                 return
             now = self._time()
             self._timers.run_due()

@@ -19,13 +19,13 @@ import threading
 from collections.abc import Callable
 
 from flintmq.client.blocking.connection import Connection
-from flintmq.client.blocking.forking import watch as fork_watch
-from flintmq.client.blocking.keeper import Keeper
+from flintmq.client.blocking.fork import watch as fork_watch
+from flintmq.client.blocking.ticker import Ticker
 from flintmq.client.blocking.timers import Timers
 
 log = logging.getLogger("flintmq.client")
 
-KEEPER_S = 0.05
+TICK_S = 0.05
 WAIT_S = 1.0
 
 
@@ -62,7 +62,7 @@ class Pump:
         self._is_woken = False
         self._watched: dict[Connection, None] = {}
         self._orphaned: dict[Connection, None] = {}
-        self._keeper: Keeper | None = None
+        self._ticker: Ticker | None = None
         self._pumped_at = 0.0
         self._is_closed = False
         fork_watch(self)
@@ -76,12 +76,12 @@ class Pump:
             end.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, selectors.EVENT_READ)
-        self._keeper = Keeper(self._keep, KEEPER_S, "flintmq-consumer")
+        self._ticker = Ticker(self._keep, TICK_S, "flintmq-consumer")
 
     def close(self) -> None:
         """Wait for nothing any more."""
-        if self._keeper is not None:
-            self._keeper.end()
+        if self._ticker is not None:
+            self._ticker.end()
         self.wake()
         with self._turn_lock:  # nobody waits for the sockets any more
             self._is_closed = True
@@ -167,8 +167,8 @@ class Pump:
                     self._turn_lock.release()
 
     def _keep(self) -> None:
-        """Pump when nobody else does; called by the keeper."""
-        if self._timers.time() - self._pumped_at > KEEPER_S:
+        """Pump when nobody else does; called by the ticker."""
+        if self._timers.time() - self._pumped_at > TICK_S:
             self.once()
 
     def _turn(self, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flintmq.client.blocking.forking import watch
+from flintmq.client.blocking.fork import watch
 from flintmq.client.options import split_address, why_unreachable
 from flintmq.errors import ConnectionFailed, FlintError
 from flintmq.net.tls_engine import StandardTls, TlsFailed, TlsInterrupted

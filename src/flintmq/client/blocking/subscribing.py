@@ -1,6 +1,6 @@
 """Keeps a consumer subscribed, on blocking sockets; what is subscribed and how: :mod:`flintmq.client.core.subscribing`.
 
-Rules of this file: all methods are called with the lock held, except what a crew's thread does: connecting waits.
+Rules of this file: all methods are called with the lock held, except what a thread of the pool does: connecting waits.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import logging
 from functools import partial
 
 from flintmq.client.blocking.connection import Connection
-from flintmq.client.blocking.crew import Crew
-from flintmq.client.blocking.links import Links
 from flintmq.client.blocking.lookup import Lookup
 from flintmq.client.blocking.pump import Pump
+from flintmq.client.blocking.reconnect import Reconnector
+from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.consuming import Consuming
 from flintmq.client.core.discovery import topic_path
@@ -32,14 +32,14 @@ class Subscriptions:
         pump: takes over what is subscribed.
 
     Attributes:
-        links: keeps connected what is wanted.
+        reconnector: keeps connected what is wanted.
     """
 
     _consuming: Consuming
 
     def __init__(self, settings: Settings, lookup: Lookup | None, pump: Pump, timers: Timers) -> None:
-        self.links: Links[Target, Connection] = Links(
-            self._open, self._join, self._tried, Connection.close, Crew("flintmq-connect"), timers, pump.lock,
+        self.reconnector: Reconnector[Target, Connection] = Reconnector(
+            self._open, self._join, self._tried, Connection.close, ThreadPool("flintmq-connect"), timers, pump.lock,
             settings.env,
         )  # fmt: skip
         self._settings = settings
@@ -60,14 +60,14 @@ class Subscriptions:
 
     def stop(self) -> None:
         """Connect no more, and ask no more; connections that are there stay."""
-        self.links.stop()
+        self.reconnector.stop()
         if self._lookup is not None:
             self._lookup.end()
 
     # --- connecting ---
 
     def _open(self, target: Target) -> Connection:
-        """Connect and subscribe; in a thread of the crew, without the lock."""
+        """Connect and subscribe; in a thread of the threads, without the lock."""
         subscribing, settings = self._consuming.subscribing, self._settings
         tag = subscribing.tag
         connection = Connection.open(
@@ -101,9 +101,9 @@ class Subscriptions:
     def note_lost(self, connection: Connection) -> None:
         """Connect again when it is time."""
         target = Target(connection.address, connection.partition)
-        if target in self.links.listed:
+        if target in self.reconnector.listed:
             log.warning("lost nsqd %s: %s", target, connection.lost_because)
-        self.links.lost(target, self._timers.time() - connection.opened_at)
+        self.reconnector.lost(target, self._timers.time() - connection.opened_at)
 
     # --- asking ---
 

@@ -39,7 +39,7 @@ class CallTimer:
 
 
 class Timers:
-    """What is due when; a :class:`flintmq.client.core.timers.Timers`.
+    """Callbacks and when they are due; a :class:`flintmq.client.core.timers.Timers`.
 
     Args:
         clock: its monotonic time is the time of everything here.
@@ -80,7 +80,7 @@ class Timers:
                 timer.run()
 
     def next_at(self) -> float | None:
-        """When the next call is due, or None."""
+        """Return when the next call is due, or None."""
         while self._heap and self._heap[0][2].is_cancelled:
             heappop(self._heap)
             self._cancelled_count -= 1

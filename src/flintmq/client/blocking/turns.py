@@ -1,4 +1,4 @@
-"""Where a publish can go now.
+"""The places a publish can go to now, in turn.
 
 Rules of this file: no waiting and no locking; :mod:`flintmq.client.blocking.producer` does both.
 """
@@ -12,7 +12,7 @@ from flintmq.client.blocking.pool import Pool
 
 
 class Place(NamedTuple):
-    """Where something can be published."""
+    """An nsqd, or a partition on it, that can be published to."""
 
     pool: Pool
     partition: int | None

@@ -1,1 +1,1 @@
-"""What every client does alike, whatever moves its bytes: no event loop, no thread, no socket; time comes in."""
+"""The client, whatever moves its bytes: no event loop, no thread, no socket; time comes in."""

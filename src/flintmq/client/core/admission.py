@@ -12,7 +12,7 @@ from flintmq.errors import FlintError, LocalProtocolError, PublishRefused
 
 
 class Waiter(Protocol):
-    """Who waits for room, and is told once; an :class:`asyncio.Future` is one."""
+    """A caller that waits for room, and is told once; an :class:`asyncio.Future` is one."""
 
     def done(self) -> bool: ...
     def set_result(self, result: None, /) -> object: ...
@@ -64,7 +64,7 @@ class Admission:
         self.release(cost if was_granted else 0)  # the next in line may be smaller
 
     def late(self) -> PublishRefused:
-        """What a call raises for which there was no room in time."""
+        """Return what a call raises for which there was no room in time."""
         detail = f"not sent: {self._stats.bytes_in_flight} bytes are on their way already"
         error = PublishRefused("TIMEOUT", detail, retryable=True)
         error.__cause__ = self._cause()

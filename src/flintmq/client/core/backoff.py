@@ -1,4 +1,4 @@
-"""How long to wait: after failed messages, and between attempts to connect. Pure: no clock, no random numbers, no IO.
+"""Waits: after failed messages, and between attempts to connect. Pure: no clock, no random numbers, no IO.
 
 :class:`Backoff` is the consumer's (seed 002 "Backoff")::
 
@@ -19,7 +19,7 @@ LEVEL_MAX = 64  # 2 ** 63 times any base is beyond every maximum
 
 
 class BackoffState(Enum):
-    """Where a consumer stands."""
+    """The states of a consumer's backoff."""
 
     NORMAL = "normal"
     WAITING = "waiting"
@@ -48,7 +48,7 @@ class Backoff:
 
     @property
     def limit(self) -> int | None:
-        """How many messages may be in flight in all: 0, 1, or None for no limit by backoff."""
+        """Return how many messages may be in flight in all: 0, 1, or None for no limit by backoff."""
         if self.state is BackoffState.NORMAL:
             return None
         return 1 if self.state is BackoffState.PROBING else 0
@@ -87,7 +87,7 @@ class Backoff:
 
 
 class ReconnectDelay:
-    """How long to wait before connecting again: exponential with jitter, forgotten once a connection held.
+    """The waits before connecting again: exponential with jitter, forgotten once a connection held.
 
     Args:
         base_s: longest first delay; at most 1 s, so that a restarted nsqd is found at once.
@@ -123,5 +123,5 @@ def jittered_s(interval_s: float, jitter: float, chance: float) -> float:
 
 
 def requeue_delay_s(attempts: int, delay_s: float, max_s: float) -> float:
-    """How long a failed message waits: in proportion to its attempts, with a maximum (seed 002 "Message Handling")."""
+    """Return how long a failed message waits: in proportion to its attempts, with a maximum (seed 002)."""
     return min(max_s, delay_s * max(attempts, 1))

@@ -46,7 +46,7 @@ _ALLOWED = (
 
 
 def reader(kind: type[Value] | None, decode: Read[Value] | None) -> Read[Value]:
-    """What turns a body into a value, from a consumer's ``type`` and ``decode``; it raises :class:`BodyError`.
+    """Return what turns a body into a value, from a consumer's ``type`` and ``decode``; it raises :class:`BodyError`.
 
     Raises:
         OptionError: both are given, or one cannot be used.
@@ -61,7 +61,7 @@ def reader(kind: type[Value] | None, decode: Read[Value] | None) -> Read[Value]:
 
 
 def decoder(kind: type[Value]) -> Read[Value]:
-    """What turns a body into a value of a type; it raises :class:`BodyError`.
+    """Return what turns a body into a value of a type; it raises :class:`BodyError`.
 
     Raises:
         OptionError: nothing can be decoded to this type.
@@ -167,7 +167,7 @@ def _name(kind: object) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why a body cannot be read, on one line."""
+    """Return why a body cannot be read, on one line."""
     details = getattr(error, "errors", None)
     if not callable(details):
         return one_line(error)
@@ -181,7 +181,7 @@ def _reason(error: Exception) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, on one line of at most ``REASON_SIZE_MAX`` characters; its name if it says nothing."""
+    """Return what an exception says, on one line of ``REASON_SIZE_MAX`` characters at most, or its name."""
     return _cut(" ".join(str(error).split()) or type(error).__name__)
 
 

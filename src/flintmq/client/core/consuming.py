@@ -1,4 +1,4 @@
-"""What a consumer decides, on asyncio and on blocking sockets alike: the shells wait, and call handlers.
+"""The decisions of a consumer, on asyncio and on blocking sockets alike: the shells wait, and call handlers.
 
 ::
 
@@ -72,8 +72,8 @@ class Consuming:
         lock: held by who touches any state.
         wake: called when there is something to be sent that no connection knows of.
         too_many: takes a message with too many attempts, and calls :meth:`give_up` when it can; None: at once.
-        bury: lets ``on_giving_up`` and the dead letters have a message, and then settles it; told what is wrong with
-            its body (None: it had too many attempts).
+        settle_given_up: lets ``on_giving_up`` and the dead letters have a message, and then settles it; told what is
+            wrong with its body (None: it had too many attempts).
         tell: tells the application what went wrong.
         stop: stops the consumer, because :attr:`failure` is set.
         run: runs the answer to a message in the thread that it belongs to.
@@ -96,7 +96,7 @@ class Consuming:
         *,
         wake: Callable[[], object],
         too_many: GiveUp | None,
-        bury: Callable[[Message[Any], BodyError | None], None],
+        settle_given_up: Callable[[Message[Any], BodyError | None], None],
         tell: Callable[[FlintError], object],
         stop: Callable[[], object],
         run: Callable[[Callable[[], object]], object],
@@ -117,7 +117,7 @@ class Consuming:
         self.call_in_loop = run
         self.lock = lock
         self._wake = wake
-        self._bury = bury
+        self._settle_given_up = settle_given_up
         self._tell = tell
         self._stop = stop
         self._stats = ConsumerStats()
@@ -171,7 +171,7 @@ class Consuming:
         return self._timers.time()
 
     def requeue_delay_s(self, attempts: int) -> float:
-        """How long a message with so many attempts waits by default.
+        """Return how long a message with so many attempts waits by default.
 
         In order, what waits holds up its partition, and RDY 0 holds it back better: Youzan's nsqd ignores the delay.
         """
@@ -214,7 +214,7 @@ class Consuming:
             error: what is wrong with its body; None: it had too many attempts.
         """
         settings = self.settings
-        if not settings.has_heir and error is None and (found := read_error(message)) is not None:
+        if not settings.takes_given_up and error is None and (found := read_error(message)) is not None:
             self.unreadable(message, found)
             return
         with self.lock:
@@ -225,7 +225,7 @@ class Consuming:
             log.error("giving up on message %r of %s after %d attempts%s", message.id, message.nsqd, attempts, where)
         else:
             self.unreadables.tell(message, error, self.time(), f"giving up on it{where}")
-        self._bury(message, error)
+        self._settle_given_up(message, error)
 
     # --- what connections tell (link.LinkOwner) ---
 
@@ -277,10 +277,10 @@ class Consuming:
                 self._tell(violation)
         return True
 
-    def on_settled(self, connection: Link, finished: int, requeued: int, let_go: int) -> None:
+    def on_settled(self, connection: Link, finished: int, requeued: int, dropped: int) -> None:
         """Count answers."""
-        self._stats.dropped += let_go
-        if self.flow.settled(connection, finished, requeued + let_go):
+        self._stats.dropped += dropped
+        if self.flow.settled(connection, finished, requeued + dropped):
             self._stats.finished += finished
             self._stats.requeued += requeued
         else:
@@ -337,7 +337,7 @@ class Consuming:
         with self.lock:
             return self.flow.is_starved
 
-    def links(self) -> tuple[Link, ...]:
+    def connections(self) -> tuple[Link, ...]:
         """The connections that are subscribed now."""
         with self.lock:
             return self.flow.connections
@@ -361,7 +361,7 @@ class Consuming:
 
 
 class ConsumerState(Generic[Value]):
-    """What both consumers say and can be told at any time.
+    """The part of both consumers that can be asked and told at any time.
 
     Attributes:
         topic, channel: that are consumed.
@@ -370,7 +370,7 @@ class ConsumerState(Generic[Value]):
     _consuming: Consuming
 
     def __repr__(self) -> str:
-        return f"<Consumer {self.topic}/{self.channel} on {len(self._consuming.links())} nsqd>"
+        return f"<Consumer {self.topic}/{self.channel} on {len(self._consuming.connections())} nsqd>"
 
     def describe(self) -> str:
         """Show connections, levels and backoff, a line each."""
@@ -425,12 +425,12 @@ class ConsumerState(Generic[Value]):
     @property
     def connections(self) -> tuple[str, ...]:
         """``host:port`` of every nsqd that is subscribed now."""
-        return tuple(dict.fromkeys(link.address for link in self._consuming.links()))
+        return tuple(dict.fromkeys(link.address for link in self._consuming.connections()))
 
     @property
     def partitions(self) -> dict[int, str]:
         """The partitions that are subscribed now, and ``host:port`` of each one's nsqd; empty if the topic has none."""
-        found = {link.partition: link.address for link in self._consuming.links() if link.partition is not None}
+        found = {link.partition: link.address for link in self._consuming.connections() if link.partition is not None}
         return dict(sorted(found.items()))
 
     def stats(self) -> ConsumerStats:
@@ -445,6 +445,6 @@ def _give_back(delivery: Delivery) -> None:
 
 
 def _has_partitions(topic: str) -> DiscoveryError:
-    """What ends a consumer with ``start`` that was given the address of an nsqd whose topic has partitions."""
+    """Return what ends a consumer with ``start`` that was given the address of an nsqd whose topic has partitions."""
     detail = "start= has to be told for each of them: give nsqlookupd_http_addresses, which know where they are"
     return DiscoveryError(f"topic {topic} has partitions: {detail}")

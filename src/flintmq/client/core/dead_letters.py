@@ -38,7 +38,7 @@ _KEPT_SIZE_MAX = HEADERS_SIZE_MAX - 4096
 
 
 class Form(Enum):
-    """How a dead letter is published."""
+    """The forms a dead letter can be published in."""
 
     ALONE = "with headers, over a connection of its own"
     HEADED = "with headers"

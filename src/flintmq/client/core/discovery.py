@@ -1,4 +1,4 @@
-"""Finding nsqd through nsqlookupd: what is asked, what is read out of the answers, and when it is asked again.
+"""Discovery nsqd through nsqlookupd: what is asked, what is read out of the answers, and when it is asked again.
 
 Rules of this file:
 
@@ -37,7 +37,7 @@ ANSWER_COUNT_MAX = 10_000  # remembered: one per nsqlookupd and topic; the one a
 
 
 class Answers:
-    """What several nsqlookupd said last. Pure: whoever asks them does the IO and the waiting.
+    """The last answers of several nsqlookupd. Pure: whoever asks them does the IO and the waiting.
 
     Args:
         addresses: ``http://host:port`` each; may be replaced by others at any time.
@@ -82,7 +82,7 @@ class Answers:
         return address in self._failing
 
     def union(self, path: str) -> tuple[Node, ...]:
-        """What all of them list together."""
+        """Return what all of them list together."""
         return self.topology(path).nodes
 
     def topology(self, path: str, distrusted: Collection[tuple[int, str]] = ()) -> Topology:
@@ -101,7 +101,7 @@ class Answers:
 
 
 class Directory:
-    """Which nsqlookupd there are, and which of them are asked next. Pure.
+    """The nsqlookupd that there are, and which of them are asked next. Pure.
 
     One that failed ``DEMOTED_AFTER`` times on end is asked last: every ``DEMOTED_EVERY``-th time, or when no other
     answers. Its first answer gives it its place back.
@@ -167,7 +167,7 @@ class Directory:
 
 
 def topic_path(topic: str, access: str = "") -> str:
-    """What is asked for a topic's nsqd.
+    """Return what is asked for a topic's nsqd.
 
     Args:
         access: ``r`` for those that can be read from, ``w`` for those that can be written to; with the topic's
@@ -178,7 +178,7 @@ def topic_path(topic: str, access: str = "") -> str:
 
 
 class PollTimes:
-    """When to ask the nsqlookupd again: every ``interval_s``, but soon and then less and less often after a loss.
+    """Times to ask the nsqlookupd again: every ``interval_s``, but soon and then less and less often after a loss.
 
     Pure. An nsqd that is lost and then leaves the lists would otherwise be found again an interval after its return.
     """

@@ -23,7 +23,7 @@ QUEUE_SLACK = 1000
 
 
 class Source(Protocol):
-    """What is needed of a connection."""
+    """A connection as far as it is needed here."""
 
     address: str
     features: Features
@@ -99,7 +99,7 @@ class Flow(Generic[Link]):
 
     @property
     def backoff_state(self) -> BackoffState:
-        """Where the backoff stands."""
+        """Return where the backoff stands."""
         return self._backoff.state
 
     @property
@@ -123,7 +123,7 @@ class Flow(Generic[Link]):
         return connection in self._joined
 
     def held(self, connection: Link) -> int:
-        """How many messages of a connection the application has not answered."""
+        """Return how many messages of a connection the application has not answered."""
         share = self._joined.get(connection)
         return 0 if share is None else share.in_flight - connection.unsent_count
 

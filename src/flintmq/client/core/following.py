@@ -27,7 +27,7 @@ Wrong = tuple[tuple[int, str], ...]
 
 
 class Following:
-    """What the nsqlookupd say of one topic.
+    """The nsqlookupd's picture of one topic, kept up to date.
 
     Args:
         times: when they are asked.

@@ -1,4 +1,4 @@
-"""How a consumer's handler is run, and running it in place; what waits stands in the shells."""
+"""Handlers of a consumer: the ways to run one, and running it in place; what waits stands in the shells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler: TypeAlias = Callable[[Message[Any]], object]
 
 
 class Mode(Enum):
-    """How a handler is run."""
+    """The ways to run a handler."""
 
     PULLED = "iterated over"
     INLINE = "called in place"

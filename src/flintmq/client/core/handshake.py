@@ -68,7 +68,7 @@ _MEANING = {
 
 
 class Next(Enum):
-    """What the shell has to do, and which method it calls afterwards."""
+    """Steps of the shell, and the method that it calls after each."""
 
     READ = "read from the topmost layer, then receive()"
     TLS = "put Step.tls in and do its handshake, then secured()"
@@ -79,7 +79,7 @@ class Next(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do next.
+    """The next step.
 
     Attributes:
         send: to be written first, through the layers that stand.
@@ -238,7 +238,7 @@ class Handshake:
         return piece
 
     def _answered(self, reply: Reply) -> Step | None:
-        """What follows an answer; None when that is to be read."""
+        """Return what follows an answer; None when that is to be read."""
         if reply.command == "IDENTIFY":
             return self._identified(reply.data)
         if reply.command == "AUTH":
@@ -316,7 +316,7 @@ def refusal(code: str, detail: str, address: str, can_renew_secret: bool = False
 
 
 def _who_knows(command: str) -> tuple[str, bool]:
-    """Which nsqd know a command that this one does not, and whether it is of no use to try again."""
+    """Return which nsqd know a command that this one does not, and whether it is of no use to try again."""
     row = COMMANDS.get(command)
     if row is None or row.origin == "nsq":
         return "", False

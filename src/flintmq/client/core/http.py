@@ -1,4 +1,4 @@
-"""What a client asks a daemon over HTTP, and what it says when it gets no answer; the same for both flavours.
+"""Requests of a client to a daemon over HTTP, and the error when there is no answer; the same for both flavours.
 
 Rules of this file: an nsqlookupd at ``https://`` is verified as an nsqd is (:mod:`flintmq.client.security`); what goes
 wrong is an OSError with a text for people.

@@ -1,4 +1,4 @@
-"""What a call to a producer asks for: checked, and made a :class:`Publish`.
+"""Calls to a producer: checked, and made a :class:`Publish`.
 
 Rules of this file: nothing is sent and nothing waits here; what is wrong is raised before anything is sent.
 """

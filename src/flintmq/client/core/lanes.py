@@ -92,7 +92,7 @@ def fits(last: Publish, publish: Publish, count_max: int, bytes_max: int) -> boo
     return (
         last.is_gathered
         and publish.is_gathered
-        and not (last.tries or last.is_unknown)  # or the fate of one would be said of the other
+        and not (last.tries or last.is_unknown)  # or the outcome of one would be said of the other
         and len(last.bodies) + len(publish.bodies) <= count_max
         and last.cost + publish.cost <= bytes_max
         and 0 <= publish.deadline - last.deadline < DEADLINE_GRAIN_S

@@ -70,12 +70,12 @@ Some = TypeVar("Some", bound="Link", contravariant=True)
 
 
 class LinkOwner(Protocol[Some]):
-    """Who is told what happens on a connection."""
+    """The owner of a connection, who is told what happens on it."""
 
     def on_messages(self, connection: Some, records: list[Record]) -> None: ...
     def on_message_failed(self, connection: Some, failure: MessageFailed) -> None: ...
-    def on_settled(self, connection: Some, finished: int, requeued: int, let_go: int) -> None:
-        """So many messages were finished, requeued, or let go without an answer; called before that is written."""
+    def on_settled(self, connection: Some, finished: int, requeued: int, dropped: int) -> None:
+        """So many messages were finished, requeued, or dropped without an answer; called before that is written."""
 
     def on_lost(self, connection: Some, error: FlintError) -> None: ...
 
@@ -124,7 +124,7 @@ class Link(ABC):
         self._out: list[bytes] = []
         self._finished: list[bytes] = []
         self._requeued_count = 0
-        self._let_go_count = 0
+        self._dropped_count = 0
         self._touched: dict[bytes, Callable[[TouchFailed], None]] = {}
         self._is_flush_due = False
         self._heard_at = 0.0
@@ -154,7 +154,7 @@ class Link(ABC):
     # --- opening ---
 
     def _new_handshake(self, env: Env, extended: bool = False, desired_tag: str = "", once: bool = False) -> Handshake:
-        """What the shell carries out before :meth:`_begin`.
+        """Return what the shell carries out before :meth:`_begin`.
 
         Args:
             extended: tell nsqd that headers are understood; only for topics that have them.
@@ -252,17 +252,17 @@ class Link(ABC):
         return bool(self._out or self._finished)
 
     def take_output(self) -> bytes:
-        """What was gathered. FINs come last, a TOUCH may precede them; then RDY, which finds them executed."""
-        if self._finished or self._requeued_count or self._let_go_count:
+        """Return what was gathered. FINs come last, a TOUCH may precede them; then RDY, which finds them executed."""
+        if self._finished or self._requeued_count or self._dropped_count:
             finished = self._finished[:]
             del self._finished[: len(finished)]  # what another thread appends meanwhile stays
             requeued, self._requeued_count = self._requeued_count, 0
-            let_go, self._let_go_count = self._let_go_count, 0
+            dropped, self._dropped_count = self._dropped_count, 0
             if finished and self._wire.state != BROKEN:
                 self._out.append(self._wire.finish(finished))
             self._is_flush_due = True  # what the owner adds goes with the rest
             try:
-                self._owner.on_settled(self, len(finished), requeued, let_go)
+                self._owner.on_settled(self, len(finished), requeued, dropped)
             finally:
                 self._is_flush_due = False
         self._is_flush_due = False
@@ -401,12 +401,12 @@ class Link(ABC):
         """Forget the ``failed`` callback of a message that is being answered."""
         self._touched.pop(message_id, None)
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Note that a message is done with and nsqd has taken it back already."""
-        self._let_go_count += 1
+        self._dropped_count += 1
         self.flush_soon()
 
     @property
     def unsent_count(self) -> int:
         """Messages the application is done with and the owner has not been told of yet."""
-        return len(self._finished) + self._requeued_count + self._let_go_count
+        return len(self._finished) + self._requeued_count + self._dropped_count

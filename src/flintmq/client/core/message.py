@@ -71,7 +71,7 @@ class Discard(Exception):
 
 
 class Owner(Protocol):
-    """What a message needs of its consumer."""
+    """A consumer as far as its messages need it."""
 
     def time(self) -> float: ...
     def requeue_delay_s(self, attempts: int) -> float: ...
@@ -82,7 +82,7 @@ class Owner(Protocol):
 
 
 class Delivery:
-    """What the messages of one read have in common.
+    """The messages of one read, and what they have in common.
 
     Attributes:
         partition: they are of; None: NSQ's own ids, no partition.
@@ -293,7 +293,7 @@ class Message(Generic[Value]):
         if self.time_left > 0.0:
             self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
         else:
-            self._delivery.link.let_go()
+            self._delivery.link.drop()
 
     def touch(self) -> None:
         """Ask for another message timeout from now on, up to nsqd's ``max_msg_timeout`` since the delivery.

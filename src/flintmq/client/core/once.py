@@ -42,8 +42,8 @@ NAME_SIZE_MAX = PRODUCER_ID_SIZE_MAX - 1 - _RUN_SIZE - 1 - _NUMBER_SIZE
 GAP_CODE = "E_SEQUENCE_GAP"
 
 
-class Spot(NamedTuple):
-    """Where sequences are counted.
+class WriterKey(NamedTuple):
+    """An nsqd, topic and partition, for which sequences are counted.
 
     Attributes:
         is_lane: publishes that keep their order have writers of their own, so that they wait for no others.
@@ -63,10 +63,10 @@ class Writer:
         sequence: of its next message.
     """
 
-    __slots__ = ("producer_id", "sequence", "spot")
+    __slots__ = ("producer_id", "sequence", "key")
 
-    def __init__(self, spot: Spot, producer_id: str) -> None:
-        self.spot = spot
+    def __init__(self, key: WriterKey, producer_id: str) -> None:
+        self.key = key
         self.producer_id = producer_id
         self.sequence = 1
 
@@ -77,7 +77,7 @@ class Writers:
     Args:
         name: what ids begin with, for people who look at them; what nobody else has follows, and a number.
         env: time and chance. Chance alone would not do: children of one process may have inherited the same.
-        count_max: for one spot.
+        count_max: for one key.
 
     Raises:
         OptionError: no id can begin like this.
@@ -92,45 +92,45 @@ class Writers:
         self._prefix = f"{name or 'p'}-{run}"
         self._count_max = count_max
         self._total = 0
-        self._free: dict[Spot, list[Writer]] = {}  # the spot used last comes last
-        self._taken: dict[Spot, int] = {}
+        self._free: dict[WriterKey, list[Writer]] = {}  # the key used last comes last
+        self._taken: dict[WriterKey, int] = {}
 
-    def take(self, spot: Spot) -> Writer | None:
+    def take(self, key: WriterKey) -> Writer | None:
         """A writer to publish with; None when all there may be are in use."""
-        free = self._free.get(spot)
+        free = self._free.get(key)
         if free:
             writer = free.pop()
-        elif self._taken.get(spot, 0) >= self._count_max:
+        elif self._taken.get(key, 0) >= self._count_max:
             return None
         else:
             self._total += 1
-            writer = Writer(spot, f"{self._prefix}.{self._total % 10**_NUMBER_SIZE}")
-        self._taken[spot] = self._taken.get(spot, 0) + 1
+            writer = Writer(key, f"{self._prefix}.{self._total % 10**_NUMBER_SIZE}")
+        self._taken[key] = self._taken.get(key, 0) + 1
         return writer
 
-    def has_free(self, spot: Spot) -> bool:
+    def has_free(self, key: WriterKey) -> bool:
         """Whether :meth:`take` has one."""
-        return bool(self._free.get(spot)) or self._taken.get(spot, 0) < self._count_max
+        return bool(self._free.get(key)) or self._taken.get(key, 0) < self._count_max
 
-    def let_go(self, writer: Writer, stored_count: int, is_in_doubt: bool) -> None:
+    def release(self, writer: Writer, stored_count: int, is_in_doubt: bool) -> None:
         """Give a writer back.
 
         Args:
             stored_count: messages that were stored with it.
             is_in_doubt: nobody knows how many: it is never used again.
         """
-        spot = writer.spot
-        count = self._taken[spot] - 1
+        key = writer.key
+        count = self._taken[key] - 1
         if count:
-            self._taken[spot] = count
+            self._taken[key] = count
         else:
-            del self._taken[spot]
+            del self._taken[key]
         if is_in_doubt:
             return
         writer.sequence += stored_count
-        free = self._free.pop(spot, [])
+        free = self._free.pop(key, [])
         free.append(writer)
-        self._free[spot] = free
+        self._free[key] = free
         while len(self._free) > SPOT_COUNT_MAX:
             del self._free[next(iter(self._free))]
 

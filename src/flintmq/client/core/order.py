@@ -51,7 +51,7 @@ class OrderViolation(FlintError):
 
 
 class Order:
-    """What was seen of the partitions of a topic.
+    """The partitions of a topic, and what was seen of each.
 
     Args:
         topic: for messages.

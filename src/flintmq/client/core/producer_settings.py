@@ -1,14 +1,14 @@
-"""What a producer is told, read once and checked; the same on asyncio and on blocking sockets."""
+"""Arguments of a producer, read once and checked; the same on asyncio and on blocking sockets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from flintmq.client.core.fate import Policy
 from flintmq.client.core.intake import Intake, Telemetry
 from flintmq.client.core.once import Writers
 from flintmq.client.core.publish import TRIES_MAX
+from flintmq.client.core.retry import Policy
 from flintmq.client.options import (
     ConnectionOptions,
     Seconds,
@@ -22,7 +22,7 @@ from flintmq.env import Env
 
 
 class ProducerOptions(TypedDict, total=False):
-    """What few producers set; keyword arguments of both. All durations are seconds or a timedelta.
+    """Options that few producers set; keyword arguments of both. All durations are seconds or a timedelta.
 
     Attributes:
         producer_id: what nsqd knows an idempotent producer by begins with it.
@@ -68,7 +68,7 @@ _DEFAULTS: ProducerOptions = {
 
 
 class ProducerSettings:
-    """What a producer is told.
+    """Everything that a producer is told.
 
     Args:
         batch_count_max, batch_bytes_max: of what is gathered.
@@ -120,7 +120,7 @@ class ProducerSettings:
         self._telemetry = rest["telemetry"]
 
     def new_intake(self, writers: Writers | None, is_gathered: bool) -> Intake:
-        """What makes the publishes of the producer.
+        """Return what makes the publishes of the producer.
 
         Args:
             writers: to publish idempotently with; None: not so.

@@ -1,4 +1,4 @@
-"""A publish on its way: who waits for it, until when, and what is known of its fate.
+"""A publish on its way: who waits for it, until when, and what is known of its outcome.
 
 What this room needs of a connection and of whoever waits is said here as protocols: :class:`Carrier`, :class:`Waiter`.
 
@@ -6,7 +6,7 @@ Rules of this file:
 
 - A waiter ends once: with None, :class:`PublishRefused` (definitely not stored) or :class:`PublishUnknown` (may be
   stored). What is not answered is unknown from the moment it was sent, and stays so when a later attempt is refused.
-- Gathered publishes are those of one turn to one topic; each has its own waiter and its own fate when nsqd finds
+- Gathered publishes are those of one turn to one topic; each has its own waiter and its own outcome when nsqd finds
   fault with one of them. An ``mpub`` is one publish with one waiter and stays whole.
 - One that has to keep its order carries its keys and stands in a line (:mod:`.lanes`).
 - Traced ones and those with headers are never gathered: nsqd says of each where it is stored.
@@ -72,7 +72,7 @@ CallSoon: TypeAlias = Callable[..., object]
 
 
 class Waiter(Protocol):
-    """Who is told, once, how a publish ended; an :class:`asyncio.Future` is one.
+    """The caller, who is told once how a publish ended; an :class:`asyncio.Future` is one.
 
     Not a callback: whoever does not wait any more (:meth:`done`) is not published for.
     """
@@ -126,7 +126,7 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where a traced message is stored; of several, the first.
+    """The place where a traced message is stored; of several, that of the first.
 
     Attributes:
         nsqd: ``host:port``.
@@ -162,7 +162,7 @@ class Publish:
         is_trace_asked: its waiter wants to know where it was stored.
         headers: JSON objects, one for each body.
         needs_partition: it can be published only where there are partitions.
-        writer: that it is published with, if that is to be idempotent; until its fate is known it goes nowhere else.
+        writer: that it is published with, if that is to be idempotent; until its outcome is known it goes nowhere else.
         is_out_of_sequence: nsqd expects another sequence of its writer than the one it has.
     """
 
@@ -289,7 +289,7 @@ class Publish:
         )
 
     def read_answer(self, answer: bytes) -> Stored | None:
-        """Where nsqd says that it is stored; None for a plain OK.
+        """Return where nsqd says that it is stored; None for a plain OK.
 
         Raises:
             RemoteProtocolError: it is no answer to this.
@@ -301,7 +301,7 @@ class Publish:
         return parse_stored(answer)
 
     def published(self, nsqd: str, stored: Stored | None) -> Published | None:
-        """Where it is stored, if its caller wants to know."""
+        """Return where it is stored, if its caller wants to know."""
         if not self.is_trace_asked:
             return None
         assert self.trace_ids is not None
@@ -369,7 +369,7 @@ class Gather:
         self._is_due = False
 
     def add(self, topic: str, body: bytes, waiter: Waiter, deadline: float, cost: int) -> None:
-        """Add a message; its waiter is told its fate."""
+        """Add a message; its waiter is told how it ended."""
         publish = self._open.get(topic)
         if publish is not None and self._fits(publish, cost, deadline):
             publish.bodies.append(body)
@@ -539,7 +539,7 @@ def is_draining(error: NsqdError) -> bool:
 
 
 def retry_delay_s(tries: int, chance: float) -> float:
-    """How long a publish that was refused so often waits for its next try."""
+    """Return how long a publish that was refused so often waits for its next try."""
     return jittered_s(min(RETRY_MAX_S, RETRY_BASE_S * 2.0 ** min(tries, 16)), RETRY_JITTER, chance)
 
 
@@ -553,5 +553,5 @@ def bare(cause: FlintError | None) -> FlintError | None:
 
 
 def closed_error() -> PublishRefused:
-    """What a call to a producer that was closed raises."""
+    """Return what a call to a producer that was closed raises."""
     return PublishRefused("CLOSED", "the producer is closed", retryable=False)

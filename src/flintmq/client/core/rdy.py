@@ -1,4 +1,4 @@
-"""How many messages each connection may have in flight. Pure: no clock, no random numbers, no IO.
+"""RDY: how many messages each connection may have in flight. Pure: no clock, no random numbers, no IO.
 
 nsqd's RDY is a level: it delivers while fewer than RDY messages are in flight on the connection. The levels of all
 connections together must never exceed ``max_in_flight``, also while they change:
@@ -79,7 +79,7 @@ class Share:
         return in_flight > 0 and in_flight >= self.rdy_count * STARVED_AT
 
     def reserved(self, now: float) -> int:
-        """How many of ``max_in_flight`` this connection takes (I2)."""
+        """Return how many of ``max_in_flight`` this connection takes (I2)."""
         if self.held_count <= self.rdy_count:
             return self.rdy_count
         if now < self.settled_at:
@@ -91,12 +91,12 @@ class Share:
 
     @property
     def settled_at(self) -> float:
-        """When nsqd must have read the lowered level."""
+        """Return when nsqd must have read the lowered level."""
         return self.held_since + SETTLE_S
 
     @property
     def released_at(self) -> float:
-        """When nsqd has taken back what was delivered before."""
+        """Return when nsqd has taken back what was delivered before."""
         return self.held_since + self.msg_timeout_s
 
     def sent(self, count: int, now: float) -> None:
@@ -161,7 +161,7 @@ class RdyPolicy:
         return changes + self._raise(now, wanted, budget)
 
     def next_at(self, now: float) -> float | None:
-        """When to plan again although nothing happened, or None."""
+        """Return when to plan again although nothing happened, or None."""
         times = [
             share.settled_at if now < share.settled_at else share.released_at
             for share in self.shares

@@ -1,4 +1,4 @@
-"""Which nsqd, and which partition, a publish goes to. Pure: no clock, no random numbers, no IO.
+"""Routes: the nsqd, and the partition, that a publish goes to. Pure: no clock, no random numbers, no IO.
 
 Rules of this file:
 
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where something can be published now."""
+    """A connection, or a partition on it, that can be published to now."""
 
     connection: Carrier
     partition: int | None
@@ -68,7 +68,7 @@ class Turns:
 
 
 class _Route:
-    """What is known of one topic."""
+    """The state of one topic as far as it is known."""
 
     __slots__ = ("topology", "is_guess", "leaders", "distrusted")
 
@@ -80,7 +80,7 @@ class _Route:
 
 
 class Routes:
-    """What a producer knows about where topics are.
+    """The topics of a producer, and where each of them is.
 
     Args:
         nsqd: ``host:port`` of the nsqd to publish to, when no nsqlookupd is asked.
@@ -156,7 +156,7 @@ class Routes:
             yield from route.topology.plain
 
     def targets(self, topic: str) -> tuple[Target, ...]:
-        """Where a publish without a sharding id may go."""
+        """Return where a publish without a sharding id may go."""
         if self._nsqd:
             return tuple(Target(address) for address in self._nsqd)
         route = self._routes.get(topic)
@@ -167,7 +167,7 @@ class Routes:
         return tuple(Target(address) for address in route.topology.plain)
 
     def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has; 0 when nobody said."""
+        """Return how many partitions a topic has; 0 when nobody said."""
         route = self._routes.get(topic)
         return 0 if route is None else route.topology.partition_count
 
@@ -179,7 +179,7 @@ class Routes:
         return None if route is None else route.leaders.get(partition)
 
     def never(self, topic: str, partition: int | None) -> str:
-        """Why a topic has no such partition and will not have it, or no partitions at all; empty when it may."""
+        """Return why a topic has no such partition and will not have it, or no partitions at all; empty when it may."""
         route = self._routes.get(topic)
         if route is None or route.is_guess:
             return ""
@@ -214,7 +214,7 @@ class Routes:
         return None
 
     def why_not(self, topic: str, partition: int | None) -> str:
-        """Why nothing can be published to a partition now."""
+        """Return why nothing can be published to a partition now."""
         route = self._routes.get(topic)
         if route is None or route.is_guess:
             reason = f" ({route.topology.reason})" if route is not None and route.topology.reason else ""

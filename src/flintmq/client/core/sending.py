@@ -4,11 +4,11 @@ Rules of this file:
 
 - A publish is always in exactly one place: parked (nothing is up that could take it), in a line, waiting for the number
   of partitions, sent, or waiting for its next try; its timer runs in all of them, so it ends by its deadline.
-- What becomes of it, :mod:`.fate` says; this file carries that out.
+- What becomes of it, :mod:`.retry` says; this file carries that out.
 - A publish that must keep its order stands in the line of its partition (:mod:`.lanes`) and goes there
   or nowhere; while the number of partitions is not known, it waits in the order of the calls.
 - Nothing is sent again from inside a callback of a connection: that connection is about to be lost.
-- A publish with a writer (:mod:`.once`) is sent again to the same nsqd alone until its fate is
+- A publish with a writer (:mod:`.once`) is sent again to the same nsqd alone until its outcome is
   known; one that finds all writers in use waits for one, with those behind it gathered.
 - What was sent counts against the back-pressure until it is answered or its connection is lost, also when its call has
   ended: its bytes are still in the way. A connection is given up for what it does not answer, not for being slow.
@@ -22,10 +22,10 @@ from math import inf
 
 from flintmq.client.core import trace
 from flintmq.client.core.admission import Admission
-from flintmq.client.core.fate import Fate, Policy, Split, Verdict
 from flintmq.client.core.lanes import Lane, fits
-from flintmq.client.core.once import Spot, Writer, Writers
+from flintmq.client.core.once import Writer, WriterKey, Writers
 from flintmq.client.core.publish import TOPIC_COUNT_MAX, CallSoon, Carrier, Failure, Publish
+from flintmq.client.core.retry import Policy, RetryRules, Split, Verdict
 from flintmq.client.core.routing import Place, Routes, Turns
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.core.timers import Timer, Timers
@@ -39,7 +39,7 @@ BYTES_IN_FLIGHT_MAX = 16 * 1024 * 1024
 
 
 class _OnTheWay:
-    """What one connection has not answered.
+    """The commands that one connection has not answered.
 
     Attributes:
         count: of commands.
@@ -94,7 +94,7 @@ class Sender:
         self._look_up = look_up
         self._is_traced = is_traced
         self._writers = writers
-        self._fate = Fate(policy, env, routes, refusals, self._forget_turns, writers)
+        self._rules = RetryRules(policy, env, routes, refusals, self._forget_turns, writers)
         self._short: dict[str, dict[Publish, None]] = {}  # what waits for a writer, by topic
         self._up: dict[str, Carrier] = {}
         self._turns: dict[str, Turns] = {}
@@ -217,7 +217,7 @@ class Sender:
         publish.look_at = publish.deadline
         if connection is None:
             return
-        if self._fate.leaves_early(publish, partial(self._has_choice, publish, connection)):
+        if self._rules.leaves_early(publish, partial(self._has_choice, publish, connection)):
             then = "another nsqd is tried" if publish.writer is None else "it is tried again"
             self._abort_stalled(connection, f"; {then}")
 
@@ -333,14 +333,14 @@ class Sender:
 
     def _pinned(self, writer: Writer) -> Place | None:
         """The only place for a publish that may be stored there."""
-        connection = self._up.get(writer.spot.address)
-        return None if connection is None else Place(connection, writer.spot.partition)
+        connection = self._up.get(writer.key.address)
+        return None if connection is None else Place(connection, writer.key.partition)
 
     def _with_writer(self, publish: Publish, place: Place, writers: Writers) -> Place | None:
         """Take a writer of this place, or of the next that has one; None when all are in use."""
         turns = self._turns_of(publish.topic)
         for _ in turns.places:
-            publish.writer = writers.take(Spot(place.connection.address, publish.topic, place.partition))
+            publish.writer = writers.take(WriterKey(place.connection.address, publish.topic, place.partition))
             if publish.writer is not None:
                 return place
             place = turns.next() or place
@@ -357,7 +357,7 @@ class Sender:
 
     def _free_writer(self, publish: Publish, stored_count: int = 0) -> None:
         """Let others have the writer of a publish, unless nobody knows what became of its messages."""
-        if self._fate.free_writer(publish, stored_count) and publish.topic in self._short:
+        if self._rules.free_writer(publish, stored_count) and publish.topic in self._short:
             self._call_soon(self._serve, publish.topic)
 
     def _serve(self, topic: str) -> None:
@@ -373,7 +373,7 @@ class Sender:
     def _has_writer(self, topic: str) -> bool:
         """Whether one is free; True as well where there is nothing to publish to, so that it is waited for that."""
         assert self._writers is not None
-        spots = [Spot(place.connection.address, topic, place.partition) for place in self._turns_of(topic).places]
+        spots = [WriterKey(place.connection.address, topic, place.partition) for place in self._turns_of(topic).places]
         return not spots or any(map(self._writers.has_free, spots))
 
     # --- order ---
@@ -394,7 +394,7 @@ class Sender:
         """Put a publish in the line of its partition; False while that cannot be known, or it failed for good."""
         if self._fail_impossible(publish):
             return False
-        if not self._fate.place(publish):
+        if not self._rules.place(publish):
             return False
         assert publish.partition is not None
         key = publish.topic, publish.partition
@@ -465,12 +465,12 @@ class Sender:
             self._lanes.pop((lane.topic, lane.partition), None)
 
     def _place_in_line(self, lane: Lane, publish: Publish) -> Place | None:
-        """Where the oldest of a line goes, with a writer if it needs one."""
+        """Return where the oldest of a line goes, with a writer if it needs one."""
         if publish.writer is not None:
             return self._pinned(publish.writer)
         place = self._leader(lane)
         if place is not None and self._writers is not None:
-            publish.writer = self._writers.take(Spot(place.connection.address, lane.topic, lane.partition, True))
+            publish.writer = self._writers.take(WriterKey(place.connection.address, lane.topic, lane.partition, True))
             assert publish.writer is not None, "one of a line is on its way at a time"
         return place
 
@@ -505,16 +505,16 @@ class Sender:
             self._stored(publish, outcome, address)
             return
         if isinstance(outcome, NsqdError):
-            verdict = self._fate.refused(publish, outcome, address, self._timers.time())
+            verdict = self._rules.refused(publish, outcome, address, self._timers.time())
         else:
-            verdict = self._fate.unanswered(publish, outcome)
+            verdict = self._rules.unanswered(publish, outcome)
         self._carry_out(publish, verdict)
 
     def _stored(self, publish: Publish, answer: bytes, address: str) -> None:
         try:
             stored = publish.read_answer(answer)
         except RemoteProtocolError as error:
-            self._fail(publish, self._fate.senseless(publish, error, address))
+            self._fail(publish, self._rules.senseless(publish, error, address))
             return
         self._stats.published += len(publish.bodies)
         if publish.trace_ids is not None and self._is_traced(publish.topic):
@@ -538,13 +538,13 @@ class Sender:
 
     def _fail_impossible(self, publish: Publish) -> bool:
         """Fail a publish that its topic will never take; False when there is hope."""
-        if failure := self._fate.impossible(publish):
+        if failure := self._rules.impossible(publish):
             self._fail(publish, failure)
         return publish.is_done
 
     def _fail_refused(self, publish: Publish) -> bool:
         """Fail a publish that no nsqd of its topic will ever take; False when there is hope."""
-        failure = self._fate.refused_by_all(publish)
+        failure = self._rules.refused_by_all(publish)
         if failure is None:
             return False
         self._fail(publish, failure)
@@ -574,10 +574,10 @@ class Sender:
         if connection is None:
             lane = self._lane_of(publish)
             is_behind = lane is not None and lane.current is not None
-            self._fail(publish, self._fate.unsent(publish, is_behind, self.last_error))
+            self._fail(publish, self._rules.unsent(publish, is_behind, self.last_error))
             return
         waited_s = self._timers.time() - publish.sent_at
-        self._fail(publish, self._fate.late(publish, connection.address, waited_s))
+        self._fail(publish, self._rules.late(publish, connection.address, waited_s))
         self._abort_stalled(connection)
 
     def _fail(self, publish: Publish, failure: Failure) -> None:
@@ -586,7 +586,7 @@ class Sender:
         self._end(publish)
         for follower in followers:
             follower.error = follower.error or publish.error
-            self._tell(follower, self._fate.overtaken(follower, failure.code))
+            self._tell(follower, self._rules.overtaken(follower, failure.code))
             self._end(follower)
 
     def _tell(self, publish: Publish, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer is told, read once and checked; the same on asyncio and on blocking sockets."""
+"""Arguments of a consumer, read once and checked; the same on asyncio and on blocking sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TAG_SIZE_MAX = 100
 
 
 class Telemetry(Protocol):
-    """What is needed of :class:`flintmq.Telemetry`."""
+    """The part of :class:`flintmq.Telemetry` that is needed here."""
 
     has_envelope: bool
 
@@ -40,7 +40,7 @@ class Telemetry(Protocol):
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What few consumers set; keyword arguments of both. All durations are seconds or a timedelta.
+    """Options that few consumers set; keyword arguments of both. All durations are seconds or a timedelta.
 
     Attributes:
         on_error: told of answers that came too late and of nsqd that cannot be used. Called on the event loop, or in a
@@ -128,7 +128,7 @@ _DEFAULTS: ConsumerOptions = {
 
 
 class Settings:
-    """What a consumer is told.
+    """Everything that a consumer is told.
 
     Args:
         more: what few consumers set.
@@ -188,9 +188,9 @@ class Settings:
         self.attempts_max = limit if limit and not ordered else ATTEMPTS_MAX + 1
         self.on_giving_up = on_giving_up
         self.dead_letter = dead_letter
-        self.has_heir = on_giving_up is not None or dead_letter is not None
+        self.takes_given_up = on_giving_up is not None or dead_letter is not None
         if ordered:
-            check_ordered(bool(self.lookups), bool(self.options.sample_rate), self.has_heir)
+            check_ordered(bool(self.lookups), bool(self.options.sample_rate), self.takes_given_up)
         self.on_error = rest["on_error"]
         self.requeue_delay_s = seconds(rest["requeue_delay"], "requeue_delay")
         self.requeue_delay_max_s = seconds(rest["max_requeue_delay"], "max_requeue_delay")
@@ -250,7 +250,7 @@ def check_ordered(has_lookup: bool, samples: bool, gives_up: bool) -> None:
 
 
 def new_beginning(start: StartAt | None, is_ordered: bool, env: Env) -> Beginning | None:
-    """Where the channel begins; None: where it is.
+    """Return where the channel begins; None: where it is.
 
     Raises:
         OptionError: the start is none, or does not go together with the rest.

@@ -1,4 +1,4 @@
-"""Where a channel begins, or goes on: what a consumer and an operator may ask for, and how nsqd reads it. Pure.
+"""The place where a channel begins, or goes on: what a consumer and an operator ask for, and how nsqd reads it. Pure.
 
 Texts, as nsqd reads them::
 
@@ -92,7 +92,7 @@ def start_text(start: StartAt, now_s: float) -> str:
 
 
 class Beginning:
-    """Where each part of a channel begins; said once for each, or a connection that breaks would begin anew.
+    """The beginning of each part of a channel; said once for each, or a connection that breaks would begin anew.
 
     The end is where it was when the consumer was made: a part that is subscribed late begins with what was published
     since then.

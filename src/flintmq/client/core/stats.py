@@ -1,4 +1,4 @@
-"""What clients count; the same on asyncio and on blocking sockets."""
+"""Figures that clients count; the same on asyncio and on blocking sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer subscribes to: every nsqd that has the topic, or every partition of it; and how it asks for that.
+"""Subscriptions of a consumer: to every nsqd that has the topic, or every partition of it; and how it asks for that.
 
 Rules of this file:
 
@@ -48,11 +48,11 @@ YOUZAN_MARK = "-HA"
 
 
 class Targets(Protocol):
-    """Who keeps the targets connected."""
+    """The part of a shell that keeps targets connected."""
 
     @property
     def listed(self) -> tuple[Target, ...]:
-        """What is wanted now."""
+        """Return what is wanted now."""
 
     def keep(self, targets: Iterable[Target]) -> None:
         """Want these targets from now on, and no others."""

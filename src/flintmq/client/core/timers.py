@@ -13,7 +13,7 @@ class Timer(Protocol):
 
 
 class Timers(Protocol):
-    """What is needed of an event loop, or of what stands in for it. Times are in seconds on one clock."""
+    """An event loop as far as its timers are needed, or what stands in for it. Times are in seconds on one clock."""
 
     def time(self) -> float: ...
     def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...

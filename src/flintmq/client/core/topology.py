@@ -1,4 +1,4 @@
-"""Where a topic is: what nsqlookupd answer, and one picture of it from the answers of several. Pure.
+"""The places of a topic: what nsqlookupd answer, and one picture of it from the answers of several. Pure.
 
 Answers come bare, or in an envelope whose ``status_code`` is the true status (HTTP says 500 for all of them then)::
 
@@ -50,7 +50,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class TopicMeta(msgspec.Struct, frozen=True):
-    """What a redesigned nsqlookupd knows of a topic."""
+    """A topic as a redesigned nsqlookupd knows it."""
 
     partition_num: int = 0
     replica: int = 0
@@ -79,7 +79,7 @@ class _Members(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one nsqlookupd said.
+    """The answer of one nsqlookupd.
 
     Attributes:
         leaders: partition to ``host:port``.
@@ -95,7 +95,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where a topic is.
+    """The places of a topic.
 
     Attributes:
         nodes: every nsqd that was named.
@@ -228,7 +228,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Statement(Generic[Value]):
-    """What one nsqlookupd says of one thing.
+    """A statement of one nsqlookupd on one thing.
 
     Attributes:
         is_fresh: it answers now; otherwise this is remembered.
@@ -294,7 +294,7 @@ def unite(remembered: Iterable[Remembered], distrusted: Collection[tuple[int, st
 
 
 def decide(statements: Iterable[Statement[Value]], distrusted: Collection[Value] = ()) -> Value:
-    """What to believe of statements on the same thing; see the rules of this file."""
+    """Return what to believe of statements on the same thing; see the rules of this file."""
     ranks: dict[Value, list[int]] = {}
     for statement in statements:
         rank = ranks.setdefault(statement.value, [0, 0, 0, 0])

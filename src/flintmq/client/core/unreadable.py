@@ -67,7 +67,7 @@ class Unreadable:
 
 
 def read_error(message: Message[Any]) -> BodyError | None:
-    """Why the body of a message cannot be read; None if it can, or if reading it already says what to do with it."""
+    """Return why a body cannot be read; None if it can, or if reading it says already what to do with its message."""
     try:
         message.value  # noqa: B018
     except BodyError as error:

@@ -15,7 +15,7 @@ from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
 from flintmq.client.aio.connection import Connection
-from flintmq.client.aio.opening import Opening
+from flintmq.client.aio.handshake import Opening
 from flintmq.client.core.handshake import Handshake
 from flintmq.client.core.link import AnswerLost
 from flintmq.client.options import ConnectionOptions
@@ -43,8 +43,8 @@ class Owner:
     def on_message_failed(self, connection, failure):
         self.failures.append(failure)
 
-    def on_settled(self, connection, finished, requeued, let_go):
-        self.settled.append((finished, requeued, let_go))
+    def on_settled(self, connection, finished, requeued, dropped):
+        self.settled.append((finished, requeued, dropped))
 
     def on_lost(self, connection, error):
         self.lost.append(error)
@@ -334,7 +334,7 @@ def test_a_hang_up_and_calls_on_a_lost_connection():
         assert isinstance(outcomes[0], AnswerLost)
         connection.finish(owner.messages[0][2])
         connection.requeue(owner.messages[1][2], 0)
-        connection.let_go()
+        connection.drop()
         connection.touch(owner.messages[1][2], lambda error: None)
         connection.rdy(1)
         await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""Stand-ins for what waits: a crew whose jobs are run by the test."""
+"""Stand-ins for what waits: a threads whose jobs are run by the test."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from flintmq.client.blocking.crew import Crew
+from flintmq.client.blocking.thread_pool import ThreadPool
 
 
-class FakeCrew(Crew):
+class FakeCrew(ThreadPool):
     """Keeps jobs until the test runs them.
 
     Attributes:
@@ -37,5 +37,5 @@ class FakeCrew(Crew):
 
 
 @pytest.fixture
-def crew():
+def threads():
     return FakeCrew()

@@ -101,8 +101,8 @@ class Owner:
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:
         self.failures.append(failure)
 
-    def on_settled(self, connection: Connection, finished: int, requeued: int, let_go: int) -> None:
-        self.settled.append((finished, requeued, let_go))
+    def on_settled(self, connection: Connection, finished: int, requeued: int, dropped: int) -> None:
+        self.settled.append((finished, requeued, dropped))
         if finished:
             connection.rdy(50)
 
@@ -172,7 +172,7 @@ def test_answers_are_one_write_with_rdy_last(world):
 def test_a_finish_in_the_middle_of_a_flush_is_not_lost(world):
     """Another thread may finish at any instruction; here it does while the owner is told."""
 
-    def settle(connection: Connection, finished: int, requeued: int, let_go: int) -> None:
+    def settle(connection: Connection, finished: int, requeued: int, dropped: int) -> None:
         if finished == 1:
             connection.finish(B)
 

@@ -25,16 +25,16 @@ def listing(*hosts: str) -> tuple[int, bytes]:
 class World:
     """A lookup whose answers and threads are the test's."""
 
-    def __init__(self, crew) -> None:
+    def __init__(self, threads) -> None:
         self.clock = ManualClock()
         self.timers = Timers(self.clock)
-        self.crew = crew
+        self.threads = threads
         self.answers: dict[str, tuple[int, bytes] | Exception] = {}
         self.lists: dict[str, tuple[int, bytes] | Exception] = {}
         self.asked: list[str] = []
         self.outcomes: list[object] = []
         self.told = 0
-        self.lookup = Lookup([A, B], TIMEOUT_S, self.fetch, crew, self.timers, threading.RLock(), self.tell)
+        self.lookup = Lookup([A, B], TIMEOUT_S, self.fetch, threads, self.timers, threading.RLock(), self.tell)
 
     def tell(self) -> None:
         self.told += 1
@@ -65,16 +65,16 @@ class World:
 
 
 @pytest.fixture
-def world(crew):
-    return World(crew)
+def world(threads):
+    return World(threads)
 
 
 def test_answers_are_united(world):
     world.answers = {A: listing("n1", "n2"), B: listing("n2", "n3")}
     world.ask()
-    world.crew.work()
+    world.threads.work()
     assert world.outcomes == [], "the other one is waited for"
-    world.crew.work()
+    world.threads.work()
     assert world.outcomes == [["n1:4150", "n2:4150", "n3:4150"]]
     assert world.told == 2
     assert world.timers.next_at() is None
@@ -83,30 +83,30 @@ def test_answers_are_united(world):
 def test_an_unknown_topic_is_an_answer(world):
     world.answers = {A: (404, b""), B: (404, b"")}
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.outcomes == [[]]
 
 
 def test_one_that_hangs_gets_a_little_time_after_the_first_answer(world):
     world.answers = {A: listing("n1"), B: listing("n2")}
     world.ask()
-    world.crew.work(0)
+    world.threads.work(0)
     world.pass_time(PATIENCE_S)
     assert world.outcomes == [["n1:4150"]]
-    world.crew.work(0)
+    world.threads.work(0)
     assert len(world.outcomes) == 1, "told once"
     world.answers[B] = OSError("down")
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.outcomes[1] == ["n1:4150", "n2:4150"], "what came late counts the next time, and stands"
 
 
 def test_one_that_failed_the_last_time_is_not_waited_for(world, caplog):
     world.answers = {A: listing("n1"), B: OSError("no answer within 5 s")}
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     world.ask()
-    world.crew.work(0)
+    world.threads.work(0)
     assert world.outcomes == [["n1:4150"], ["n1:4150"]]
     assert caplog.text.count("is skipped") == 1
 
@@ -119,14 +119,14 @@ def test_no_answer_at_all_is_an_error_at_the_deadline(world):
     assert A in str(error)
     assert B in str(error)
     world.answers = {A: OSError("x"), B: (500, b"")}
-    world.crew.work_all()
+    world.threads.work_all()
     assert len(world.outcomes) == 1
 
 
 def test_failures_all_around_are_an_error_at_once(world):
     world.answers = {A: OSError("refused"), B: (200, b"not JSON")}
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert "refused" in str(world.outcomes[0])
     assert "cannot be read" in str(world.outcomes[0])
 
@@ -144,14 +144,14 @@ def test_those_that_are_listed_are_asked_as_well(world):
     world.answers = {A: listing("n1"), B: listing("n2"), C: listing("n3")}
     world.lists = {A: members("a", "c")}
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.outcomes == [["n1:4150", "n2:4150", "n3:4150"]]
     assert world.lookup.addresses == (A, B, C)
     assert world.asked == [
         f"{A}/listlookup", f"{A}/lookup?topic=t", f"{B}/listlookup", f"{B}/lookup?topic=t", f"{C}/lookup?topic=t",
     ]  # fmt: skip
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.asked[5:] == [f"{each}/lookup?topic=t" for each in (A, B, C)], "lists are asked for rarely"
 
 
@@ -162,7 +162,7 @@ def test_one_without_lists_is_asked_for_them_even_more_rarely(world):
         world.asked.clear()
         world.pass_time(after_s)
         world.ask()
-        world.crew.work_all()
+        world.threads.work_all()
         assert [url for url in world.asked if url.endswith("/listlookup")] == [f"{each}/listlookup" for each in asked]
 
 
@@ -170,7 +170,7 @@ def test_one_that_gives_no_list_for_want_of_an_answer_is_not_asked_for_the_topic
     world.answers = {A: listing("n1"), B: listing("n2")}
     world.lists = {B: OSError("down")}
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.outcomes == [["n1:4150"]]
     assert f"{B}/lookup?topic=t" not in world.asked
 
@@ -179,14 +179,14 @@ def test_one_that_fails_on_end_is_asked_when_no_other_answers(world):
     world.answers = {A: listing("n1"), B: OSError("down")}
     for _ in range(DEMOTED_AFTER):
         world.ask()
-        world.crew.work_all()
+        world.threads.work_all()
     world.asked.clear()
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.asked == [f"{A}/lookup?topic=t"]
     world.answers = {A: OSError("down too"), B: listing("n2")}
     world.ask()
-    world.crew.work_all()
+    world.threads.work_all()
     assert world.outcomes[-1] == ["n1:4150", "n2:4150"]
 
 
@@ -200,6 +200,6 @@ def test_a_leader_that_was_found_wrong_is_believed_last(world):
     found: list[Topology] = []
     for distrusted in ((), ((0, "n1:4150"),)):
         world.lookup.ask(topic_path("t", "w"), found.append, distrusted)
-        world.crew.work_all()
+        world.threads.work_all()
     assert [topology.leaders for topology in found] == [{0: "n1:4150"}, {0: "n2:4150"}]
     assert world.asked[-1].endswith("/lookup?topic=t&access=w&metainfo=true")

@@ -1,4 +1,4 @@
-"""Crew and keeper: how many threads there are, and when they end."""
+"""A pool of threads, and a ticker: how many threads there are, and when they end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from flintmq.client.blocking import crew as crew_module
-from flintmq.client.blocking.crew import Crew
-from flintmq.client.blocking.keeper import Keeper
+from flintmq.client.blocking import thread_pool
+from flintmq.client.blocking.thread_pool import ThreadPool
+from flintmq.client.blocking.ticker import Ticker
 
 PATIENCE_S = 10.0
 
@@ -18,9 +18,9 @@ def threads_named(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def test_a_crew_runs_all_jobs_with_few_threads(request):
+def test_a_pool_runs_all_jobs_with_few_threads(request):
     name = request.node.name
-    crew = Crew(name, size=3)
+    threads = ThreadPool(name, size=3)
     gate = threading.Event()
     running: list[int] = []
     done = threading.Semaphore(0)
@@ -31,7 +31,7 @@ def test_a_crew_runs_all_jobs_with_few_threads(request):
         done.release()
 
     for _ in range(20):
-        crew.run(job)
+        threads.run(job)
     assert len(threads_named(name)) == 3
     gate.set()
     for _ in range(20):
@@ -43,16 +43,16 @@ def test_a_crew_runs_all_jobs_with_few_threads(request):
 
 
 def test_a_job_that_fails_takes_no_thread_with_it(request, caplog):
-    crew = Crew(request.node.name, size=1)
+    threads = ThreadPool(request.node.name, size=1)
     done = threading.Event()
-    crew.run(lambda: 1 // 0)
-    crew.run(done.set)
+    threads.run(lambda: 1 // 0)
+    threads.run(done.set)
     assert done.wait(PATIENCE_S)
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_ended_crew_begins_nothing(request):
-    crew = Crew(request.node.name, size=1)
+def test_an_ended_pool_begins_nothing(request):
+    threads = ThreadPool(request.node.name, size=1)
     gate, began = threading.Event(), threading.Event()
     calls: list[str] = []
 
@@ -60,24 +60,24 @@ def test_an_ended_crew_begins_nothing(request):
         began.set()
         gate.wait(PATIENCE_S)
 
-    crew.run(first)
-    crew.run(lambda: calls.append("queued"))
+    threads.run(first)
+    threads.run(lambda: calls.append("queued"))
     assert began.wait(PATIENCE_S)
-    crew.end()
-    crew.run(lambda: calls.append("late"))
+    threads.end()
+    threads.run(lambda: calls.append("late"))
     gate.set()
     for thread in threads_named(request.node.name):
         thread.join(PATIENCE_S)
     assert calls == []
 
 
-def test_a_crew_may_be_used_again_after_a_rest(request):
-    crew = Crew(request.node.name)
+def test_a_pool_may_be_used_again_after_a_rest(request):
+    threads = ThreadPool(request.node.name)
     for _ in range(50):
         done = threading.Event()
-        crew.run(done.set)
+        threads.run(done.set)
         assert done.wait(PATIENCE_S)
-    assert crew_module.THREAD_COUNT_MAX == 16
+    assert thread_pool.THREAD_COUNT_MAX == 16
 
 
 class Kept:
@@ -92,16 +92,16 @@ class Kept:
 
 
 @pytest.mark.parametrize("how", ["end", "forget"])
-def test_a_keeper_ends_when_told_or_when_its_owner_is_gone(request, how, caplog):
+def test_a_ticker_ends_when_told_or_when_its_owner_is_gone(request, how, caplog):
     kept = Kept()
     kept.fails = how == "end"
-    keeper = Keeper(kept.tick, 0.001, request.node.name)
+    ticker = Ticker(kept.tick, 0.001, request.node.name)
     for _ in range(3):
         assert kept.ticks.acquire(timeout=PATIENCE_S)
     assert ("no good" in caplog.text) == kept.fails
     (thread,) = threads_named(request.node.name)
     if how == "end":
-        keeper.end()
+        ticker.end()
     else:
         del kept
         gc.collect()

@@ -38,7 +38,7 @@ class Link:
     def forget_touched(self, message_id):
         self.touched.pop(message_id, None)
 
-    def let_go(self):
+    def drop(self):
         self.sent.append("nothing")
 
 

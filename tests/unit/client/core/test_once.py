@@ -10,14 +10,14 @@ from tests.unit.client.blocking_producer import ASYNCIO
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.client.core.once import NAME_SIZE_MAX, Spot, Writers, check_not_once, new_writers
+from flintmq.client.core.once import NAME_SIZE_MAX, WriterKey, Writers, check_not_once, new_writers
 from flintmq.client.options import system_env
 from flintmq.errors import OptionError, PublishRefused, PublishUnknown
 from flintmq.wire.identify import ServerFeatures
 from flintmq.wire.words import is_producer_id
 
-SPOT = Spot("a:1", "t", None)
-OTHER = Spot("a:1", "t", None, True)
+SPOT = WriterKey("a:1", "t", None)
+OTHER = WriterKey("a:1", "t", None, True)
 
 
 def test_writers_are_used_one_at_a_time():
@@ -27,11 +27,11 @@ def test_writers_are_used_one_at_a_time():
     assert first.producer_id != second.producer_id
     assert writers.take(SPOT) is None and not writers.has_free(SPOT)
     assert writers.take(OTHER) is not None and writers.has_free(OTHER)
-    writers.let_go(first, 3, False)
+    writers.release(first, 3, False)
     assert writers.take(SPOT) is first and first.sequence == 4
-    writers.let_go(first, 0, False)
+    writers.release(first, 0, False)
     assert writers.take(SPOT) is first and first.sequence == 4, "nothing was stored"
-    writers.let_go(first, 0, True)
+    writers.release(first, 0, True)
     third = writers.take(SPOT)
     assert third is not None and third is not first and third.sequence == 1
 
@@ -55,10 +55,10 @@ def test_writers_of_many_topics_are_bounded(monkeypatch):
     monkeypatch.setattr("flintmq.client.core.once.SPOT_COUNT_MAX", 10)
     writers = Writers("", system_env())
     for number in range(100):
-        spot = Spot("a:1", str(number), None)
+        spot = WriterKey("a:1", str(number), None)
         writer = writers.take(spot)
         assert writer is not None
-        writers.let_go(writer, 1, False)
+        writers.release(writer, 1, False)
     assert len(writers._free) == 10 and not writers._taken
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.core.fate import Fate, Policy, Retry, Split
 from flintmq.client.core.handshake import refusal
 from flintmq.client.core.link import AnswerLost
-from flintmq.client.core.once import Spot, Writers
+from flintmq.client.core.once import WriterKey, Writers
 from flintmq.client.core.publish import CONGESTED_FACTOR, RETRY_BASE_S, RETRY_JITTER, Failure, Publish
+from flintmq.client.core.retry import Policy, Retry, RetryRules, Split
 from flintmq.client.core.routing import Routes
 from flintmq.client.core.topology import Topology
 from flintmq.client.options import system_env
@@ -18,7 +18,7 @@ from flintmq.client.security import Refusals
 from flintmq.errors import ConnectionFailed, PublishRefused, PublishUnknown, RemoteProtocolError
 
 ADDRESS = "a:4150"
-SPOT = Spot(ADDRESS, "t", None)
+SPOT = WriterKey(ADDRESS, "t", None)
 
 
 class World:
@@ -31,7 +31,7 @@ class World:
         self.writers = Writers("", env)
         self.moved: list[str] = []
         policy = Policy(5.0, retries_unknown, tries_max, 1, 0, "murmur3", not nsqd)
-        self.fate = Fate(policy, env, self.routes, self.refusals, self.moved.append, self.writers)
+        self.rules = RetryRules(policy, env, self.routes, self.refusals, self.moved.append, self.writers)
 
     def publish(self, *, partition: int | None = None, once: bool = False, **options: Any) -> Publish:
         made = Publish("t", [b"x"], [], 5.0, 1, **options)
@@ -44,7 +44,7 @@ class World:
 
     def refused(self, publish: Publish, answer: str) -> object:
         code, _, detail = answer.partition(" ")
-        return self.fate.refused(publish, refusal(code, detail, ADDRESS, False), ADDRESS, 0.0)
+        return self.rules.refused(publish, refusal(code, detail, ADDRESS, False), ADDRESS, 0.0)
 
 
 def test_what_is_refused_often_enough_has_failed():
@@ -77,21 +77,21 @@ def test_what_may_be_stored_is_sent_again_only_if_that_is_wanted_or_safe(retries
     world = World(retries_unknown=retries_unknown)
     refused, lost = world.publish(once=once), world.publish(once=once)
     assert type(world.refused(refused, "E_PUB_FAILED PUB failed exiting")) is kind
-    assert type(world.fate.unanswered(lost, AnswerLost(ADDRESS, "gone", maybe_executed=True))) is kind
+    assert type(world.rules.unanswered(lost, AnswerLost(ADDRESS, "gone", maybe_executed=True))) is kind
     assert refused.is_unknown and lost.is_unknown
 
 
 def test_what_was_certainly_not_executed_is_sent_again_in_any_case():
     world = World(retries_unknown=False)
     publish = world.publish()
-    assert isinstance(world.fate.unanswered(publish, AnswerLost(ADDRESS, "gone", maybe_executed=False)), Retry)
+    assert isinstance(world.rules.unanswered(publish, AnswerLost(ADDRESS, "gone", maybe_executed=False)), Retry)
     assert not publish.is_unknown
 
 
 def test_unknown_stays_unknown_when_a_later_try_is_refused():
     world = World()
     publish = world.publish()
-    world.fate.unanswered(publish, ConnectionFailed(ADDRESS, "gone"))
+    world.rules.unanswered(publish, ConnectionFailed(ADDRESS, "gone"))
     failure = world.refused(publish, "E_BAD_TOPIC no")
     assert isinstance(failure, Failure)
     error = publish.exception(failure)
@@ -118,8 +118,8 @@ def test_a_writer_is_used_again_unless_nobody_knows_how_far_nsqd_is(state, store
     former = publish.writer
     for name, value in state.items():
         setattr(publish, name, value)
-    assert world.fate.free_writer(publish, stored_count)
-    assert not world.fate.free_writer(publish), "it has none any more"
+    assert world.rules.free_writer(publish, stored_count)
+    assert not world.rules.free_writer(publish), "it has none any more"
     following = world.writers.take(SPOT)
     assert following is not None
     assert (following is former) == (sequence is not None)
@@ -144,7 +144,7 @@ def test_one_of_several_gathered_is_bad():
 
 def test_an_answer_that_is_none():
     publish = World().publish()
-    failure = World().fate.senseless(publish, RemoteProtocolError("E_INVALID", "answer b'NO'"), ADDRESS)
+    failure = World().rules.senseless(publish, RemoteProtocolError("E_INVALID", "answer b'NO'"), ADDRESS)
     assert failure == Failure("E_INVALID", "answer b'NO'", ADDRESS, retryable=False)
     assert publish.is_unknown
 
@@ -155,17 +155,17 @@ def test_an_answer_that_is_none():
 )
 def test_who_leaves_a_silent_nsqd(retries_unknown, once, has_choice, leaves):
     world = World(retries_unknown=retries_unknown)
-    assert world.fate.leaves_early(world.publish(once=once), lambda: has_choice) == leaves
+    assert world.rules.leaves_early(world.publish(once=once), lambda: has_choice) == leaves
 
 
 def test_what_is_said_at_the_deadline():
     world = World(nsqd=())
     ordered = world.publish(partition=3)
     ordered.needs_partition = True
-    assert world.fate.unsent(ordered, is_behind=True, last_error=None).code == "TIMEOUT"
-    missing = world.fate.unsent(ordered, is_behind=False, last_error=None)
+    assert world.rules.unsent(ordered, is_behind=True, last_error=None).code == "TIMEOUT"
+    missing = world.rules.unsent(ordered, is_behind=False, last_error=None)
     assert (missing.code, missing.retryable) == ("PARTITION_UNAVAILABLE", True)
-    assert "nothing is known" in world.fate.unsent(world.publish(), is_behind=False, last_error=None).detail
-    assert world.fate.overtaken(ordered, "TIMEOUT").detail.startswith(
+    assert "nothing is known" in world.rules.unsent(world.publish(), is_behind=False, last_error=None).detail
+    assert world.rules.overtaken(ordered, "TIMEOUT").detail.startswith(
         "not sent: an earlier publish of the same partition"
     )

@@ -1,7 +1,7 @@
 """The blocking shell of a handshake: a fresh connection becomes one that can be used.
 
-Rules of this file: it runs where waiting is allowed (a crew's thread), and ends by its deadline; only resolving a name
-and the user's ``auth_secret()`` can take longer, because nothing can end those.
+Rules of this file: it runs where waiting is allowed, in a thread of a pool, and ends by its deadline; only resolving a
+name and the user's ``auth_secret()`` can take longer, because nothing can end those.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Threads for what may block longer than anybody wants to wait: name resolution, connecting, a user's secret.
 
-Rules of this file: a crew has a few threads at a time, each of which ends when there is no more work; they are daemons,
+Rules of this file: a pool has a few threads at a time, each of which ends when there is no more work; they are daemons,
 so that a resolver that hangs keeps no program from ending.
 """
 
@@ -16,7 +16,7 @@ log = logging.getLogger("flintmq.client")
 THREAD_COUNT_MAX = 16
 
 
-class Crew:
+class ThreadPool:
     """Runs jobs in short-lived threads.
 
     Args:

@@ -1,4 +1,4 @@
-"""What happens to producers and consumers in a child made by ``os.fork()``.
+"""Producers and consumers in a child made by ``os.fork()``.
 
 A child has its parent's sockets and none of its threads; its copy of a lock may be held by a thread that is not there.
 Two processes that write to one connection would corrupt it, so the child lets go of everything before any other code

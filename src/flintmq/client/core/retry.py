@@ -1,4 +1,4 @@
-"""What becomes of a publish: the rules, wherever it waits.
+"""The retry rules: what becomes of a publish, wherever it waits.
 
 Both clients ask here and nowhere else: :mod:`.sending` (callbacks) and :mod:`flintmq.client.blocking.producer` (calls
 that wait in threads). Each method notes in the publish what is known now and returns a :class:`Verdict`.
@@ -60,7 +60,7 @@ def partition_of(sharding_id: sharding.ShardingId, count: int, function: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the user of a producer decides.
+    """The decisions of a producer's user.
 
     Attributes:
         timeout_s: of a call, where the call says nothing else.
@@ -81,7 +81,7 @@ class Policy:
 
     @property
     def stalled_s(self) -> float:
-        """How long an nsqd must have answered nothing before it is left."""
+        """Return how long an nsqd must have answered nothing before it is left."""
         return self.timeout_s / 2 * STALLED_SHARE
 
 
@@ -104,7 +104,7 @@ class Split(NamedTuple):
 Verdict = Failure | Retry | Split
 
 
-class Fate:
+class RetryRules:
     """Says what becomes of the publishes of one producer.
 
     Args:
@@ -208,7 +208,7 @@ class Fate:
     # --- what will never be ---
 
     def impossible(self, publish: Publish) -> Failure | None:
-        """Why its topic will never take it; None when there is hope."""
+        """Return why its topic will never take it; None when there is hope."""
         partition = publish.partition if publish.keys is not None else None
         needs_only_headers = publish.headers is not None and publish.keys is None and not publish.is_trace_asked
         if needs_only_headers and self._routes.takes_headers_alone(publish.topic):
@@ -218,7 +218,7 @@ class Fate:
         return None
 
     def refused_by_all(self, publish: Publish) -> Failure | None:
-        """Why no nsqd of its topic will ever take it; None when there is hope."""
+        """Return why no nsqd of its topic will ever take it; None when there is hope."""
         if publish.keys is None:
             wanted = [target.address for target in self._routes.targets(publish.topic)]
         else:
@@ -261,6 +261,6 @@ class Fate:
         if writer is None or self._writers is None:
             return False
         is_open = not stored_count and (publish.is_unknown or publish.connection is not None)
-        self._writers.let_go(writer, stored_count, is_open or publish.is_out_of_sequence)
+        self._writers.release(writer, stored_count, is_open or publish.is_out_of_sequence)
         publish.is_out_of_sequence = False
         return True

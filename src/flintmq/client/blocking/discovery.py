@@ -1,4 +1,4 @@
-"""Where topics are, for the blocking producer: asks nsqlookupd and learns from what they say.
+"""Discovery for the blocking producer: asks nsqlookupd where topics are, and learns from what they say.
 
 Rules of this file: part of :mod:`flintmq.client.blocking.producer`, which has the rest; everything is called with the
 lock held.
@@ -29,8 +29,8 @@ LOOK_AGAIN_S = 1.0
 GAPS_S = 5.0  # between two lookups of a topic that has a partition which takes nothing
 
 
-class Finding(ABC):
-    """What a producer does to know where to publish."""
+class Discovery(ABC):
+    """The part of a producer that finds out where to publish."""
 
     _asked: dict[str, bool]
     _changed: threading.Condition

@@ -13,7 +13,7 @@ from collections.abc import Callable
 log = logging.getLogger("flintmq.client")
 
 
-class Keeper:
+class Ticker:
     """Calls a method again and again, in a thread of its own.
 
     Args:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flintmq.client.blocking.links import Links
+from flintmq.client.blocking.reconnect import Reconnector
 from flintmq.client.blocking.timers import Timers
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError
@@ -15,19 +15,19 @@ from flintmq.testing import ManualClock
 
 
 class World:
-    """Links whose connections are texts."""
+    """Reconnector whose connections are texts."""
 
-    def __init__(self, crew) -> None:
+    def __init__(self, threads) -> None:
         self.clock = ManualClock()
         self.timers = Timers(self.clock)
-        self.crew = crew
+        self.threads = threads
         self.down: set[str] = set()
         self.joined: list[str] = []
         self.dropped: list[str] = []
         self.tries: list[tuple[str, bool]] = []
         env = Env(clock=self.clock, random=random.Random(1))
-        self.links: Links[str, str] = Links(
-            self.open, self.joined.append, self.tried, self.dropped.append, crew, self.timers, threading.RLock(), env
+        self.reconnector: Reconnector[str, str] = Reconnector(
+            self.open, self.joined.append, self.tried, self.dropped.append, threads, self.timers, threading.RLock(), env
         )
 
     def open(self, address: str) -> str:
@@ -46,80 +46,80 @@ class World:
 
 
 @pytest.fixture
-def world(crew):
-    return World(crew)
+def world(threads):
+    return World(threads)
 
 
 def test_every_address_is_connected_once(world):
-    world.links.keep(["a:1", "b:1", "a:1"])
-    world.links.keep(["a:1", "b:1"])
-    assert not world.links.are_all_tried
-    world.crew.work_all()
+    world.reconnector.keep(["a:1", "b:1", "a:1"])
+    world.reconnector.keep(["a:1", "b:1"])
+    assert not world.reconnector.are_all_tried
+    world.threads.work_all()
     assert world.joined == ["a:1", "b:1"]
-    assert world.links.are_all_tried
+    assert world.reconnector.are_all_tried
     world.pass_time(1000)
-    assert world.crew.jobs == []
+    assert world.threads.jobs == []
 
 
 def test_failures_are_tried_again_within_a_second_then_less_often(world):
     world.down.add("a:1")
-    world.links.keep(["a:1"])
+    world.reconnector.keep(["a:1"])
     waits = []
     for _ in range(12):
-        world.crew.work()
-        assert world.crew.jobs == []
+        world.threads.work()
+        assert world.threads.jobs == []
         waits.append(world.timers.next_at() - world.timers.time())
         world.pass_time(waits[-1])
     assert waits[0] <= 0.25
     assert waits[0] < waits[3] < waits[-1] <= 15
     world.down.clear()
-    world.crew.work()
+    world.threads.work()
     assert world.joined == ["a:1"]
 
 
 def test_a_lost_one_comes_back_quickly_if_it_had_held(world):
-    world.links.keep(["a:1"])
-    world.crew.work()
+    world.reconnector.keep(["a:1"])
+    world.threads.work()
     for _ in range(5):
-        world.links.lost("a:1", lived_s=10.0)
+        world.reconnector.lost("a:1", lived_s=10.0)
         world.pass_time(0.26)
-        world.crew.work()
+        world.threads.work()
     assert len(world.joined) == 6
-    world.links.lost("a:1", lived_s=0.0)
+    world.reconnector.lost("a:1", lived_s=0.0)
     for _ in range(5):
         world.pass_time(world.timers.next_at() - world.timers.time())
-        world.crew.work()
-        world.links.lost("a:1", lived_s=0.0)
+        world.threads.work()
+        world.reconnector.lost("a:1", lived_s=0.0)
     assert world.timers.next_at() - world.timers.time() > 1, "one that breaks at once is not a good one"
 
 
 def test_what_is_not_listed_any_more_is_not_connected_again(world):
-    world.links.keep(["a:1", "b:1"])
-    world.crew.work_all()
-    world.links.keep(["b:1"])
-    world.links.lost("a:1", 10.0)
+    world.reconnector.keep(["a:1", "b:1"])
+    world.threads.work_all()
+    world.reconnector.keep(["b:1"])
+    world.reconnector.lost("a:1", 10.0)
     world.pass_time(10)
-    assert world.crew.jobs == []
-    world.links.keep(["a:1", "b:1"])
-    world.crew.work_all()
+    assert world.threads.jobs == []
+    world.reconnector.keep(["a:1", "b:1"])
+    world.threads.work_all()
     assert world.joined == ["a:1", "b:1", "a:1"]
 
 
 def test_stopping_drops_what_is_being_connected(world):
-    world.links.keep(["a:1"])
-    job = world.crew.jobs[0]
-    world.links.stop()
+    world.reconnector.keep(["a:1"])
+    job = world.threads.jobs[0]
+    world.reconnector.stop()
     job()
     assert world.joined == []
     assert world.dropped == ["a:1"]
-    world.links.keep(["b:1"])
-    assert world.crew.jobs == []
+    world.reconnector.keep(["b:1"])
+    assert world.threads.jobs == []
 
 
 def test_a_mistake_of_ours_is_logged_and_tried_again(world, caplog):
-    world.links.keep(["bug:1"])
-    world.crew.work()
+    world.reconnector.keep(["bug:1"])
+    world.threads.work()
     assert "mistake of ours" in caplog.text
     assert world.tries == [("bug:1", False)]
     world.pass_time(1)
-    assert len(world.crew.jobs) == 1
+    assert len(world.threads.jobs) == 1

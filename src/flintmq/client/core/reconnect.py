@@ -1,4 +1,4 @@
-"""Which targets are to be connected, and when each is tried. Connecting itself is the shell's.
+"""Targets that are to be connected, and when each is tried. Connecting itself is the shell's.
 
 A target is an address, or a partition on an address (:class:`flintmq.client.core.routing.Target`): one connection each.
 
@@ -18,7 +18,7 @@ from flintmq.env import Env
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Links(Generic[Key]):
+class Reconnector(Generic[Key]):
     """The targets that should be connected.
 
     Args:
@@ -35,7 +35,7 @@ class Links(Generic[Key]):
         self._connect = connect
         self._env = env
         self._timers: Timers | None = None
-        self._links: dict[Key, _Link[Key]] = {}
+        self._states: dict[Key, _State[Key]] = {}
 
     def start(self, timers: Timers) -> None:
         """Begin, with these timers."""
@@ -44,31 +44,31 @@ class Links(Generic[Key]):
     @property
     def are_all_tried(self) -> bool:
         """Whether every target was tried once."""
-        return all(link.was_tried for link in self._links.values())
+        return all(state.was_tried for state in self._states.values())
 
     def keep(self, targets: Iterable[Key]) -> None:
         """Want these targets from now on, and no others."""
         if self.is_stopped:
             return
         self.listed = tuple(dict.fromkeys(targets))
-        for target in [target for target, link in self._links.items() if not link.is_busy]:
+        for target in [target for target, state in self._states.items() if not state.is_busy]:
             if target not in self.listed:
-                del self._links[target]
+                del self._states[target]
         for target in self.listed:
-            if target not in self._links:
-                link = self._links[target] = _Link(target)
-                self._try(link)
+            if target not in self._states:
+                state = self._states[target] = _State(target)
+                self._try(state)
 
     def opened(self, target: Key) -> None:
         """Note that a target is connected, until :meth:`lost`."""
-        if (link := self._links.get(target)) is not None:
-            link.was_tried = True
+        if (state := self._states.get(target)) is not None:
+            state.was_tried = True
 
     def failed(self, target: Key) -> None:
         """Note that a target could not be connected."""
-        if (link := self._links.get(target)) is not None:
-            link.was_tried = True
-            self._try_later(link)
+        if (state := self._states.get(target)) is not None:
+            state.was_tried = True
+            self._try_later(state)
 
     def lost(self, target: Key, lived_s: float, at_once: bool = False) -> None:
         """Note that a connection is gone.
@@ -77,42 +77,42 @@ class Links(Generic[Key]):
             lived_s: how long it could be used.
             at_once: connect again without delay, because nsqd is well.
         """
-        link = self._links.get(target)
-        if link is None:
+        state = self._states.get(target)
+        if state is None:
             return
         if at_once:
-            link.is_busy = False
-            self._try(link)
+            state.is_busy = False
+            self._try(state)
         else:
-            self._try_later(link, lived_s)
+            self._try_later(state, lived_s)
 
     def forget(self, target: Key) -> None:
         """Note that connecting to a target has ended by a mistake of ours: it is tried again when it is listed anew."""
-        self._links.pop(target, None)
+        self._states.pop(target, None)
 
     def stop(self) -> None:
         """Connect no more; connections that are there stay."""
         self.is_stopped = True
         self.listed = ()
 
-    def _try_later(self, link: _Link[Key], lived_s: float = 0.0) -> None:
-        link.is_busy = False
+    def _try_later(self, state: _State[Key], lived_s: float = 0.0) -> None:
+        state.is_busy = False
         if self.is_stopped:
             return
         assert self._timers is not None
-        self._timers.call_later(link.delay.next_s(self._env.random.random(), lived_s), self._try, link)
+        self._timers.call_later(state.delay.next_s(self._env.random.random(), lived_s), self._try, state)
 
-    def _try(self, link: _Link[Key]) -> None:
-        if self.is_stopped or self._links.get(link.target) is not link or link.is_busy:
+    def _try(self, state: _State[Key]) -> None:
+        if self.is_stopped or self._states.get(state.target) is not state or state.is_busy:
             return
-        if link.target not in self.listed:
-            del self._links[link.target]
+        if state.target not in self.listed:
+            del self._states[state.target]
             return
-        link.is_busy = True
-        self._connect(link.target)
+        state.is_busy = True
+        self._connect(state.target)
 
 
-class _Link(Generic[Key]):
+class _State(Generic[Key]):
     """One target.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Keeps a set of nsqd connected on an event loop: a task for each that is being connected.
 
-When which is tried: :mod:`flintmq.client.core.links`.
+When which is tried: :mod:`flintmq.client.core.reconnect`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from functools import partial
 from typing import Generic
 
 from flintmq.client.aio.connection import Connection
-from flintmq.client.core import links
-from flintmq.client.core.links import Key
+from flintmq.client.core import reconnect
+from flintmq.client.core.reconnect import Key
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, ProtocolError
 
 log = logging.getLogger("flintmq.client")
 
 
-class Links(Generic[Key]):
+class Reconnector(Generic[Key]):
     """The targets that should be connected.
 
     Args:
@@ -39,19 +39,19 @@ class Links(Generic[Key]):
         self._connect = connect
         self._tried = tried
         self._broken = broken
-        self._links: links.Links[Key] = links.Links(self._begin, env)
+        self._reconnector: reconnect.Reconnector[Key] = reconnect.Reconnector(self._begin, env)
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._first_tries: dict[Key, asyncio.Event] = {}
 
     @property
     def listed(self) -> tuple[Key, ...]:
-        """What is wanted now."""
-        return self._links.listed
+        """Return what is wanted now."""
+        return self._reconnector.listed
 
     def keep(self, targets: Iterable[Key]) -> None:
         """Want these targets from now on, and no others."""
-        self._links.start(asyncio.get_running_loop())
-        self._links.keep(targets)
+        self._reconnector.start(asyncio.get_running_loop())
+        self._reconnector.keep(targets)
 
     async def all_tried(self) -> None:
         """Wait until every target was tried once."""
@@ -59,7 +59,7 @@ class Links(Generic[Key]):
 
     def stop(self) -> None:
         """Connect no more; connections that are there stay."""
-        self._links.stop()
+        self._reconnector.stop()
         for task in self._tasks.values():
             task.cancel()
 
@@ -79,19 +79,19 @@ class Links(Generic[Key]):
             connection = await self._connect(target)
         except (ConnectionFailed, NsqdError, ProtocolError) as error:
             self._tried(target, error)
-            self._links.failed(target)
+            self._reconnector.failed(target)
             return
         self._tried(target, None)
-        self._links.opened(target)
+        self._reconnector.opened(target)
         opened_at = asyncio.get_running_loop().time()
         connection.lost.add_done_callback(partial(self._lost, target, connection, opened_at))
 
     def _lost(self, target: Key, connection: Connection, opened_at: float, lost: asyncio.Future[FlintError]) -> None:
-        if target in self._links.listed:
+        if target in self._reconnector.listed:
             log.warning("lost nsqd %s: %s", target, lost.result())
         lived_s = asyncio.get_running_loop().time() - opened_at
         # Closed because of what was published, as the protocol has it: other publishes should not have to wait.
-        self._links.lost(target, lived_s, at_once=connection.is_publish_refused)
+        self._reconnector.lost(target, lived_s, at_once=connection.is_publish_refused)
 
     def _ended(self, target: Key, task: asyncio.Task[None]) -> None:
         if self._tasks.get(target) is task:
@@ -99,5 +99,5 @@ class Links(Generic[Key]):
         if (event := self._first_tries.pop(target, None)) is not None:
             event.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._links.forget(target)
+            self._reconnector.forget(target)
             self._broken(error)

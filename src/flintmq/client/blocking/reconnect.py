@@ -1,8 +1,8 @@
-"""Keeps a set of targets connected, without a thread for each: a crew connects.
+"""Keeps a set of targets connected, without a thread for each: a pool of threads connects.
 
-When which is tried: :mod:`flintmq.client.core.links`.
+When which is tried: :mod:`flintmq.client.core.reconnect`.
 
-Rules of this file: all methods are called with the owner's lock held, except what a crew's thread does: connecting
+Rules of this file: all methods are called with the owner's lock held, except what a thread of the pool does: connecting
 waits.
 """
 
@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, TypeVar
 
-from flintmq.client.blocking.crew import Crew
-from flintmq.client.core import links
-from flintmq.client.core.links import Key
+from flintmq.client.blocking.thread_pool import ThreadPool
+from flintmq.client.core import reconnect
+from flintmq.client.core.reconnect import Key
 from flintmq.client.core.timers import Timers
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError
@@ -26,15 +26,15 @@ log = logging.getLogger("flintmq.client")
 Opened = TypeVar("Opened")
 
 
-class Links(Generic[Key, Opened]):
+class Reconnector(Generic[Key, Opened]):
     """The targets that should be connected.
 
     Args:
-        open: connects, in a thread of the crew.
+        open: connects, in a thread of the threads.
         join: takes what was opened in; the target counts as connected until :meth:`lost`.
         tried: told of every attempt: None when it succeeded, otherwise why it failed.
         drop: closes what was opened and is not wanted any more.
-        crew: connects.
+        threads: connects.
         lock: the owner's.
     """
 
@@ -44,7 +44,7 @@ class Links(Generic[Key, Opened]):
         join: Callable[[Opened], None],
         tried: Callable[[Key, FlintError | None], None],
         drop: Callable[[Opened], None],
-        crew: Crew,
+        threads: ThreadPool,
         timers: Timers,
         lock: AbstractContextManager[object],
         env: Env,
@@ -53,39 +53,39 @@ class Links(Generic[Key, Opened]):
         self._join = join
         self._tried = tried
         self._drop = drop
-        self._crew = crew
+        self._threads = threads
         self._lock = lock
-        self._links: links.Links[Key] = links.Links(self._begin, env)
-        self._links.start(timers)
+        self._reconnector: reconnect.Reconnector[Key] = reconnect.Reconnector(self._begin, env)
+        self._reconnector.start(timers)
 
     @property
     def listed(self) -> tuple[Key, ...]:
-        """What is wanted now."""
-        return self._links.listed
+        """Return what is wanted now."""
+        return self._reconnector.listed
 
     @property
     def are_all_tried(self) -> bool:
         """Whether every target was tried once."""
-        return self._links.are_all_tried
+        return self._reconnector.are_all_tried
 
     def keep(self, targets: Iterable[Key]) -> None:
         """Want these targets from now on, and no others."""
-        self._links.keep(targets)
+        self._reconnector.keep(targets)
 
     def lost(self, target: Key, lived_s: float, at_once: bool = False) -> None:
-        """Note that a connection is gone, as :meth:`flintmq.client.core.links.Links.lost`."""
-        self._links.lost(target, lived_s, at_once)
+        """Note that a connection is gone, as :meth:`flintmq.client.core.reconnect.Reconnector.lost`."""
+        self._reconnector.lost(target, lived_s, at_once)
 
     def stop(self) -> None:
         """Connect no more; connections that are there stay."""
-        self._links.stop()
-        self._crew.end()
+        self._reconnector.stop()
+        self._threads.end()
 
     def _begin(self, target: Key) -> None:
-        self._crew.run(partial(self._connect, target))
+        self._threads.run(partial(self._connect, target))
 
     def _connect(self, target: Key) -> None:
-        """Try to connect once, in a thread of the crew."""
+        """Try to connect once, in a thread of the threads."""
         error: FlintError | None = None
         opened: Opened | None = None
         try:
@@ -96,13 +96,13 @@ class Links(Generic[Key, Opened]):
             log.exception("connecting to %s failed by a mistake of ours", target)
             error = ConnectionFailed(str(target), repr(failure))
         with self._lock:
-            if self._links.is_stopped:
+            if self._reconnector.is_stopped:
                 if opened is not None:
                     self._drop(opened)
                 return
             if opened is not None:
-                self._links.opened(target)
+                self._reconnector.opened(target)
                 self._join(opened)
             else:
-                self._links.failed(target)
+                self._reconnector.failed(target)
             self._tried(target, error)

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from tests.sim.loop import Simulation
 
-from flintmq.client.aio.links import Links
+from flintmq.client.aio.reconnect import Reconnector
 from flintmq.errors import ConnectionFailed
 
 
 class FakeConnection:
-    """As much of a connection as Links looks at."""
+    """As much of a connection as Reconnector looks at."""
 
     is_publish_refused = False
 
@@ -42,33 +42,33 @@ class Script:
 def run(scenario):
     script = Script()
     with Simulation(0) as sim:
-        links = Links(
+        reconnector = Reconnector(
             script.connect,  # type: ignore[arg-type]
             lambda address, error: script.results.append(error),
             script.broken.append,
             sim.driver.env,
         )
-        sim.run(scenario(script, links))
+        sim.run(scenario(script, reconnector))
 
 
 def test_one_task_per_address():
-    async def scenario(script, links):
-        links.keep(["a:1", "b:1", "a:1"])
-        links.keep(["a:1", "b:1"])
-        await links.all_tried()
-        assert links.listed == ("a:1", "b:1")
+    async def scenario(script, reconnector):
+        reconnector.keep(["a:1", "b:1", "a:1"])
+        reconnector.keep(["a:1", "b:1"])
+        await reconnector.all_tried()
+        assert reconnector.listed == ("a:1", "b:1")
         assert script.results == [None, None]
         await asyncio.sleep(600)
         assert len(script.connections) == 2
-        await links.close()
+        await reconnector.close()
 
     run(scenario)
 
 
 def test_attempts_after_a_loss_become_rare_and_start_within_a_second():
-    async def scenario(script, links):
-        links.keep(["a:1"])
-        await links.all_tried()
+    async def scenario(script, reconnector):
+        reconnector.keep(["a:1"])
+        await reconnector.all_tried()
         await asyncio.sleep(60)
         script.is_down = True
         script.connections[0].lost.set_result(ConnectionFailed("a:1", "closed"))
@@ -79,36 +79,36 @@ def test_attempts_after_a_loss_become_rare_and_start_within_a_second():
         assert 7 < gaps[-1] < 16
         assert len(gaps) < 50
         assert isinstance(script.results[-1], ConnectionFailed)
-        await links.close()
+        await reconnector.close()
 
     run(scenario)
 
 
 def test_an_address_that_is_not_wanted_is_kept_until_it_is_lost():
-    async def scenario(script, links):
-        links.keep(["a:1"])
-        await links.all_tried()
-        links.keep([])
+    async def scenario(script, reconnector):
+        reconnector.keep(["a:1"])
+        await reconnector.all_tried()
+        reconnector.keep([])
         await asyncio.sleep(600)
         script.connections[0].lost.set_result(ConnectionFailed("a:1", "closed"))
         await asyncio.sleep(600)
         assert len(script.times) == 1
-        links.keep(["a:1"])
-        await links.all_tried()
+        reconnector.keep(["a:1"])
+        await reconnector.all_tried()
         assert len(script.times) == 2
-        await links.close()
+        await reconnector.close()
 
     run(scenario)
 
 
 def test_nothing_is_connected_after_the_end():
-    async def scenario(script, links):
-        links.keep(["a:1"])
-        waiting = asyncio.create_task(links.all_tried())
+    async def scenario(script, reconnector):
+        reconnector.keep(["a:1"])
+        waiting = asyncio.create_task(reconnector.all_tried())
         await asyncio.sleep(0)
-        await links.close()
+        await reconnector.close()
         await waiting
-        links.keep(["a:1", "b:1"])
+        reconnector.keep(["a:1", "b:1"])
         await asyncio.sleep(60)
         assert len(script.times) == 1
         assert script.results == []
@@ -117,29 +117,29 @@ def test_nothing_is_connected_after_the_end():
 
 
 def test_a_bug_is_told_and_keeps_nobody_waiting():
-    async def scenario(script, links):
+    async def scenario(script, reconnector):
         async def connect(address):
             raise ZeroDivisionError
 
-        links._connect = connect
-        links.keep(["a:1"])
-        await links.all_tried()
+        reconnector._connect = connect
+        reconnector.keep(["a:1"])
+        await reconnector.all_tried()
         await asyncio.sleep(0)
         assert [type(error) for error in script.broken] == [ZeroDivisionError]
-        await links.close()
+        await reconnector.close()
 
     run(scenario)
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_a_refused_publish_is_no_reason_to_wait(is_refused):
-    async def scenario(script, links):
-        links.keep(["a:1"])
-        await links.all_tried()
+    async def scenario(script, reconnector):
+        reconnector.keep(["a:1"])
+        await reconnector.all_tried()
         script.connections[0].is_publish_refused = is_refused
         script.connections[0].lost.set_result(ConnectionFailed("a:1", "closed"))
         await asyncio.sleep(0.1)
         assert len(script.times) == (2 if is_refused else 1)
-        await links.close()
+        await reconnector.close()
 
     run(scenario)
