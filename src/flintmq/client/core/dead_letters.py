@@ -51,7 +51,7 @@ _BY_FORM = {
     Form.HEADED: (_NOT_SUPPORTED,),
     Form.PLAIN: (),
 }
-"""What nsqd refuses headers with: the topic has none, it is not there, there is no such command."""
+"""Codes that nsqd refuses headers with: the topic has none, it is not there, there is no such command."""
 
 
 class Letters:

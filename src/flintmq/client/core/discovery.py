@@ -128,7 +128,7 @@ class Directory:
             self._failures[address] = self._failures.get(address, 0) + 1
 
     def lists_due(self, now: float) -> tuple[str, ...]:
-        """Whom to ask now which nsqlookupd there are (``LIST_PATH``); they are not due again for a while.
+        """Return whom to ask now which nsqlookupd there are (``LIST_PATH``); they are not due again for a while.
 
         Args:
             now: seconds on the owner's clock.
@@ -157,7 +157,7 @@ class Directory:
         self._failures = {address: self._failures[address] for address in self.addresses if address in self._failures}
 
     def due(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Whom to ask now, and whom only if none of those answers."""
+        """Return whom to ask now, and whom only if none of those answers."""
         self._count += 1
         first = [each for each in self.addresses if self._failures.get(each, 0) < DEMOTED_AFTER]
         last = tuple(each for each in self.addresses if each not in first)

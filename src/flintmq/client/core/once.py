@@ -34,7 +34,7 @@ POOL_SIZE_MAX = 64
 """Connections of one blocking producer to one nsqd, each with a writer of its own; for the same reason."""
 
 SPOT_COUNT_MAX = 10_000
-"""Where writers are kept; those of the spots used longest ago are forgotten."""
+"""Keys for which writers are kept; those used longest ago are forgotten."""
 
 _NUMBER_SIZE = 8
 _RUN_SIZE = 16 + 6 + 8  # digits of the time, the process and chance

@@ -51,7 +51,7 @@ TOPIC_COUNT_MAX = 10_000
 LOOKUP_JITTER = 0.3
 
 MESSAGE_OVERHEAD_BYTES = 64
-"""What a message costs beside its body while it is on its way; bounds the number of tiny ones."""
+"""Cost of a message beside its body while it is on its way; bounds the number of tiny ones."""
 
 DEADLINE_GRAIN_S = 0.05
 """Publishes whose deadlines differ by less are gathered; the earlier deadline holds for all."""

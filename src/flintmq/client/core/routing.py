@@ -137,7 +137,7 @@ class Routes:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Those that were looked up."""
+        """The topics that were looked up."""
         return tuple(self._routes)
 
     @property

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from flintmq.errors import OptionError
 
 ShardingId: TypeAlias = int | str | bytes
-"""What messages that have to stay in order have in common: a number, text or bytes."""
+"""The thing that messages which stay in order have in common: a number, text or bytes."""
 
 _MASK = 0xFFFFFFFF
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1

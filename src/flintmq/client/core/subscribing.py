@@ -37,11 +37,11 @@ log = logging.getLogger("flintmq.client")
 
 OTHER_NAME_COUNT_MAX = 10_000
 TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
-"""What is said of the topic, not of the nsqd that says it: trying another one is of no use."""
+"""Codes that say something of the topic, not of the nsqd that answers: trying another one is of no use."""
 
 EXTEND_CODES = ("E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON")
 DOUBT_S = 10.0
-"""How long an nsqd and the nsqlookupd may disagree on whether the topic has headers: it may be changing just now."""
+"""Seconds for which nsqd and nsqlookupd may disagree on whether the topic has headers: it may be changing just now."""
 
 YOUZAN_MARK = "-HA"
 """In the versions of Youzan's daemons, such as 0.3.7-HA.1.13.0."""
