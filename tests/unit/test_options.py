@@ -28,9 +28,11 @@ from flintmq.options import (
     help_text,
     option,
     parse_duration_ns,
+    read_command,
     resolve,
     rows,
     show_config,
+    version_line,
 )
 from flintmq.options.durations import DURATION_NS_MAX
 
@@ -415,6 +417,31 @@ def test_actions():
 
 
 # --- what is not built yet ---
+
+
+@pytest.mark.parametrize(
+    ("flag", "beginning"),
+    [
+        ("--help", "Usage: flintmq nsqd [flags]\n"),
+        ("--version", "flintmq nsqd v1.2 (built w/python3."),
+        ("--show-config", "log_level = "),
+    ],
+)
+def test_a_command_prints_what_it_is_asked_for(flag, beginning, capsys):
+    program = "flintmq nsqd"
+    assert read_command(NsqdOptions, [flag], program, version_line(program, "1.2")) is None
+    said = capsys.readouterr()
+    assert said.out.startswith(beginning) and said.out.endswith("\n")
+    assert said.err == ""
+
+
+def test_a_command_runs_and_says_what_is_noteworthy(config, capsys):
+    path = config("max_msg_sice = 5\n")
+    options = read_command(NsqdOptions, [f"--config={path}", "--max-msg-size=7"], "flintmq nsqd", "v")
+    assert options is not None and options.max_msg_size == 7
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"flintmq nsqd: {path}: ") and "max_msg_sice" in said.err
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
