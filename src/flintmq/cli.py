@@ -161,8 +161,9 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if signal.getsignal(signal.SIGTERM) is stop:  # else it ran, and takes no signal any more
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _guarded(program: str, failed: str, run: Callable[[], int]) -> int:

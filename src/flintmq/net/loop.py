@@ -17,10 +17,16 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def end_undisturbed() -> None:
-    """Take no signal any more, to be called as the last thing on the loop of a process that ends.
+async def end_undisturbed() -> None:
+    """Take no signal any more; to be called as the last thing on the loop of a process that ends.
 
-    Closing the loop removes its handlers, and whoever asks a second time, while the interpreter goes away, would kill
-    the process that has just ended well.
+    Closing the loop would remove its handlers, and whoever asks a second time, while the interpreter goes away, would
+    kill the process that has just ended well.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1))
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_default_executor()  # a signal may come to any thread
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # between the two lines below they would end it
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)

@@ -293,7 +293,7 @@ async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log
         await main(env, files, options, lambda nsqd: draining.attach(nsqd.node.drain), stop, collector.paused)
     finally:
         collector.stop()
-        end_undisturbed()
+        await end_undisturbed()
 
 
 __all__ = ["Addresses", "Nsqd", "main", "run"]

@@ -270,4 +270,4 @@ async def _until_signal(
     try:
         await main(env, options, stop=stop, files=files)
     finally:
-        end_undisturbed()
+        await end_undisturbed()
