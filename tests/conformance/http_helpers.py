@@ -26,6 +26,19 @@ NSQ_TYPE = "nsq; version=1.0"
 ADDITIONS = frozenset({"durability", "flintmq_version"})
 """Fields of JSON answers that NSQ does not have."""
 
+MEMORY = (
+    "heap_objects",
+    "heap_idle_bytes",
+    "heap_in_use_bytes",
+    "heap_released_bytes",
+    "gc_pause_usec_100",
+    "gc_pause_usec_99",
+    "gc_pause_usec_95",
+    "next_gc_bytes",
+    "gc_total_runs",
+)
+"""What /stats says of memory, in this order."""
+
 GET_ROUTES = ("/ping", "/info", "/stats", "/config/log_level")
 POST_ROUTES = (
     "/pub",

@@ -12,23 +12,20 @@ from typing import Any
 import pytest
 from tests.certificates import Certificates
 from tests.conformance.conftest import quick_flags
-from tests.conformance.http_helpers import ADDITIONS, JSON_TYPE, NSQ_TYPE, assert_fields, assert_refused, tls_flags
+from tests.conformance.http_helpers import (
+    ADDITIONS,
+    JSON_TYPE,
+    MEMORY,
+    NSQ_TYPE,
+    assert_fields,
+    assert_refused,
+    tls_flags,
+)
 from tests.integration.auth_server import AuthServer
 from tests.integration.daemons import Connection, Daemons, Nsqd, dpub, mpub, pub, sized, wait_until
 from tests.integration.upgraded import Upgraded
 
 STATS = ("version", "health", "start_time", "topics", "memory", "producers")
-MEMORY = (
-    "heap_objects",
-    "heap_idle_bytes",
-    "heap_in_use_bytes",
-    "heap_released_bytes",
-    "gc_pause_usec_100",
-    "gc_pause_usec_99",
-    "gc_pause_usec_95",
-    "next_gc_bytes",
-    "gc_total_runs",
-)
 TOPIC = (
     "topic_name",
     "channels",

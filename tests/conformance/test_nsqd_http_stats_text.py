@@ -8,20 +8,9 @@ from datetime import datetime
 
 import pytest
 from tests.conformance.conftest import quick_flags
-from tests.conformance.http_helpers import assert_text
+from tests.conformance.http_helpers import MEMORY, assert_text
 from tests.integration.daemons import Daemons, Nsqd, mpub, wait_until
 
-MEMORY = (
-    "heap_objects",
-    "heap_idle_bytes",
-    "heap_in_use_bytes",
-    "heap_released_bytes",
-    "gc_pause_usec_100",
-    "gc_pause_usec_99",
-    "gc_pause_usec_95",
-    "next_gc_bytes",
-    "gc_total_runs",
-)
 TOPICS_AT = 17  # the line of "Topics:", behind the head and the memory
 LONG = "n" * 64
 HOST = "a-host-with-a-long-name.example.com"

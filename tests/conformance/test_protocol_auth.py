@@ -23,8 +23,8 @@ from tests.conformance.protocol_helpers import (
     tls_flags,
     topics,
 )
-from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
-from tests.integration.daemons import ERROR, Connection, Daemons, Frame, Nsqd, dpub, mpub, pub, sized
+from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer, auth, authorized
+from tests.integration.daemons import ERROR, Connection, Daemons, Frame, Nsqd, dpub, mpub, pub
 from tests.integration.upgraded import Upgraded
 
 FAILED = "E_AUTH_FAILED AUTH failed"
@@ -48,19 +48,6 @@ def guarded(shared_daemons: Daemons, one_server: AuthServer) -> Nsqd:
     """An nsqd that asks the auth server, which has a second to answer."""
     flags = (f"--auth-http-address={one_server.address}", "--http-client-request-timeout=1s")
     return shared_daemons.nsqd(*quick_flags(), *flags)
-
-
-def auth(secret: str = SECRET) -> bytes:
-    return b"AUTH\n" + sized(secret.encode())
-
-
-@contextlib.contextmanager
-def authorized(nsqd: Nsqd) -> Iterator[Connection]:
-    """A connection that was let in."""
-    with nsqd.connect() as connection:
-        connection.send(auth())
-        assert json.loads(connection.response())["permission_count"] > 0
-        yield connection
 
 
 # -- without auth servers ----------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""An HTTP server for AUTH, in a thread: what it answers can be changed at any time, and it keeps what it was asked.
+"""An HTTP server for AUTH, in a thread, and what a client says: its answer can be changed at any time, it keeps what it
+was asked.
 
 Source: reference/nsq.md 1.7.
 """
@@ -6,14 +7,30 @@ Source: reference/nsq.md 1.7.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 from aiohttp import web
+from tests.integration.daemons import Connection, Nsqd, sized
 
 SECRET = "sesame-4711"
 EVERYTHING = [{"permissions": ["subscribe", "publish"], "topic": ".*", "channels": [".*"]}]
+
+
+def auth(secret: str = SECRET) -> bytes:
+    return b"AUTH\n" + sized(secret.encode())
+
+
+@contextlib.contextmanager
+def authorized(nsqd: Nsqd) -> Iterator[Connection]:
+    """A connection that was let in."""
+    with nsqd.connect() as connection:
+        connection.send(auth())
+        assert json.loads(connection.response())["permission_count"] > 0
+        yield connection
 
 
 class AuthServer:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from tests.certificates import CLIENT_NAME, Certificates
-from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
+from tests.conformance.protocol_helpers import topics
+from tests.integration.auth_server import EVERYTHING, AuthServer, auth, authorized
 from tests.integration.daemons import SOURCES, Connection, Daemons, Nsqd, mpub, mpub_body, pub, sized, wait_until
 from tests.integration.upgraded import Upgraded
 
@@ -45,27 +46,11 @@ def topic(request: pytest.FixtureRequest) -> str:
     return f"t{zlib.crc32(request.node.name.encode()):08x}"
 
 
-def topics(nsqd: Nsqd) -> set[str]:
-    return {row["topic_name"] for row in nsqd.get("/stats?format=json&include_mem=false")["topics"]}
-
-
 def client_row(nsqd: Nsqd, topic: str) -> dict[str, Any]:
     """The row of the only producer of a topic."""
     rows: list[dict[str, Any]] = nsqd.get("/stats?format=json&include_mem=false")["producers"]
     (found,) = [row for row in rows if row["pub_counts"][0]["topic"] == topic]
     return found
-
-
-def auth(secret: str = SECRET) -> bytes:
-    return b"AUTH\n" + sized(secret.encode())
-
-
-@contextlib.contextmanager
-def authorized(nsqd: Nsqd) -> Iterator[Connection]:
-    with nsqd.connect() as connection:
-        connection.send(auth())
-        assert json.loads(connection.response())["permission_count"] > 0
-        yield connection
 
 
 # -- letting in --------------------------------------------------------------------------------------------------------

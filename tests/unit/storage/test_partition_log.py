@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -267,6 +268,36 @@ def test_chunks_handles_and_indexes_are_bounded(monkeypatch):
     assert len(log._chunks) == len(log._chunk_firsts) <= 30
     kept = sum(segment.live_file is not None for segment in log._segments)
     assert kept == 1, "only the active segment keeps a handle of its own"
+
+
+def test_sealed_segments_leave_no_handle_behind(tmp_path):
+    files = OsFiles(str(tmp_path))
+    log = PartitionLog.open(
+        files, DIRECTORY, partition=PARTITION, segment_bytes=300, cache=ReadCache(files_max=2),
+        report=print, created_ns=CREATED_NS,
+    )  # fmt: skip
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(40):
+        log.append([b"x" * 100], number)
+        sync(log)
+    assert len(log.segments()) > 15
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 + 2
+    log.close()
+    files.close()
+
+
+def test_a_rebuilt_index_vouches_for_no_more_than_is_durable():
+    kit = Kit(segment_bytes=400)
+    log = kit.open()
+    model = fill(log, 8)
+    assert len(log.segments()) > 2
+    log._files.remove(kit.path(1, ".index"))
+    kit.cache.discard((log._home, 1))
+    log.drop_tail()
+    assert read_all(log) == model
+    loaded = log._segments[0].load_index()
+    assert loaded is not None
+    assert loaded[0].synced_sequence <= log.synced_sequence == 1
 
 
 def test_segments_never_synced_do_not_keep_handles():
