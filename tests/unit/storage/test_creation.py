@@ -46,7 +46,21 @@ def test_before_its_files_it_is_an_empty_log():
     log.close()
 
 
-@pytest.mark.parametrize("number", range(3))
+def test_what_is_in_the_directory_already_is_recovered_and_not_begun_again():
+    disk = CrashingDisk()
+    log = PartitionLog.open(disk.attach(), directory(0), **arguments(0))
+    log.append([b"a", b"b"], 1)
+    sync(log)
+    log.close()
+    disk.release()
+    creation = new(disk.attach(), 0)
+    create_logs([creation], sync=True)
+    assert creation.error is None
+    creation.finish()
+    assert (creation.log.next_sequence, creation.log.synced_sequence) == (3, 3)
+
+
+@pytest.mark.parametrize("number", range(10))
 def test_what_was_synced_survives_a_power_loss_at_once(number):
     disk = CrashingDisk()
     creations = [new(disk.attach(), 0)]
@@ -54,8 +68,9 @@ def test_what_was_synced_survives_a_power_loss_at_once(number):
     create_logs(creations, sync=True)
     disk.crash(power_loss=True, rng=random.Random(number))
     for each in range(3):
-        log = reopened(disk, each)
-        assert (log.log_id, log.next_sequence, log.failed) == (7, 1, None)
+        told: list[object] = []
+        log = PartitionLog.open(disk.attach(), directory(each), **{**arguments(each), "report": told.append})
+        assert (log.log_id, log.next_sequence, log.failed, told) == (7, 1, None, [])
         log.close()
         disk.crash(power_loss=False, rng=random.Random(0))
 

@@ -602,6 +602,35 @@ def test_bytes_whose_sync_failed_are_written_again_before_they_are_called_durabl
     assert read_all(log) == model
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_everything_that_a_start_after_a_kill_found_survives_the_power_from_then_on(seed):
+    """Sealed segments that nobody synced, more of them than are walked, are synced by the start."""
+    kit = Kit(segment_bytes=300)
+    model = fill(kit.open(), 14)
+    assert len(kit.logs()) > 6
+    kill(kit)
+    log = kit.open()
+    assert log.synced_sequence == log.next_sequence
+    lose_power(kit, seed)
+    assert read_all(kit.open()) == model
+    assert kit.reports == []
+
+
+def test_what_was_set_aside_outlives_its_segment():
+    kit = Kit(segment_bytes=300)
+    model = filled(kit)
+    _, second, *_ = kit.logs()
+    kit.disk.flip_bit(second, 150)
+    log = kit.open()
+    read_all(log)
+    (bad,) = [path for path in kit.disk.paths() if path.endswith(".bad")]
+    log.close()
+    kit.files().remove(second)
+    log = kit.open()
+    assert model and log.failed is None
+    assert bad in kit.disk.paths()
+
+
 def test_segments_sealed_but_perhaps_not_synced_are_walked():
     """A power loss may leave the size of a sealed file and the index, but not the bytes."""
     kit = Kit(segment_bytes=700)
