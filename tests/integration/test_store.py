@@ -395,7 +395,7 @@ async def leader_first(members: list[Etcd]) -> list[Etcd]:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_leader_of_three_goes_and_nothing_is_lost_or_told_twice(members: list[Etcd], number: signal.Signals):
     leader, *others = asyncio.run(leader_first(members))
     begun = time.monotonic()
