@@ -188,6 +188,26 @@ async def every_watcher_hears_everything_once(store: Store, prefix: str) -> None
 
 
 @case
+async def whoever_gives_up_waiting_misses_nothing(store: Store, prefix: str) -> None:
+    start = await put(store, prefix + "start")
+    async with store.watch(Span.of_prefix(prefix), start) as watched:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(watched)
+        heard: list[str] = []
+        for name in "abc":
+            await put(store, prefix + name)
+            try:
+                async with asyncio.timeout(0.001):
+                    heard.extend(event.key for event in (await anext(watched)).events)
+            except TimeoutError:
+                continue
+        if len(heard) < 3:
+            heard.extend(event.key for event in await take(watched, 3 - len(heard)))
+        assert heard == [prefix + "a", prefix + "b", prefix + "c"]
+
+
+@case
 async def a_lease_takes_its_keys_along(store: Store, prefix: str) -> None:
     lease = await store.grant(LEASE_TTL_S)
     assert lease.ttl_s >= LEASE_TTL_S and lease.lease_id > 0

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from flintmq.net.etcd_wire import BadAnswer, Header, ServerError
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import Endpoint, NoAnswer, Request
+from flintmq.net.tasks import tell
 
 TRY_TIMEOUT_S = 1.0
 """For one request to one endpoint; a third of the shortest useful lease."""
@@ -194,7 +196,7 @@ class EtcdStore:
         watch = _Watch(self, span, after)
         self._watches.add(watch)
         try:
-            yield watch.events()
+            yield watch
         finally:
             self._watches.discard(watch)
             await watch.close()
@@ -323,36 +325,47 @@ class EtcdStore:
 
 
 class _Watch:
-    """One watch: what comes is kept up by a task, and read from a bounded queue."""
+    """One watch: a task keeps it up, and what comes waits here, with a bound, to be read."""
 
     def __init__(self, store: EtcdStore, span: Span, after: int) -> None:
         self._store = store
         self._span = span
         self._after = after
-        self._queue: asyncio.Queue[Events | StoreError] = asyncio.Queue(WATCH_COUNT_MAX)
+        self._found: deque[Events | StoreError] = deque()
+        self._news, self._room = asyncio.Event(), asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep_up())
+        self._task.add_done_callback(tell("watching the store"))
+        self._task.add_done_callback(lambda _: self._news.set())
         self._heard_count = 0
         self._known_revision = after  # a stream that was opened after the store had it
 
-    async def events(self) -> AsyncIterator[Events]:
-        """What comes; raises what ends it."""
-        while True:
-            getting = asyncio.ensure_future(self._queue.get())
-            try:
-                await asyncio.wait({getting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not getting.done():
-                    getting.cancel()
-            if not getting.done():
+    def __aiter__(self) -> _Watch:
+        return self
+
+    async def __anext__(self) -> Events:
+        """What comes next; raises what ends the watch. Whoever gives up waiting may ask again, and misses nothing."""
+        while not self._found:
+            if self._task.done():
                 if not self._task.cancelled():
                     self._task.result()  # an error of ours
-                raise StoreUnavailable("the watch was closed")
-            found = getting.result()
-            if isinstance(found, StoreError):
-                raise found
-            yield found
+                raise StoreUnavailable("the watch has ended")
+            self._news.clear()
+            await self._news.wait()
+        found = self._found.popleft()
+        self._room.set()
+        if isinstance(found, StoreError):
+            raise found
+        return found
+
+    async def _put(self, found: Events | StoreError) -> None:
+        while len(self._found) >= WATCH_COUNT_MAX:
+            self._room.clear()
+            await self._room.wait()
+        self._found.append(found)
+        self._news.set()
 
     async def close(self) -> None:
+        """End it."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -366,7 +379,7 @@ class _Watch:
                 await self._watch_at(endpoint)
                 continue
             except Compacted as error:
-                await self._queue.put(error)
+                await self._put(error)
                 return
             except NoAnswer as error:
                 reason = error.reason
@@ -375,18 +388,18 @@ class _Watch:
                 if error.code == wire.PERMISSION_DENIED or store._wants_token(error):
                     refused_count += 1
                     if refused_count > 1 or not store._options.user:
-                        await self._queue.put(StoreRefused(f"{endpoint.address}: {reason}"))
+                        await self._put(StoreRefused(f"{endpoint.address}: {reason}"))
                         return
                     try:
                         await store._renew_token(token, store._options.try_timeout_s)
                     except StoreRefused as refusal:
-                        await self._queue.put(refusal)
+                        await self._put(refusal)
                         return
                     continue
                 try:
                     store._raise(endpoint, error)
                 except StoreRefused as refusal:
-                    await self._queue.put(refusal)
+                    await self._put(refusal)
                     return
             except BadAnswer as error:
                 reason = error.reason
@@ -414,9 +427,10 @@ class _Watch:
                 for task in both:
                     task.cancel()
                 await asyncio.wait(both)
-            for task in (reading, probing):
-                if not task.cancelled():
-                    task.result()
+            failures = [task.exception() for task in (reading, probing) if not task.cancelled()]
+            for failure in failures:
+                if failure is not None:
+                    raise failure
 
     async def _read(self, pieces: AsyncIterator[bytes]) -> None:
         """Hand on what comes.
@@ -434,7 +448,7 @@ class _Watch:
                 self._store._check_cluster(header)
                 self._heard_count += 1
                 if events.events:
-                    await self._queue.put(events)
+                    await self._put(events)
                     self._after = events.revision
         raise NoAnswer("", "the watch was ended")
 

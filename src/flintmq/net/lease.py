@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 
 from flintmq.clock import Clock
 from flintmq.cluster.store import LeaseNotFound, OutcomeUnknown, Store, StoreError, StoreUnavailable, Tenure
+from flintmq.net.tasks import kept_up
 
 RENEWALS_PER_TTL = 3
 AGAIN_S = 0.1
@@ -93,7 +94,7 @@ async def holding(store: Store, clock: Clock, ttl_s: int, margin_ns: int = 0) ->
     sent_at_ns = clock.monotonic_ns()
     lease = await store.grant(ttl_s)
     held = HeldLease(store, clock, lease.lease_id, Tenure(lease.ttl_s * 1_000_000_000, sent_at_ns, margin_ns))
-    keeping = asyncio.get_running_loop().create_task(held.keep())
+    keeping = asyncio.get_running_loop().create_task(kept_up(held.keep, "renewing a lease", pause_s=AGAIN_S))
     try:
         yield held
     finally:
