@@ -337,6 +337,7 @@ class _Watch:
         self._task.add_done_callback(tell("watching the store"))
         self._task.add_done_callback(lambda _: self._news.set())
         self._heard_count = 0
+        self._heard_at = 0.0
         self._known_revision = after  # a stream that was opened after the store had it
 
     def __aiter__(self) -> _Watch:
@@ -438,6 +439,7 @@ class _Watch:
         Raises:
             NoAnswer, ServerError, BadAnswer, Compacted: it has ended.
         """
+        loop = asyncio.get_running_loop()
         rest = b""
         async for piece in pieces:
             *lines, rest = (rest + piece).split(b"\n")
@@ -447,6 +449,7 @@ class _Watch:
                 header, events = wire.read_watch(line, self._after)
                 self._store._check_cluster(header)
                 self._heard_count += 1
+                self._heard_at = loop.time()
                 if events.events:
                     await self._put(events)
                     self._after = events.revision
@@ -464,12 +467,16 @@ class _Watch:
         store, options = self._store, self._store._options
         loop = asyncio.get_running_loop()
         body = wire.range_request(Span.of_key(self._span.start or "\0"), is_counted=True)
-        heard_count, silent_since, changed_revision = self._heard_count, loop.time(), 0
+        self._heard_at = silent_since = loop.time()
+        asked_at, changed_revision = silent_since, 0
         while True:
-            await asyncio.sleep(options.probe_s)
-            if self._heard_count != heard_count:
-                heard_count, silent_since, changed_revision = self._heard_count, loop.time(), 0
+            pause_s = max(self._heard_at, asked_at) + options.probe_s - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
                 continue
+            if self._heard_at > silent_since:
+                silent_since, changed_revision = self._heard_at, 0
+            asked_at = loop.time()
             try:
                 found = await store._ask_at(endpoint, wire.RANGE, body, wire.read_range, options.try_timeout_s)
             except ServerError as error:

@@ -126,8 +126,13 @@ class EmbeddedStore:
         try:
             self._database = self._files.open_database(DATABASE_NAME)
             self._load(self._database)
-        except DamagedDatabase as error:
-            raise DamagedStore(str(error)) from error
+        except StorageError as error:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+            if isinstance(error, DamagedDatabase):
+                raise DamagedStore(str(error)) from error
+            raise
         self.answers = Answers(self._cluster_id)
         self._durable_revision = self._state.revision
         self._turned_ns = self._env.clock.monotonic_ns()
