@@ -93,7 +93,7 @@ class LeaseExists(StoreRefused):
 
 
 class Compacted(StoreError):
-    """What happened after a revision is not remembered any more: begin again with a range.
+    """The events after a revision are not remembered any more: begin again with a range.
 
     Args:
         revision: the first one whose successors are remembered; 0 when the store does not say.
@@ -156,7 +156,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was in a span.
+    """The keys of a span at one revision.
 
     Attributes:
         revision: of the store, then.
@@ -184,7 +184,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What happened in a span, in the order of revisions; those of one revision are never apart.
+    """Events in a span, in the order of revisions; those of one revision are never apart.
 
     Attributes:
         revision: there are no others up to here.
@@ -253,7 +253,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """What a transaction did.
+    """The answer to a transaction.
 
     Attributes:
         succeeded: the conditions held.
@@ -344,7 +344,7 @@ class Store(Protocol):
 
 
 class Fate(Enum):
-    """What became of a :func:`swap`."""
+    """The end of a :func:`swap`."""
 
     APPLIED = "applied"
     """The key has the new value."""
@@ -356,7 +356,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """How a :func:`swap` ended.
+    """A :func:`swap` that has ended.
 
     Attributes:
         now: the key as it is; None: it is not there.
@@ -410,7 +410,7 @@ async def swap(
 
 
 def _fate(before: KeyValue | None, now: KeyValue | None, value: bytes | None, lease_id: int) -> Fate:
-    """What became of a change that may have been carried out, told by what stands in its place."""
+    """Tell what became of a change that may have been carried out by what stands in its place."""
     if value is None:
         if now is None:
             return Fate.APPLIED
@@ -446,7 +446,7 @@ async def follow(store: Store, span: Span) -> AsyncGenerator[Snapshot | Events, 
 
 @dataclass(slots=True)
 class Tenure:
-    """How long the holder of a lease may act on it: counted from when the last renewal that was answered was *sent*.
+    """The time in which the holder of a lease may act on it: from when the last renewal that was answered was *sent*.
 
     The store counts from when it got it, which is later; so the holder has stopped before the store gives what it
     held to somebody else, as long as both clocks run equally fast but for ``margin_ns``.
@@ -465,7 +465,7 @@ class Tenure:
 
     @property
     def until_ns(self) -> int:
-        """When it is over, unless it is renewed."""
+        """Its end in monotonic time, unless it is renewed."""
         return self.sent_at_ns + self.ttl_ns - self.margin_ns
 
     def is_held(self, now_ns: int) -> bool:

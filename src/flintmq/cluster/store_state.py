@@ -56,7 +56,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What there may be.
+    """The bounds of a store.
 
     Attributes:
         key_count_max, lease_count_max: of keys and leases.
@@ -73,7 +73,7 @@ class StoreLimits:
 
 @dataclass(slots=True)
 class Changes:
-    """What has to be written to the disk so that nothing is forgotten.
+    """All that has to be written to the disk so that nothing is forgotten.
 
     Attributes:
         revision: of the store with them.
@@ -176,7 +176,7 @@ class StoreState:
         return Snapshot(self.revision, tuple(found), len(keys) > len(found))
 
     def _undone(self, span: Span, revision: int) -> dict[str, KeyValue | None]:
-        """What was where something has changed since."""
+        """Find what was where something has changed since."""
         if revision < self.compacted:
             raise Compacted(self.compacted)
         then: dict[str, KeyValue | None] = {}
@@ -403,12 +403,12 @@ class StoreState:
 
     @property
     def key_count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._pairs)
 
     @property
     def lease_count(self) -> int:
-        """How many leases there are."""
+        """The number of leases."""
         return len(self._leases)
 
     def describe(self) -> str:

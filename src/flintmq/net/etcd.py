@@ -55,9 +55,9 @@ TIMEOUT_S = 4.0
 PAUSE_S = 0.1
 """After every endpoint has failed, before the first is asked again."""
 PROBE_S = 1.0
-"""How long a watch may be silent before its endpoint is asked something; with ``TRY_TIMEOUT_S`` at most 2 s."""
+"""A watch may be silent for so long before its endpoint is asked something; with ``TRY_TIMEOUT_S`` at most 2 s."""
 REOPEN_S = 10.0
-"""How often a watch that is silent while the store changes is made anew: its connection alone may be dead."""
+"""A watch that is silent for so long while the store changes is made anew: its connection alone may be dead."""
 PAGE_COUNT = 2000
 """Keys that are asked for at once."""
 RANGE_TRIES = 4
@@ -80,7 +80,7 @@ Read = Callable[[bytes], tuple[Header, Found]]
 
 @dataclass(frozen=True, slots=True)
 class EtcdOptions:
-    """How to reach the store.
+    """The way to the store.
 
     Attributes:
         endpoints: ``http(s)://host:port``, all of one store.
@@ -344,7 +344,7 @@ class _Watch:
         return self
 
     async def __anext__(self) -> Events:
-        """What comes next; raises what ends the watch. Whoever gives up waiting may ask again, and misses nothing."""
+        """Return what comes next, or raise what ends the watch; an iteration that is given up misses nothing."""
         while not self._found:
             if self._task.done():
                 if not self._task.cancelled():

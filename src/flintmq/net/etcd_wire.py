@@ -87,7 +87,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What every answer begins with.
+    """The beginning of every answer.
 
     Attributes:
         cluster_id: which store this is; 0: it was not said.
@@ -116,7 +116,7 @@ class _TxnAnswer(msgspec.Struct, frozen=True):
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):
-    """What a lease is told to be; a lifetime of 0: it is not there."""
+    """An answer about a lease; a lifetime of 0: it is not there."""
 
     header: Header = Header()
     ID: int = 0
@@ -163,7 +163,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 class BadAnswer(StoreError):
-    """What was answered is not what the API says."""
+    """An answer is not as the API says."""
 
 
 def _decode(data: bytes, kind: Any) -> Any:
@@ -400,7 +400,7 @@ class LeaseQuestion(_Request, frozen=True):
 
 
 class RangeQuestion(msgspec.Struct, frozen=True):
-    """What :func:`range_request` asks for."""
+    """The question of a :func:`range_request`."""
 
     span: Span
     count_max: int
@@ -505,7 +505,7 @@ class Answers:
         self._cluster_id = str(cluster_id)
 
     def header(self, revision: int) -> dict[str, Any]:
-        """What every answer begins with."""
+        """Write the beginning of every answer."""
         return {"cluster_id": self._cluster_id, "member_id": "1", "revision": str(revision), "raft_term": "1"}
 
     def plain(self, revision: int, **fields: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ DATABASE_NAME = "store.db"
 SCHEMA_VERSION = 1
 WATCHER_COUNT_MAX = 4096
 TICK_S = 0.25
-"""How often leases are looked at."""
+"""The pause between two looks at the leases."""
 STALL_NS = 1_000_000_000
 """Beyond a tick; then leases could not be renewed, and begin again."""
 WRITE_AGAIN_S = 1.0
@@ -341,7 +341,7 @@ class EmbeddedStore:
 
     @property
     def durable_revision(self) -> int:
-        """What may be told goes up to here."""
+        """The revision up to which anything may be told."""
         return self._durable_revision
 
     def describe(self) -> str:
