@@ -139,9 +139,9 @@ async def _write_through_faults(sim: Simulation, node: Node, store: EtcdStore, *
     assert heard == sorted(heard)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_counting_while_everything_breaks(seed: int):
-    run(seed, partial(_write_through_faults, steps=40))
+    run(seed, partial(_write_through_faults, steps=300))
 
 
 def test_a_watch_goes_on_where_it_was_after_a_restart():
