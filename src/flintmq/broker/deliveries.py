@@ -1,4 +1,4 @@
-"""Which channels are looked at in a turn, and when time makes one worth a look.
+"""The channels that are looked at in a turn, and when time makes one worth a look.
 
 Rules of this file: no clock; iteration only over dicts and lists; a channel that fails does not keep the others from
 their turn.

@@ -1,4 +1,4 @@
-"""Which messages of an extended topic a consumer takes, by what their headers say: ``ext_filter`` of IDENTIFY.
+"""The choice of a consumer among the messages of an extended topic, by their headers: ``ext_filter`` of IDENTIFY.
 
 ::
 

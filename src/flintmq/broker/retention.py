@@ -1,4 +1,4 @@
-"""Which segments of a partition may go: those that every channel has passed and no retention keeps.
+"""The segments of a partition that may go: those that every channel has passed and no retention keeps.
 
 Rules of this file: no clock; what is not consumed by a channel never goes.
 

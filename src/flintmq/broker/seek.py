@@ -1,4 +1,4 @@
-"""What an operator does to a channel: let it go on at another place, and finish single messages.
+"""An operator's changes of a channel: let it go on at another place, and finish single messages.
 
 A place is named by time, by offset or by count.
 

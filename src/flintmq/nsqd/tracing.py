@@ -46,7 +46,7 @@ from flintmq.settings import DROP_OLDEST
 log = logging.getLogger(__name__)
 
 OFF, TRACED, ALL = "", "traced", "all"
-"""Which messages are traced: none, those with a trace id, all."""
+"""The messages that are traced: none, those with a trace id, all."""
 PUB, START, FIN, REQ, REQ_DEFER = "PUB", "START", "FIN", "REQ", "REQ_DEFER"
 TIMEOUT, TOUCH, DISCONNECT = "TIMEOUT", "TOUCH", "DISCONNECT"
 DEAD_LETTER, EXPIRED, DROPPED = "DEAD_LETTER", "EXPIRED", "DROPPED"

@@ -181,7 +181,7 @@ def go_duration(seconds: float) -> str:
 
 
 def start_and_uptime(start_ns: int, now_ns: int) -> tuple[str, str]:
-    """When a daemon started and for how long it has run, as Go prints them."""
+    """Return when a daemon started and for how long it has run, as Go prints them."""
     started = datetime.fromtimestamp(start_ns // 1_000_000_000, UTC)
     return started.isoformat().replace("+00:00", "Z"), go_duration((now_ns - start_ns) / 1e9)
 
