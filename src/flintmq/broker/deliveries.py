@@ -1,4 +1,4 @@
-"""The channels that are looked at in a turn, and when time makes one worth a look.
+"""Channels that are looked at in a turn, and the times at which others are.
 
 Rules of this file: no clock; iteration only over dicts and lists; a channel that fails does not keep the others from
 their turn.

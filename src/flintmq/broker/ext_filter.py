@@ -1,4 +1,4 @@
-"""The choice of a consumer among the messages of an extended topic, by their headers: ``ext_filter`` of IDENTIFY.
+"""The messages of an extended topic that a consumer takes, by their headers: ``ext_filter`` of IDENTIFY.
 
 ::
 

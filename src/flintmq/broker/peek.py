@@ -1,4 +1,4 @@
-"""A look into a channel that does not touch it: what it will deliver next, what consumers hold, what is deferred.
+"""A look at a channel without touching it: what it will deliver next, what consumers hold, what is deferred.
 
 Rules of this file: nothing is changed, and nothing is counted; a look notes at once which messages it is about and
 reads them one by one as it is asked to, so that the caller can let others have their turn in between; no more of a

@@ -266,7 +266,7 @@ class ChannelPolicy:
         return self._ttl_ns > 0 and self._born_ns(batch) + self._ttl_ns <= self.wall_ns
 
     def _born_ns(self, batch: Batch) -> int:
-        """Return when a message's age began, on the clock of due times."""
+        """Find when a message's age began, on the clock of due times."""
         return max(batch.due_ns, batch.timestamp_ns - self._dead_letters.clock_shift_ns)
 
     def _has_expired_message(self, message: Message, batch: Batch | None) -> bool:

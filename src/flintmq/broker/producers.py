@@ -206,7 +206,7 @@ class Producers(Generic[AnyGroup]):
         return self._rolled_back.get(producer_id) if last is None else last
 
     def new_ranges(self, producer_id: bytes, first: int, end: int) -> Ranges:
-        """Return which messages from ``first`` to ``end`` (exclusive) are to be stored; the others are duplicates.
+        """Find those of the messages from ``first`` to ``end`` (exclusive) that are no duplicates.
 
         Raises:
             SequenceGap: one before them is missing.

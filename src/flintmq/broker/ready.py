@@ -54,7 +54,7 @@ class ReadyLines:
 
 
 class RunDeadlines:
-    """The time at which each consumer's oldest run times out: one entry each, possibly too early, never too late."""
+    """Times at which the oldest run of each consumer times out: one entry each, possibly too early, never too late."""
 
     __slots__ = ("_added_count", "_heap")
 
@@ -64,11 +64,11 @@ class RunDeadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The time to call :meth:`take_due`; None for never."""
+        """Time at which to call :meth:`take_due`; None for never."""
         return self._heap[0][0] if self._heap else None
 
     def watched_ns(self, subscription: Subscription) -> int | None:
-        """Return when a consumer's oldest run is looked at, None for never. For checks: it looks at all entries."""
+        """Find when a consumer's oldest run is looked at; None when it is not watched. For checks: it looks at all."""
         return min((entry[0] for entry in self._heap if entry[2] is subscription), default=None)
 
     def watch(self, subscription: Subscription, deadline_ns: int) -> None:

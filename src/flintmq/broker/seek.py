@@ -1,4 +1,4 @@
-"""An operator's changes of a channel: let it go on at another place, and finish single messages.
+"""The acts of an operator on a channel: let it go on at another place, and finish single messages.
 
 A place is named by time, by offset or by count.
 

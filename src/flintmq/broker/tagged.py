@@ -203,7 +203,7 @@ class TaggedChannel(Channel):
         channel.go_on_with_headers(headers_from)
 
     def go_on_with_headers(self, headers_from: int) -> None:
-        """Group the channel's consumers; the part of :meth:`take_over` that is about them."""
+        """Do the part of :meth:`take_over` that is about consumers."""
         lines = self._ready
         self._begin()
         self.headers_from = headers_from

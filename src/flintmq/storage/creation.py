@@ -57,7 +57,7 @@ class Creation:
 
     @property
     def directories(self) -> list[str]:
-        """The directories whose entries its files are, and those above them."""
+        """Directories whose entries its files are, and those above them."""
         return [self.log.directory, *parents_of(self.log.directory)]
 
     def sync_files(self) -> None:

@@ -23,7 +23,7 @@ class Unsynced(Protocol):
 
     @property
     def directories(self) -> Sequence[str]:
-        """The directories whose entries changed."""
+        """Directories whose entries changed."""
         ...
 
     def sync_files(self) -> None:
