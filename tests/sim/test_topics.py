@@ -14,7 +14,8 @@ from flintmq.storage.creation import Creation
 from flintmq.wire import commands
 from flintmq.wire.frames import ERROR, MESSAGE
 
-SEEDS = 150
+CHUNKS = 5
+SEEDS_PER_CHUNK = 30
 MUTANT_SEEDS = 400
 TOPIC_COUNT = 60
 CHANNEL = "late"
@@ -122,13 +123,14 @@ def play(seed, durability=None):
         return len(history.acked), [*history.problems, *([] if queue.is_ok else [str(queue)])]
 
 
-def test_nothing_acknowledged_is_lost():
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nothing_acknowledged_is_lost(chunk):
     acked_count = 0
-    for seed in seeds(SEEDS, first=9000):
+    for seed in seeds(SEEDS_PER_CHUNK, first=9000 + chunk * SEEDS_PER_CHUNK):
         count, problems = play(seed)
         assert problems == [], seed
         acked_count += count
-    assert acked_count > 50 * SEEDS, "the storms were hardly heard"
+    assert acked_count > 50 * SEEDS_PER_CHUNK, "the storms were hardly heard"
 
 
 def do_not_sync_new_topics(monkeypatch):
