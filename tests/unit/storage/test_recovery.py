@@ -616,6 +616,27 @@ def test_everything_that_a_start_after_a_kill_found_survives_the_power_from_then
     assert kit.reports == []
 
 
+def test_what_is_written_again_at_a_start_is_bounded(monkeypatch):
+    monkeypatch.setattr("flintmq.storage.recovery.REWRITE_BYTES_MAX", 500)
+    kit = Kit(segment_bytes=100_000)
+    model = fill(kit.open(), 60)
+    kill(kit)
+    written: list[int] = []
+    kit.disk.observers.append(lambda each: written.append(each.size_bytes) if each.kind == "write" else None)
+    assert read_all(kit.open()) == model
+    assert 0 < sum(written) <= 500
+
+
+def test_a_start_that_walked_far_writes_a_checkpoint(monkeypatch):
+    monkeypatch.setattr("flintmq.storage.recovery.CHECKPOINT_BYTES", 500)
+    kit = Kit(segment_bytes=100_000)
+    model = fill(kit.open(), 60)
+    kill(kit)
+    assert kit.path(1, ".index") not in kit.disk.paths()
+    assert read_all(kit.open()) == model
+    assert kit.path(1, ".index") in kit.disk.paths()
+
+
 def test_what_was_set_aside_outlives_its_segment():
     kit = Kit(segment_bytes=300)
     model = filled(kit)
