@@ -616,6 +616,20 @@ def test_everything_that_a_start_after_a_kill_found_survives_the_power_from_then
     assert kit.reports == []
 
 
+def test_the_index_of_a_walked_segment_vouches_for_no_more_than_was_durable():
+    kit = Kit(segment_bytes=300)
+    model = fill(kit.open(), 14)
+    kill(kit)
+    kit.files().remove(kit.path(1, ".index"))
+    kit.disk.fail("sync", times=100)
+    log = kit.open()
+    assert log.failed is not None
+    assert read_all(log) == model
+    loaded = log._segments[0].load_index()
+    assert loaded is not None
+    assert loaded[0].synced_sequence <= 1
+
+
 def test_what_is_written_again_at_a_start_is_bounded(monkeypatch):
     monkeypatch.setattr("flintmq.storage.recovery.REWRITE_BYTES_MAX", 500)
     kit = Kit(segment_bytes=100_000)
