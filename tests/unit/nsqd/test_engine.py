@@ -18,6 +18,7 @@ from tests.sim.loop import Simulation
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.publishes import Publishes
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError, WriteFailed
@@ -416,14 +417,14 @@ def test_more_than_one_turn_writes_is_written_by_the_turns_after_it(monkeypatch)
     async def scenario(world: World) -> None:
         world.topic()
         groups = [world.publish(bytes(600_000)) for _ in range(12)]
-        honest, written = world.broker.write_pending, []
+        honest, written = Publishes.write_pending, []
 
-        def write_pending(wall_ns: int) -> list[PublishGroup]:
-            found = honest(wall_ns)
+        def write_pending(publishes: Publishes, wall_ns: int) -> list[PublishGroup]:
+            found = honest(publishes, wall_ns)
             written.append(len(found))
             return found
 
-        monkeypatch.setattr(world.broker, "write_pending", write_pending)
+        monkeypatch.setattr(Publishes, "write_pending", write_pending)
         await a_while()
         assert len(written) > 1, "one turn does not write all of it"
         assert all(group.ended and group.error is None for group in groups)
@@ -434,13 +435,13 @@ def test_more_than_one_turn_writes_is_written_by_the_turns_after_it(monkeypatch)
 def test_a_turn_that_fails_is_followed_by_the_next(monkeypatch):
     async def scenario(world: World) -> None:
         world.topic()
-        write_pending = world.broker.write_pending
+        write_pending = Publishes.write_pending
 
-        def once(_wall_ns: int) -> list[PublishGroup]:
-            monkeypatch.setattr(world.broker, "write_pending", write_pending)
+        def once(_publishes: Publishes, _wall_ns: int) -> list[PublishGroup]:
+            monkeypatch.setattr(Publishes, "write_pending", write_pending)
             raise ZeroDivisionError("once")
 
-        monkeypatch.setattr(world.broker, "write_pending", once)
+        monkeypatch.setattr(Publishes, "write_pending", once)
         world.engine.received_bytes = 10
         group = world.publish(b"x")
         await a_while()
