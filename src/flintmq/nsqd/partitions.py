@@ -1,4 +1,4 @@
-"""The partitions that a command is for, and the refusal of one which cannot serve it.
+"""The partitions that a command is for, and the error for one which cannot serve it.
 
 A word behind the topic is a partition when it is a number, and -1 is none; NSQ ignores what stands there, so on a plain
 topic anything else is ignored. Naming a partition creates nothing: it has to be here.

@@ -164,7 +164,7 @@ class MessagesApi:
                     return
 
     async def _deferred(self, channel: Channel, count: int, body_bytes: int, now_ns: int) -> list[peek.Seen]:
-        """Return the deferred messages, in memory and in the database, in the order in which they come due."""
+        """Return those in memory and those in the database, as they will come due."""
         found = list(peek.deferred_messages(channel, count, body_bytes))
         shift_ns = self._broker.clock_shift_ns
         head_bytes = FRAME_OVERHEAD_BYTES + body_bytes
