@@ -75,7 +75,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something the protocol forbids."""
+    """The peer's command is refused with a code: the protocol forbids it, or this node cannot do it now."""
 
 
 class NsqdError(FlintError):

@@ -12,7 +12,8 @@ transaction, which the owner runs off the loop and reports with :meth:`Broker.fl
 made in the same way (new_topics.py), with :meth:`Broker.take_creations` and :meth:`Broker.creations_ended`: until then
 a topic takes messages and consumers, which wait.
 
-Rules of this file: no clock, no socket; iteration only over dicts and lists; every method is called on the loop.
+Rules of this file: no clock, no socket; iteration only over dicts and lists; every method is called on the loop,
+but :meth:`Broker.run_flush`.
 
 Source: design/performance.md decision 2, design/reliability.md R1-R4.
 """
