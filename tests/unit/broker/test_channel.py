@@ -627,5 +627,5 @@ class MachineSubscription(Subscription):
         self.over = 0
 
 
-TestChannelMachine = ChannelMachine.TestCase
+TestChannelMachine = pytest.mark.slow(ChannelMachine.TestCase)
 TestChannelMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

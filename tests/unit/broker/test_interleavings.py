@@ -514,9 +514,9 @@ class Parts(InterleavingMachine):
     TOPICS: ClassVar = {"parts": TopicMeta(partition_num=3)}
 
 
-TestPlainAndOrdered = PlainAndOrdered.TestCase
+TestPlainAndOrdered = pytest.mark.slow(PlainAndOrdered.TestCase)
 TestPlainAndOrdered.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
-TestParts = Parts.TestCase
+TestParts = pytest.mark.slow(Parts.TestCase)
 TestParts.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
@@ -561,6 +561,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bugs_are_found(mutant, monkeypatch):
     mutant(monkeypatch)

@@ -423,7 +423,7 @@ class SeekMachine(ChannelMachine):
         assert not free or not coming, "what can be delivered has been"
 
 
-TestSeekMachine = SeekMachine.TestCase
+TestSeekMachine = pytest.mark.slow(SeekMachine.TestCase)
 TestSeekMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 

@@ -628,5 +628,5 @@ class StoreMachine(RuleBasedStateMachine):
         ] * 3
 
 
-TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine = pytest.mark.slow(StoreMachine.TestCase)
 TestStoreMachine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

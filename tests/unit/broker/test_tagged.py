@@ -784,7 +784,7 @@ class OrderedTaggedMachine(RuleBasedStateMachine):
         assert self.channel.floor == self.done + 1
 
 
-TestTaggedMachine = TaggedMachine.TestCase
+TestTaggedMachine = pytest.mark.slow(TaggedMachine.TestCase)
 TestTaggedMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestOrderedTaggedMachine = OrderedTaggedMachine.TestCase
 TestOrderedTaggedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -230,6 +230,7 @@ def test_an_mpub_stays_whole_and_in_order(client):
     play(scenario, client=client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [HANG_UP, STORE_AND_HANG_UP, "E_FAILED_ON_NOT_LEADER", "E_PUB_FAILED", "E_INVALID"])
 def test_order_holds_over_a_retry(answer, client):
     async def scenario(world):

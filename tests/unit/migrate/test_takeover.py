@@ -558,6 +558,7 @@ def operations_of_a_takeover() -> tuple[int, int]:
     return first, world.disk.operation_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
 def test_a_crash_at_every_operation(power_loss: bool):
     """Nothing is lost, and, after a kill, nothing comes twice; a second crash in the second attempt changes nothing."""
