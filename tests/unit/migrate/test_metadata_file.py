@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import time
 
 import pytest
 from tests.sim.disk import CrashingDisk, DiskCrashed
@@ -128,6 +129,7 @@ async def test_many_changes_are_few_writes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metadata_file, "WRITE_INTERVAL_S", 0.2)
     topics: list[Topic] = []
     written = Written(topics)
+    began_s = time.monotonic()
     await written.keeper.start()
     assert written.count == 1
     for n in range(2000):
@@ -136,12 +138,13 @@ async def test_many_changes_are_few_writes(monkeypatch: pytest.MonkeyPatch):
         if n % 100 == 0:
             await asyncio.sleep(0)
     await written.until(2)
-    assert written.count <= 3
+    count_max = 3 + (time.monotonic() - began_s) // 0.2  # one an interval, on a machine with a lot to do as well
+    assert written.count <= count_max
     topics.append(topic_of("last"))
     written.keeper.changed()
     await written.keeper.close()
     assert len(written.names()) == 2001
-    assert written.count <= 5
+    assert written.count <= count_max + 2
     written.keeper.changed()
     await asyncio.sleep(0)
     assert written.keeper._task is None, "nothing is begun after the end"
