@@ -11,15 +11,32 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from typing import TypeVar
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 
+Waiting = TypeVar("Waiting")
+
 _RETRY_NS = 1_000_000_000
 _PUMPED_MAX = 128  # channels looked at in one turn, and
 _PUMPED_LATE_MAX = 64  # as many more of those that earlier turns left over
+
+
+def share_turn(new: dict[Waiting, None], late: dict[Waiting, None], new_max: int, late_max: int) -> dict[Waiting, None]:
+    """Choose of very many those of this turn: first what is new, so that it waits for no backlog.
+
+    Args:
+        late: those that earlier turns left; changed to what this one leaves.
+    """
+    now = dict.fromkeys(islice(new, new_max))
+    late |= dict.fromkeys(islice(new, new_max, None))
+    now |= dict.fromkeys(islice(late, late_max))
+    for each in now:
+        late.pop(each, None)
+    return now
 
 
 class Deliveries:
@@ -87,7 +104,7 @@ class Deliveries:
         channels = self._channels
         marked, self.marked = self.marked, {}
         if self.late or len(marked) > _PUMPED_MAX:
-            marked = self._share_turn(marked)
+            marked = share_turn(marked, self.late, _PUMPED_MAX, _PUMPED_LATE_MAX)
         for channel in marked:
             try:
                 try:
@@ -110,16 +127,6 @@ class Deliveries:
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other channels go on
                 self._failed("delivering from", channel, defect, now_ns)
         return list(marked)
-
-    def _share_turn(self, marked: dict[Channel, None]) -> dict[Channel, None]:
-        """Choose of very many channels those of this turn: first what is new, so that it waits for no backlog."""
-        late = self.late
-        now = dict.fromkeys(islice(marked, _PUMPED_MAX))
-        late |= dict.fromkeys(islice(marked, _PUMPED_MAX, None))
-        now |= dict.fromkeys(islice(late, _PUMPED_LATE_MAX))
-        for channel in now:
-            late.pop(channel, None)
-        return now
 
     def forget(self, channel: Channel) -> None:
         """Drop a channel that is deleted."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from itertools import islice
 from typing import Any, Protocol
 
 from flintmq.broker.broker import Broker
+from flintmq.broker.deliveries import share_turn
 from flintmq.broker.partition import PublishGroup
 from flintmq.env import Env
 from flintmq.errors import StorageError, WriteFailed
@@ -141,7 +141,9 @@ class Engine:
             self._memory.begin()
         outputs, self._outputs = self._outputs, {}
         if self._late_outputs or len(outputs) > _OUTPUTS_MAX:
-            outputs = self._share_turn(outputs)
+            outputs = share_turn(outputs, self._late_outputs, _OUTPUTS_MAX, _LATE_OUTPUTS_MAX)
+            if self._late_outputs:
+                self.schedule()
         for output in outputs:
             try:
                 output.flush()
@@ -176,18 +178,6 @@ class Engine:
         if is_crowded:
             self.schedule()
         return is_crowded
-
-    def _share_turn(self, outputs: dict[Output, None]) -> dict[Output, None]:
-        """Choose what of very many outputs is written in this turn: new ones first, so they wait for no backlog."""
-        late = self._late_outputs
-        now = dict.fromkeys(islice(outputs, _OUTPUTS_MAX))
-        late |= dict.fromkeys(islice(outputs, _OUTPUTS_MAX, None))
-        now |= dict.fromkeys(islice(late, _LATE_OUTPUTS_MAX))
-        for output in now:
-            late.pop(output, None)
-        if late:
-            self.schedule()
-        return now
 
     def _end_turns(self) -> None:
         """End this turn and those that it leaves work to."""
