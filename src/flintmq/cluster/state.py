@@ -1,0 +1,282 @@
+"""The state that the nodes of a cluster agree on: values of the coordination store, and how they may change.
+
+A value is read, changed by one of the functions here, and written by compare-and-swap
+(:func:`flintmq.cluster.store.swap`); nobody writes one in any other way. Who may make which change:
+
+- the master nsqlookupd makes and deletes topics and partitions, and elects leaders (:func:`elected`);
+- the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch.
+
+Rules of this file: no IO, no clock; values are immutable; an epoch names one leader for ever; the in-sync set is never
+empty, and a leader is in it.
+
+Source: design/cluster.md section 2 and 3, Revision 2 H1, H4, H14, H15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+
+from flintmq.errors import FlintError
+from flintmq.topic_meta import TopicMeta
+
+PEER_VERSION = 1
+"""Of what nodes say to each other; a node talks to those of its own version and of the one before and after it."""
+LEASE_TTL_S = 3
+"""Of a node's lease, which it renews every second."""
+LAG_NS_MAX = 3_000_000_000
+"""A replica that is behind for so long leaves the in-sync set."""
+
+
+class BadState(FlintError):
+    """A value of the store is not what a release of this kind has written.
+
+    Args:
+        key: of the value.
+        reason: what is wrong with it, and what to do.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"coordination store, key {self.key}: {self.reason}"
+
+
+class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A value: JSON, so that people can read it with the tools of etcd."""
+
+
+class ClusterRecord(_Value, frozen=True):
+    """There is a cluster.
+
+    Attributes:
+        cluster_id: 16 hex digits, drawn when it was made.
+        version: of the values in the store.
+    """
+
+    cluster_id: str
+    version: int = 1
+
+
+class LookupdRecord(_Value, frozen=True):
+    """A nsqlookupd that lives; its key has a lease.
+
+    Attributes:
+        lookupd: its id, 16 hex digits.
+        incarnation: drawn when the process started, 16 hex digits.
+        host, tcp_port, http_port: where it is reached.
+    """
+
+    lookupd: str
+    incarnation: str
+    host: str
+    tcp_port: int
+    http_port: int
+
+
+class NodeRecord(_Value, frozen=True):
+    """An nsqd that lives; its key has a lease.
+
+    Attributes:
+        node: its id, 16 hex digits, which its data directory keeps.
+        incarnation: drawn when the process started, 16 hex digits.
+        boot_id: of the machine's start, as the kernel has it.
+        syncs: whether it acknowledges only what was synced to the device.
+        host, tcp_port, http_port: where clients reach it.
+        peer_port: where other nodes do, on the same host.
+        host_id: of the machine; two replicas do not meet on one.
+        zone: of the machine; replicas are spread over zones. Empty: unknown.
+        version: :data:`PEER_VERSION` of it.
+        is_draining: it gets no partitions, and gives its own away.
+        number: what the redesigned NSQ tells nodes apart by.
+    """
+
+    node: str
+    incarnation: str
+    boot_id: str
+    syncs: bool
+    host: str
+    tcp_port: int
+    http_port: int
+    peer_port: int
+    host_id: str = ""
+    zone: str = ""
+    version: int = PEER_VERSION
+    is_draining: bool = False
+    number: int = 0
+
+    @property
+    def member(self) -> Member:
+        """Its entry in an in-sync set."""
+        return Member(self.node, self.boot_id, self.syncs)
+
+
+class TopicRecord(_Value, frozen=True):
+    """A topic that is there.
+
+    Attributes:
+        number: drawn when it was created, 1 to 2^63 - 1: a topic that was deleted and made anew has another.
+        meta: what it was created with; ``meta.replica`` copies of each partition are wanted.
+        partition_num: partitions of it; also of a plain topic, whose ``meta`` has none.
+        min_in_sync: with fewer replicas in sync nothing is acknowledged; 1 to ``meta.replica``.
+    """
+
+    number: int
+    meta: TopicMeta
+    partition_num: int
+    min_in_sync: int = 1
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A member of an in-sync set, as it was when it joined.
+
+    Attributes:
+        node: its id.
+        boot_id: of its machine's start then.
+        syncs: whether what it acknowledged survives a power loss.
+    """
+
+    node: str
+    boot_id: str
+    syncs: bool
+
+    def is_whole(self, node: NodeRecord) -> bool:
+        """Whether a node still has everything that it acknowledged as this member."""
+        return self.node == node.node and (self.syncs or self.boot_id == node.boot_id)
+
+
+class PartitionState(_Value, frozen=True):
+    """A partition: who has it, who leads it, and who has all of it that was acknowledged.
+
+    Attributes:
+        topic_number: of its topic.
+        log_id: of its log, the same on every replica; 1 to 2^63 - 1.
+        epoch: how often a leader was elected; 0 before the first.
+        leader: id of the node that leads; empty: none does.
+        incarnation: of the leader's process: another one does not lead, although it is the same node.
+        in_sync: who has all that was acknowledged; a leader is one of them. Empty only in epoch 0.
+        replicas: ids of the nodes that are to have it, the one that leads by preference first.
+        leaving: ids of those that are to have it no longer, once the others do.
+    """
+
+    topic_number: int
+    log_id: int
+    epoch: int = 0
+    leader: str = ""
+    incarnation: str = ""
+    in_sync: tuple[Member, ...] = ()
+    replicas: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+
+    @property
+    def in_sync_nodes(self) -> tuple[str, ...]:
+        """Ids of the in-sync set."""
+        return tuple(member.node for member in self.in_sync)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Ids of all nodes that have some of it, or are to have it."""
+        return (*self.replicas, *self.leaving)
+
+    def is_led_by(self, node: str, incarnation: str) -> bool:
+        """Whether this process leads it."""
+        return bool(self.leader) and (self.leader, self.incarnation) == (node, incarnation)
+
+    def has_leader(self, live: Mapping[str, NodeRecord]) -> bool:
+        """Whether the process that leads it lives."""
+        node = live.get(self.leader)
+        return node is not None and node.incarnation == self.incarnation
+
+
+def elected(state: PartitionState, leader: NodeRecord, in_sync: Iterable[Member] | None = None) -> PartitionState:
+    """Let a node lead from the next epoch on.
+
+    Args:
+        in_sync: who is in sync from then on; the same as before when not given.
+
+    Raises:
+        ValueError: the leader would not be in sync.
+    """
+    members = state.in_sync if in_sync is None else tuple(in_sync)
+    members = tuple(leader.member if member.node == leader.node else member for member in members)
+    if leader.node not in (member.node for member in members):
+        raise ValueError(f"node {leader.node} is not in sync, and cannot lead")
+    return msgspec.structs.replace(
+        state, epoch=state.epoch + 1, leader=leader.node, incarnation=leader.incarnation, in_sync=members
+    )
+
+
+def without_leader(state: PartitionState) -> PartitionState:
+    """Let nobody lead; the in-sync set stays, from which the next leader comes."""
+    return msgspec.structs.replace(state, leader="", incarnation="")
+
+
+def without(state: PartitionState, nodes: Collection[str]) -> PartitionState:
+    """Take nodes out of the in-sync set, as its leader.
+
+    Raises:
+        ValueError: the leader would go with them.
+    """
+    if state.leader in nodes:
+        raise ValueError(f"node {state.leader} leads, and cannot leave the in-sync set")
+    return msgspec.structs.replace(state, in_sync=tuple(each for each in state.in_sync if each.node not in nodes))
+
+
+def joined(state: PartitionState, member: Member) -> PartitionState:
+    """Take a node that has caught up into the in-sync set, as its leader.
+
+    Raises:
+        ValueError: it has no replica.
+    """
+    if member.node not in state.holders:
+        raise ValueError(f"node {member.node} has no replica of the partition")
+    others = tuple(each for each in state.in_sync if each.node != member.node)
+    return msgspec.structs.replace(state, in_sync=(*others, member))
+
+
+class NoLeader(Enum):
+    """Why nobody can be elected."""
+
+    NONE_ALIVE = "no replica that has everything is alive"
+    POWER_LOST = "every replica that had everything may have lost some of it with its power: wait for all of them"
+
+
+def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[NodeRecord] | NoLeader:
+    """Return the nodes that may lead without losing anything, the best first; or why there are none.
+
+    Any member of the in-sync set that is whole may; one that is to keep its replica goes before one that is to lose
+    it, and one that is not draining before one that is.
+    """
+    alive = [live[member.node] for member in state.in_sync if member.node in live]
+    members = {member.node: member for member in state.in_sync}
+    whole = [node for node in alive if members[node.node].is_whole(node)]
+    if not whole:
+        return NoLeader.POWER_LOST if alive else NoLeader.NONE_ALIVE
+    order = {node: number for number, node in enumerate(state.replicas)}
+    last = len(order)
+    return sorted(whole, key=lambda node: (node.node in state.leaving, node.is_draining, order.get(node.node, last)))
+
+
+# -- as bytes ----------------------------------------------------------------------------------------------------------
+
+_V = TypeVar("_V", bound=_Value)
+encode = msgspec.json.Encoder().encode
+"""The bytes of a value."""
+
+
+def decode(key: str, value: bytes, kind: type[_V]) -> _V:
+    """Read a value.
+
+    Raises:
+        BadState: it is nothing of the kind.
+    """
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadState(key, f"not a {kind.__name__}: {error}; a newer release wrote it, or it was changed") from None
