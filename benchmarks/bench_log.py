@@ -61,7 +61,7 @@ def timed(function: Callable[[], object]) -> float:
 
 def fill(log: PartitionLog, batches: int, count: int, commit: bool = True) -> None:
     bodies = [BODY] * count
-    append, set_committed = log.append, log.commit
+    append, set_committed = log.append, log.advance_committed
     for number in range(batches):
         append(bodies, number)
         if commit:

@@ -84,7 +84,7 @@ def forget_channels(world):
     database = files.open_database("channels.db")
     gone = [(f"DELETE FROM {table.name}", ((),)) for table in (tables.TOPIC, tables.CHANNEL)]
     state = tables.STATE.put((1, tables.SCHEMA_VERSION, *identity_of(database), 1, 1))
-    database.commit([*gone, ("DELETE FROM cursor", ((),)), state], True)
+    database.run_transaction([*gone, ("DELETE FROM cursor", ((),)), state], True)
     files.close()
 
 

@@ -256,7 +256,7 @@ def test_handles_of_a_dead_process_refuse_every_call():
         files.free_bytes,
         lambda: files.open_database("db"),
         lambda: database.query("SELECT 1"),
-        lambda: database.commit([], sync=True),
+        lambda: database.run_transaction([], sync=True),
     ]
     for call in calls:
         with pytest.raises(OSError, match="dead"):
@@ -278,8 +278,8 @@ def workload(files: Files) -> None:
     file.sync()
     file.truncate(5)
     database = files.open_database("db")
-    database.commit([("CREATE TABLE t (k)", [()])], sync=True)
-    database.commit([("INSERT INTO t VALUES (?)", [(1,)])], sync=False)
+    database.run_transaction([("CREATE TABLE t (k)", [()])], sync=True)
+    database.run_transaction([("INSERT INTO t VALUES (?)", [(1,)])], sync=False)
     files.rename("d/a", "d/b")
     files.sync_directory("d")
     files.remove("d/b")
@@ -446,9 +446,9 @@ def rows(files: MemoryFiles) -> list[int]:
 
 def fill(files: Files, syncs: list[bool]) -> None:
     database = files.open_database("db")
-    database.commit([("CREATE TABLE t (k)", [()])], sync=True)
+    database.run_transaction([("CREATE TABLE t (k)", [()])], sync=True)
     for number, sync in enumerate(syncs):
-        database.commit([("INSERT INTO t VALUES (?)", [(number,)])], sync)
+        database.run_transaction([("INSERT INTO t VALUES (?)", [(number,)])], sync)
 
 
 def test_a_kill_keeps_the_last_commit():

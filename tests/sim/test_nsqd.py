@@ -55,7 +55,7 @@ def test_a_world_that_is_over_leaves_nothing():
 
 
 def acknowledge_before_the_sync(monkeypatch):
-    monkeypatch.setattr(Engine, "_store", lambda self, groups: self.broker.commit(groups))
+    monkeypatch.setattr(Engine, "_sync_or_commit", lambda self, groups: self.broker.commit_groups(groups))
 
 
 def do_not_sync(monkeypatch):

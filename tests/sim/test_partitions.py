@@ -57,7 +57,7 @@ def set_aside_what_is_in_the_way(monkeypatch):
 
 
 def take_every_message_for_the_first_partition_s(monkeypatch):
-    monkeypatch.setattr("flintmq.broker.parts.partition_of", lambda internal: 0)
+    monkeypatch.setattr("flintmq.broker.shared_subscription.partition_of", lambda internal: 0)
 
 
 def hand_out_two_at_a_time(monkeypatch):

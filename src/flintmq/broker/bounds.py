@@ -2,8 +2,8 @@
 
 A channel's bound is its own or the topic's; a topic without channels has the topic's. With ``refuse``, a publish is
 refused while any of them has no room for it; what the present turn has published already counts. With ``drop_oldest``
-a channel drops its oldest itself (:mod:`flintmq.broker.policy`); here goes what waits for the first channel, and what a
-paused topic holds back.
+a channel drops its oldest itself (:mod:`flintmq.broker.limiter`); here goes what waits for the first channel, and what
+a paused topic holds back.
 
 Rules of this file: no IO but the log's reads, for bytes.
 
@@ -130,8 +130,8 @@ class TopicBounds:
             used = log.end_offset_bytes - offset_at(log, partition.backlog_start)
         else:
             channel = partition.channels.get(name)
-            policy = None if channel is None else channel.policy
-            used = 0 if policy is None else policy.unfinished_bytes()
+            limiter = None if channel is None else channel.limiter
+            used = 0 if limiter is None else limiter.unfinished_bytes()
         return used + max(0, self._reserved.get(partition, (0, 0))[1] - log.end_offset_bytes)
 
     # -- what no channel has been given ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A turn::
 
     connections parse what arrived -> publish(), subscribe(), finish ...     (marks partitions and channels)
     write_pending()        one append per partition that was published to and has its files      publishes.py
-    begin_sync()/commit()  as the durability policy says, then the publishers' answers           publishes.py
+    commit_groups()        once it is as durable as the policy says: the publishers' answers    publishes.py
     pump()                 deliveries of all marked channels                                     deliveries.py
 
 Beside it runs the flush (progress.py): :meth:`Broker.take_flush` collects the progress of all channels as one
@@ -97,8 +97,8 @@ class Broker:
         publishes: what is published and not stored.
         deliveries: channels that are to be looked at, now or at some time.
         mark: has a channel looked at; see :meth:`Deliveries.mark`.
-        publish_to, write_pending, commit: what happens to a publish in a turn; see :class:`Publishes`, whose methods
-            they are.
+        publish_to, write_pending, commit_groups: what happens to a publish in a turn; see :class:`Publishes`, whose
+            methods they are.
         on_settings_change: told of every topic, and channel or None, whose settings have been changed.
         on_dead_letter_topic: finds a dead-letter topic or creates it.
         on_problem: told what could not be read or written, and is tried again.
@@ -143,7 +143,7 @@ class Broker:
         self.publishes = Publishes(self.topics, deliveries, self._marks, self._tell_problem, self._tell_defect)
         self.publish_to = self.publishes.publish_to
         self.write_pending = self.publishes.write_pending
-        self.commit = self.publishes.commit
+        self.commit_groups = self.publishes.commit_groups
         self._new_topics = NewTopics(metadata, self._topic_created, self._refuse_topic, self._discard)
         self._settings = TopicSettings(
             self.topics,
@@ -890,12 +890,12 @@ class Broker:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """Monotonic time at which :meth:`expire` is to be called; None when never."""
+        """Monotonic time at which :meth:`handle_deadlines` is to be called; None when never."""
         return self.deliveries.next_deadline_ns
 
-    def expire(self, now_ns: int, wall_ns: int) -> None:
+    def handle_deadlines(self, now_ns: int, wall_ns: int) -> None:
         """Handle every timeout and due message up to now; the channels concerned are marked."""
-        self.deliveries.expire(now_ns, wall_ns)
+        self.deliveries.handle_deadlines(now_ns, wall_ns)
 
     # -- progress on disk ------------------------------------------------------------------------------------------
 
@@ -923,7 +923,7 @@ class Broker:
         """The wall clock was set: rewrite due times on disk, so that a restart keeps the delays that are left.
 
         Args:
-            shift_ns: wall time minus the clock that :meth:`pump` and :meth:`expire` are given.
+            shift_ns: wall time minus the clock that :meth:`pump` and :meth:`handle_deadlines` are given.
         """
         self._progress.clock_moved(shift_ns)
         self._settings.clock_moved(shift_ns)

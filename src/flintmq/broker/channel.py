@@ -37,7 +37,7 @@ from flintmq.broker.ranges import ranges_of
 from flintmq.broker.ready import Line, ReadyLines
 from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.state import ChannelState as ChannelState
-from flintmq.broker.state import Log, Message, Policy
+from flintmq.broker.state import Limiter, Log, Message
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.window import Window
 from flintmq.budget import Budget
@@ -72,7 +72,7 @@ class Channel:
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
         skipped: whether messages are finished without being delivered.
         events: who wants to know what happens to messages, if anybody does.
-        policy: what limits it has, if any.
+        limiter: of its messages, if any.
         delayed: where in the log messages are that are not due, as far as is known.
         budget: what consumers have been given and not read counts in it; without a limit unless it is set.
         keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
@@ -110,7 +110,7 @@ class Channel:
         self.locality_counts = [0] * len(Locality)
         self.latency: Latency | None = None  # set when percentiles were asked for
         self.events: ChannelEvents | None = None
-        self.policy: Policy | None = None
+        self.limiter: Limiter | None = None
         self.delayed: DelayedAhead | None = None
         self.counted_from = log.committed_sequence
         self.keep_floor: Callable[[int], None] | None = None
@@ -200,7 +200,7 @@ class Channel:
         """Whether a new message changes nothing now: nobody can take one, and the one at the cursor simply waits."""
         is_at_rest = self._not_deferred_at == self.window.next and self._ready.nearest() is None
         is_simple = self._depth_max is None and not self.skipped
-        return is_at_rest and is_simple and (self.policy is None or not self.policy.is_dropping)
+        return is_at_rest and is_simple and (self.limiter is None or not self.limiter.is_dropping)
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Channel:
         message = self.window.held(sequence, by=subscription)
         if message is None:
             return False
-        if delay_ns > 0 and not (self.policy is not None and self.policy.is_last_attempt(message)):
+        if delay_ns > 0 and not (self.limiter is not None and self.limiter.is_last_attempt(message)):
             self.window.defer(message, wall_ns + delay_ns, wall_ns)
         else:
             delay_ns = min(0, delay_ns)
@@ -309,7 +309,7 @@ class Channel:
 
     def _come_back(self, message: Message) -> None:
         """A message in flight was given back, timed out or lost its consumer: it comes again, or is given up."""
-        if self.policy is None or not self.policy.gives_up(message):
+        if self.limiter is None or not self.limiter.gives_up(message):
             self._begin_turns(message.owner)
             self.window.requeue(message)
 
@@ -331,7 +331,7 @@ class Channel:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def expire(self, now_ns: int, wall_ns: int) -> bool:
+    def handle_deadlines(self, now_ns: int, wall_ns: int) -> bool:
         """Queue again what has timed out and what has come due; True when something became deliverable."""
         window = self.window
         before = window.waiting_count
@@ -344,10 +344,10 @@ class Channel:
         return window.waiting_count > before
 
     def next_deadline_ns(self, now_ns: int, wall_ns: int) -> int | None:
-        """Monotonic time at which :meth:`expire` may have something to do, never too late; None when never."""
+        """Monotonic time of the next :meth:`handle_deadlines` with something to do, never too late; None when never."""
         next_ns = self.window.next_deadline_ns(now_ns, wall_ns)
-        if self.policy is not None and self.policy.retry_ns is not None:
-            next_ns = self.policy.retry_ns if next_ns is None else min(next_ns, self.policy.retry_ns)
+        if self.limiter is not None and self.limiter.retry_ns is not None:
+            next_ns = self.limiter.retry_ns if next_ns is None else min(next_ns, self.limiter.retry_ns)
         return next_ns
 
     # -- delivery ------------------------------------------------------------------------------------------------
@@ -358,8 +358,8 @@ class Channel:
         self._looked_cost = 0
         if self._depth_max is not None:
             self._bound_depth()
-        if self.policy is not None:
-            self.policy.wall_ns = wall_ns
+        if self.limiter is not None:
+            self.limiter.wall_ns = wall_ns
         window = self.window
         if self.keep_floor is not None and self._kept_floor != window.floor:
             self.keep_floor(window.floor)
@@ -469,7 +469,7 @@ class Channel:
                 if not self.defer_batch(batch, wall_ns):
                     return
                 continue
-            if self.policy is not None and self.policy.skips(batch):
+            if self.limiter is not None and self.limiter.skips(batch):
                 continue
             stop = window.before_hole(min(batch.end, end))
             if not self._hand_over(line, batch, stop, end, now_ns):
@@ -601,9 +601,9 @@ class Channel:
             window.leave_line(is_spilled=True)  # only now: when the log cannot be read, it is tried again
             return
         frames: list[bytes] = []
-        takes = None if self.policy is None else self.policy.takes
+        withholds = None if self.limiter is None else self.limiter.withholds
         try:
-            window.deliver_ready(subscription, frames, count_max, now_ns, takes)
+            window.deliver_ready(subscription, frames, count_max, now_ns, withholds)
         finally:
             if frames:
                 self._put(subscription, b"".join(frames), len(frames))
@@ -625,7 +625,7 @@ class Channel:
             frame = batch.frames(sequence, sequence + 1)
         else:
             frame = message.frame
-        if self.policy is not None and self.policy.takes(message, batch):
+        if self.limiter is not None and self.limiter.withholds(message, batch):
             return
         is_sampled_out = message.attempts == 0 and self._is_sampled_out(subscription)
         if is_sampled_out or not self._is_taken(subscription, sequence, frame):
@@ -760,8 +760,8 @@ class Channel:
         """Forget what is kept of messages between floor and cursor, which are about to be forgotten."""
         self.gather_waiting()
         self._not_deferred_at = 0
-        if self.policy is not None:
-            self.policy.forget()
+        if self.limiter is not None:
+            self.limiter.forget()
 
     def confirm(self, sequence: int) -> None:
         """Finish everything below ``sequence`` that is not in flight (CURSOR); the cursor never goes back."""

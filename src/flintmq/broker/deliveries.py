@@ -109,8 +109,8 @@ class Deliveries:
             try:
                 try:
                     channel.pump(now_ns, wall_ns)
-                    if channel.policy is not None:
-                        channel.policy.after_pump(now_ns, wall_ns)
+                    if channel.limiter is not None:
+                        channel.limiter.after_pump(now_ns, wall_ns)
                 except StorageError as error:
                     # a file that cannot be opened now says nothing about its content; the other channels go on
                     self._report(error)
@@ -146,13 +146,13 @@ class Deliveries:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """Monotonic time at which :meth:`expire` is to be called; None when never."""
+        """Monotonic time at which :meth:`handle_deadlines` is to be called; None when never."""
         heap = self._deadlines
         while heap and self._armed.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def expire(self, now_ns: int, wall_ns: int) -> None:
+    def handle_deadlines(self, now_ns: int, wall_ns: int) -> None:
         """Handle every timeout and due message up to now; the channels concerned are marked."""
         heap = self._deadlines
         while heap and heap[0][0] <= now_ns:
@@ -161,7 +161,7 @@ class Deliveries:
                 continue
             del self._armed[channel]
             try:
-                channel.expire(now_ns, wall_ns)
+                channel.handle_deadlines(now_ns, wall_ns)
                 self.mark_parts(channel)
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the other channels go on
                 self._failed("looking at the deadlines of", channel, defect, now_ns)

@@ -479,7 +479,7 @@ class Partition:
         Args:
             end: sequence up to which everything is stored as the durability policy says, the end exclusive.
         """
-        self.log.commit(end)
+        self.log.advance_committed(end)
         written = self.written
         defect: Exception | None = None
         while written and (written[0].ended or written[0].end_sequence <= end):

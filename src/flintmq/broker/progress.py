@@ -126,7 +126,7 @@ class Flush:
         """Write it and read what is due; blocks."""
         if self.statements:
             # how far logs are is worth no sync of its own
-            store.commit(self.statements, (sync and self.has_progress) or self.must_sync)
+            store.run_transaction(self.statements, (sync and self.has_progress) or self.must_sync)
         for path in self.removals:
             files.remove_directory(path)
         answers = [query.run(store, wall_ns, self.clock_shift_ns) for query in self.due]

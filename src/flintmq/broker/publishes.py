@@ -131,7 +131,7 @@ class Publishes:
         self.left_bytes = sum(partition.pending_weight for partition in self.pending) if self.pending else 0
         return groups
 
-    def commit(self, groups: Iterable[PublishGroup]) -> None:
+    def commit_groups(self, groups: Iterable[PublishGroup]) -> None:
         """Nothing more is waited for: answer the publishers and let consumers see the messages, in the log's order."""
         for group in groups:
             partition = group.partition
@@ -166,7 +166,7 @@ class Publishes:
             partition.commit_through(partition.storable_end)
             if partition.bounds is not None:
                 self._bound_backlog(partition, partition.bounds)
-        except Exception as defect:  # noqa: BLE001 - as in commit
+        except Exception as defect:  # noqa: BLE001 - as in commit_groups
             self._on_defect(f"answering publishers of topic {partition.topic_name}", defect)
         self._deliveries.mark_waiting(partition.channels.values())
 
@@ -182,5 +182,5 @@ class Publishes:
         """Answer the publishers of what is stored, whatever went wrong on the way; nothing when they are."""
         try:
             group.end(None)
-        except Exception as defect:  # noqa: BLE001 - as in commit
+        except Exception as defect:  # noqa: BLE001 - as in commit_groups
             self._on_defect(f"answering publishers of topic {group.partition.topic_name}", defect)

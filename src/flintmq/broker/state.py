@@ -91,8 +91,8 @@ class Pack:
         self.size = 0
 
 
-class Policy(Protocol):
-    """The part of its limits that a channel needs; see :class:`flintmq.broker.policy.ChannelPolicy`."""
+class Limiter(Protocol):
+    """The part of its limits that a channel needs; see :class:`flintmq.broker.limiter.ChannelLimiter`."""
 
     limits: Limits
     wall_ns: int
@@ -121,7 +121,7 @@ class Policy(Protocol):
 
     def gives_up(self, message: Message) -> bool: ...
 
-    def takes(self, message: Message, batch: Batch | None) -> bool: ...
+    def withholds(self, message: Message, batch: Batch | None) -> bool: ...
 
     def skips(self, batch: Batch) -> bool: ...
 

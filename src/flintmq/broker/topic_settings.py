@@ -1,6 +1,6 @@
 """Settings of topics and channels: where they are kept, and what has limits because of them.
 
-Rules of this file: a topic or channel without limits costs nothing: it has neither a policy nor bounds.
+Rules of this file: a topic or channel without limits costs nothing: it has neither a limiter nor bounds.
 
 Source: reference/nsq.md 7 (bounds, time to live, dead letters).
 """
@@ -18,9 +18,9 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels
 from flintmq.broker.dead_letters import DeadLetters
 from flintmq.broker.deliveries import Deliveries
+from flintmq.broker.limiter import ChannelLimiter
 from flintmq.broker.metadata import Metadata
 from flintmq.broker.partition import Bounds, Partition, PublishGroup
-from flintmq.broker.policy import ChannelPolicy
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.names import is_ephemeral
@@ -164,8 +164,8 @@ class TopicSettings:
         self._bound_topic(topic, limits)
 
     def _bound_topic(self, topic: Topic, limits: Limits) -> None:
-        policies = {name: topic.channels(name)[0].policy for name in topic.channel_names}
-        channels = {name: NO_LIMITS if each is None else each.limits for name, each in policies.items()}
+        limiters = {name: topic.channels(name)[0].limiter for name in topic.channel_names}
+        channels = {name: NO_LIMITS if each is None else each.limits for name, each in limiters.items()}
         bounds = topic.first_partition.bounds
         is_limited = limits.is_bounded or limits.ttl_ms or any(each.is_bounded for each in channels.values())
         if bounds is None and is_limited:
@@ -181,10 +181,10 @@ class TopicSettings:
 
     def _limit_channel(self, topic: Topic, partition: Partition, channel: Channel) -> None:
         limits = self.of(topic.name, channel.name)
-        if channel.policy is not None:
-            channel.policy.change(limits)
+        if channel.limiter is not None:
+            channel.limiter.change(limits)
         elif limits.is_limiting:
-            channel.policy = ChannelPolicy(channel, partition, self._dead_letters, limits)
+            channel.limiter = ChannelLimiter(channel, partition, self._dead_letters, limits)
         if limits.ttl_ms or limits.max_attempts:
             self._limited[channel] = None
         else:
@@ -214,9 +214,9 @@ class TopicSettings:
         """
         has_changed = False
         for channel in list(self._limited):
-            if channel not in self._channels or channel.policy is None:
+            if channel not in self._channels or channel.limiter is None:
                 del self._limited[channel]
-            elif channel.policy.sweep(wall_ns):
+            elif channel.limiter.sweep(wall_ns):
                 self._deliveries.mark(channel)
                 has_changed = True
         for partition in list(self._ageing):

@@ -348,16 +348,16 @@ class Window:
         frames: list[bytes],
         count_max: int,
         now_ns: int,
-        takes: Callable[[Message, Batch | None], bool] | None,
+        withholds: Callable[[Message, Batch | None], bool] | None,
     ) -> None:
         """Let a consumer have spilled messages that are in line, about :data:`DELIVERY_BYTES_MAX` at most.
 
         Args:
             frames: get what is to be put out, also when it ends with an error: the first is still in line then.
-            takes: whether a message is not to be delivered, and somebody else has seen to it.
+            withholds: whether a message is not to be delivered, and somebody else has seen to it.
 
         Raises:
-            StorageError: the log cannot be read now, which ``takes`` does.
+            StorageError: the log cannot be read now, which ``withholds`` does.
         """
         spilled = self.spilled
         ready, loaded = spilled.ready, spilled.loaded
@@ -366,7 +366,7 @@ class Window:
         size = 0
         while ready and len(frames) < count_max and size < DELIVERY_BYTES_MAX:
             message = loaded.get(ready[0])
-            if message is None or message.owner is not None or (takes is not None and takes(message, None)):
+            if message is None or message.owner is not None or (withholds is not None and withholds(message, None)):
                 ready.popleft()  # only now: when the log cannot be read, it is tried again
                 continue
             ready.popleft()

@@ -474,7 +474,7 @@ class Takeover:
         statements = [*channel_store.put_journal(msgspec.msgpack.encode(journal))]
         for topic in sorted({**survey.topics, **imports}):
             statements += self._rows(topic, survey, imports.get(topic), identities)
-        self._store.commit(statements, True)
+        self._store.run_transaction(statements, True)
 
     def _rows(
         self, topic: str, survey: Survey, done: TopicImport | None, identities: Iterator[int]
@@ -497,7 +497,7 @@ class Takeover:
     def _commit_journal(self, journal: Journal | None) -> None:
         data = None if journal is None else msgspec.msgpack.encode(journal)
         if data is not None or self._store.journal() is not None:
-            self._store.commit(channel_store.put_journal(data), True)
+            self._store.run_transaction(channel_store.put_journal(data), True)
 
     # -- move ------------------------------------------------------------------------------------------------------
 

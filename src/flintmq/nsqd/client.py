@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.ext_filter import ExtFilter
-from flintmq.broker.parts import ChannelParts, SharedSubscription
+from flintmq.broker.shared_subscription import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.net.descriptors import descriptor_limit, is_scarce

@@ -125,7 +125,7 @@ class Engine:
         try:
             # what this makes ready is written below, so that it needs no turn of its own
             if publishes.pending:
-                self._store(publishes.write_pending(self.env.clock.wall_ns()))
+                self._sync_or_commit(publishes.write_pending(self.env.clock.wall_ns()))
             if deliveries.marked or deliveries.late:
                 self._pump()
         finally:
@@ -210,23 +210,23 @@ class Engine:
             self._deadline_timer.cancel()
         self._deadline_ns = deadline_ns
         delay_s = max(_DEADLINE_SLACK_S, (deadline_ns - self.env.clock.monotonic_ns()) / 1e9)
-        self._deadline_timer = self.loop.call_later(delay_s, self._expire)
+        self._deadline_timer = self.loop.call_later(delay_s, self._handle_deadlines)
 
     def look_at_clock(self) -> None:
         """Act on every deadline that has passed; for a clock that does not pass by itself."""
-        self._expire()
+        self._handle_deadlines()
 
-    def _expire(self) -> None:
+    def _handle_deadlines(self) -> None:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
-        self.broker.expire(self.env.clock.monotonic_ns(), self.due_clock_ns())
+        self.broker.handle_deadlines(self.env.clock.monotonic_ns(), self.due_clock_ns())
         self._pump()
         self.schedule()
 
     # -- durability ------------------------------------------------------------------------------------------------
 
-    def _store(self, groups: list[PublishGroup]) -> None:
+    def _sync_or_commit(self, groups: list[PublishGroup]) -> None:
         if not groups:
             return
         written = self.durability.written(groups)
@@ -237,12 +237,12 @@ class Engine:
             self._start_sync()
         if written.is_sync_timed and self._sync_timer is None and (is_too_late or not written.is_sync_due):
             self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
-        self.broker.commit([group for group in groups if not group.conditions])
+        self.broker.commit_groups([group for group in groups if not group.conditions])
 
     def condition_met(self, group: PublishGroup) -> None:
         """One of the conditions is met that a group waits for; with the last one it is answered and delivered."""
         if group.meet_condition() and not group.ended:
-            self.broker.commit([group])
+            self.broker.commit_groups([group])
             self.schedule()
 
     def _start_sync(self) -> None:
@@ -292,7 +292,7 @@ class Engine:
                 group.end(WriteFailed(group.partition.topic_name, failed))
             elif group.meet_condition():
                 stored.append(group)
-        self.broker.commit(stored)
+        self.broker.commit_groups(stored)
 
     async def _sync_logs(self, logs: list[Any]) -> None:
         pairs = [(each, ticket) for each in logs if (ticket := each.begin_sync()) is not None]

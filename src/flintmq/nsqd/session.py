@@ -29,8 +29,8 @@ from flintmq.broker.bounds import TopicFull
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, Partition, PublishGroup
-from flintmq.broker.parts import ChannelParts, SharedSubscription
 from flintmq.broker.producers import SequenceGap
+from flintmq.broker.shared_subscription import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Subscription
 from flintmq.budget import COUNTED_BYTES, InputMeter, OutputMeter
 from flintmq.errors import FlintError, RemoteProtocolError

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, Partition
-from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
+from flintmq.broker.shared_subscription import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.names import is_ephemeral
-from flintmq.nsqd import extended, partitions, places
+from flintmq.nsqd import extended, partitions, start_place
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
@@ -58,7 +58,7 @@ class Subscribing:
         self._drain.check_exiting()
         broker = self._broker
         numbers = partitions.to_consume(broker.topics, event, broker.is_order_must)
-        start = places.start_of(event)
+        start = start_place.start_of(event)
         knows_headers = client.request.extend_support
         extended.check_support(broker.topics, event, knows_headers)
         if client.ext_filter is not None:
@@ -75,7 +75,7 @@ class Subscribing:
         if event.is_ordered:
             broker.order_channel(topic, event.channel, True)
         if start is not None:
-            places.begin_at(broker, topic, channels, start)
+            start_place.begin_at(broker, topic, channels, start)
         self._attach(client, topic, channels, event)
         if not event.is_ordered:
             self._topics.relax_order(topic, event.channel)

@@ -142,7 +142,7 @@ class EmbeddedStore:
         if is_new:
             self._cluster_id = self._env.random.getrandbits(62) + 1
             created: list[Statement] = [(table.create, ((),)) for table in TABLES]
-            database.commit([*created, self._state_row(1, 0, 0)], sync=True)
+            database.run_transaction([*created, self._state_row(1, 0, 0)], sync=True)
             return
         for (text,) in database.query("PRAGMA quick_check(3)"):
             if text != "ok":
@@ -262,7 +262,7 @@ class EmbeddedStore:
         assert database is not None
         while True:
             try:
-                await self._env.run_blocking(database.commit, statements, True)
+                await self._env.run_blocking(database.run_transaction, statements, True)
                 break
             except StorageError as error:
                 if not self._failure:

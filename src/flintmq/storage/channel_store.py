@@ -181,7 +181,9 @@ class ChannelStore:
         self._is_same_boot = opened.is_same_boot
         self._damages = opened.damages
         try:
-            self._database.commit([("DELETE FROM state WHERE 0", ((),))], False)  # tells whether it may be written
+            self._database.run_transaction(
+                [("DELETE FROM state WHERE 0", ((),))], False
+            )  # tells whether it may be written
         except BaseException:
             self.close()
             raise
@@ -253,7 +255,7 @@ class ChannelStore:
             if lost and not self._is_behind:
                 what = "messages that were set aside belong to no channel, and are removed"
                 self._damages.append(Damage(DATABASE_NAME, what, lost=lost))
-            self.commit([statement for identity in unowned for statement in delete_cursor(identity)], False)
+            self.run_transaction([statement for identity in unowned for statement in delete_cursor(identity)], False)
 
     def _tell_lost(self, channels: Collection[tuple[str, int, str]]) -> None:
         what = "how far it was is lost; it begins again with the oldest message that is stored"
@@ -264,8 +266,8 @@ class ChannelStore:
         if len(channels) > _TOLD_MAX:
             self._damages.append(Damage(DATABASE_NAME, f"the same of {len(channels) - _TOLD_MAX} more channels"))
 
-    def commit(self, statements: Iterable[Statement], sync: bool) -> None:
-        """Run one transaction; see :meth:`flintmq.storage.files.Database.commit`.
+    def run_transaction(self, statements: Iterable[Statement], sync: bool) -> None:
+        """Run one transaction; see :meth:`flintmq.storage.files.Database.run_transaction`.
 
         What it changes of topics, channels and settings is written to the list before.
 
@@ -284,7 +286,7 @@ class ChannelStore:
             self._list.append(generation, changes, sync)
         commits = self._commits + 1
         state = STATE.put((1, SCHEMA_VERSION, self._identity, generation, commits))
-        self._database.commit([*statements, state], sync)
+        self._database.run_transaction([*statements, state], sync)
         self._commits = commits
         if sync:
             self._synced = commits

@@ -4,8 +4,8 @@ Rules of this file:
 
 - Paths are relative to the data directory, ``/``-separated, and may not leave it.
 - Every method is synchronous. Those that wait for the device (:meth:`File.sync`, :meth:`Files.sync_directory`,
-  :meth:`Files.run_all`, :meth:`Database.commit`) are called from a worker thread by the daemons once they listen; the
-  rest return as fast as the page cache.
+  :meth:`Files.run_all`, :meth:`Database.run_transaction`) are called from a worker thread by the daemons once they
+  listen; the rest return as fast as the page cache.
 - A write that fails with an error is never retried on the same handle (fsyncgate, ``design/reliability.md`` R7).
 
 :class:`OsFiles` is the real one; the simulation has its own that loses what was not synced.
@@ -90,7 +90,7 @@ class Database(Protocol):
         """Run a SELECT and return the rows up to where it can read no further."""
         ...
 
-    def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
+    def run_transaction(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         """Run ``(sql, rows)`` pairs in order as one transaction, each sql once per row.
 
         Args:
@@ -322,7 +322,7 @@ class SqliteDatabase:
     def salvage(self, sql: str) -> list[tuple[Any, ...]]:
         return salvaged_rows(self._connection, sql)
 
-    def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
+    def run_transaction(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         connection = self._connection
         if sync != self._sync:
             connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")

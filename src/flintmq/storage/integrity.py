@@ -279,7 +279,7 @@ class _Opening:
 
     def _migrate(self, database: Database) -> None:
         statements = [STATE.put((1, SCHEMA_VERSION, self._new_identity, 0, 0))]
-        database.commit(_chain(migration(database), statements), True)
+        database.run_transaction(_chain(migration(database), statements), True)
 
     def _read_tables(self, contents: _Contents) -> None:
         if self._database is None:
@@ -386,7 +386,7 @@ class _Opening:
             assert note is not None, "that is how it was seen"
             commits = note.commits + 1  # so that it is not behind any more
             generation = max(generation, note.generation)
-            self._database.commit([STATE.put((1, version, identity, generation, commits))], True)
+            self._database.run_transaction([STATE.put((1, version, identity, generation, commits))], True)
             synced = commits
         if is_same and not self._damages:
             return self._as_it_is(contents.rows, identity, generation, commits, synced)
@@ -423,7 +423,7 @@ class _Opening:
                 )
         self._is_list_exact = loaded.generation == until  # else what it has beyond would be believed one day
         if statements:
-            self._database.commit(statements, True)
+            self._database.run_transaction(statements, True)
             for name, table in LISTED.items():
                 contents.rows[name] = table.read(self._database.query)[0]
         if missing and not (self._is_behind and not self._is_older):
@@ -506,7 +506,7 @@ class _Opening:
                 files.remove(f"{_REBUILDING}{suffix}")
             new = files.open_database(_REBUILDING)
             try:
-                new.commit(_statements(rows, old), True)
+                new.run_transaction(_statements(rows, old), True)
             finally:
                 new.close()
             if old is not None:

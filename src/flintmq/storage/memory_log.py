@@ -86,7 +86,7 @@ class MemoryLog:
             self._budget.ephemeral_bytes += len(data)
         return first
 
-    def commit(self, sequence: int) -> None:
+    def advance_committed(self, sequence: int) -> None:
         self.committed_sequence = max(self.committed_sequence, sequence)
 
     def begin_sync(self) -> None:

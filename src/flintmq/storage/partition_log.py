@@ -570,7 +570,7 @@ class PartitionLog:
             return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES)
         return self._fail(segment.path, str(error))
 
-    def commit(self, sequence: int) -> None:
+    def advance_committed(self, sequence: int) -> None:
         """Let everything below ``sequence`` be delivered; never goes back."""
         if sequence > self.committed_sequence:
             self.committed_sequence = min(sequence, self.next_sequence)

@@ -475,7 +475,7 @@ class MemoryDatabase:
         with self._files._alive()._lock:
             return salvaged_rows(self._connection, sql)
 
-    def commit(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
+    def run_transaction(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]], sync: bool) -> None:
         disk = self._files._alive()
         with disk._lock:
             fault = disk._begin("commit", self.path)

@@ -34,7 +34,7 @@ class Disk:
 
     def publish(self, topic, count):
         self.broker.publish(topic, [b"x"] * count)
-        self.broker.commit(self.broker.write_pending(1))
+        self.broker.commit_groups(self.broker.write_pending(1))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ class AsideDisk:
 
     def write(self, changes):
         """Commit what a store handed over."""
-        self.store.commit(spilled_record("t", 0, "c", changes, 0).statements(CURSOR), False)
+        self.store.run_transaction(spilled_record("t", 0, "c", changes, 0).statements(CURSOR), False)
 
     def read_due(self, aside, wall_ns, bytes_max=1 << 30):
         """What comes due, as the store that asks takes it."""

@@ -32,7 +32,7 @@ def publish(log, count, batch=7, due_ns=0):
         first = log.next_sequence
         log.append([b"m%d" % (first + i) for i in range(min(batch, count))], 1000, due_ns)
         count -= batch
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
 
 
 def make_channel(log, state=None, aside=None, name="c", **options):
@@ -136,8 +136,8 @@ def test_requeue_with_delay_waits_for_its_time():
     assert received(consumer) == []
     assert (channel.deferred_count, channel.depth, channel.in_flight_count) == (1, 0, 0)
     assert channel.next_deadline_ns(0, 0) == 5 * SECOND
-    assert not channel.expire(5 * SECOND - 1, 5 * SECOND - 1)
-    assert channel.expire(5 * SECOND, 5 * SECOND)
+    assert not channel.handle_deadlines(5 * SECOND - 1, 5 * SECOND - 1)
+    assert channel.handle_deadlines(5 * SECOND, 5 * SECOND)
     channel.pump(5 * SECOND, 5 * SECOND)
     assert received(consumer) == [(1, 2, b"m1")]
 
@@ -148,11 +148,11 @@ def test_timeout_requeues_and_touch_postpones_it():
     channel.pump(0, 0)
     received(consumer)
     assert channel.touch(consumer, 2, 30 * SECOND)
-    assert channel.expire(TIMEOUT, 0)
+    assert channel.handle_deadlines(TIMEOUT, 0)
     assert channel.timeout_count == 3
     channel.pump(TIMEOUT, 0)
     assert received(consumer) == [(1, 2, b"m1"), (3, 2, b"m3"), (4, 2, b"m4")]
-    assert channel.expire(90 * SECOND, 0)
+    assert channel.handle_deadlines(90 * SECOND, 0)
     channel.pump(90 * SECOND, 0)
     assert received(consumer) == [(2, 2, b"m2")]
 
@@ -164,7 +164,7 @@ def test_touch_cannot_go_beyond_the_longest_timeout():
     now = 0
     while channel.touch(consumer, 1, now) and now < 20 * TIMEOUT:
         now += TIMEOUT // 2
-        if channel.expire(now, 0):
+        if channel.handle_deadlines(now, 0):
             break
     assert now == 15 * TIMEOUT
 
@@ -175,7 +175,7 @@ def test_redelivery_is_not_timed_out_by_the_deadline_of_the_first_delivery():
     channel.pump(0, 0)
     channel.requeue(consumer, 1, 0, 0)
     channel.pump(59 * SECOND, 0)
-    assert not channel.expire(TIMEOUT, 0)
+    assert not channel.handle_deadlines(TIMEOUT, 0)
     assert channel.finish(consumer, (1,)) == []
 
 
@@ -202,7 +202,7 @@ def test_deferred_publish_is_overtaken_and_comes_when_due_with_attempts_1():
     assert sequences(consumer) == [1, 2, 4, 5]
     channel.finish(consumer, (1, 2, 4, 5))
     assert channel.floor == 3
-    assert channel.expire(10 * SECOND, 10 * SECOND)
+    assert channel.handle_deadlines(10 * SECOND, 10 * SECOND)
     channel.pump(10 * SECOND, 10 * SECOND)
     assert received(consumer) == [(3, 1, b"m3")]
 
@@ -217,7 +217,7 @@ def test_deferred_publishes_count_as_deferred_without_a_consumer():
     assert (channel.deferred_count, channel.depth) == (2, 2)
     channel.paused = True
     channel.pump(0, 0)
-    assert channel.expire(10 * SECOND, 10 * SECOND)
+    assert channel.handle_deadlines(10 * SECOND, 10 * SECOND)
     assert (channel.deferred_count, channel.depth) == (0, 4)
     channel.paused = False
     consumer = subscribe(channel)
@@ -302,7 +302,7 @@ def test_delayed_messages_are_sampled_when_they_come_due():
     consumer = subscribe(channel, rdy=3000, sample_rate=30)
     channel.pump(0, 0)
     assert (channel.deferred_count, sequences(consumer)) == (2000, [])
-    channel.expire(SECOND, SECOND)
+    channel.handle_deadlines(SECOND, SECOND)
     channel.pump(SECOND, SECOND)
     soon = received(consumer)
     AsideDisk().flush(channel, 100 * SECOND)
@@ -356,7 +356,7 @@ def test_what_was_moved_aside_times_out_and_comes_again():
         if numbers:
             channel.finish(other, numbers)
     stuck.rdy_count = 0
-    assert channel.expire(TIMEOUT, 0)
+    assert channel.handle_deadlines(TIMEOUT, 0)
     channel.pump(TIMEOUT, 0)
     assert received(other) == [(1, 2, b"m1")]
     assert channel.requeue(other, 1, 0, 0)
@@ -406,7 +406,7 @@ def test_confirm_moves_the_cursor_and_never_back():
 def test_a_consumer_that_does_not_read_gets_no_more():
     log = MemoryLog(0, 1000)
     log.append([bytes(100_000)] * 50, 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = make_channel(log)
     consumer = subscribe(channel)
     channel.pump(0, 0)
@@ -546,7 +546,7 @@ class ChannelMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 5, 31, 61, 130]))
     def time_passes(self, seconds):
         self.now += int(seconds * SECOND)
-        self.channel.expire(self.now, self.now)
+        self.channel.handle_deadlines(self.now, self.now)
         base = 0
         self.held = {s: c for s, c in self.held.items() if self.owner_of(s, base) is c}
         self.pump()
@@ -598,7 +598,7 @@ class ChannelMachine(RuleBasedStateMachine):
             other.over = 1000
         for _ in range(60):
             self.now += 70 * SECOND
-            self.channel.expire(self.now, self.now)
+            self.channel.handle_deadlines(self.now, self.now)
             self.held = {s: c for s, c in self.held.items() if self.owner_of(s, 0) is c}
             self.pump()
             mine = [s for s, owner in self.held.items() if owner is consumer]

@@ -31,7 +31,7 @@ def create(disk):
 def publish(disk, topic):
     for partition in topic.partitions.values():
         disk.broker.publish_to(partition, [b"x"] * (partition.number + 1))
-    disk.broker.commit(disk.broker.write_pending(1))
+    disk.broker.commit_groups(disk.broker.write_pending(1))
 
 
 def restart(disk):
@@ -151,7 +151,7 @@ def test_numbers_of_cursors_are_never_given_to_two_channels(disk):
     channel.window.floor, channel.window.next = 4, 4
     channel.keep_floor(4)
     identity = broker._channels.cursor(channel)
-    broker._store.commit(
+    broker._store.run_transaction(
         [channel_store.delete_channel("t", 0, "ordered"), *channel_store.delete_cursor(identity)], False
     )
     disk.die()

@@ -38,7 +38,7 @@ class World(BrokerWorld):
 
     def store(self, body: bytes, producer: tuple[bytes, int] | None = None) -> PublishGroup:
         group = self.broker.publish_to(self.partition, [body], producer=producer)
-        self.broker.commit(self.broker.write_pending(1))
+        self.broker.commit_groups(self.broker.write_pending(1))
         self.pump()
         return group
 
@@ -75,7 +75,7 @@ def test_what_is_not_committed_goes_and_others_come_in_its_place(world):
     assert world.ended == [None]
     assert world.log.next_sequence == KEPT + 1
     world.broker.set_watermark(world.partition, None)
-    world.broker.commit(world.broker.write_pending(1))
+    world.broker.commit_groups(world.broker.write_pending(1))
     world.pump()
     assert waiting.ended and waiting.error is None
     assert [(each.sequence, each.body) for each in consumer.received()] == [(KEPT + 1, b"meanwhile")]
@@ -116,7 +116,7 @@ def test_a_producer_publishes_again_what_was_cut_off(world):
     assert not again.ended, "it is no duplicate of what goes"
     world.flush()
     world.broker.set_watermark(world.partition, None)
-    world.broker.commit(world.broker.write_pending(1))
+    world.broker.commit_groups(world.broker.write_pending(1))
     assert again.ended and again.error is None
     assert world.log.next_sequence == KEPT + 2
     assert world.log.producers.table.last(b"p") == 1

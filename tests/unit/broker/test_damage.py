@@ -63,7 +63,7 @@ class Node:
         for partition in topic.partitions.values():
             for _ in range(count // 10):
                 self.broker.publish_to(partition, [b"x" * 20] * 10, due_ns)
-                self.broker.commit(self.broker.write_pending(1))
+                self.broker.commit_groups(self.broker.write_pending(1))
 
     def sync(self):
         for log in self.broker.logs():

@@ -21,7 +21,7 @@ def world() -> Iterator[BrokerWorld]:
 
 def look(world: BrokerWorld) -> None:
     """What the daemon's timer does."""
-    world.broker.expire(world.now_ns, world.due_clock_ns)
+    world.broker.handle_deadlines(world.now_ns, world.due_clock_ns)
     world.pump()
 
 

@@ -132,7 +132,7 @@ def log_of(*values):
 
 def publish(log, *values):
     log.append([extended_body(b'{"k":"%s"}' % value.encode(), b"x") for value in values], 1000)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
 
 
 def make_channel(log, kind=Channel, **options):
@@ -204,7 +204,7 @@ def test_with_tags_a_consumer_is_asked_about_its_own_messages():
     log.layout = EXTENDED
     headers = [b'{"##client_dispatch_tag":"a","k":"v"}', b'{"##client_dispatch_tag":"a","k":"w"}', b'{"k":"w"}']
     log.append([extended_body(each, b"x") for each in headers], 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = make_channel(log, TaggedChannel)
     blank, tagged = subscribe(channel, rdy=0), subscribe(channel, rdy=0)
     channel.remove(tagged)

@@ -298,13 +298,13 @@ def test_a_channel_is_taken_over_with_its_consumers():
         channel.add(consumer)
         consumer.rdy_count, consumer.is_open = 1, True
     log.append([b"1"], 1)
-    log.commit(2)
+    log.advance_committed(2)
     channel.pump(0, 0)
     held, free = sorted(consumers, key=lambda each: -each.in_flight_count)
     TaggedChannel.take_over(channel, 2)
     log.layout = EXTENDED
     log.append([b"\x002"], 1)
-    log.commit(3)
+    log.advance_committed(3)
     channel.pump(0, 0)
     assert (held.in_flight_count, free.in_flight_count) == (1, 1)
     free.rdy_count = 2

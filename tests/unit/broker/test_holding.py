@@ -28,7 +28,7 @@ def subscribe(world, topic, name):
 
 def turn(world):
     groups = world.broker.write_pending(1)
-    world.broker.commit(groups)
+    world.broker.commit_groups(groups)
     return groups
 
 
@@ -73,7 +73,7 @@ def test_not_while_something_is_under_way():
     world.broker.write_pending(1)
     assert not world.broker.hold_until_durable(topic, print), "written"
     assert not partition.is_held
-    world.broker.commit([group])
+    world.broker.commit_groups([group])
     assert world.broker.hold_until_durable(topic, lambda _error: None) and partition.is_held
     world.broker.publish(topic, [b"b"])
     world.broker.channel(topic, "d")

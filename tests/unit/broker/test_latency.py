@@ -142,7 +142,7 @@ def test_every_finished_message_counts_with_its_own_timestamp():
     log = make_log()
     for timestamp_ns, count in ((1000, 3), (2000, 1), (2000, 2), (5000, 4)):
         log.append([b"x"] * count, timestamp_ns)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = measured_channel(log)
     consumer = subscribe(channel, rdy=6)
     channel.pump(0, 0)
@@ -170,16 +170,16 @@ def test_same_timestamp_again_after_all_was_finished():
 def test_requeued_deferred_sampled_and_timed_out_messages_count_when_they_are_finished():
     log = make_log(6, batch=2)
     log.append([b"x"] * 2, 3000, 5 * SECOND)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = measured_channel(log)
     consumer = subscribe(channel, msg_timeout_ns=SECOND)
     channel.pump(0, 0)
     channel.requeue(consumer, 1, 0, 0)
     channel.requeue(consumer, 2, 4 * SECOND, 0)
-    channel.expire(2 * SECOND, 2 * SECOND)
+    channel.handle_deadlines(2 * SECOND, 2 * SECOND)
     channel.pump(2 * SECOND, 2 * SECOND)
     channel.finish(consumer, (1, 3, 4, 5, 6), 2 * SECOND)
-    channel.expire(6 * SECOND, 6 * SECOND)
+    channel.handle_deadlines(6 * SECOND, 6 * SECOND)
     channel.pump(6 * SECOND, 6 * SECOND)
     channel.finish(consumer, (2, 7, 8), 6 * SECOND)
     assert latencies(channel, 6 * SECOND) == {2 * SECOND - 1000: 5, 6 * SECOND - 1000: 1, 6 * SECOND - 3000: 2}
@@ -247,7 +247,7 @@ def test_timestamps_of_finished_messages_are_forgotten():
     consumer = subscribe(channel)
     for number in range(1000):
         log.append([b"x"], number)
-        log.commit(log.next_sequence)
+        log.advance_committed(log.next_sequence)
         channel.pump(0, 0)
         channel.finish(consumer, (number + 1,), SECOND)
     assert len(channel.latency._ends) < 200

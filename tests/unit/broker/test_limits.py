@@ -71,7 +71,7 @@ class World:
                 taken = self.broker.take_creations()
                 create_logs([creation for new in taken for creation in new.creations], False)
                 self.broker.creations_ended(taken)
-            self.broker.commit(self.broker.write_pending(self.now_ns))
+            self.broker.commit_groups(self.broker.write_pending(self.now_ns))
             if not self.broker.has_marked and not self.broker.has_pending and not self.broker.has_metadata:
                 return
             self.broker.pump(self.now_ns, self.now_ns)
@@ -86,7 +86,7 @@ class World:
 
     def pass_time(self, ns):
         self.now_ns += ns
-        self.broker.expire(self.now_ns, self.now_ns)
+        self.broker.handle_deadlines(self.now_ns, self.now_ns)
         self.broker.sweep(self.now_ns)
         self.turn()
 
@@ -181,7 +181,7 @@ def test_a_message_given_back_too_often_becomes_a_dead_letter_with_the_reason(wo
     assert int(timestamp) == world.now_ns
     channel = world.channel()
     assert (channel.floor, channel.depth, channel.in_flight_count) == (3, 0, 0)
-    assert channel.policy.dead_letter_count == 1
+    assert channel.limiter.dead_letter_count == 1
     assert world.broker.topics["t.dead"].meta == EXTENDED_PLAIN
 
 
@@ -228,7 +228,7 @@ def test_nothing_is_finished_before_the_dead_letter_is_stored(world):
     world.broker.mark(world.channel())
     world.broker.pump(world.now_ns, world.now_ns)
     channel = world.channel()
-    assert (channel.floor, channel.window.unfinished_count, channel.policy.giving_up_count) == (1, 1, 1)
+    assert (channel.floor, channel.window.unfinished_count, channel.limiter.giving_up_count) == (1, 1, 1)
     assert channel.depth == channel.deferred_count == channel.in_flight_count == 0
     world.flush()
     world.restart()  # the dead letter was not written yet
@@ -272,7 +272,7 @@ def test_dead_letters_that_cannot_be_stored_wait_and_are_tried_again_ever_less_o
         for _ in range(100):
             world.turn()
             world.pass_time(SECOND)
-        assert world.channel().floor == 1 and world.channel().policy.giving_up_count == 1
+        assert world.channel().floor == 1 and world.channel().limiter.giving_up_count == 1
     gaps = [(after - before) // SECOND for before, after in pairwise(failures)]
     assert gaps == [1, 2, 4, 8, 16, 32]
     assert "cannot publish dead letters of t:c to t.dead: disk full" in str(world.problems[0])
@@ -376,10 +376,10 @@ def test_a_limit_that_is_lowered_holds_for_what_waits_and_one_that_is_raised_giv
     world.channel().remove(consumer)
     world.turn()
     world.broker.change_settings(topic, None, Settings(max_attempts=3))
-    assert world.channel().policy.giving_up_count == 2
+    assert world.channel().limiter.giving_up_count == 2
     world.broker.change_settings(topic, None, Settings(max_attempts=9))
     world.turn()
-    assert (world.channel().policy.giving_up_count, world.channel().depth, world.dead()) == (0, 2, [])
+    assert (world.channel().limiter.giving_up_count, world.channel().depth, world.dead()) == (0, 2, [])
     world.broker.change_settings(topic, "c", Settings(max_attempts=3))
     world.turn()
     assert world.dead_bodies() == [b"b", b"a"]
@@ -391,10 +391,10 @@ def test_what_an_operator_drops_on_its_way_is_not_missed(world):
     consumer = world.subscribe()
     received(consumer)
     world.channel().remove(consumer)
-    assert world.channel().policy.giving_up_count == 2
+    assert world.channel().limiter.giving_up_count == 2
     world.broker.empty_channel(world.broker.topics["t"], "c")
     world.turn()
-    assert (world.dead(), world.channel().depth, world.channel().policy.giving_up_count) == ([], 0, 0)
+    assert (world.dead(), world.channel().depth, world.channel().limiter.giving_up_count) == ([], 0, 0)
 
 
 def test_many_large_messages_die_in_parts(world):
@@ -448,11 +448,11 @@ def test_what_cannot_be_stored_is_moved_aside_in_a_full_window_and_dies_once(wor
         channel.spill()
         world.flush()
         world.pass_time(5 * SECOND)
-        assert (channel.policy.giving_up_count, channel.floor, channel.depth) == (12, 11, 0)
+        assert (channel.limiter.giving_up_count, channel.floor, channel.depth) == (12, 11, 0)
     for _ in range(10):
         world.pass_time(10 * SECOND)
     assert Counter(world.dead_bodies()) == Counter(b"%d" % number for number in range(20))  # the others timed out
-    assert (channel.policy.giving_up_count, channel.spilled.count, channel.floor) == (0, 0, 21)
+    assert (channel.limiter.giving_up_count, channel.spilled.count, channel.floor) == (0, 0, 21)
 
 
 # -- age ---------------------------------------------------------------------------------------------------------------
@@ -465,7 +465,7 @@ def test_what_is_too_old_is_not_delivered(world):
     world.publish(b"new")
     consumer = world.subscribe()
     assert [body for _, _, body in received(consumer)] == [b"new"]
-    assert world.channel().policy.expired_count == 1
+    assert world.channel().limiter.expired_count == 1
 
 
 def test_what_is_too_old_goes_although_nobody_consumes_and_the_disk_follows(world):
@@ -476,7 +476,7 @@ def test_what_is_too_old_goes_although_nobody_consumes_and_the_disk_follows(worl
     world.pass_time(9 * SECOND)
     assert world.channel().depth == 5
     world.pass_time(2 * SECOND)
-    assert (world.channel().depth, world.channel().floor, world.channel().policy.expired_count) == (0, 6, 5)
+    assert (world.channel().depth, world.channel().floor, world.channel().limiter.expired_count) == (0, 6, 5)
     world.flush()
     assert world.broker.topics["t"].first_partition.durable_floor == 6
 
@@ -505,10 +505,10 @@ def test_what_comes_back_too_old_is_finished(world):
     world.turn()
     world.pass_time(31 * SECOND)
     assert received(consumer) == []
-    assert world.channel().policy.expired_count == 1
+    assert world.channel().limiter.expired_count == 1
     world.channel().remove(consumer)
     world.pass_time(0)  # nobody consumes
-    assert (world.channel().policy.expired_count, world.channel().depth, world.channel().floor) == (2, 0, 3)
+    assert (world.channel().limiter.expired_count, world.channel().depth, world.channel().floor) == (2, 0, 3)
 
 
 @pytest.mark.parametrize("delay_ns", [20 * SECOND, 600 * SECOND], ids=["window", "aside"])
@@ -522,14 +522,14 @@ def test_the_age_of_a_delayed_message_begins_when_it_is_due(world, delay_ns):
     world.pass_time(delay_ns + SECOND)
     consumer = world.subscribe()
     assert [body for _, _, body in received(consumer)] == [b"later"]
-    assert world.channel().policy.expired_count == 1
+    assert world.channel().limiter.expired_count == 1
 
 
 def test_a_wall_clock_that_is_set_makes_nothing_old(world):
     world.topic(ttl_ms=10_000)
     world.broker.clock_moved(3600 * SECOND)
     group = world.broker.publish(world.broker.topics["t"], [b"x"])
-    world.broker.commit(world.broker.write_pending(world.now_ns + 3600 * SECOND))
+    world.broker.commit_groups(world.broker.write_pending(world.now_ns + 3600 * SECOND))
     assert group.ended
     world.pass_time(9 * SECOND)
     assert world.channel().depth == 1
@@ -610,7 +610,7 @@ def test_bytes_are_those_of_the_log(world):
     consumer = world.subscribe(rdy=5)
     numbers = [number for number, _, _ in received(consumer)]
     world.channel().finish(consumer, numbers[1:3])
-    assert world.channel().policy.unfinished_bytes() == 8 * size
+    assert world.channel().limiter.unfinished_bytes() == 8 * size
     world.publish(*[bytes(100)] * 2)
 
 
@@ -621,7 +621,7 @@ def test_the_oldest_are_dropped_but_not_those_in_flight(world):
     held = received(consumer)
     world.publish(*(b"%d" % number for number in range(2, 10)))
     channel = world.channel()
-    assert (channel.depth, channel.in_flight_count, channel.policy.dropped_count) == (2, 2, 6)
+    assert (channel.depth, channel.in_flight_count, channel.limiter.dropped_count) == (2, 2, 6)
     channel.finish(consumer, [number for number, _, _ in held])
     world.broker.mark(channel)
     world.turn()
@@ -633,7 +633,7 @@ def test_what_a_consumer_can_take_at_once_is_delivered_and_not_dropped(world):
     consumer = world.subscribe(rdy=100)
     world.publish(*[b"x"] * 50)
     assert len(received(consumer)) == 50
-    assert world.channel().policy.dropped_count == 0
+    assert world.channel().limiter.dropped_count == 0
 
 
 def test_the_oldest_are_dropped_by_bytes_and_no_more_than_needed(world):
@@ -641,9 +641,9 @@ def test_the_oldest_are_dropped_by_bytes_and_no_more_than_needed(world):
     world.topic(max_bytes=10 * size, overflow="drop_oldest")
     world.publish(bytes(10 * size - FRAME_OVERHEAD_BYTES - 10))
     world.publish(*[bytes(100)] * 4)
-    assert (world.channel().depth, world.channel().policy.dropped_count) == (4, 1)
+    assert (world.channel().depth, world.channel().limiter.dropped_count) == (4, 1)
     world.publish(*[bytes(100)] * 7)
-    assert (world.channel().depth, world.channel().policy.dropped_count) == (10, 2)
+    assert (world.channel().depth, world.channel().limiter.dropped_count) == (10, 2)
 
 
 def test_what_waits_again_is_dropped_first_and_what_is_deferred_stays(world):
@@ -693,7 +693,7 @@ def test_a_bound_that_comes_late_is_reached_in_parts(world):
         world.publish(b"x")
     world.broker.change_settings(topic, None, Settings(max_messages=10, overflow="drop_oldest"))
     world.turn()
-    assert (world.channel().depth, world.channel().policy.dropped_count) == (10, 1490)
+    assert (world.channel().depth, world.channel().limiter.dropped_count) == (10, 1490)
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -707,7 +707,7 @@ def test_settings_outlive_the_process_and_go_with_what_they_are_of(world):
     assert world.broker.own_settings("t") == Settings(max_attempts=7, ttl_ms=5)
     assert world.broker.settings_of("t", "c").trace == "all"
     assert world.broker.settings_of("t", "c").ttl_ms == 0
-    assert world.channel().policy.limits.max_attempts == 7
+    assert world.channel().limiter.limits.max_attempts == 7
     world.broker.delete_channel(world.broker.topics["t"], "c")
     assert world.broker.settings_of("t", "c").trace == ""
     world.broker.delete_topic("t")
@@ -742,10 +742,10 @@ def test_a_plain_topic_has_neither_policy_nor_bounds(world):
     topic = world.broker.topic("plain", 1)
     world.broker.channel(topic, "c")
     assert topic.first_partition.bounds is None
-    assert world.channel("plain").policy is None
+    assert world.channel("plain").limiter is None
     world.topic("other", max_attempts=1, max_messages=4)
     assert topic.first_partition.bounds is None
-    assert world.channel("plain").policy is None
+    assert world.channel("plain").limiter is None
 
 
 def test_partitions_share_the_bounds_of_their_topic(world):
@@ -839,7 +839,7 @@ def test_every_message_is_finished_or_dies_exactly_once(tmp_path_factory, steps,
     assert max((finished + dead).values(), default=1) == 1
     channel = world.channel()
     assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (0, 0, 0)
-    assert channel.policy.dead_letter_count == sum(dead.values())
+    assert channel.limiter.dead_letter_count == sum(dead.values())
     disk.die()
 
 
@@ -879,11 +879,11 @@ def test_what_waits_for_a_tag_can_become_too_old_and_be_dropped(world):
     publish_tagged(world, "blue", "blue", "", "blue")
     assert (len(received(blue)), len(received(plain)), world.channel().depth) == (1, 1, 2)
     world.pass_time(11 * SECOND)
-    assert (world.channel().depth, world.channel().policy.expired_count) == (0, 2)
+    assert (world.channel().depth, world.channel().limiter.expired_count) == (0, 2)
     world.broker.change_settings(world.broker.topics["t"], None, Settings(max_messages=5, overflow="drop_oldest"))
     publish_tagged(world, "blue", "blue", "", "blue", "blue", "blue")
     channel = world.channel()
-    assert (channel.in_flight_count, channel.depth, channel.policy.dropped_count) == (3, 2, 3)
+    assert (channel.in_flight_count, channel.depth, channel.limiter.dropped_count) == (3, 2, 3)
     blue.rdy_count = 100
     world.broker.mark(channel)
     world.turn()

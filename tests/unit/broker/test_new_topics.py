@@ -31,7 +31,7 @@ class Kit:
 
     def turn(self):
         groups = self.broker.write_pending(1)
-        self.broker.commit(groups)
+        self.broker.commit_groups(groups)
         return groups
 
     def flush(self):

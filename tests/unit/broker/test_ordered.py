@@ -61,7 +61,7 @@ class World:
         if ticket is not None:
             ticket.run()
             log.finish_sync(ticket, None)
-        self.broker.commit(groups)
+        self.broker.commit_groups(groups)
         self.pump()
 
     def flush(self):
@@ -96,7 +96,7 @@ class World:
 
     def pass_time(self, for_ns):
         self.now += for_ns
-        self.broker.expire(self.now, self.now)
+        self.broker.handle_deadlines(self.now, self.now)
         self.pump()
 
 

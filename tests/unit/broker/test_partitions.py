@@ -15,9 +15,9 @@ from tests.unit.broker.world import BrokerWorld
 
 from flintmq.batch import RAW_IDS
 from flintmq.broker.broker import TOPICS_DIRECTORY, Broker, BrokerOptions, TopicConflict
-from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.retention import DAY_NS, Retention, drop_consumed
 from flintmq.broker.seek import Place, seek
+from flintmq.broker.shared_subscription import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.message import internal_id, partition_of
 from flintmq.storage import ChannelStore, OsFiles, create_logs
 from flintmq.storage.recovery import begin
@@ -68,7 +68,7 @@ class Kit:
         return topic
 
     def turn(self, now=1):
-        self.broker.commit(self.broker.write_pending(now))
+        self.broker.commit_groups(self.broker.write_pending(now))
         self.broker.pump(now, now)
 
     def directories(self):

@@ -47,7 +47,7 @@ def write(partition: Partition) -> list[PublishGroup]:
 
 def store(partition: Partition) -> None:
     for group in write(partition):
-        partition.log.commit(group.end_sequence)
+        partition.log.advance_committed(group.end_sequence)
         group.end(None)
 
 
@@ -296,7 +296,7 @@ class Publishing(RuleBasedStateMachine):
     def sync(self):
         sync(self.log)
         for group in self.unsynced:
-            self.log.commit(group.end_sequence)
+            self.log.advance_committed(group.end_sequence)
             group.end(None)
         self.unsynced.clear()
         self._look()

@@ -141,7 +141,7 @@ def test_consumers_that_are_not_ready_cost_nothing_in_a_turn():
         publish(log, 1)
         channel.pump(turn, turn)
         channel.next_deadline_ns(turn, turn)
-        channel.expire(turn, turn)
+        channel.handle_deadlines(turn, turn)
         assert channel.finish(busy, sequences(busy)) == []
     assert sum(consumer.looks for consumer in (*idle, *full)) == 0
 
@@ -174,7 +174,7 @@ def test_timeouts_of_different_lengths_come_in_their_order():
     timed_out = []
     while (deadline_ns := channel.next_deadline_ns(0, 0)) is not None:
         before = channel.depth
-        assert channel.expire(deadline_ns, 0)
+        assert channel.handle_deadlines(deadline_ns, 0)
         assert channel.depth == before + 1
         timed_out.append(deadline_ns)
     assert timed_out == sorted(timeouts)
@@ -189,9 +189,9 @@ def test_the_next_run_of_a_consumer_times_out_in_its_own_time():
     publish(log, 1)
     channel.pump(10 * SECOND, 0)
     assert channel.finish(consumer, (1,)) == []
-    assert not channel.expire(TIMEOUT, 0)
+    assert not channel.handle_deadlines(TIMEOUT, 0)
     assert channel.next_deadline_ns(TIMEOUT, 0) == TIMEOUT + 10 * SECOND
-    assert channel.expire(TIMEOUT + 10 * SECOND, 0)
+    assert channel.handle_deadlines(TIMEOUT + 10 * SECOND, 0)
     assert channel.next_deadline_ns(TIMEOUT + 10 * SECOND, 0) is None
 
 
@@ -210,7 +210,7 @@ def test_consumers_that_come_and_go_leave_nothing_behind():
         channel.remove(guest)
     assert len(channel.window._deadlines._heap) < 100
     assert channel.next_deadline_ns(0, 0) == TIMEOUT
-    assert channel.expire(TIMEOUT, 0)
+    assert channel.handle_deadlines(TIMEOUT, 0)
     assert (channel.timeout_count, stays.in_flight_count) == (1, 0)
 
 
@@ -291,7 +291,7 @@ def test_a_delayed_message_behind_nothing_is_looked_at_whoever_consumes(disk):
     topic = broker.topic("t", 1)
     (channel,), _ = broker.channel(topic, "c")
     broker.publish(topic, [b"x"], due_ns=5 * SECOND)
-    broker.commit(broker.write_pending(1))
+    broker.commit_groups(broker.write_pending(1))
     broker.pump(0, 0)
     disk.publish(topic, 1)
     broker.pump(0, 0)

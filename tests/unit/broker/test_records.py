@@ -72,7 +72,7 @@ class Replica:
                             self.packs[*key, number] = next(self._next_pack)
                     record = record.renumbered({number: self.packs[*key, number] for number in named})
             statements += record.statements(cursor)
-        store.commit(statements, True)
+        store.run_transaction(statements, True)
 
 
 def copy_log(leader: BrokerWorld, replica: BrokerWorld, topic: str, number: int) -> None:

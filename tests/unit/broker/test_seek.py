@@ -79,7 +79,7 @@ def test_where_places_are():
     log = make_log(0)
     for number in range(4):
         log.append([b"%d" % number, b"xx"], (100 + number) * SECOND)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     assert [at(log, f"timestamp:{second}") for second in (0, 100, 101, 103, 104)] == [1, 1, 3, 7, 9]
     assert [at(log, f"msgcount:{count}") for count in (0, 1, 2, 8, 9)] == [1, 1, 2, 8, 9]
     assert at(log, "special:-1") == 9
@@ -118,7 +118,7 @@ def test_what_consumers_hold_is_in_flight_no_more_and_they_stay():
     assert (consumer.in_flight_count, other.in_flight_count, channel.in_flight_count) == (0, 0, 0)
     assert channel.finish(consumer, held) == held
     assert not channel.touch(consumer, held[0], 0) and not channel.requeue(consumer, held[0], 0, 0)
-    assert not channel.expire(2 * TIMEOUT, 0), "nothing of it times out"
+    assert not channel.handle_deadlines(2 * TIMEOUT, 0), "nothing of it times out"
     consumer.rdy_count = 100
     channel.pump(2 * TIMEOUT, 0)
     assert [message[:2] for message in received(consumer)] == [(n, 1) for n in range(1, 11)]
@@ -137,7 +137,7 @@ def test_a_skip_finishes_what_is_older_deferred_or_not():
     go(channel, "msgcount:9")
     assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (2, 0, 0)
     received(consumer)
-    channel.expire(2000 * SECOND, 2000 * SECOND)
+    channel.handle_deadlines(2000 * SECOND, 2000 * SECOND)
     channel.pump(2000 * SECOND, 2000 * SECOND)
     assert sequences(consumer) == [9, 10]
 
@@ -190,7 +190,7 @@ def test_a_delayed_publish_behind_the_place_waits_for_its_time():
     go(channel, "msgcount:0")
     channel.pump(0, 0)
     assert sequences(consumer) == [1, 2]
-    channel.expire(30 * SECOND, 30 * SECOND)
+    channel.handle_deadlines(30 * SECOND, 30 * SECOND)
     channel.pump(30 * SECOND, 30 * SECOND)
     assert received(consumer) == [(3, 1, b"m3")]
 
@@ -324,7 +324,7 @@ def test_a_skipped_channel_finishes_what_waits_and_delivers_nothing():
     assert received(consumer) == []
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 1, 1)
     assert channel.finish(consumer, (held[2],)) == [], "what is in flight goes on"
-    channel.expire(10 * SECOND, 10 * SECOND)
+    channel.handle_deadlines(10 * SECOND, 10 * SECOND)
     channel.pump(10 * SECOND, 10 * SECOND)
     assert (channel.floor, channel.depth, channel.deferred_count) == (16, 0, 0)
     channel.skipped = False
@@ -440,7 +440,7 @@ def test_move_keeps_what_is_stuck_aside_with_its_consumer():
     assert channel.spilled.loaded[1].owner is stuck
     move(channel, 200, finish_older=False)
     assert (stuck.in_flight_count, channel.in_flight_count, other.in_flight_count) == (1, 1, 0)
-    assert channel.expire(TIMEOUT, 0), "and it times out"
+    assert channel.handle_deadlines(TIMEOUT, 0), "and it times out"
     stuck.rdy_count = 0
     channel.pump(TIMEOUT, 0)
     assert sequences(other)[:3] == [200, 1, 201]
@@ -466,7 +466,7 @@ def broker_with_delayed(disk, count):
     ((channel,), _) = disk.broker.channel(topic, "c")
     for number in range(count):
         disk.broker.publish(topic, [b"x"], 1000 * SECOND + number)
-        disk.broker.commit(disk.broker.write_pending(1))
+        disk.broker.commit_groups(disk.broker.write_pending(1))
     disk.publish(topic, 1)
     consumer = subscribe(channel)
     disk.broker.pump(0, 0)

@@ -183,7 +183,7 @@ def test_a_disk_that_fails_does_not_let_memory_grow_with_what_consumers_defer():
     log = make_log(0)
     for _ in range(40):
         log.append([bytes(1_000_000)], 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = make_channel(log)
     consumer = subscribe(channel, rdy=1)
     for number in range(1, 41):
@@ -247,7 +247,7 @@ def test_a_run_times_out_message_by_message_and_comes_again():
     assert channel.finish(consumer, tuple(range(1, 46))) == []
     assert channel.touch(consumer, 50, TIMEOUT - 1)
     assert channel.next_deadline_ns(0, HOUR) <= TIMEOUT
-    assert channel.expire(TIMEOUT, HOUR)
+    assert channel.handle_deadlines(TIMEOUT, HOUR)
     channel.pump(TIMEOUT, HOUR)
     assert [message[:2] for message in received(consumer)] == [(46, 2), (47, 2), (48, 2), (49, 2)]
     disk.flush(channel, HOUR)
@@ -270,7 +270,7 @@ def test_short_delays_beyond_the_bound_are_put_aside():
     channel.pump(29 * SECOND, 29 * SECOND)
     assert sequences(consumer) == [] and channel.deferred_count == 3 * WINDOW_DEFERRED_MAX
     assert channel.next_deadline_ns(29 * SECOND, 29 * SECOND) == 30 * SECOND
-    assert channel.expire(30 * SECOND, 30 * SECOND)
+    assert channel.handle_deadlines(30 * SECOND, 30 * SECOND)
     channel.pump(30 * SECOND, 30 * SECOND)
     assert sorted(sequences(consumer)) == list(range(1, 3 * WINDOW_DEFERRED_MAX + 1))
 
@@ -280,7 +280,7 @@ def test_the_cursor_waits_while_too_much_is_to_be_written():
     for _ in range(8):
         log.append([bytes(1_000_000)], 1, HOUR)
     log.append([b"now"], 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel, disk = make_channel(log), AsideDisk()
     consumer = subscribe(channel)
     channel.pump(0, 0)
@@ -297,7 +297,7 @@ def test_a_broker_keeps_what_is_aside_over_a_kill_and_counts_it(disk):
     topic = disk.broker.topic("t", 1)
     ((channel,), _) = disk.broker.channel(topic, "c")
     disk.broker.publish(topic, [b"x" * 50] * 5000, HOUR)
-    disk.broker.commit(disk.broker.write_pending(1))
+    disk.broker.commit_groups(disk.broker.write_pending(1))
     disk.broker.pump(0, 0)
     disk.flush()
     consumer = subscribe(channel, rdy=3000)
@@ -331,7 +331,7 @@ def test_pack_numbers_go_on_after_a_restart(disk):
         disk.broker.channel(topic, name)
     for round_number in range(3):
         disk.broker.publish(disk.broker.topics["t"], [b"x"] * 10, HOUR + round_number)
-        disk.broker.commit(disk.broker.write_pending(1))
+        disk.broker.commit_groups(disk.broker.write_pending(1))
         disk.broker.pump(0, 0)
         disk.flush()
         disk.die()
@@ -345,12 +345,12 @@ def test_a_clock_that_was_set_moves_what_is_aside(disk):
     topic = disk.broker.topic("t", 1)
     ((channel,), _) = disk.broker.channel(topic, "c")
     disk.broker.publish(topic, [b"x"] * 3, HOUR)
-    disk.broker.commit(disk.broker.write_pending(1))
+    disk.broker.commit_groups(disk.broker.write_pending(1))
     disk.broker.pump(0, 0)
     disk.flush()
     disk.broker.clock_moved(500 * SECOND)
     disk.broker.publish(topic, [b"y"], HOUR)
-    disk.broker.commit(disk.broker.write_pending(1))
+    disk.broker.commit_groups(disk.broker.write_pending(1))
     disk.broker.pump(0, 0)
     disk.flush()
     assert disk.broker._store.due(1, (-1, -1), 2 * HOUR, 1).next_due_ns == HOUR + 500 * SECOND
@@ -358,7 +358,7 @@ def test_a_clock_that_was_set_moves_what_is_aside(disk):
     load_due(disk, HOUR - 1)
     disk.broker.pump(0, HOUR - 1)
     assert received(consumer) == []
-    disk.broker.expire(1, HOUR)
+    disk.broker.handle_deadlines(1, HOUR)
     disk.broker.pump(0, HOUR)
     assert sequences(consumer) == [1, 2, 3, 4]
 

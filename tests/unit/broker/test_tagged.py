@@ -19,7 +19,7 @@ from flintmq.batch import EXTENDED
 from flintmq.broker import peek, seek
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel, ChannelState
-from flintmq.broker.parts import PartSubscription, SharedSubscription
+from flintmq.broker.shared_subscription import PartSubscription, SharedSubscription
 from flintmq.broker.spilled import SpilledStore
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.broker.tagged import TaggedChannel, tag_at
@@ -52,7 +52,7 @@ def publish(log, *tags, due_ns=0):
     if tags:
         first = log.next_sequence
         log.append([stored(tag, b"m%d" % (first + i), 4 - 2 * (i % 2)) for i, tag in enumerate(tags)], 1000, due_ns)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
 
 
 def make_channel(log, state=None, aside=None, **options):
@@ -267,7 +267,7 @@ def test_timeouts_and_requeues_come_back_to_their_tag():
     assert pumped(channel, a, blank) == [[1, 3], [2]]
     assert channel.requeue(a, 3, 5 * SECOND, 0)
     assert channel.finish(blank, (2,)) == []
-    channel.expire(61 * SECOND, 61 * SECOND)
+    channel.handle_deadlines(61 * SECOND, 61 * SECOND)
     assert pumped(channel, a, blank, now=61 * SECOND) == [[1, 3], []]
     assert channel.timeout_count == 1
 
@@ -279,7 +279,7 @@ def test_delayed_messages_go_by_their_tag_when_they_come_due():
     channel = make_channel(log)
     a, blank = subscribe(channel, "a", rdy=1), subscribe(channel)
     assert pumped(channel, a, blank) == [[4], [3]]
-    channel.expire(10 * SECOND, 10 * SECOND)
+    channel.handle_deadlines(10 * SECOND, 10 * SECOND)
     assert pumped(channel, a, blank, now=10 * SECOND) == [[], [2]]
     channel.finish(a, (4,))
     assert pumped(channel, a, blank, now=10 * SECOND) == [[1], []]
@@ -672,7 +672,7 @@ class TaggedMachine(ChannelMachine):
         self.consumers.append(consumer)
         for _ in range(60):
             self.now += 70 * SECOND
-            self.channel.expire(self.now, self.now)
+            self.channel.handle_deadlines(self.now, self.now)
             self.held = {s: c for s, c in self.held.items() if self.owner_of(s, 0) is c}
             self.pump()
             mine = list(self.held)
@@ -766,7 +766,7 @@ class OrderedTaggedMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([5, 61, 130]))
     def time_passes(self, seconds):
         self.now += seconds * SECOND
-        self.channel.expire(self.now, self.now)
+        self.channel.handle_deadlines(self.now, self.now)
         if self.channel.in_flight_count == 0:
             self.holder = None
         self.pump()

@@ -22,7 +22,7 @@ POISON = b"poison"
 def log_of(*bodies):
     log = MemoryLog(0, 1_000_000)
     log.append(list(bodies), 1000)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     return log
 
 
@@ -111,7 +111,7 @@ def give_back(channel, consumer, sequence):
 
 
 def let_time_out(channel, _consumer, _sequence):
-    assert channel.expire(TIMEOUT, 0)
+    assert channel.handle_deadlines(TIMEOUT, 0)
 
 
 def lose(channel, consumer, _sequence):
@@ -173,7 +173,7 @@ def test_also_within_a_tag(come_back, tag):
     log.layout = 4
     bodies = [extended_body(b'{"##client_dispatch_tag":"%s"}' % each, b"x") for each in (tag.encode(), b"b") * 3]
     log.append(bodies, 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = TaggedChannel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     consumer, other = subscribe_tagged(channel, 1, tag), subscribe_tagged(channel, 0, "b")
     channel.pump(0, 0)
@@ -189,7 +189,7 @@ def test_also_within_a_tag_those_that_came_again_come_when_every_new_message_kil
     log = MemoryLog(0, 1000)
     log.layout = 4
     log.append([extended_body(b'{"##client_dispatch_tag":"%s"}' % tag.encode(), b"x")] * 100, 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = TaggedChannel("c", 0, log, ChannelState(1, bytes(20)), SpilledStore(), random.Random(1))
     subscribe_tagged(channel, 0, "b")
     done: set[int] = set()
@@ -241,7 +241,7 @@ def test_timeouts_take_turns_with_what_is_new():
         ((sequence, _, _),) = received(consumer)
         got.append(sequence)
         if sequence == 1:
-            assert channel.expire((turn + 1) * TIMEOUT, 0)
+            assert channel.handle_deadlines((turn + 1) * TIMEOUT, 0)
         else:
             channel.finish(consumer, (sequence,))
     assert got == [1, 2, 1, 3, 1, 4, 1]
@@ -254,7 +254,7 @@ def test_what_comes_due_takes_turns_with_what_is_new():
     for sequence, _, _ in received(consumer):
         assert channel.requeue(consumer, sequence, SECOND, 0)
     consumer.rdy_count = 1
-    channel.expire(SECOND, SECOND)
+    channel.handle_deadlines(SECOND, SECOND)
     handled = handle(channel, consumer, lambda *_: True, 12, SECOND)
     assert sorted(handled) == list(range(1, 13))
     assert sum(a > 6 for a in handled[:6]) == 3
@@ -402,7 +402,7 @@ def test_also_with_tags(rdy, tag, is_there_another):
     log = MemoryLog(0, 1000)
     log.layout = 4
     log.append([extended_body(headers, b"m%d" % number) for number in range(21)], 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = TaggedChannel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     other = subscribe(channel, rdy=0)
     channel.remove(other)
@@ -440,7 +440,7 @@ def test_within_a_tag_what_comes_again_and_what_is_new_take_turns():
     log.layout = 4
     bodies = [extended_body(b'{"##client_dispatch_tag":"%s"}' % (b"a", b"b")[n % 2], b"x") for n in range(100)]
     log.append(bodies, 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     channel = TaggedChannel("c", 0, log, ChannelState(1), SpilledStore(), random.Random(1))
     a, b = subscribe_tagged(channel, 1, "a"), subscribe_tagged(channel, 1, "b")
     channel.pump(0, 0)

@@ -27,7 +27,7 @@ def partition_of(world: BrokerWorld) -> Partition:
 def publish(world: BrokerWorld, *bodies: bytes) -> PublishGroup:
     """One batch of its own, as the durability policy wants it."""
     group = world.broker.publish_to(partition_of(world), list(bodies))
-    world.broker.commit(world.broker.write_pending(1))
+    world.broker.commit_groups(world.broker.write_pending(1))
     world.pump()
     return group
 
@@ -85,7 +85,7 @@ def test_conditions_hold_up_what_lies_below_it(world):
     set_watermark(world, 10)
     assert not group.ended and bodies(consumer) == []
     assert written.meet_condition()
-    world.broker.commit([written])
+    world.broker.commit_groups([written])
     world.pump()
     assert group.ended and bodies(consumer) == [b"1"]
 

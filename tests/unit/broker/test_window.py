@@ -153,9 +153,9 @@ def test_deliveries_apart_time_out_apart():
     publish(log, 1)
     channel.pump(11 * MS, 0)
     assert consumer.in_flight_count == 2
-    channel.expire(TIMEOUT, 0)
+    channel.handle_deadlines(TIMEOUT, 0)
     assert (channel.timeout_count, consumer.in_flight_count) == (1, 1)
-    channel.expire(TIMEOUT + 11 * MS, 0)
+    channel.handle_deadlines(TIMEOUT + 11 * MS, 0)
     assert (channel.timeout_count, consumer.in_flight_count) == (2, 0)
 
 
@@ -171,9 +171,9 @@ def test_touch_does_not_go_beyond_the_most(is_spilled):
     most = consumer.max_msg_timeout_ns
     for now in range(0, most, TIMEOUT // 2):
         assert channel.touch(consumer, 1, now)
-    channel.expire(most - 1, 0)
+    channel.handle_deadlines(most - 1, 0)
     assert channel.is_in_flight(1)
-    channel.expire(most, 0)
+    channel.handle_deadlines(most, 0)
     assert not channel.is_in_flight(1)
 
 
@@ -187,9 +187,9 @@ def test_the_most_counts_from_the_delivery(is_spilled):
     if is_spilled:
         channel.spill()
     for touched in range(delivered, delivered + consumer.max_msg_timeout_ns, TIMEOUT // 2):
-        channel.expire(touched, 0)
+        channel.handle_deadlines(touched, 0)
         assert channel.touch(consumer, 1, touched), "in flight until the most is over"
-    channel.expire(delivered + consumer.max_msg_timeout_ns, 0)
+    channel.handle_deadlines(delivered + consumer.max_msg_timeout_ns, 0)
     assert not channel.is_in_flight(1)
 
 
@@ -205,9 +205,9 @@ def test_a_message_comes_back_alike_from_wherever(is_spilled):
     assert (not is_spilled) == channel.window.unfinished_count
     ways = (
         lambda: channel.requeue(consumer, 1, 0, 0),
-        lambda: channel.expire(TIMEOUT, 0),
-        lambda: channel.requeue(consumer, 1, SECOND, 0) and channel.expire(0, SECOND),
-        lambda: channel.touch(consumer, 1, TIMEOUT // 2) and channel.expire(TIMEOUT * 3 // 2, 0),
+        lambda: channel.handle_deadlines(TIMEOUT, 0),
+        lambda: channel.requeue(consumer, 1, SECOND, 0) and channel.handle_deadlines(0, SECOND),
+        lambda: channel.touch(consumer, 1, TIMEOUT // 2) and channel.handle_deadlines(TIMEOUT * 3 // 2, 0),
     )
     for attempts, come_back in enumerate(ways[: 2 if is_spilled else 4], 2):
         assert come_back()

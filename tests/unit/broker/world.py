@@ -16,8 +16,8 @@ from tests.sim.disk import CrashingDisk
 
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
-from flintmq.broker.parts import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.progress import Flush
+from flintmq.broker.shared_subscription import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
@@ -270,7 +270,7 @@ class BrokerWorld:
             assert isinstance(log, PartitionLog)
             ticket.run()
             log.finish_sync(ticket, None)
-        self.broker.commit(groups)
+        self.broker.commit_groups(groups)
         self.pump()
         return [internal_id(home.number, first + place) for place in range(len(bodies))]
 
@@ -308,7 +308,7 @@ class BrokerWorld:
             deadline = self.broker.next_deadline_ns
             is_last = deadline is None or deadline > end
             self.clock.advance(max(0, (end if is_last or deadline is None else deadline) - self.now_ns))
-            self.broker.expire(self.now_ns, self.due_clock_ns)
+            self.broker.handle_deadlines(self.now_ns, self.due_clock_ns)
             self.pump()
             yield self.now_ns - start
             if is_last:

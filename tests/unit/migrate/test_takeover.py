@@ -99,7 +99,7 @@ def sync_logs(broker: Broker) -> None:
 
 def publish(broker: Broker, topic: str, *messages: bytes) -> None:
     broker.publish(broker.topic(topic, START_NS), messages)
-    broker.commit(broker.write_pending(START_NS))
+    broker.commit_groups(broker.write_pending(START_NS))
 
 
 def channel_of(broker: Broker, topic: str, name: str) -> Channel:

@@ -96,7 +96,7 @@ async def test_what_comes_after_a_sync_fails(caplog, monkeypatch):
         raise ZeroDivisionError("commit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(running.broker, "commit", fails)
+        patch.setattr(running.broker, "commit_groups", fails)
         group = running.broker.publish_to(topic.first_partition, [b"x"])
         running.schedule()
         await until(lambda: group.ended)

@@ -323,7 +323,7 @@ async def test_a_timeout_and_a_lost_connection_say_whose_they_were(world):
     world.publish([b"a", b"b"])
     world.turn()
     world.clock.now_ns += 61 * SECOND
-    channel.expire(world.clock.now_ns, 0)
+    channel.handle_deadlines(world.clock.now_ns, 0)
     world.pump(channel)
     channel.remove(consumer)
     told = [(event.action, event.msgid, event.client) for event in world.events() if event.action[0] in "TD"]
@@ -579,7 +579,7 @@ def test_the_events_of_every_message_are_a_life(steps):
         message = sorted(holders)[number % len(holders)] if holders else 0
         if step == "publish":
             log.append([b"x" * number] * (number % 7 + 1), 1)
-            log.commit(log.next_sequence)
+            log.advance_committed(log.next_sequence)
         elif step == "subscribe" and len(channel.subscriptions) < 4:
             peer = f"consumer-{len(consumers)}"
             consumers[peer] = Subscription([], SECOND, 5 * SECOND, owner=Owner(peer))
@@ -589,7 +589,7 @@ def test_the_events_of_every_message_are_a_life(steps):
             channel.remove(list(channel.subscriptions)[number % len(channel.subscriptions)])
         elif step == "wait":
             now_ns += number * SECOND // 10
-            channel.expire(now_ns, now_ns)
+            channel.handle_deadlines(now_ns, now_ns)
         elif message and step == "finish":
             assert channel.finish(holders[message], (message,)) == []
         elif message and step == "touch":

@@ -135,7 +135,7 @@ async def test_a_partition_that_cannot_be_written_fails_its_own_publishers_alone
     assert not broker.has_pending
 
 
-@pytest.mark.parametrize("what", ["pump", "expire"])
+@pytest.mark.parametrize("what", ["pump", "handle_deadlines"])
 async def test_a_channel_that_fails_does_not_keep_the_others_from_their_turn(engine, monkeypatch, what):
     defects: list[Any] = []
     engine.on_defect = lambda *about: defects.append(about)

@@ -130,7 +130,7 @@ async def test_what_is_not_as_it_was_written_is_refused(sql: str, text: str):
     await close(store)
     files = MemoryFiles(disk)
     database = files.open_database(module.DATABASE_NAME)
-    database.commit([(sql, ((),))], sync=True)
+    database.run_transaction([(sql, ((),))], sync=True)
     database.close()
     with pytest.raises(StorageError, match=text) as refused:
         EmbeddedStore(Env(), files).open()
@@ -142,7 +142,7 @@ async def test_a_newer_version_is_refused():
     await close(new_store(disk))
     files = MemoryFiles(disk)
     database = files.open_database(module.DATABASE_NAME)
-    database.commit([module.STATE.put((1, 9, 5, 1, 0, 0))], sync=True)
+    database.run_transaction([module.STATE.put((1, 9, 5, 1, 0, 0))], sync=True)
     database.close()
     with pytest.raises(StorageError, match="has version 9, this nsqlookupd knows 1"):
         EmbeddedStore(Env(), files).open()

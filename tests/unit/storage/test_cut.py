@@ -101,7 +101,7 @@ def test_a_batch_of_the_leader_follows():
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_not_below_what_is_committed(beyond):
     log, firsts = boundaries(Kit(), 4)
-    log.commit(firsts[2])
+    log.advance_committed(firsts[2])
     before = log.describe()
     with pytest.raises(ValueError, match=f"committed up to {firsts[2]}"):
         log.cut_back_to(firsts[2 - beyond] - 1 + beyond)
@@ -254,7 +254,7 @@ def begin(kit: Kit) -> tuple[PartitionLog, int]:
     log = kit.open()
     LASTS[published(log, ONE, 1, 2)] = ONE, 2
     fill(log, KEPT)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     LASTS[published(log, ONE, 3)] = ONE, 3
     log.producers.is_snapshot_due = True
     sync(log)

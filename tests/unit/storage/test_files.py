@@ -41,7 +41,7 @@ def test_what_is_made_is_for_its_owner_alone(files, umask):
     files.open("topics/t-a/p-0000/log.meta", create=True).close()
     replace_file(files, "nsqd.dat", b"{}")
     database = files.open_database("channels.db")
-    database.commit([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], True)
+    database.run_transaction([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], True)
     found = modes(files.root)
     database.close()
     assert {"channels.db", "channels.db-wal", "channels.db-shm"} <= set(found)
@@ -51,7 +51,7 @@ def test_what_is_made_is_for_its_owner_alone(files, umask):
 def test_a_database_of_an_older_release_is_closed_to_others(files):
     path = Path(files.root, "channels.db")
     old = files.open_database("channels.db")
-    old.commit([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], True)
+    old.run_transaction([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], True)
     for name in ("channels.db", "channels.db-wal", "channels.db-shm"):
         Path(files.root, name).chmod(0o644)
     database = files.open_database("channels.db")

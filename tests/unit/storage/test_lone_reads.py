@@ -14,7 +14,7 @@ def filled():
     log = Kit(segment_bytes=100_000_000).open()
     while log.size_bytes < 20 * TAIL_CACHE_BYTES:
         log.append([bytes(MESSAGE_BYTES)], 1, due_ns=1)  # deferred ones are never joined
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     return log
 
 

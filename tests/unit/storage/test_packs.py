@@ -120,11 +120,13 @@ def test_packs_come_back_as_they_were_but_for_what_is_done_or_forgotten(drawn, d
         by_pack: dict[int, list[int]] = {}
         for sequence in done:
             by_pack.setdefault(everything[sequence][0], []).append(sequence)
-        store.commit([*put_packs(1, new, 0), *put_packs(2, [NewPack(900, built[:1])], 0), put_done(by_pack)], False)
+        store.run_transaction(
+            [*put_packs(1, new, 0), *put_packs(2, [NewPack(900, built[:1])], 0), put_done(by_pack)], False
+        )
         if by_pack:  # once more, as after a flush that failed behind its commit
-            store.commit([*put_packs(1, new, 0), put_done(by_pack)], False)
+            store.run_transaction([*put_packs(1, new, 0), put_done(by_pack)], False)
         cut = data.draw(st.integers(1, max(everything) + 1))
-        store.commit(clear_packs(1, cut), False)
+        store.run_transaction(clear_packs(1, cut), False)
         left = sorted(m for s, (_, m) in everything.items() if s not in done and s < cut)
         found, after, bytes_max = [], (-1, -1), data.draw(st.sampled_from([1, 500, 1 << 20]))
         while True:
@@ -152,7 +154,7 @@ def test_packs_come_back_as_they_were_but_for_what_is_done_or_forgotten(drawn, d
 
 def test_only_what_is_due_until_then_is_read(store):
     new = [NewPack(n, [piece(n * SECOND, n, [20]), piece(n * SECOND + 5, 100 + n, [20])]) for n in range(1, 6)]
-    store.commit(put_packs(1, new, 0), False)
+    store.run_transaction(put_packs(1, new, 0), False)
     read = store.due(1, (-1, -1), 2 * SECOND, 1 << 20)
     assert ([each.number for each in read.packs], read.through, read.next_due_ns) == (
         [1, 2],
@@ -167,8 +169,8 @@ def test_only_what_is_due_until_then_is_read(store):
 
 def test_a_pack_that_is_removed_leaves_nothing(store):
     new = [NewPack(n, [piece(n, n, [20, 20])]) for n in range(1, 4)]
-    store.commit([*put_packs(1, new, 0), put_done({1: [1], 3: [3]})], False)
-    store.commit([delete_packs([1, 2])], False)
+    store.run_transaction([*put_packs(1, new, 0), put_done({1: [1], 3: [3]})], False)
+    store.run_transaction([delete_packs([1, 2])], False)
     query = query_of(store)
     assert query("SELECT id FROM aside_pack") == query("SELECT id FROM aside_data") == [(3,)]
     assert query("SELECT pack FROM aside_done") == [(3,)]
@@ -176,8 +178,8 @@ def test_a_pack_that_is_removed_leaves_nothing(store):
 
 
 def test_due_times_are_moved_with_the_clock(store):
-    store.commit(put_packs(1, [NewPack(1, [piece(0, 1, [9]), piece(7 * SECOND, 2, [9])])], 3 * SECOND), False)
-    store.commit([packs.shift_packs(-2 * SECOND)], False)
+    store.run_transaction(put_packs(1, [NewPack(1, [piece(0, 1, [9]), piece(7 * SECOND, 2, [9])])], 3 * SECOND), False)
+    store.run_transaction([packs.shift_packs(-2 * SECOND)], False)
     ((first, second),) = [each.pieces for each in store.due(1, (-1, -1), 10 * SECOND, 1).packs]
     assert (first.due_ns, second.due_ns) == (SECOND, 8 * SECOND)
     assert [row[:2] for row in store.spilled_after(1, 7 * SECOND, 9, 9)] == [(2, 8 * SECOND)]
@@ -187,7 +189,7 @@ def test_one_message_is_found_among_many_packs_and_in_one_with_a_long_head(store
     scattered = [piece(n, 2 * n, [n % 30 + 5]) for n in range(1, 6000)]
     assert len(encode_pack(NewPack(1, scattered))) > packs._LOOK_BYTES
     many = [NewPack(n, [piece(5, 1, [9]), piece(5, 20_000 + n, [9])]) for n in range(2, 200)]
-    store.commit(put_packs(1, [NewPack(1, scattered), *many], 0), False)
+    store.run_transaction(put_packs(1, [NewPack(1, scattered), *many], 0), False)
     assert store.find_spilled(1, 11_998) == 1
     assert store.find_spilled(1, 20_199) == 199
     assert store.find_spilled(1, 11_997) is None
@@ -213,7 +215,7 @@ def write_rows(database, rows):
     cursors = [(number, f"c{number}", b"\x95\x01\xc4\x00\x90\x90\x90") for number in (1, 2)]
     names = [(name,) for _, name, _ in cursors]
     statements = [*((sql, ((),)) for sql in _OLD_SCHEMA), *zip(_OLD_PUTS, (rows, cursors, names), strict=True)]
-    database.commit([*statements, ("PRAGMA user_version = 2", ((),))], True)
+    database.run_transaction([*statements, ("PRAGMA user_version = 2", ((),))], True)
 
 
 def test_rows_of_an_older_release_become_packs(tmp_path):
@@ -251,13 +253,13 @@ def test_a_change_of_the_schema_that_fails_leaves_everything_as_it_was(monkeypat
 
     for fails_after in count():
         with pytest.raises(StorageError):
-            database.commit(failing(fails_after), False)
+            database.run_transaction(failing(fails_after), False)
         assert database.query("SELECT COUNT(*) FROM aside") == [(40,)]
         assert database.query("PRAGMA user_version") == [(2,)]
         if len(taken) < fails_after:
             break
     assert len(taken) > 25
-    database.commit(old_schema.migration(database), True)
+    database.run_transaction(old_schema.migration(database), True)
     for cursor in (1, 2):
         found = packs.packed_after(database.query, cursor, -1, 100)
         assert [(s, p.frame(s)) for s, p in found] == [(n, b"frame %d" % n) for n in range(3 - cursor, 41, 2)]
@@ -270,7 +272,7 @@ def test_a_database_of_version_3_keeps_what_it_has(tmp_path):
     row = channel_store.CursorRow(7, deferred=[(8, 9)])
     pack = NewPack(3, [piece(50 * SECOND, 1, [10, 20, 30]), piece(60 * SECOND, 9, [5] * 4, 2)])
     ephemeral = NewPack(4, [piece(50 * SECOND, 1, [10])])
-    store.commit(
+    store.run_transaction(
         [
             channel_store.put_topic("t", True),
             put("t", 0, "c", channel_store.StoredChannel(1, False, True)),
@@ -315,14 +317,14 @@ def test_a_database_of_version_3_keeps_what_it_has(tmp_path):
 
 def test_a_damaged_pack_is_told_from_one_that_is_whole(store):
     pieces = [piece(50 * SECOND, 1, [10, 20, 30]), piece(51 * SECOND, 9, [5] * 4, 2)]
-    store.commit(put_packs(1, [NewPack(n, pieces) for n in (3, 4, 5, 6, 7)], 0), False)
-    store.commit([put_done({4: [2, 9]})], False)
+    store.run_transaction(put_packs(1, [NewPack(n, pieces) for n in (3, 4, 5, 6, 7)], 0), False)
+    store.run_transaction([put_done({4: [2, 9]})], False)
     ((data,),) = query_of(store)("SELECT data FROM aside_data WHERE id = 4")
     for number, position in ((4, len(data) - 1), (5, 20)):  # in a frame, and in the heads
         damaged = bytearray(query_of(store)("SELECT data FROM aside_data WHERE id = ?", (number,))[0][0])
         damaged[position] ^= 1
-        store.commit([(packs.PUT_DATA, ((number, bytes(damaged)),))], False)
-    store.commit([("DELETE FROM aside_data WHERE id = 6", ((),))], False)
+        store.run_transaction([(packs.PUT_DATA, ((number, bytes(damaged)),))], False)
+    store.run_transaction([("DELETE FROM aside_data WHERE id = 6", ((),))], False)
     read = store.due(1, (-1, -1), 100 * SECOND, 1 << 30)
     assert [each.number for each in read.packs] == [3, 7]
     told = {each.number: [(p.due_ns, p.first, p.count, p.attempts) for p in each.pieces] for each in read.damaged}
@@ -330,8 +332,8 @@ def test_a_damaged_pack_is_told_from_one_that_is_whole(store):
 
 
 def test_rows_that_are_changed_where_they_are_stay_whole(store):
-    store.commit(put_packs(1, [NewPack(3, [piece(50 * SECOND, 1, [10, 20, 30])])], 0), False)
-    store.commit([packs.shift_packs(5), *clear_packs(1, 2)], False)
+    store.run_transaction(put_packs(1, [NewPack(3, [piece(50 * SECOND, 1, [10, 20, 30])])], 0), False)
+    store.run_transaction([packs.shift_packs(5), *clear_packs(1, 2)], False)
     rows, damaged = packs.PACKS.read(query_of(store))
     assert not damaged
     assert [row[:7] for row in rows] == [(3, 1, 50 * SECOND + 5, 50 * SECOND + 5, 1, 3, 2)]
@@ -341,9 +343,9 @@ def test_rows_that_are_changed_where_they_are_stay_whole(store):
     "change", ["name = 'u'", "paused = 1", "paused = NULL", "name = CAST(x'ff' AS TEXT)", "crc = crc + 1"]
 )
 def test_a_row_that_was_changed_is_noticed(store, change):
-    store.commit([("DROP TABLE topic", ((),)), (TOPIC.create.replace(" NOT NULL", ""), ((),))], False)
-    store.commit([channel_store.put_topic("t", False), channel_store.put_topic("whole", False)], False)
-    store.commit([(f"UPDATE topic SET {change} WHERE name = 't'", ((),))], False)
+    store.run_transaction([("DROP TABLE topic", ((),)), (TOPIC.create.replace(" NOT NULL", ""), ((),))], False)
+    store.run_transaction([channel_store.put_topic("t", False), channel_store.put_topic("whole", False)], False)
+    store.run_transaction([(f"UPDATE topic SET {change} WHERE name = 't'", ((),))], False)
     assert TOPIC.read(query_of(store)) == ([("whole", 0)], 1)
 
 
@@ -363,7 +365,7 @@ def test_from_where_on_a_topic_has_headers(tmp_path):
         channel_store.put_topic_meta("t", headed, [0, 2], {0: 7, 2: 1}),
         channel_store.put_topic_meta("plain", TopicMeta(extend_support=True), [0], {0: 9}),
     ]
-    store.commit(rows, False)
+    store.run_transaction(rows, False)
     store.close()
     stored = ChannelStore(files).load()
     assert stored.metas == {"old": (META, [0]), "t": (headed, [0, 2]), "plain": (TopicMeta(extend_support=True), [0])}

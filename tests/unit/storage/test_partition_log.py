@@ -342,7 +342,7 @@ def test_a_batch_is_fetched_when_all_of_it_is_committed(is_in_memory):
     if not is_in_memory:
         log.drop_tail()
     for committed, expected in ((1, {}), (2, {1: b"a"}), (3, {1: b"a"}), (5, {1: b"a", 2: b"b", 3: b"c", 4: b"d"})):
-        log.commit(committed)
+        log.advance_committed(committed)
         data, following = log.fetch(1, 100, 10_000)
         assert bodies_of(data) == expected
         assert following == max(expected, default=0) + 1
@@ -353,10 +353,10 @@ def test_commit_only_goes_forward_and_not_beyond_the_end():
     fill(log, 5)
     end = log.next_sequence
     assert log.committed_sequence == 1
-    log.commit(4)
-    log.commit(2)
+    log.advance_committed(4)
+    log.advance_committed(2)
     assert log.committed_sequence == 4
-    log.commit(end + 50)
+    log.advance_committed(end + 50)
     assert log.committed_sequence == end
 
 
@@ -736,7 +736,7 @@ def test_fetch_returns_whole_batches_as_stored():
     kit = Kit(segment_bytes=100_000)
     log = kit.open()
     fill(log, 20)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     stored = kit.disk.content(kit.path(1))[SEGMENT_HEADER_BYTES:]
     for from_memory in (True, False):
         data, following = log.fetch(1, log.next_sequence, 1 << 20)
@@ -760,17 +760,17 @@ def test_fetch_stops_at_what_is_committed():
     log.append([b"c", b"d"], 2)
     assert log.fetch(1, 100, 1 << 20) == (b"", 1)
     for from_memory in (True, False):
-        log.commit(3)
+        log.advance_committed(3)
         data, following = log.fetch(1, 100, 1 << 20)
         assert (list(bodies_of(data)), following) == ([1, 2], 3)
         assert log.fetch(3, 100, 1 << 20) == (b"", 3)
         if from_memory:
             log.drop_tail()
-    log.commit(4)
+    log.advance_committed(4)
     for start in (1, 3):
         data, following = log.fetch(start, 100, 1 << 20)
         assert (list(bodies_of(data)), following) == ([1, 2] if start == 1 else [], 3), "half a batch is not given"
-    log.commit(5)
+    log.advance_committed(5)
     assert log.fetch(3, 100, 1 << 20)[1] == 5
 
 
@@ -778,7 +778,7 @@ def test_fetch_of_nothing():
     log = Kit().open()
     assert log.fetch(1, 10, 100) == (b"", 1)
     fill(log, 3)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     assert log.fetch(5, 5, 100) == (b"", 5)
     assert log.fetch(log.next_sequence, 1 << 40, 100) == (b"", log.next_sequence)
     assert log.fetch(1 << 40, 1 << 41, 100) == (b"", 1 << 40)
@@ -791,7 +791,7 @@ def test_fetch_goes_on_behind_a_gap():
     log = kit.open(next_sequence_min=end + 100)
     assert log.fetch(end, end + 50, 1 << 20) == (b"", end + 50)
     log.append([b"behind"], 1)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     log.drop_tail()
     assert fetch_all(log) == model | {end + 100: b"behind"}
     data, following = log.fetch(end + 3, 1 << 40, 1 << 20)
@@ -802,7 +802,7 @@ def test_fetch_of_dropped_messages_starts_at_the_first_stored():
     kit = Kit(segment_bytes=300)
     log = kit.open()
     model = fill(log, 20)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     log.drop_before(15)
     log.drop_tail()
     assert fetch_all(log, start=1) == {n: body for n, body in model.items() if n >= log.start_sequence}
@@ -1088,7 +1088,7 @@ def test_on_a_real_disk(tmp_path):
     model = fill(log, 60)
     sync(log)
     model |= fill(log, 3)
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     log.drop_tail()
     assert read_all(log) == fetch_all(log) == model
     files.close()

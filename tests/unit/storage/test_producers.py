@@ -169,7 +169,7 @@ def test_such_batches_are_read_like_others():
         bodies = bodies_for(number)
         first = log.append(bodies, 2000, producer=(b"p" * (1 + number), 1 + number))
         model.update(enumerate(bodies, first))
-    log.commit(log.next_sequence)
+    log.advance_committed(log.next_sequence)
     end_offset = log.end_offset_bytes
     assert read_all(log) == model
     assert fetch_all(log) == model

@@ -404,7 +404,7 @@ def test_numbering_goes_on_behind_what_consumers_had_reached():
     assert log.read(end) is None
     assert log.append([b"behind the gap"], 7) == end + 10
     model[end + 10] = b"behind the gap"
-    log.commit(end + 11)
+    log.advance_committed(end + 11)
     assert read_all(log) == fetch_all(log) == model
     batch = log.read(end)
     assert batch is not None

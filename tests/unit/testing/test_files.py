@@ -176,11 +176,13 @@ def test_paths_stay_inside(files: Files, path: str):
 
 def test_database(files: Files):
     database = files.open_database("state.db")
-    database.commit([("CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB)", [()])], sync=True)
-    database.commit([("INSERT INTO t VALUES (?, ?)", [(1, b"one"), (2, b"two")]), ("DELETE FROM t", [()])], sync=False)
-    database.commit([("INSERT INTO t VALUES (?, ?)", [(3, b"three")])], sync=True)
+    database.run_transaction([("CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB)", [()])], sync=True)
+    database.run_transaction(
+        [("INSERT INTO t VALUES (?, ?)", [(1, b"one"), (2, b"two")]), ("DELETE FROM t", [()])], sync=False
+    )
+    database.run_transaction([("INSERT INTO t VALUES (?, ?)", [(3, b"three")])], sync=True)
     with pytest.raises(StorageError, match=r"state\.db: UNIQUE"):
-        database.commit([("INSERT INTO t VALUES (?, ?)", [(4, b"four"), (3, b"again")])], sync=True)
+        database.run_transaction([("INSERT INTO t VALUES (?, ?)", [(4, b"four"), (3, b"again")])], sync=True)
     assert database.query("SELECT k, v FROM t WHERE k > ?", (0,)) == [(3, b"three")]
     database.close()
     database.close()
@@ -289,7 +291,7 @@ def test_a_full_disk(new_disk):
     assert file.size() == 100
     file.write_at(0, bytes(100))  # needs no more room
     with pytest.raises(StorageError, match="db: database or disk is full"):
-        files.open_database("db").commit([("CREATE TABLE t (k)", [()])], sync=True)
+        files.open_database("db").run_transaction([("CREATE TABLE t (k)", [()])], sync=True)
     file.truncate(10)
     assert files.free_bytes() == 90
     disk.set_free_bytes(5)
@@ -348,7 +350,7 @@ def test_failures_can_be_aimed_and_healed(new_disk):
         ("remove", lambda: files.remove("a")),
         ("truncate", lambda: files.open("a").truncate(5)),
         ("sync_directory", lambda: files.sync_directory("")),
-        ("commit", lambda: files.open_database("db").commit([], sync=True)),
+        ("commit", lambda: files.open_database("db").run_transaction([], sync=True)),
     ):
         disk.fail(kind)
         with pytest.raises((OSError, StorageError), match="Input/output error"):
@@ -417,7 +419,7 @@ def test_a_process_that_is_released_leaves_what_it_wrote(new_disk):
     disk = new_disk()
     files = disk.attach()
     files.open("a", create=True).write_at(0, b"not synced")
-    files.open_database("db").commit([("CREATE TABLE t (k)", [()])], sync=False)
+    files.open_database("db").run_transaction([("CREATE TABLE t (k)", [()])], sync=False)
     disk.release()
     disk.release()
     with pytest.raises(OSError, match="dead"):

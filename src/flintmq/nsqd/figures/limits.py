@@ -29,10 +29,10 @@ TOPIC_FIELDS = {
 
 def of_channel(parts: Sequence[Channel]) -> dict[str, int]:
     """The fields of one channel, its partitions added up."""
-    policies = [part.policy for part in parts if part.policy is not None]
-    if not policies:
+    limiters = [part.limiter for part in parts if part.limiter is not None]
+    if not limiters:
         return {}
-    counts = {field: sum(getattr(policy, field) for policy in policies) for field in CHANNEL_FIELDS}
+    counts = {field: sum(getattr(limiter, field) for limiter in limiters) for field in CHANNEL_FIELDS}
     return {field: count for field, count in counts.items() if count}
 
 

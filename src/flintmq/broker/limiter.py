@@ -40,7 +40,7 @@ _BATCHES_MAX = 512  # passed over in one turn, and
 _BATCHES_BYTES_MAX = 4 * 1024 * 1024
 
 
-class ChannelPolicy:
+class ChannelLimiter:
     """Owner of what a channel's limits need.
 
     Attributes:
@@ -129,7 +129,7 @@ class ChannelPolicy:
         self._give_up(message)
         return True
 
-    def takes(self, message: Message, batch: Batch | None) -> bool:
+    def withholds(self, message: Message, batch: Batch | None) -> bool:
         """Whether a message that was to be delivered again is not, and leaves its line: given up, or too old.
 
         Args:
@@ -335,7 +335,7 @@ class ChannelPolicy:
         taken: set[int] = set()
         for message in list(islice(self._window.ready_messages(), _READY_MAX)):
             if is_time or self._is_used_up(message.attempts):
-                if self.takes(message, None):
+                if self.withholds(message, None):
                     taken.add(message.sequence)
                 else:
                     is_time = False
@@ -488,10 +488,10 @@ def _size_of(batch: Batch, start: int, end: int) -> int:
 class _Sending:
     """Messages given up that are being published."""
 
-    __slots__ = ("_group", "_policy", "given_up")
+    __slots__ = ("_group", "_limiter", "given_up")
 
-    def __init__(self, policy: ChannelPolicy) -> None:
-        self._policy = policy
+    def __init__(self, limiter: ChannelLimiter) -> None:
+        self._limiter = limiter
         self._group: PublishGroup | None = None
         self.given_up: list[GivenUp] = []
 
@@ -501,7 +501,7 @@ class _Sending:
 
     def publish_ended(self) -> None:
         assert self._group is not None, "only who waits is told"
-        self._policy.sent(self, self._group.error)
+        self._limiter.sent(self, self._group.error)
 
 
 def _sequence_of(message: Message) -> int:
