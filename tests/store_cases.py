@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from flintmq.cluster.state import LookupdRecord, NodeRecord, encode
 from flintmq.cluster.store import (
     Compare,
     CompareValue,
@@ -33,6 +34,7 @@ from flintmq.cluster.store import (
     swap,
 )
 from flintmq.cluster.store_state import StoreState
+from flintmq.net.membership import Candidacy, Membership, Replaced
 
 Case = Callable[[Store, str], Awaitable[None]]
 CASES: dict[str, Case] = {}
@@ -349,3 +351,216 @@ async def compare_with_model(store: Store, prefix: str, seed: int, steps: int) -
 def _by_revision(events: list[Event] | tuple[Event, ...]) -> list[tuple[int, str, KeyValue | None]]:
     """Within one revision the order is nobody's business."""
     return sorted(((event.revision, event.key, event.now) for event in events), key=lambda row: row[:2])
+
+
+# -- membership --------------------------------------------------------------------------------------------------------
+
+INCARNATIONS = ("a" * 16, "b" * 16, "c" * 16)
+
+
+def node(incarnation: str = INCARNATIONS[0], **fields: object) -> NodeRecord:
+    return NodeRecord("0123456789abcdef", incarnation, "boot", False, "host", 4150, 4151, 4152, **fields)  # type: ignore[arg-type]
+
+
+class Heard:
+    """A member, perhaps a candidate, and what it was told."""
+
+    def __init__(self, store: Store, key: str, record: NodeRecord | LookupdRecord, place: str = "") -> None:
+        self.told: list[str] = []
+        self.term = 0
+        tell = self.told.append
+        self.membership = Membership(
+            store,
+            store._env.clock,  # type: ignore[attr-defined]  # of its simulation, if it is in one
+            key,
+            record,
+            LEASE_TTL_S,
+            on_held=lambda pair: tell("held"),
+            on_lost=lambda reason: tell("lost"),
+            on_replaced=lambda error: tell("replaced"),
+        )
+        self.membership.start()
+        self.candidacy = Candidacy(self.membership, place, self._elected, lambda reason: tell("voted out"))
+        if place:
+            self.candidacy.start()
+
+    def _elected(self, pair: KeyValue) -> None:
+        self.term = pair.mod_revision
+        self.told.append("elected")
+
+    async def until(self, what: str, times: int = 1) -> None:
+        while self.told.count(what) < times:
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        await self.candidacy.resign()
+        await self.membership.close()
+
+
+async def left_behind(store: Store, key: str, record: NodeRecord | LookupdRecord, *others: str) -> int:
+    """What a process that was killed leaves: its record, and perhaps other keys, under a lease that runs on."""
+    lease = await store.grant(3600)
+    puts = [Put(each, encode(record), lease.lease_id) for each in (key, *others)]
+    await store.txn(Txn((), tuple(puts)))
+    return lease.lease_id
+
+
+@case
+async def a_member_is_there_while_it_lives(store: Store, prefix: str) -> None:
+    key = prefix + "node/1"
+    one = Heard(store, key, node())
+    await one.until("held")
+    pair = await store.get(key)
+    assert pair is not None and pair == one.membership.pair and pair.value == encode(node())
+    assert one.membership.is_held and one.membership.lease is not None
+    assert pair.lease_id == one.membership.lease.lease_id
+    await one.membership.update(node(is_draining=True))
+    pair = await store.get(key)
+    assert pair is not None and pair.value == encode(node(is_draining=True)) and pair.version == 2
+    assert pair.lease_id == one.membership.lease.lease_id and one.told == ["held"]
+    await one.close()
+    assert await store.get(key) is None
+    assert one.told == ["held", "lost"] and not one.membership.is_held
+
+
+@case
+async def a_member_stays_for_longer_than_its_lease(store: Store, prefix: str) -> None:
+    one = Heard(store, prefix + "node/1", node())
+    await one.until("held")
+    start = one.membership.pair
+    await asyncio.sleep(2 * LEASE_TTL_S)
+    assert await store.get(prefix + "node/1") == start and one.told == ["held"]
+    await one.close()
+
+
+@case
+async def a_member_whose_lease_is_gone_registers_again(store: Store, prefix: str) -> None:
+    one = Heard(store, prefix + "node/1", node())
+    await one.until("held")
+    assert one.membership.lease is not None
+    await store.revoke(one.membership.lease.lease_id)
+    await one.until("held", 2)
+    assert one.told == ["held", "lost", "held"]
+    assert await store.get(prefix + "node/1") == one.membership.pair
+    await one.close()
+
+
+@case
+async def the_record_of_the_process_before_is_replaced_at_once(store: Store, prefix: str) -> None:
+    key, place = prefix + "node/1", prefix + "place"
+    lease_id = await left_behind(store, key, node(INCARNATIONS[0]), place)
+    start = await store.get(key)
+    assert start is not None
+    async with store.watch(Span.of_key(key), start.mod_revision) as watched:
+        one = Heard(store, key, node(INCARNATIONS[1]))
+        await one.until("held")
+        (event,) = await take(watched, 1)
+        assert event.now == one.membership.pair, "it was never gone"
+    with pytest.raises(LeaseNotFound):
+        await store.keepalive(lease_id)
+    assert await store.get(place) is None, "what else it held is free"
+    assert await store.get(key) == one.membership.pair
+    await one.close()
+
+
+@case
+async def the_later_of_two_with_one_id_takes_over(store: Store, prefix: str) -> None:
+    key = prefix + "node/1"
+    first = Heard(store, key, node(INCARNATIONS[0]))
+    await first.until("held")
+    later = Heard(store, key, node(INCARNATIONS[1]))
+    await later.until("held")
+    await first.until("replaced")
+    assert first.told == ["held", "lost", "replaced"] and not first.membership.is_held
+    with pytest.raises(Replaced, match="two processes use copies of one data directory"):
+        await first.membership.held()
+    with pytest.raises(Replaced):
+        await first.membership.update(node())
+    assert later.told == ["held"] and await store.get(key) == later.membership.pair
+    await later.close()
+    assert await store.get(key) is None
+    await first.close()
+    assert first.told == ["held", "lost", "replaced"], "it does not come back"
+
+
+def lookupd(number: int, incarnation: str = INCARNATIONS[0]) -> LookupdRecord:
+    return LookupdRecord(f"{number:016x}", incarnation, "host", 4160, 4161)
+
+
+@case
+async def one_of_many_is_elected_and_the_next_when_it_goes(store: Store, prefix: str) -> None:
+    place = prefix + "master"
+    candidates = [Heard(store, f"{prefix}lookupd/{number}", lookupd(number), place) for number in range(3)]
+    terms = []
+    while candidates:
+        while not (elected := [each for each in candidates if each.candidacy.is_elected]):
+            await asyncio.sleep(0.01)
+        (master,) = elected
+        pair = await store.get(place)
+        assert pair is not None
+        assert pair.value == encode(master.membership.record)
+        assert pair == master.candidacy.pair and master.term == pair.mod_revision
+        terms.append(master.term)
+        candidates.remove(master)
+        if len(candidates) == 2:
+            assert master.membership.lease is not None
+            await master.candidacy.resign()
+            assert master.told == ["held", "elected", "voted out"] and master.membership.is_held
+        else:
+            await master.membership.close()  # with the lease the place goes
+            assert sorted(master.told) == ["elected", "held", "lost", "voted out"]
+        assert not master.candidacy.is_elected
+        await master.close()
+    assert terms == sorted(set(terms))
+    assert await store.get(place) is None
+
+
+@case
+async def a_place_is_ours_again_after_a_restart_and_never_somebody_elses(store: Store, prefix: str) -> None:
+    place = prefix + "master"
+    lease_id = await left_behind(store, place, lookupd(1, INCARNATIONS[0]))
+    other = Heard(store, prefix + "lookupd/2", lookupd(2), place)
+    await other.until("held")
+    again = Heard(store, prefix + "lookupd/1", lookupd(1, INCARNATIONS[1]), place)
+    await again.until("elected")
+    assert other.told == ["held"]
+    assert await store.keepalive(lease_id) == 3600, "it held nothing of ours but the place"
+    await again.close()
+    await other.until("elected")
+    await other.close()
+
+
+@case
+async def a_guarded_change_is_for_who_is_elected(store: Store, prefix: str) -> None:
+    place, key = prefix + "master", prefix + "key"
+    one = Heard(store, prefix + "lookupd/1", lookupd(1), place)
+    await one.until("elected")
+    other = Heard(store, prefix + "lookupd/2", lookupd(2), place)
+    guard = one.candidacy.guard
+    assert (await swap(store, key, None, b"1", guards=(guard,))).fate is Fate.APPLIED
+    await one.candidacy.resign()
+    await other.until("elected")
+    before = await store.get(key)
+    late = await swap(store, key, before, b"2", guards=(guard,))
+    assert late.fate is Fate.REFUSED and late.now == before
+    assert (await swap(store, key, before, b"3", guards=(other.candidacy.guard,))).fate is Fate.APPLIED
+    await one.close()
+    await other.close()
+
+
+@case
+async def a_place_is_lost_with_the_lease_and_found_again(store: Store, prefix: str) -> None:
+    place = prefix + "master"
+    one = Heard(store, prefix + "lookupd/1", lookupd(1), place)
+    await one.until("elected")
+    assert one.membership.lease is not None
+    await store.revoke(one.membership.lease.lease_id)
+    await one.until("elected", 2)
+    assert sorted(one.told) == ["elected", "elected", "held", "held", "lost", "voted out"]
+    assert one.told.index("voted out") < 4
+    deleted = await store.get(place)
+    assert deleted is not None
+    await delete(store, place)
+    await one.until("elected", 3)
+    assert one.term > deleted.mod_revision
+    await one.close()

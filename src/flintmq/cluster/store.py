@@ -368,7 +368,13 @@ class Swapped:
 
 
 async def swap(
-    store: Store, key: str, before: KeyValue | None, value: bytes | None, lease_id: int = 0, tries: int = SWAP_TRIES
+    store: Store,
+    key: str,
+    before: KeyValue | None,
+    value: bytes | None,
+    lease_id: int = 0,
+    tries: int = SWAP_TRIES,
+    guards: tuple[Condition, ...] = (),
 ) -> Swapped:
     """Change a key that is still as it was read, and find out what became of it when an answer is missing.
 
@@ -380,6 +386,8 @@ async def swap(
         value: what to write, in which something is the writer's own (its id, a counter), so that nobody else writes
             the same; None: delete it.
         tries: how often it is sent, each with the deadline of the store.
+        guards: what has to hold as well, such as that we are still the master; each has to be one that holds no more
+            once it has ceased to. When one does not hold, the key may be as it was.
 
     Raises:
         OutcomeUnknown: no try was answered after one that may have been carried out.
@@ -388,7 +396,7 @@ async def swap(
     """
     change: Operation = Delete(key) if value is None else Put(key, value, lease_id)
     expected = 0 if before is None else before.mod_revision
-    request = Txn((Compare(key, expected),), (change, Get(key)), (Get(key),))
+    request = Txn((Compare(key, expected), *guards), (change, Get(key)), (Get(key),))
     unknown: OutcomeUnknown | None = None
     for _ in range(tries):
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from flintmq.clock import Clock
@@ -24,6 +24,10 @@ AGAIN_S = 0.1
 _log = logging.getLogger(__name__)
 
 
+def _ignore() -> None:
+    pass
+
+
 class HeldLease:
     """A lease of ours.
 
@@ -32,13 +36,17 @@ class HeldLease:
         tenure: how long may be relied on it; it is the holder's to ask, immediately before every act.
         lost: set when the store says that it is gone.
         failure: why it was not renewed the last time; empty: it was.
+        on_change: called after every attempt to renew it.
     """
 
-    def __init__(self, store: Store, clock: Clock, lease_id: int, tenure: Tenure) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, lease_id: int, tenure: Tenure, on_change: Callable[[], object] = _ignore
+    ) -> None:
         self.lease_id = lease_id
         self.tenure = tenure
         self.lost = asyncio.Event()
         self.failure = ""
+        self.on_change = on_change
         self._store = store
         self._clock = clock
 
@@ -46,6 +54,16 @@ class HeldLease:
     def is_held(self) -> bool:
         """Whether the holder may act on it now."""
         return not self.lost.is_set() and self.tenure.is_held(self._clock.monotonic_ns())
+
+    @property
+    def until_ns(self) -> int:
+        """Until when the holder may act on it, unless it is renewed."""
+        return self.tenure.until_ns
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then; negative when it is over."""
+        return (self.tenure.until_ns - self._clock.monotonic_ns()) / 1e9
 
     async def renew(self) -> None:
         """Renew it once.
@@ -72,6 +90,7 @@ class HeldLease:
                 await self.renew()
             except LeaseNotFound as error:
                 _log.error("STORE: %s", error)
+                self.on_change()
                 return
             except StoreError as error:
                 if not self.failure:
@@ -79,21 +98,26 @@ class HeldLease:
                 self.failure = str(error)
             else:
                 self.failure = ""
+            self.on_change()
 
 
 @asynccontextmanager
-async def holding(store: Store, clock: Clock, ttl_s: int, margin_ns: int = 0) -> AsyncIterator[HeldLease]:
+async def holding(
+    store: Store, clock: Clock, ttl_s: int, margin_ns: int = 0, on_change: Callable[[], object] = _ignore
+) -> AsyncIterator[HeldLease]:
     """Hold a lease of ``ttl_s`` seconds while the block runs; it is ended with it, if the store can be asked.
 
     Args:
         margin_ns: how much earlier than the store its holder takes it for gone.
+        on_change: is called after every attempt to renew it.
 
     Raises:
         StoreError: it was not granted.
     """
     sent_at_ns = clock.monotonic_ns()
     lease = await store.grant(ttl_s)
-    held = HeldLease(store, clock, lease.lease_id, Tenure(lease.ttl_s * 1_000_000_000, sent_at_ns, margin_ns))
+    tenure = Tenure(lease.ttl_s * 1_000_000_000, sent_at_ns, margin_ns)
+    held = HeldLease(store, clock, lease.lease_id, tenure, on_change)
     keeping = asyncio.get_running_loop().create_task(kept_up(held.keep, "renewing a lease", pause_s=AGAIN_S))
     try:
         yield held

@@ -15,6 +15,7 @@ from flintmq.storage.files import (
     salvaged_rows,
 )
 from flintmq.storage.floors import FloorFile
+from flintmq.storage.identity import DamagedIdentity, node_id
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
 from flintmq.storage.segment import Corruption
@@ -24,6 +25,7 @@ __all__ = [
     "Corruption",
     "Creation",
     "Damage",
+    "DamagedIdentity",
     "Database",
     "File",
     "Files",
@@ -37,6 +39,7 @@ __all__ = [
     "SyncTicket",
     "create_logs",
     "database_error",
+    "node_id",
     "prepare_connection",
     "salvaged_rows",
     "replace_file",

@@ -1,0 +1,66 @@
+"""The identity of a node: a number that its data directory keeps, whatever host and port it has.
+
+Byte picture of ``node.id``: 16 hex digits, a space, 8 hex digits (CRC-32 of the 16), a newline.
+
+Rules of this file: an identity is made once, and durable before anybody hears of it; one that is not as it was written
+is refused, because a node under another identity would be a new one without replicas.
+
+Source: docs/decisions/0016.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from zlib import crc32
+
+from flintmq.errors import StorageError
+from flintmq.storage.files import Files, replace_file
+
+IDENTITY_NAME = "node.id"
+_LINE = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{8})\n")
+
+
+class DamagedIdentity(StorageError):
+    """``node.id`` of a data directory is not what was written there."""
+
+    def __str__(self) -> str:
+        return (
+            f"{IDENTITY_NAME} of the data directory is damaged: it should be 16 hex digits and their checksum. "
+            "Restore it from a backup. Without one, remove it: the node is a new one then, to which the cluster has to "
+            "give its replicas anew"
+        )
+
+
+def node_id(
+    files: Files,
+    random_bytes: Callable[[int], bytes] = os.urandom,  # noqa: TID251 - no two may be equal, ever
+) -> str:
+    """Return the identity of a data directory, 16 hex digits; make it if there is none. Blocks.
+
+    Args:
+        random_bytes: returns so many of them; a simulation has its own.
+
+    Raises:
+        DamagedIdentity: it is not as it was written.
+        StorageError: it can be neither read nor written.
+    """
+    try:
+        try:
+            file = files.open(IDENTITY_NAME)
+        except FileNotFoundError:
+            identity = random_bytes(8).hex()
+            replace_file(files, IDENTITY_NAME, b"%b %08x\n" % (identity.encode(), crc32(identity.encode())))
+            files.sync_directory("")
+            return identity
+        try:
+            data = file.read_at(0, 64)
+        finally:
+            file.close()
+    except OSError as error:
+        raise StorageError(f"{IDENTITY_NAME}: {error.strerror or error}") from error
+    line = _LINE.fullmatch(data)
+    if line is None or int(line[2], 16) != crc32(line[1]):
+        raise DamagedIdentity
+    return line[1].decode()
