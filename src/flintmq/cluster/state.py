@@ -125,12 +125,17 @@ class TopicRecord(_Value, frozen=True):
         meta: what it was created with; ``meta.replica`` copies of each partition are wanted.
         partition_num: partitions of it; also of a plain topic, whose ``meta`` has none.
         min_in_sync: with fewer replicas in sync nothing is acknowledged; 1 to ``meta.replica``.
+        is_deleting: it is to go, with all that nodes have of it. First this is written, then its partitions go, then
+            the record: whoever has a replica of this topic's number and has seen this mark removes it. Whoever finds
+            no record of the number, and has not seen the mark, sets its replica aside: it was away then, or the store
+            is another one.
     """
 
     number: int
     meta: TopicMeta
     partition_num: int
     min_in_sync: int = 1
+    is_deleting: bool = False
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,563 @@
+"""The decisions of the master nsqlookupd: who leads, where partitions are, which topics there are. No IO, no clock.
+
+Fed with the changes that a :class:`flintmq.cluster.view.View` found; gives out swaps, which somebody carries out in
+parallel and tells the end of. A decision is made of what is known now and nothing else, so that another controller
+makes the next one from where this one was stopped.
+
+How a topic comes and goes:
+
+- First its record is made, then a state for each partition, which names its leader in the same write; a partition
+  without a state is made up for by whoever is master then.
+- First its record is marked (``is_deleting``), then the states go, then the record. A node that has seen the mark
+  removes its replicas; one that was away sets them aside (:meth:`flintmq.cluster.view.View.fate`).
+
+Invariants:
+
+- I1: a swap compares the revision of what was decided on, and that this nsqlookupd is master still: who has lost that
+  changes nothing more. A state is made only while the record of its topic is as it was read.
+- I2: only members of the in-sync set that have everything are elected, each under the next epoch.
+- I3: of what :meth:`Controller.next_swaps` gives out a key has one under way at most, and none again before the view
+  has what became of the last.
+- I4: what cannot be read is left as it is, and nothing else waits for it.
+
+Source: design/cluster.md section 3 rules 1 and 9, Revision 2 H4, H14, H15.
+"""
+
+from __future__ import annotations
+
+import random as _random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from flintmq.cluster.placement import Site, TooFewNodes, place_copies
+from flintmq.cluster.state import (
+    Member,
+    NodeRecord,
+    NoLeader,
+    PartitionState,
+    TopicRecord,
+    candidates,
+    elected,
+    encode,
+    without_leader,
+)
+from flintmq.cluster.store import Compare, CompareValue, Condition, KeyValue, Swapped
+from flintmq.cluster.view import Change, NodeChange, OtherChange, PartitionChange, PartitionId, TopicChange, View
+from flintmq.errors import FlintError
+from flintmq.topic_meta import TopicMeta
+
+MIN_IN_SYNC_FROM_COPIES = 3
+"""With so many copies two have to be in sync before anything is acknowledged; with fewer one has to."""
+_ID_BITS = 62
+
+
+class Refused(FlintError):
+    """A topic cannot be made, changed or deleted.
+
+    Args:
+        reason: why, and what to do.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A change to make by :func:`flintmq.cluster.store.swap`.
+
+    Attributes:
+        before: what the key is; None: it is not there.
+        value: what it is to be; None: it is to go.
+        reason: what it does and why, for the log.
+        guards: what has to hold of other keys.
+    """
+
+    key: str
+    before: KeyValue | None
+    value: bytes | None
+    reason: str
+    guards: tuple[Condition, ...] = ()
+
+
+class Controller:
+    """The decisions.
+
+    Args:
+        random: for the numbers of topics and logs.
+        master: that this nsqlookupd is master; None: nobody asks.
+        allow_same_host: several copies of a partition may be on one machine.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        random: _random.Random,
+        master: CompareValue | None = None,
+        allow_same_host: bool = False,
+    ) -> None:
+        self.view = view
+        self._keys = view.keys
+        self._random = random
+        self._master = master
+        self._allow_same_host = allow_same_host
+        self._suspected: dict[str, str] = {}  # node: incarnation
+        self._live: dict[str, NodeRecord] | None = None
+        self._partitions: dict[PartitionId, None] = dict.fromkeys(view.partitions)  # to be looked at, in this order
+        self._topics: dict[str, None] = dict.fromkeys(view.topics)
+        self._planned: deque[Swap] = deque()
+        self._under_way: dict[str, Swap] = {}
+        self._awaited: dict[str, Swap] = {}  # ended, and the view does not have it yet
+        self._waiting_for: dict[str, dict[str, None]] = {}  # a key: the awaited swaps that end when it changes
+        self._placing: dict[PartitionId, tuple[str, ...]] = {}
+        self._unplaced: dict[str, str] = {}  # topics that lack partitions, and why
+
+    # --- what is told
+
+    def see(self, changes: Iterable[Change], is_whole: bool = False) -> None:
+        """Take note of what the view found.
+
+        Args:
+            is_whole: the view was told all there is, not merely what happened since.
+        """
+        if is_whole:
+            for key in list(self._awaited):
+                self._release(key)
+        for change in changes:
+            for key in self._waiting_for.pop(change.key, ()):
+                self._release(key)
+            match change:
+                case NodeChange():
+                    self._see_node(change)
+                case TopicChange():
+                    self._topics[change.topic] = None
+                    for number in self.view.of_topic.get(change.topic, ()):
+                        self._partitions[change.topic, number] = None
+                case PartitionChange():
+                    self._placing.pop(change.partition, None)
+                    self._partitions[change.partition] = None
+                    if change.now is None:
+                        self._topics[change.partition[0]] = None
+                case OtherChange():
+                    if change.key == self._keys.master:
+                        self._topics.update(dict.fromkeys(self._unplaced))
+
+    def _see_node(self, change: NodeChange) -> None:
+        self._live = None
+        now = change.now
+        if now is None or self._suspected.get(change.node) != now.incarnation:
+            self._suspected.pop(change.node, None)
+        if now is not None and change.before == now:
+            return
+        self._partitions.update(dict.fromkeys(self.view.held.get(change.node, ())))
+        self._topics.update(dict.fromkeys(self._unplaced))
+
+    def suspect(self, node: str, incarnation: str) -> None:
+        """Take a process for dead: its connection broke, and nobody listens where it did.
+
+        Others are elected in its place; what nobody else can lead stays with it until its key is gone.
+        """
+        record = self.view.nodes.get(node)
+        if record is None or record.incarnation != incarnation or self._suspected.get(node) == incarnation:
+            return
+        self._suspected[node] = incarnation
+        self._live = None
+        self._partitions.update(dict.fromkeys(self.view.held.get(node, ())))
+
+    def trust(self, node: str, incarnation: str) -> None:
+        """Suspect a process no longer: it connected again."""
+        if self._suspected.get(node) == incarnation:
+            del self._suspected[node]
+            self._live = None
+            self._partitions.update(dict.fromkeys(self.view.held.get(node, ())))
+            self._topics.update(dict.fromkeys(self._unplaced))
+
+    def ended(self, swap: Swap, swapped: Swapped | None) -> None:
+        """Take note of what became of a swap that was given out.
+
+        Args:
+            swapped: None: it is not known, or the store did not answer; it is decided anew.
+        """
+        self._under_way.pop(swap.key, None)
+        if swapped is None or self._has_moved(swap):
+            self._look_again(swap)
+            return
+        self._awaited[swap.key] = swap
+        for key in (swap.key, *(guard.key for guard in swap.guards)):
+            self._waiting_for.setdefault(key, {})[swap.key] = None
+
+    def _has_moved(self, swap: Swap) -> bool:
+        """Whether the view has something else by now than what was decided on."""
+        pairs = self.view.pairs
+        if pairs.get(swap.key) != swap.before:
+            return True
+        for guard in swap.guards:
+            pair = pairs.get(guard.key)
+            if isinstance(guard, Compare):
+                if (0 if pair is None else pair.mod_revision) != guard.mod_revision:
+                    return True
+            elif pair is None or pair.value != guard.value:
+                return True
+        return False
+
+    def _release(self, key: str) -> None:
+        swap = self._awaited.pop(key, None)
+        if swap is None:
+            return
+        for other in (swap.key, *(guard.key for guard in swap.guards)):
+            waiting = self._waiting_for.get(other)
+            if waiting is not None:
+                waiting.pop(key, None)
+                if not waiting:
+                    del self._waiting_for[other]
+        self._look_again(swap)
+
+    def _look_again(self, swap: Swap) -> None:
+        partition = self._keys.partition_in(swap.key)
+        if partition is not None:
+            self._placing.pop(partition, None)
+            self._partitions[partition] = None
+            self._topics[partition[0]] = None
+        elif (topic := self._keys.name_in(swap.key, "topic")) is not None:
+            self._topics[topic] = None
+
+    # --- what is to be done
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the view says so, too; nothing is decided before it does."""
+        if self._master is None:
+            return True
+        pair = self.view.pairs.get(self._master.key)
+        return pair is not None and pair.value == self._master.value
+
+    def next_swaps(self, count_max: int) -> list[Swap]:
+        """Return swaps to carry out now, elections first; each is told the end of by :meth:`ended`.
+
+        Args:
+            count_max: so many at most.
+        """
+        found: list[Swap] = []
+        if not self.is_master:
+            return found
+        while len(found) < count_max:
+            swap = self._next()
+            if swap is None:
+                break
+            self._under_way[swap.key] = swap
+            found.append(swap)
+        return found
+
+    def _next(self) -> Swap | None:
+        while self._partitions:
+            partition = next(iter(self._partitions))
+            del self._partitions[partition]
+            swap = self._of_partition(partition)
+            if swap is not None:
+                return swap
+        while True:
+            while self._planned:
+                swap = self._planned.popleft()
+                if self._is_busy(swap.key):
+                    continue  # it is looked at again when that has ended
+                if not self._has_moved(swap):
+                    return swap
+                self._look_again(swap)
+            if not self._topics:
+                return None
+            topic = next(iter(self._topics))
+            del self._topics[topic]
+            self._planned.extend(self._of_topic(topic))
+
+    def _is_busy(self, key: str) -> bool:
+        return key in self._under_way or key in self._awaited
+
+    def _swap(self, key: str, value: msgspec.Struct | None, reason: str, *guards: Condition) -> Swap:
+        master = () if self._master is None else (self._master,)
+        data = None if value is None else encode(value)
+        return Swap(key, self.view.pairs.get(key), data, reason, (*master, *guards))
+
+    @property
+    def live(self) -> Mapping[str, NodeRecord]:
+        """The nodes that live, as far as is known: without those that are suspected."""
+        if self._live is None:
+            self._live = {
+                node: record
+                for node, record in self.view.nodes.items()
+                if self._suspected.get(node) != record.incarnation
+            }
+        return self._live
+
+    # --- partitions
+
+    def _of_partition(self, partition: PartitionId) -> Swap | None:
+        view, (topic, number) = self.view, partition
+        key = self._keys.partition(topic, number)
+        state = view.partitions.get(partition)
+        record = view.topics.get(topic)
+        if state is None or self._is_busy(key):
+            return None
+        if record is None and self._keys.topic(topic) not in view.unreadable:
+            return None  # nodes know of no such topic
+        if record is not None and record.is_deleting:
+            return self._swap(key, None, f"partition {topic}/{number} is deleted with its topic")
+        chosen = self._chosen(state)
+        if chosen is None:
+            return None
+        now, reason = chosen
+        return self._swap(key, now, f"partition {topic}/{number}: {reason}")
+
+    def _chosen(self, state: PartitionState) -> tuple[PartitionState, str] | None:
+        """Return what a partition's state has to become and why; None: it stays."""
+        live = self.live
+        leader = live.get(state.leader)
+        if leader is not None and leader.incarnation == state.incarnation:
+            return self._handed_over(state, leader)
+        gone = self._gone(state)
+        if not state.epoch and not state.in_sync:
+            members = tuple(live[node].member for node in state.replicas if node in live)
+            if not members:
+                return None
+            first = live[members[0].node]
+            return elected(state, first, members), f"{_led(first, state)}: it is the first"
+        found = candidates(state, live)
+        if found is NoLeader.POWER_LOST and len(state.in_sync) == 1:
+            # nobody else has it, so there is nobody to wait for
+            alone = live[state.in_sync[0].node]
+            return (
+                elected(state, alone, (alone.member,)),
+                f"{_led(alone, state)}: {gone}, it has the only copy, and may have lost with its power what was not "
+                "synced",
+            )
+        if isinstance(found, NoLeader):
+            if not state.leader or state.has_leader(self.view.nodes):
+                return None  # it is only suspected, and nobody else can lead
+            return without_leader(state), f"nobody leads: {gone}, and {found.value}"
+        return elected(state, found[0], self._members(state)), f"{_led(found[0], state)}: {gone}"
+
+    def _handed_over(self, state: PartitionState, leader: NodeRecord) -> tuple[PartitionState, str] | None:
+        is_leaving = leader.node in state.leaving
+        if not (leader.is_draining or is_leaving):
+            return None
+        found = candidates(state, self.live)
+        best = None if isinstance(found, NoLeader) else found[0]
+        if best is None or best.node == leader.node or best.node in state.leaving or best.is_draining:
+            return None
+        why = "is to keep no copy" if is_leaving else "is draining"
+        return elected(state, best, self._members(state)), f"{_led(best, state)}: node {leader.node} {why}"
+
+    def _members(self, state: PartitionState) -> tuple[Member, ...]:
+        """Those who have everything and live; who is dead would only be waited for."""
+        live = self.live
+        return tuple(
+            live[member.node].member
+            for member in state.in_sync
+            if member.node in live and member.is_whole(live[member.node])
+        )
+
+    def _gone(self, state: PartitionState) -> str:
+        """Tell why nobody leads."""
+        if not state.leader:
+            return "nobody led it"
+        node = self.view.nodes.get(state.leader)
+        if node is None:
+            return f"node {state.leader} is gone"
+        if node.incarnation != state.incarnation:
+            return f"node {state.leader} was started anew"
+        return f"node {state.leader} broke its connection and does not listen"
+
+    def why_no_leader(self, partition: PartitionId) -> str:
+        """Tell why nobody leads a partition, for people; empty: somebody does."""
+        return why_no_leader(self.view, partition, self.live)
+
+    # --- topics
+
+    def _of_topic(self, topic: str) -> list[Swap]:
+        view = self.view
+        record, key = view.topics.get(topic), self._keys.topic(topic)
+        self._unplaced.pop(topic, None)
+        if record is None or self._is_busy(key):
+            return []
+        if record.is_deleting:
+            is_held = any(True for _ in self._states(topic))
+            return [] if is_held else [self._swap(key, None, f"topic {topic} is deleted")]
+        missing = [
+            number
+            for number in range(record.partition_num)
+            if (topic, number) not in view.partitions and (topic, number) not in self._placing
+        ]
+        missing = [number for number in missing if self._keys.partition(topic, number) not in view.pairs]
+        if not missing:
+            return []
+        here = {number: state.replicas for number, state in view.of_topic.get(topic, {}).items()}
+        here |= {number: nodes for (name, number), nodes in self._placing.items() if name == topic}
+        try:
+            placed = place_copies(missing, record.meta.replica, self._sites(), here, self._allow_same_host)
+        except TooFewNodes as error:
+            self._unplaced[topic] = f"{len(missing)} partitions have no place: {error}"
+            return []
+        self._placing.update({(topic, number): nodes for number, nodes in placed.items()})
+        pair = view.pairs[key]
+        guard = Compare(key, pair.mod_revision)
+        return [self._created(topic, record, number, nodes, guard) for number, nodes in placed.items()]
+
+    def _states(self, topic: str) -> Iterator[str]:
+        """The keys that there are, or may be presently, of a topic's partitions."""
+        head = self._keys.partitions(topic).start
+        for number in self.view.of_topic.get(topic, ()):
+            yield self._keys.partition(topic, number)
+        for keys in (self.view.unreadable, self._under_way, self._awaited):
+            yield from (key for key in keys if key.startswith(head))
+
+    def _created(self, topic: str, record: TopicRecord, number: int, nodes: Sequence[str], guard: Condition) -> Swap:
+        """A partition that nobody has written to: all replicas have all of it."""
+        live = self.live
+        state = PartitionState(record.number, self._random.getrandbits(_ID_BITS) + 1, replicas=tuple(nodes))
+        leader = live[nodes[0]]
+        state = elected(state, leader, (live[node].member for node in nodes))
+        reason = f"partition {topic}/{number} is created on {', '.join(nodes)}"
+        return self._swap(self._keys.partition(topic, number), state, reason, guard)
+
+    def _sites(self) -> list[Site]:
+        led: dict[str, int] = {}
+        held: dict[str, int] = {}
+        for nodes in self._placing.values():
+            led[nodes[0]] = led.get(nodes[0], 0) + 1
+            for node in nodes:
+                held[node] = held.get(node, 0) + 1
+        view = self.view
+        return [
+            Site(
+                node.node,
+                node.host_id,
+                node.zone,
+                len(view.led.get(node.node, ())) + led.get(node.node, 0),
+                len(view.held.get(node.node, ())) + held.get(node.node, 0),
+            )
+            for node in self.live.values()
+            if not node.is_draining
+        ]
+
+    def why_not_placed(self, topic: str) -> str:
+        """Tell why a topic lacks partitions; empty: it does not, or not for long."""
+        return self._unplaced.get(topic, "")
+
+    def creation(self, topic: str, meta: TopicMeta, partition_num: int, is_any_fine: bool = False) -> Swap | None:
+        """Return what makes a topic; None when it is there as it is wanted. Its partitions follow by themselves.
+
+        Args:
+            meta: of a plain topic without partitions; ``meta.replica`` counts.
+            partition_num: of a plain topic as well.
+            is_any_fine: one that is there is taken, whatever it is like.
+
+        Raises:
+            Refused: it is there and different, is being deleted, or there are too few nodes.
+        """
+        key = self._keys.topic(topic)
+        if key in self.view.unreadable:
+            raise Refused(f"topic {topic} is there and cannot be read: {self.view.unreadable[key].reason}")
+        record = self.view.topics.get(topic)
+        if record is not None:
+            if record.is_deleting:
+                raise Refused(f"topic {topic} is being deleted; try again presently")
+            if is_any_fine or (record.meta.is_like(meta) and record.partition_num == partition_num):
+                return None
+            raise Refused(
+                f"topic {topic} is there already, with {record.partition_num} partitions of {record.meta.replica} "
+                f"copies{_differences(record.meta, meta)}: delete it first"
+            )
+        try:
+            place_copies(range(partition_num), meta.replica, self._sites(), {}, self._allow_same_host)
+        except TooFewNodes as error:
+            raise Refused(f"ErrType:9 ErrCode:1 : No node is available for topic - {error}") from None
+        least = 1 if meta.replica < MIN_IN_SYNC_FROM_COPIES else 2
+        number = self._random.getrandbits(_ID_BITS) + 1
+        reason = f"topic {topic} is created with {partition_num} partitions of {meta.replica} copies"
+        return self._swap(key, TopicRecord(number, meta, partition_num, least), reason)
+
+    def change(self, topic: str, meta: TopicMeta) -> Swap:
+        """Return what gives a topic other properties; its nodes follow.
+
+        Raises:
+            Refused: there is no such topic, or it is being deleted.
+        """
+        record = self._there(topic)
+        if record.is_deleting:
+            raise Refused(f"topic {topic} is being deleted")
+        now = msgspec.structs.replace(record, meta=meta)
+        return self._swap(self._keys.topic(topic), now, f"topic {topic} is changed to version {meta.version}")
+
+    def deletion(self, topic: str, number: int = 0) -> Swap | None:
+        """Return what begins to delete a topic; None when that has begun. The rest follows by itself.
+
+        Args:
+            number: only the one that was created with it; 0: whichever is there.
+
+        Raises:
+            Refused: there is no such topic.
+        """
+        record = self._there(topic)
+        if number and record.number != number:
+            raise Refused(f"topic {topic} was deleted and made anew")
+        if record.is_deleting:
+            return None
+        now = msgspec.structs.replace(record, is_deleting=True)
+        return self._swap(self._keys.topic(topic), now, f"topic {topic} is to be deleted")
+
+    def _there(self, topic: str) -> TopicRecord:
+        record, key = self.view.topics.get(topic), self._keys.topic(topic)
+        if key in self.view.unreadable:
+            raise Refused(f"topic {topic} cannot be read: {self.view.unreadable[key].reason}")
+        if record is None:
+            raise Refused(f"there is no topic {topic}")
+        return record
+
+    def describe(self) -> str:
+        """One line, for logs and failing tests."""
+        return (
+            f"Controller revision={self.view.revision} nodes={len(self.view.nodes)} topics={len(self.view.topics)} "
+            f"partitions={len(self.view.partitions)} suspected={sorted(self._suspected)} "
+            f"to do={len(self._partitions)}+{len(self._topics)}+{len(self._planned)} "
+            f"under way={len(self._under_way)} awaited={len(self._awaited)} unplaced={self._unplaced}"
+        )
+
+
+def why_no_leader(view: View, partition: PartitionId, live: Mapping[str, NodeRecord] | None = None) -> str:
+    """Tell why nobody leads a partition, for people; empty: somebody does.
+
+    Args:
+        live: the nodes that live; None: all that the view has.
+    """
+    live = view.nodes if live is None else live
+    key = view.keys.partition(*partition)
+    if key in view.unreadable:
+        return str(view.unreadable[key])
+    state = view.partitions.get(partition)
+    if state is None:
+        return "it is not created yet"
+    if state.has_leader(live):
+        return ""
+    found = candidates(state, live)
+    members = ", ".join(state.in_sync_nodes)
+    if isinstance(found, NoLeader):
+        return f"{found.value}; they are {members}"
+    return f"one of {members} is about to be elected"
+
+
+def _led(node: NodeRecord, state: PartitionState) -> str:
+    return f"node {node.node} leads from epoch {state.epoch + 1} on"
+
+
+def _differences(known: TopicMeta, wanted: TopicMeta) -> str:
+    before, now = msgspec.structs.asdict(known), msgspec.structs.asdict(wanted)
+    names = [
+        name for name in before if before[name] != now[name] and name not in ("version", "partition_num", "replica")
+    ]
+    return "".join(f", {name}={before[name]}" for name in names)

@@ -1,0 +1,545 @@
+"""What the master nsqlookupd decides, situation by situation."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.cluster.models import KEYS, Master, World, member, node, state
+
+from flintmq.cluster.controller import Refused, why_no_leader
+from flintmq.cluster.state import LookupdRecord, PartitionState, encode
+from flintmq.cluster.store import CompareValue
+from flintmq.cluster.view import Fate
+from flintmq.topic_meta import PLAIN, TopicMeta
+
+OTHER_BOOT = "another boot"
+
+
+def decided(world: World, before: PartitionState) -> tuple[PartitionState, str]:
+    """What becomes of one partition, and why; why is empty when nothing does."""
+    world.topic("t", replica=3)
+    world.partition("t", 0, before)
+    reasons = Master(world).settle()
+    now = world.state("t")
+    assert now is not None
+    assert len(reasons) == (now != before)
+    return now, "".join(reasons)
+
+
+# -- elections ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "before", "leader", "in_sync", "reason"),
+    [
+        ("abc", state("a", "abc"), "a", "abc", ""),
+        ("bc", state("a", "abc"), "b", "bc", "node a is gone"),
+        ("bc", state("a", "ac", "abc"), "c", "c", "node a is gone"),
+        ("c", state("a", "abc"), "c", "c", "node a is gone"),
+        ("bc", state("a", "a", "abc"), "", "a", "no replica that has everything is alive"),
+        ("bc", state("", "a", "abc"), "", "a", ""),
+        ("abc", state("", "ac", "abc"), "a", "ac", "nobody led it"),
+        ("", state("a", "ab"), "", "ab", "node a is gone"),
+        ("bc", state("a", "abc", "acb"), "c", "bc", "node a is gone"),
+        ("bc", state("a", "abc", "ac", leaving=("b",)), "c", "bc", "node a is gone"),
+        ("b", state("a", "abc", "ac", leaving=("b",)), "b", "b", "node a is gone"),
+    ],
+)
+def test_elections(nodes: str, before: PartitionState, leader: str, in_sync: str, reason: str):
+    world = World()
+    world.nodes(nodes)
+    now, why = decided(world, before)
+    assert (now.leader, "".join(now.in_sync_nodes)) == (leader, in_sync)
+    assert reason in why if reason else not why
+    assert now.incarnation == (f"{leader}1" if leader else "")
+    assert now.epoch == before.epoch + bool(now.leader and why)
+    assert (now.log_id, now.topic_number, now.replicas) == (before.log_id, before.topic_number, before.replicas)
+
+
+def test_a_leader_that_was_started_anew_does_not_carry_on():
+    world = World()
+    world.nodes("bc")
+    world.node(node("a", incarnation="a2"))
+    now, why = decided(world, state("a", "abc"))
+    assert (now.leader, now.incarnation, now.epoch) == ("a", "a2", 4)
+    assert now.in_sync_nodes == ("a", "b", "c"), "it lost nothing"
+    assert "node a was started anew" in why
+
+
+def test_who_lost_power_without_syncing_leaves_the_in_sync_set():
+    world = World()
+    world.nodes("bc")
+    world.node(node("a", incarnation="a2", boot_id=OTHER_BOOT))
+    now, _ = decided(world, state("a", "abc"))
+    assert (now.leader, now.in_sync_nodes) == ("b", ("b", "c"))
+
+
+def test_who_syncs_has_everything_after_a_power_loss():
+    world = World()
+    world.node(node("a", incarnation="a2", boot_id=OTHER_BOOT, syncs=True))
+    now, _ = decided(world, msgspec.structs.replace(state("a", "a"), in_sync=(member("a", syncs=True),)))
+    assert (now.leader, now.incarnation) == ("a", "a2")
+    assert now.in_sync == (member("a", syncs=True, boot_id=OTHER_BOOT),), "as it is from now on"
+
+
+def test_who_synced_and_does_no_longer_is_taken_as_it_is_now():
+    world = World()
+    world.nodes("b")
+    members = member("a", syncs=True), member("b", syncs=True)
+    now, _ = decided(world, msgspec.structs.replace(state("a", "ab"), in_sync=members))
+    assert now.in_sync == (member("b", syncs=False),)
+
+
+def test_all_of_several_lost_power_and_are_waited_for():
+    world = World()
+    world.node(node("a", incarnation="a2", boot_id=OTHER_BOOT))
+    world.node(node("b", incarnation="b2", boot_id=OTHER_BOOT))
+    now, why = decided(world, state("a", "abc"))
+    assert (now.leader, now.in_sync, now.epoch) == ("", state("a", "abc").in_sync, 3)
+    assert "power" in why
+    master = Master(world)
+    assert "power" in why_no_leader(master.view, ("t", 0))
+    world.nodes("c")
+    master.settle()
+    assert world.state("t").leader == "c", "its power was never lost"  # type: ignore[union-attr]
+
+
+def test_the_only_copy_leads_after_a_power_loss():
+    world = World()
+    world.node(node("a", incarnation="a2", boot_id=OTHER_BOOT))
+    now, why = decided(world, state("a", "a"))
+    assert (now.leader, now.in_sync, now.epoch) == ("a", (member("a", boot_id=OTHER_BOOT),), 4)
+    assert "only copy" in why
+
+
+def test_a_state_without_any_epoch_gets_its_first_leader():
+    world = World()
+    world.nodes("bc")
+    now, why = decided(world, PartitionState(7, 9, replicas=("a", "b", "c")))
+    assert (now.leader, now.epoch, now.in_sync_nodes) == ("b", 1, ("b", "c"))
+    assert "first" in why
+
+
+@pytest.mark.parametrize(
+    ("draining", "before", "leader"),
+    [
+        ("a", state("a", "abc"), "b"),
+        ("ab", state("a", "abc"), "c"),
+        ("abc", state("a", "abc"), "a"),
+        ("a", state("a", "a", "abc"), "a"),
+        ("", state("a", "abc", "bc", leaving=("a",)), "b"),
+        ("", state("a", "a", "bc", leaving=("a",)), "a"),
+        ("b", state("a", "ab"), "a"),
+    ],
+)
+def test_who_drains_or_leaves_hands_over(draining: str, before: PartitionState, leader: str):
+    world = World()
+    for name in "abc":
+        world.node(node(name, is_draining=name in draining))
+    now, why = decided(world, before)
+    assert now.leader == leader
+    assert now.in_sync_nodes == before.in_sync_nodes
+    assert ("a is draining" in why or "keep no copy" in why) == (leader != "a")
+
+
+# -- suspicion ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_suspected_leader_is_replaced_before_its_lease_runs_out():
+    world = World()
+    world.nodes("ab")
+    world.topic("t", replica=2)
+    world.partition("t", 0, state("a", "ab"))
+    master = Master(world)
+    assert not master.settle()
+    master.controller.suspect("a", "a0")
+    master.controller.suspect("z", "z1")
+    assert not master.settle(), "another process of it"
+    master.controller.suspect("a", "a1")
+    (why,) = master.settle()
+    assert "does not listen" in why
+    assert (now := world.state("t")) is not None
+    assert (now.leader, now.in_sync_nodes) == ("b", ("b",))
+
+
+def test_what_nobody_else_can_lead_stays_with_a_suspect_until_it_is_gone():
+    world = World()
+    world.nodes("ab")
+    world.topic("t")
+    world.partition("t", 0, state("a", "a"))
+    master = Master(world)
+    master.controller.suspect("a", "a1")
+    assert not master.settle()
+    world.delete(KEYS.node("a"))
+    (why,) = master.settle()
+    assert "nobody leads" in why
+    world.node(node("a", incarnation="a2"))
+    master.settle()
+    assert world.state("t").leader == "a"  # type: ignore[union-attr]
+
+
+def test_a_suspect_that_connects_again_is_one_no_longer():
+    world = World()
+    world.nodes("ab")
+    world.topic("t", partition_num=2)
+    world.partition("t", 0, state("a", "a"))
+    master = Master(world)
+    master.controller.suspect("a", "a1")
+    master.settle()
+    assert world.state("t", 1).leader == "b", "a suspect gets nothing"  # type: ignore[union-attr]
+    master.controller.trust("a", "a1")
+    assert set(master.controller.live) == {"a", "b"}
+
+
+def test_thousands_are_elected_in_one_pass():
+    world = World()
+    world.nodes("bc")
+    world.node(node("a"))
+    world.topic("t", partition_num=1)
+    for number in range(3000):
+        world.partition("t", number, state("a", "ab" if number % 2 else "ac"))
+    master = Master(world)
+    assert not master.settle()
+    world.delete(KEYS.node("a"))
+    master.follow()
+    swaps = master.swaps(5000)
+    assert len(swaps) == 3000 and not master.swaps(5000)
+    for swap in swaps:
+        master.controller.ended(swap, world.swap(swap))
+    assert not master.settle(), "each is elected once"
+    assert [found.leader for found in world.states().values()] == ["c", "b"] * 1500
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+def created(master: Master, topic: str, partition_num: int, replica: int, **fields: object) -> None:
+    meta = TopicMeta(partition_num=partition_num, replica=replica, **fields)  # type: ignore[arg-type]
+    swap = master.controller.creation(topic, meta, partition_num)
+    assert swap is not None
+    master.world.swap(swap)
+
+
+def test_a_topic_is_made_whole():
+    world = World()
+    world.nodes("abc")
+    master = Master(world)
+    created(master, "t", 6, 2)
+    assert len(master.settle()) == 6
+    record = world.record("t")
+    assert record is not None and record.min_in_sync == 1
+    states = list(world.states().values())
+    assert {found.topic_number for found in states} == {record.number}
+    assert len({found.log_id for found in states}) == 6
+    assert all(found.epoch == 1 and found.in_sync_nodes == found.replicas for found in states)
+    assert all(found.leader == found.replicas[0] and len(set(found.replicas)) == 2 for found in states)
+    assert sorted(found.leader for found in states) == list("aabbcc"), "leaders are spread"
+
+
+def test_with_three_copies_two_have_to_be_in_sync():
+    world = World()
+    world.nodes("abc")
+    created(Master(world), "t", 1, 3)
+    assert world.record("t").min_in_sync == 2  # type: ignore[union-attr]
+
+
+def test_a_topic_of_which_there_is_only_the_record_is_made_whole_by_the_next_master():
+    world = World()
+    world.nodes("ab")
+    created(Master(world), "t", 4, 1)
+    first = Master(world)
+    for swap in first.swaps(2):
+        world.swap(swap)
+    assert len(world.states()) == 2
+    half = world.states()
+    second = Master(world)
+    assert len(second.settle()) == 2
+    assert len(world.states()) == 4
+    assert half.items() <= world.states().items()
+    assert sorted(found.leader for found in world.states().values()) == list("aabb"), "also with what was there"
+
+
+def test_partitions_without_a_place_get_one_when_nodes_come():
+    world = World()
+    world.nodes("ab")
+    master = Master(world)
+    created(master, "t", 2, 2)
+    world.delete(KEYS.node("b"))
+    master.follow()
+    assert not master.settle()
+    assert "there are 1 nsqds on 1 machines" in master.controller.why_not_placed("t")
+    world.node(node("c"))
+    assert len(master.settle()) == 2
+    assert not master.controller.why_not_placed("t")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replica", "reason"),
+    [
+        ([], 1, "no nsqd of the cluster takes partitions"),
+        ([node("a", is_draining=True)], 1, "no nsqd of the cluster takes partitions"),
+        ([node("a"), node("b")], 3, "2 nsqds on 2 machines; start more"),
+        ([node("a"), node("b", host_id="host a")], 2, "2 nsqds on 1 machines, which have one copy each"),
+    ],
+)
+def test_a_topic_without_room_is_refused(nodes, replica, reason):
+    world = World()
+    for each in nodes:
+        world.node(each)
+    with pytest.raises(Refused, match=reason):
+        Master(world).controller.creation("t", TopicMeta(partition_num=1, replica=replica), 1)
+
+
+def test_copies_on_one_machine_where_it_is_allowed():
+    world = World()
+    world.node(node("a"))
+    world.node(node("b", host_id="host a"))
+    master = Master(world, allow_same_host=True)
+    created(master, "t", 1, 2)
+    master.settle()
+    assert sorted(world.state("t").replicas) == ["a", "b"]  # type: ignore[union-attr]
+
+
+def test_making_a_topic_again():
+    world = World()
+    world.nodes("ab")
+    master = Master(world)
+    created(master, "t", 2, 2, ordered=True)
+    master.settle()
+    meta = world.record("t").meta  # type: ignore[union-attr]
+    assert master.controller.creation("t", meta, 2) is None
+    for other, words in (
+        (TopicMeta(partition_num=3, replica=2, ordered=True), "2 partitions of 2 copies"),
+        (TopicMeta(partition_num=2, replica=1, ordered=True), "2 partitions of 2 copies"),
+        (TopicMeta(partition_num=2, replica=2), "ordered=True"),
+    ):
+        with pytest.raises(Refused, match=words):
+            master.controller.creation("t", other, other.partition_num)
+        assert master.controller.creation("t", other, other.partition_num, is_any_fine=True) is None
+
+
+def test_a_plain_topic_has_partitions_in_its_record_alone():
+    world = World()
+    world.nodes("ab")
+    master = Master(world)
+    swap = master.controller.creation("t", msgspec.structs.replace(PLAIN, replica=2), 2)
+    assert swap is not None
+    world.swap(swap)
+    master.settle()
+    record = world.record("t")
+    assert record is not None and not record.meta.is_partitioned and record.partition_num == 2
+    assert len(world.states()) == 2
+
+
+def test_a_topic_goes_mark_first_then_partitions_then_record():
+    world = World()
+    world.nodes("ab")
+    master = Master(world)
+    created(master, "t", 3, 2)
+    created(master, "other", 1, 1)
+    master.settle()
+    number = world.record("t").number  # type: ignore[union-attr]
+    assert master.view.fate("t", number) is Fate.THERE
+    swap = master.controller.deletion("t", number)
+    assert swap is not None
+    with pytest.raises(Refused, match="made anew"):
+        master.controller.deletion("t", number + 1)
+    world.swap(swap)
+    master.follow()
+    assert master.view.fate("t", number) is Fate.DELETED
+    assert master.controller.deletion("t") is None, "it has begun"
+    with pytest.raises(Refused, match="being deleted"):
+        master.controller.creation("t", TopicMeta(partition_num=3, replica=2), 3)
+    assert [reason.split()[0] for reason in master.settle(2)] == ["partition"] * 3 + ["topic"]
+    assert world.record("t") is None and len(world.states()) == 1
+    assert master.view.fate("t", number) is Fate.DELETED, "who has seen it knows it afterwards"
+    assert Master(world).view.fate("t", number) is Fate.UNKNOWN, "who was away does not"
+    created(master, "t", 1, 1)
+    master.settle()
+    assert master.view.fate("t", number) is Fate.DELETED
+    assert world.record("t").number != number  # type: ignore[union-attr]
+
+
+def test_a_deletion_is_finished_by_the_next_master():
+    world = World()
+    world.nodes("ab")
+    master = Master(world)
+    created(master, "t", 3, 1)
+    master.settle()
+    world.swap(master.controller.deletion("t"))  # type: ignore[arg-type]
+    master.follow()
+    world.swap(master.swaps(1)[0])
+    assert len(world.states()) == 2
+    Master(world).settle()
+    assert not world.states() and world.record("t") is None
+
+
+def test_a_partition_is_never_made_of_a_topic_that_is_deleted_meanwhile():
+    world = World()
+    world.nodes("ab")
+    slow = Master(world)
+    created(slow, "t", 3, 1)
+    slow.follow()
+    late = slow.swaps()
+    assert len(late) == 3
+    other = Master(world)
+    world.swap(other.controller.deletion("t"))  # type: ignore[arg-type]
+    other.settle()
+    assert world.record("t") is None
+    for swap in late:
+        slow.controller.ended(swap, world.swap(swap))
+    assert not world.states(), "nobody would ever delete them"
+    assert not slow.settle()
+
+
+def test_a_topic_is_changed():
+    world = World()
+    world.nodes("a")
+    master = Master(world)
+    created(master, "t", 1, 1)
+    master.settle()
+    meta = msgspec.structs.replace(world.record("t").meta, retention_days=3, version=1)  # type: ignore[union-attr]
+    world.swap(master.controller.change("t", meta))
+    assert world.record("t").meta.retention_days == 3  # type: ignore[union-attr]
+    with pytest.raises(Refused, match="no topic u"):
+        master.controller.change("u", meta)
+    with pytest.raises(Refused, match="no topic u"):
+        master.controller.deletion("u")
+
+
+# -- who is master -----------------------------------------------------------------------------------------------------
+
+
+def record_of(name: str) -> LookupdRecord:
+    return LookupdRecord(name, f"{name}1", "host", 4160, 4161)
+
+
+def as_master(world: World, name: str) -> Master:
+    return Master(world, CompareValue(KEYS.master, encode(record_of(name))))
+
+
+def test_who_is_master_no_longer_writes_nothing_more():
+    world = World()
+    world.nodes("ab")
+    world.put(KEYS.master, record_of("old"))
+    world.topic("t", partition_num=2)
+    world.partition("t", 0, state("c", "cab"))
+    old = as_master(world, "old")
+    swaps = old.swaps()
+    assert [swap.key for swap in swaps] == [KEYS.partition("t", 0), KEYS.partition("t", 1)]
+    world.put(KEYS.master, record_of("new"))
+    revision = world.store.revision
+    for swap in swaps:
+        old.controller.ended(swap, world.swap(swap))
+    assert world.store.revision == revision, "nothing of that was carried out, although nobody else decided"
+    assert not old.settle(), "and it decides nothing more"
+    assert len(as_master(world, "new").settle()) == 2
+    world.put(KEYS.master, record_of("old"))
+    assert not old.settle(), "there is nothing left to do"
+
+
+def test_nothing_is_decided_before_the_view_has_us_as_master():
+    world = World()
+    world.nodes("b")
+    world.topic("t")
+    world.partition("t", 0, state("a", "ab"))
+    master = as_master(world, "us")
+    assert not master.settle()
+    world.put(KEYS.master, record_of("us"))
+    assert len(master.settle()) == 1
+
+
+# -- what cannot be read -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{",
+        b"\xff",
+        b'{"log_id": 1}',
+        encode(state("a", "bc")),
+        encode(state("", "")),
+        encode(state("a", "aa")),
+        encode(state("a", "a", "bb")),
+    ],
+)
+def test_a_state_that_cannot_be_read_is_left_alone(value: bytes):
+    world = World()
+    world.nodes("bc")
+    world.topic("t", partition_num=2)
+    world.put(KEYS.partition("t", 0), value)
+    world.partition("t", 1, state("a", "ab"))
+    master = Master(world)
+    assert len(master.settle()) == 1, "the other one is elected"
+    assert world.store.get(KEYS.partition("t", 0)).value == value  # type: ignore[union-attr]
+    assert list(master.view.unreadable) == [KEYS.partition("t", 0)]
+    assert KEYS.partition("t", 0) in why_no_leader(master.view, ("t", 0))
+    world.partition("t", 0, state("a", "ac"))
+    assert len(master.settle()) == 1
+    assert not master.view.unreadable
+
+
+def test_a_topic_that_cannot_be_read_keeps_its_leaders():
+    world = World()
+    world.nodes("bc")
+    world.put(KEYS.topic("t"), b"?")
+    world.partition("t", 0, state("a", "ab"))
+    master = Master(world)
+    assert len(master.settle()) == 1
+    for call in (
+        lambda: master.controller.creation("t", PLAIN, 1),
+        lambda: master.controller.deletion("t"),
+        lambda: master.controller.change("t", PLAIN),
+    ):
+        with pytest.raises(Refused, match="cannot be read"):
+            call()
+
+
+def test_a_state_of_no_topic_is_left_alone():
+    world = World()
+    world.nodes("b")
+    world.partition("t", 0, state("a", "ab"))
+    assert not Master(world).settle()
+
+
+def test_a_node_under_another_name_is_none():
+    world = World()
+    world.put(KEYS.node("a"), node("b"))
+    master = Master(world)
+    assert not master.view.nodes and KEYS.node("a") in master.view.unreadable
+
+
+# -- swaps that do not end as they should ------------------------------------------------------------------------------
+
+
+def test_a_swap_of_which_nothing_is_known_is_decided_anew():
+    world = World()
+    world.nodes("b")
+    world.topic("t")
+    world.partition("t", 0, state("a", "ab"))
+    master = Master(world)
+    (swap,) = master.swaps()
+    assert not master.swaps(), "while it is under way"
+    master.controller.ended(swap, None)
+    (again,) = master.swaps()
+    assert again == swap
+    world.swap(swap)  # the first one was carried out after all
+    master.controller.ended(again, world.swap(again))
+    assert not master.settle()
+    assert world.state("t").epoch == 4  # type: ignore[union-attr]
+
+
+def test_a_swap_is_not_repeated_before_its_outcome_is_heard():
+    world = World()
+    world.nodes("b")
+    world.topic("t")
+    world.partition("t", 0, state("a", "ab"))
+    master = Master(world)
+    (swap,) = master.swaps()
+    master.controller.ended(swap, world.swap(swap))
+    world.node(node("c"))
+    assert not master.swaps()
+    master.view.feed(world.store.range(KEYS.all))
+    master.controller.see([], is_whole=True)
+    assert not master.swaps()

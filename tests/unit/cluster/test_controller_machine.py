@@ -1,0 +1,219 @@
+"""Two controllers at once over one store, while nodes come and go, lose power, drain, and change their in-sync sets."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.cluster.models import KEYS, Master, World, node
+
+from flintmq.cluster.controller import Refused, Swap
+from flintmq.cluster.state import NodeRecord, PartitionState, decode, joined, without
+from flintmq.cluster.store import Span
+from flintmq.topic_meta import TopicMeta
+
+NAMES = "abcd"
+TOPICS = ("t", "u")
+_node = st.sampled_from(NAMES)
+_which = st.sampled_from((0, 1))
+
+
+class ControllerMachine(RuleBasedStateMachine):
+    """Nobody asks who is master here: the comparisons of revisions alone have to keep everything whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.masters = [Master(self.world), Master(self.world)]
+        self.given_out: list[tuple[Master, Swap]] = []
+        self.incarnations = dict.fromkeys(NAMES, 0)
+        self.boots = dict.fromkeys(NAMES, 0)
+        self.seen_revision = 1
+        self.last: dict[str, PartitionState] = {}
+
+    @initialize(partition_num=st.integers(1, 2), replica=st.integers(1, 3))
+    def begins_whole(self, partition_num: int, replica: int) -> None:
+        for name in NAMES:
+            self.starts(name, lost_power=False)
+        self.masters[0].follow()
+        self.is_created("t", partition_num, replica, which=0)
+        self.settles(0)
+        self.follows(1)
+
+    # --- nodes
+
+    def _record(self, name: str, **fields: object) -> NodeRecord:
+        return node(
+            name,
+            incarnation=f"{name}{self.incarnations[name]}",
+            boot_id=f"boot {self.boots[name]}",
+            syncs=name == "d",
+            **fields,
+        )
+
+    def _live(self) -> dict[str, NodeRecord]:
+        found = self.world.store.range(KEYS.nodes).found
+        return {pair.key[-1]: decode(pair.key, pair.value, NodeRecord) for pair in found}
+
+    @rule(name=_node, lost_power=st.booleans())
+    def starts(self, name: str, lost_power: bool) -> None:
+        self.incarnations[name] += 1
+        self.boots[name] += lost_power
+        self.world.node(self._record(name))
+
+    @rule(name=_node)
+    def goes(self, name: str) -> None:
+        self.world.delete(KEYS.node(name))
+
+    @rule(name=_node, is_draining=st.booleans())
+    def drains(self, name: str, is_draining: bool) -> None:
+        if name in self._live():
+            self.world.node(self._record(name, is_draining=is_draining))
+
+    @rule(name=_node, which=_which)
+    def is_suspected(self, name: str, which: int) -> None:
+        self.masters[which].controller.suspect(name, f"{name}{self.incarnations[name]}")
+
+    @rule(name=_node, which=_which)
+    def is_trusted(self, name: str, which: int) -> None:
+        self.masters[which].controller.trust(name, f"{name}{self.incarnations[name]}")
+
+    # --- leaders
+
+    @rule(name=_node, topic=st.sampled_from(TOPICS), joins=st.booleans(), leader_alone=st.booleans())
+    def changes_its_in_sync_set(self, name: str, topic: str, joins: bool, leader_alone: bool) -> None:
+        """As the leader of a partition does, at once with everybody else."""
+        before, live = self.world.state(topic), self._live()
+        if before is None or not before.has_leader(live):
+            return
+        if joins and name in live and name in before.holders:
+            now = joined(before, live[name].member)
+        elif name != before.leader:
+            now = without(before, set(NAMES) - {before.leader} if leader_alone else {name})
+        else:
+            return
+        self.world.put(KEYS.partition(topic, 0), now)
+
+    # --- topics
+
+    @rule(topic=st.sampled_from(TOPICS), partition_num=st.integers(1, 3), replica=st.integers(1, 3), which=_which)
+    def is_created(self, topic: str, partition_num: int, replica: int, which: int) -> None:
+        meta = TopicMeta(partition_num=partition_num, replica=replica)
+        try:
+            swap = self.masters[which].controller.creation(topic, meta, partition_num)
+        except Refused:
+            return
+        if swap is not None:
+            self.world.swap(swap)
+
+    @rule(topic=st.sampled_from(TOPICS), which=_which)
+    def is_deleted(self, topic: str, which: int) -> None:
+        try:
+            swap = self.masters[which].controller.deletion(topic)
+        except Refused:
+            return
+        if swap is not None:
+            self.world.swap(swap)
+
+    # --- masters
+
+    @rule(which=_which)
+    def follows(self, which: int) -> None:
+        self.masters[which].follow()
+
+    @rule(which=_which)
+    def settles(self, which: int) -> None:
+        """It has all the time it needs, but for what was given out before."""
+        self.masters[which].settle()
+
+    @rule(which=_which)
+    def is_told_everything(self, which: int) -> None:
+        master = self.masters[which]
+        master.controller.see(master.view.feed(self.world.store.range(KEYS.all)), is_whole=True)
+
+    @rule(which=_which, count=st.integers(1, 9))
+    def decides(self, which: int, count: int) -> None:
+        master = self.masters[which]
+        self.given_out += [(master, swap) for swap in master.swaps(count)]
+
+    @precondition(lambda self: self.given_out)
+    @rule(data=st.data(), answered=st.booleans())
+    def carries_out(self, data: st.DataObject, answered: bool) -> None:
+        master, swap = self.given_out.pop(data.draw(st.integers(0, len(self.given_out) - 1)))
+        swapped = self.world.swap(swap)
+        master.controller.ended(swap, swapped if answered else None)
+
+    @precondition(lambda self: self.given_out)
+    @rule(data=st.data())
+    def is_carried_out_twice(self, data: st.DataObject) -> None:
+        """A request without an answer is sent again, and the first one arrives late."""
+        _, swap = data.draw(st.sampled_from(self.given_out))
+        self.world.swap(swap)
+
+    @rule(which=_which)
+    def is_replaced(self, which: int) -> None:
+        """The process dies, and another one begins; what it has sent still arrives."""
+        self.masters[which] = Master(self.world)
+
+    # --- what holds
+
+    @invariant()
+    def each_change_is_one_that_may_be_made(self) -> None:
+        store = self.world.store
+        for event in store.events(Span.of_prefix(KEYS.prefix), self.seen_revision, store.revision).events:
+            if (partition := KEYS.partition_in(event.key)) is None:
+                continue
+            before = self.last.pop(event.key, None)
+            if event.now is None:
+                continue
+            now = self.last[event.key] = decode(event.key, event.now.value, PartitionState)
+            self._check_change(partition[0], before, now)
+        self.seen_revision = store.revision
+
+    def _check_change(self, topic: str, before: PartitionState | None, now: PartitionState) -> None:
+        assert now.in_sync, "the in-sync set is never empty"
+        assert len(set(now.in_sync_nodes)) == len(now.in_sync)
+        assert not now.leader or now.leader in now.in_sync_nodes
+        assert len(set(now.replicas)) == len(now.replicas)
+        if before is None:
+            record = self.world.record(topic)
+            assert now.epoch == 1
+            assert record is None or record.number == now.topic_number
+            return
+        assert (now.log_id, now.topic_number, now.replicas) == (before.log_id, before.topic_number, before.replicas)
+        has_new_leader = bool(now.leader) and (now.leader, now.incarnation) != (before.leader, before.incarnation)
+        if now.epoch != before.epoch:
+            assert now.epoch == before.epoch + 1 and now.leader, "an epoch is one leader's"
+            assert set(now.in_sync_nodes) <= set(before.in_sync_nodes), "nobody gets in by an election"
+            (member,) = (each for each in before.in_sync if each.node == now.leader)
+            lost_power = not member.syncs and member.boot_id != now.in_sync[now.in_sync_nodes.index(now.leader)].boot_id
+            assert not lost_power or len(before.in_sync) == 1, "only who has everything is elected"
+        else:
+            assert not has_new_leader, "a leader has an epoch of its own"
+
+    def teardown(self) -> None:
+        """Left alone, one master brings everything to an end, and both see the same."""
+        self.given_out.clear()
+        for name in NAMES:
+            self.world.node(self._record(name))
+        self.masters = [Master(self.world), Master(self.world)]
+        self.masters[0].settle()
+        assert not self.masters[1].settle(), "nothing is left to do"
+        self.each_change_is_one_that_may_be_made()
+        live = self._live()
+        for topic in TOPICS:
+            record = self.world.record(topic)
+            numbers = [KEYS.partition_in(key) for key in self.world.states()]
+            there = [each for each in numbers if each is not None and each[0] == topic]
+            assert len(there) == (0 if record is None else record.partition_num), "made whole, or gone"
+            for partition in there:
+                state = self.world.state(*partition)
+                assert state is not None
+                is_lost = all(not member.is_whole(live[member.node]) for member in state.in_sync)
+                assert state.has_leader(live) or (is_lost and len(state.in_sync) > 1)
+                assert record is not None and msgspec.structs.asdict(state)["topic_number"] == record.number
+
+
+TestController = ControllerMachine.TestCase
+TestController.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
