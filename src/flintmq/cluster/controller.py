@@ -286,7 +286,7 @@ class Controller:
 
     @property
     def live(self) -> Mapping[str, NodeRecord]:
-        """The nodes that live, as far as is known: without those that are suspected."""
+        """Nodes that live, as far as is known: without those that are suspected."""
         if self._live is None:
             self._live = {
                 node: record
@@ -354,7 +354,7 @@ class Controller:
         return elected(state, best, self._members(state)), f"{_led(best, state)}: node {leader.node} {why}"
 
     def _members(self, state: PartitionState) -> tuple[Member, ...]:
-        """Those who have everything and live; who is dead would only be waited for."""
+        """Return those who have everything and live; who is dead would only be waited for."""
         live = self.live
         return tuple(
             live[member.node].member
@@ -409,7 +409,7 @@ class Controller:
         return [self._created(topic, record, number, nodes, guard) for number, nodes in placed.items()]
 
     def _states(self, topic: str) -> Iterator[str]:
-        """The keys that there are, or may be presently, of a topic's partitions."""
+        """Yield the keys of a topic's partitions that there are, or may be presently."""
         head = self._keys.partitions(topic).start
         for number in self.view.of_topic.get(topic, ()):
             yield self._keys.partition(topic, number)
@@ -417,7 +417,7 @@ class Controller:
             yield from (key for key in keys if key.startswith(head))
 
     def _created(self, topic: str, record: TopicRecord, number: int, nodes: Sequence[str], guard: Condition) -> Swap:
-        """A partition that nobody has written to: all replicas have all of it."""
+        """Make a partition that nobody has written to: all replicas have all of it."""
         live = self.live
         state = PartitionState(record.number, self._random.getrandbits(_ID_BITS) + 1, replicas=tuple(nodes))
         leader = live[nodes[0]]
