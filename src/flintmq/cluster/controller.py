@@ -44,7 +44,7 @@ from flintmq.cluster.state import (
     encode,
     without_leader,
 )
-from flintmq.cluster.store import Compare, CompareValue, Condition, KeyValue, Swapped
+from flintmq.cluster.store import Compare, KeyValue, Swapped
 from flintmq.cluster.view import Change, NodeChange, OtherChange, PartitionChange, PartitionId, TopicChange, View
 from flintmq.errors import FlintError
 from flintmq.topic_meta import TopicMeta
@@ -84,7 +84,7 @@ class Swap:
     before: KeyValue | None
     value: bytes | None
     reason: str
-    guards: tuple[Condition, ...] = ()
+    guards: tuple[Compare, ...] = ()
 
 
 class Controller:
@@ -92,7 +92,7 @@ class Controller:
 
     Args:
         random: for the numbers of topics and logs.
-        master: that this nsqlookupd is master; None: nobody asks.
+        master: that this nsqlookupd is master, since the election that wrote this revision; None: nobody asks.
         allow_same_host: several copies of a partition may be on one machine.
     """
 
@@ -100,7 +100,7 @@ class Controller:
         self,
         view: View,
         random: _random.Random,
-        master: CompareValue | None = None,
+        master: Compare | None = None,
         allow_same_host: bool = False,
     ) -> None:
         self.view = view
@@ -198,14 +198,11 @@ class Controller:
         pairs = self.view.pairs
         if pairs.get(swap.key) != swap.before:
             return True
-        for guard in swap.guards:
-            pair = pairs.get(guard.key)
-            if isinstance(guard, Compare):
-                if (0 if pair is None else pair.mod_revision) != guard.mod_revision:
-                    return True
-            elif pair is None or pair.value != guard.value:
-                return True
-        return False
+        return not all(map(self._holds, swap.guards))
+
+    def _holds(self, guard: Compare) -> bool:
+        pair = self.view.pairs.get(guard.key)
+        return guard.mod_revision == (0 if pair is None else pair.mod_revision)
 
     def _release(self, key: str) -> None:
         swap = self._awaited.pop(key, None)
@@ -233,10 +230,7 @@ class Controller:
     @property
     def is_master(self) -> bool:
         """Whether the view says so, too; nothing is decided before it does."""
-        if self._master is None:
-            return True
-        pair = self.view.pairs.get(self._master.key)
-        return pair is not None and pair.value == self._master.value
+        return self._master is None or self._holds(self._master)
 
     def next_swaps(self, count_max: int) -> list[Swap]:
         """Return swaps to carry out now, elections first; each is told the end of by :meth:`ended`.
@@ -279,7 +273,7 @@ class Controller:
     def _is_busy(self, key: str) -> bool:
         return key in self._under_way or key in self._awaited
 
-    def _swap(self, key: str, value: msgspec.Struct | None, reason: str, *guards: Condition) -> Swap:
+    def _swap(self, key: str, value: msgspec.Struct | None, reason: str, *guards: Compare) -> Swap:
         master = () if self._master is None else (self._master,)
         data = None if value is None else encode(value)
         return Swap(key, self.view.pairs.get(key), data, reason, (*master, *guards))
@@ -416,7 +410,7 @@ class Controller:
         for keys in (self.view.unreadable, self._under_way, self._awaited):
             yield from (key for key in keys if key.startswith(head))
 
-    def _created(self, topic: str, record: TopicRecord, number: int, nodes: Sequence[str], guard: Condition) -> Swap:
+    def _created(self, topic: str, record: TopicRecord, number: int, nodes: Sequence[str], guard: Compare) -> Swap:
         """Make a partition that nobody has written to: all replicas have all of it."""
         live = self.live
         state = PartitionState(record.number, self._random.getrandbits(_ID_BITS) + 1, replicas=tuple(nodes))

@@ -1,4 +1,4 @@
-"""What is known of a cluster: its values as the store last told them, decoded, with the revisions to swap them by.
+"""Everything that is known of a cluster: its values as the store last told them, and the revisions to swap them by.
 
 Fed with what :func:`flintmq.cluster.store.follow` yields; every nsqd and nsqlookupd has one.
 
@@ -13,7 +13,7 @@ Source: design/cluster.md section 2, Revision 2 H14.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -87,7 +87,7 @@ Change = NodeChange | TopicChange | PartitionChange | OtherChange | Unreadable
 
 
 class Fate(Enum):
-    """What a replica of a topic with a certain number is of, as far as is known."""
+    """The fate of a topic with a certain number, as far as is known to who has a replica of it."""
 
     THERE = "there"
     DELETED = "deleted"
@@ -285,8 +285,3 @@ def _forget(index: dict[str, dict[PartitionId, None]], nodes: Iterable[str], par
             partitions.pop(partition, None)
             if not partitions:
                 del index[node]
-
-
-def count_of(index: Mapping[str, Mapping[PartitionId, None]], node: str) -> int:
-    """Return how many partitions an index has of a node."""
-    return len(index.get(node, ()))

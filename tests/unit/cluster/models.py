@@ -10,7 +10,7 @@ import msgspec
 from flintmq.cluster.controller import Controller, Swap
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import Member, NodeRecord, PartitionState, TopicRecord, decode, encode
-from flintmq.cluster.store import Compare, CompareValue, Delete, Fate, Get, Put, Span, Swapped, Txn
+from flintmq.cluster.store import Compare, Delete, Fate, Get, Put, Span, Swapped, Txn
 from flintmq.cluster.store_state import StoreState
 from flintmq.cluster.view import View
 from flintmq.topic_meta import TopicMeta
@@ -106,7 +106,7 @@ class World:
 class Master:
     """A controller with its view, following the store step by step."""
 
-    def __init__(self, world: World, master: CompareValue | None = None, **options: object) -> None:
+    def __init__(self, world: World, master: Compare | None = None, **options: object) -> None:
         self.world = world
         self.view = View(KEYS)
         self.view.feed(world.store.range(KEYS.all))

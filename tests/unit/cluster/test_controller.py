@@ -8,7 +8,7 @@ from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
 from flintmq.cluster.controller import Refused, why_no_leader
 from flintmq.cluster.state import LookupdRecord, PartitionState, encode
-from flintmq.cluster.store import CompareValue
+from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
 from flintmq.topic_meta import PLAIN, TopicMeta
 
@@ -415,27 +415,29 @@ def record_of(name: str) -> LookupdRecord:
 
 
 def as_master(world: World, name: str) -> Master:
-    return Master(world, CompareValue(KEYS.master, encode(record_of(name))))
+    """Become master: the key is written, and its revision is what is compared from then on."""
+    world.put(KEYS.master, record_of(name))
+    return Master(world, Compare(KEYS.master, world.store.revision))
 
 
 def test_who_is_master_no_longer_writes_nothing_more():
     world = World()
     world.nodes("ab")
-    world.put(KEYS.master, record_of("old"))
     world.topic("t", partition_num=2)
     world.partition("t", 0, state("c", "cab"))
     old = as_master(world, "old")
     swaps = old.swaps()
     assert [swap.key for swap in swaps] == [KEYS.partition("t", 0), KEYS.partition("t", 1)]
-    world.put(KEYS.master, record_of("new"))
+    new = as_master(world, "new")
     revision = world.store.revision
     for swap in swaps:
         old.controller.ended(swap, world.swap(swap))
     assert world.store.revision == revision, "nothing of that was carried out, although nobody else decided"
     assert not old.settle(), "and it decides nothing more"
-    assert len(as_master(world, "new").settle()) == 2
-    world.put(KEYS.master, record_of("old"))
-    assert not old.settle(), "there is nothing left to do"
+    assert len(new.settle()) == 2
+    again = as_master(world, "old")
+    assert not old.settle(), "an election of later is another one's"
+    assert not again.settle(), "there is nothing left to do"
 
 
 def test_nothing_is_decided_before_the_view_has_us_as_master():
@@ -443,9 +445,11 @@ def test_nothing_is_decided_before_the_view_has_us_as_master():
     world.nodes("b")
     world.topic("t")
     world.partition("t", 0, state("a", "ab"))
-    master = as_master(world, "us")
+    next_revision = world.store.revision + 1
+    master = Master(world, Compare(KEYS.master, next_revision))
     assert not master.settle()
     world.put(KEYS.master, record_of("us"))
+    assert world.store.revision == next_revision
     assert len(master.settle()) == 1
 
 
