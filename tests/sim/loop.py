@@ -68,6 +68,7 @@ EVENT_COUNT_MAX = 20_000_000
 INSTANT_EVENT_COUNT_MAX = 200_000  # callbacks without time passing: more is a busy loop
 TRACE_COUNT = 200
 EXIT_GRACE_S = 60.0
+BURY_TRIES = 10  # of a coroutine that awaits something when it is cancelled
 EPHEMERAL_PORT = 40_000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("", "0.0.0.0", "::")
@@ -1303,7 +1304,8 @@ class Process:
             coroutine = task.get_coro()
             assert coroutine is not None
             try:
-                self.context.copy().run(coroutine.close)
+                for _ in range(BURY_TRIES):  # not closed: that does not reach into asynchronous generators
+                    self.context.copy().run(coroutine.throw, asyncio.CancelledError())
             except BaseException:  # noqa: BLE001  the dead may say what they like
                 pass
         self._tasks.clear()

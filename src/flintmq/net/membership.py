@@ -332,7 +332,8 @@ class Membership:
 
     async def _write_again(self, lease: HeldLease) -> None:
         """Write a record that was deleted; give way to one that somebody else has written."""
-        _log.warning("STORE: %s is not as this process wrote it", self.key)
+        self._pair = None
+        self._look()
         await self._register(lease)
 
     async def _find_again(self, lease: HeldLease) -> None:
