@@ -138,7 +138,7 @@ class Membership:
 
     @property
     def store(self) -> Store:
-        """Where it is registered."""
+        """The store with its key."""
         return self._store
 
     @property
