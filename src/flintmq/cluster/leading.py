@@ -1,0 +1,668 @@
+"""A partition that this node leads: what is committed, who is in sync, and what has to change in the store.
+
+Invariants:
+
+- L1: the watermark never goes back. It is None until every in-sync member has, in this epoch, acknowledged the log as
+  it was when this node was elected: what stands behind the last known watermark may have been acknowledged or not.
+- L2: below the watermark every in-sync member has everything; while a change of the in-sync set is under way, or may
+  be, the members before and after it. A member that is silent or late holds it until the store has it out of the set.
+- L3: with fewer members than the topic demands nothing is acknowledged: the watermark stays, new publishes are refused.
+- L4: who joins has all that is committed, and all progress that somebody was told is safe, when the store is asked.
+- L5: a leader that has ended, because it was told of a later one, moves nothing any more.
+
+Rules of this file: no IO and no clock; one object for an epoch of a partition; nothing is done for single messages.
+Whoever owns it asks again what it wants (:meth:`Leading.wanted_state`) when it says that it has changed.
+
+Source: design/cluster.md rules 4 and 6, H1, H2, H4, H11; Kafka's in-sync replicas for what "behind" means.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from flintmq.cluster.history import LogShape
+from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, PartitionState, joined, without
+from flintmq.errors import FlintError
+
+MARK_NS = 250_000_000
+"""Between two moments as of which it is known whether a member had caught up."""
+STALL_NS = 1_000_000_000
+"""Ticks that are further apart say that this node stood still, and nothing about others."""
+CONFIRMED_MARGIN_NS = 300_000_000
+"""A leader that acts by confirmations stops so much earlier than they run out."""
+PROGRESS_BYTES_MAX = 256 * 1024
+"""Of records that are kept for followers; who is further behind gets the whole state."""
+PROGRESS_COUNT_MAX = 1024
+_LEASE_NS = LEASE_TTL_S * 1_000_000_000
+
+
+class LeadingEnded(FlintError):
+    """This node leads the partition no longer; what was asked may have happened or not.
+
+    Args:
+        topic: of the partition.
+        number: of the partition.
+        epoch: in which it led.
+    """
+
+    def __init__(self, topic: str, number: int, epoch: int) -> None:
+        super().__init__(topic, number, epoch)
+        self.topic = topic
+        self.number = number
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"this node leads partition {self.number} of topic {self.topic} no longer (epoch {self.epoch} is over)"
+
+
+class NotInLog(FlintError):
+    """A sequence is not there to be read: it was dropped, or no batch begins there."""
+
+
+Done = Callable[[Exception | None], None]
+StateDone = Callable[["WholeState | None"], None]
+
+
+class WholeState:
+    """All records of a partition, as of one flush.
+
+    Args:
+        number: of that flush, as :meth:`Leading.progress` gave it; 0 for the state at the election.
+        needs: end that a log has at least for it.
+        parts: the records, divided; each is sent as it is.
+    """
+
+    __slots__ = ("needs", "number", "parts")
+
+    def __init__(self, number: int, needs: int, parts: list[bytes]) -> None:
+        self.number = number
+        self.needs = needs
+        self.parts = parts
+
+
+class LeaderLog(Protocol):
+    """The log and the state of a led partition, which somebody else keeps."""
+
+    def shape(self) -> LogShape:
+        """Return the log's history, start and end."""
+        ...
+
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
+        """Return whole batches from the one that begins at ``sequence``, and where they end: at least one batch, and
+        no more of them than fit into ``bytes_max``.
+
+        Raises:
+            NotInLog: no batch begins there.
+            StorageError: it cannot be read.
+        """
+        ...
+
+    def whole_state(self, done: StateDone) -> None:
+        """Gather the state of the partition, and call ``done`` with it, at once or later; None: that is not possible
+        now, ask again later.
+        """
+        ...
+
+
+class OpenStream(Protocol):
+    """A connection's part in one partition, see :mod:`flintmq.cluster.link`."""
+
+    @property
+    def confirmed_ns(self) -> int | None:
+        """Time at which the last ping was sent that the follower answered, on this stream; None: none was."""
+        ...
+
+    @property
+    def sent(self) -> int:
+        """The end up to which it was sent the log; -1 before it is known where to begin."""
+        ...
+
+    @property
+    def state_number(self) -> int | None:
+        """The number of the whole state that it is being sent; None: it is not."""
+        ...
+
+    def wake(self) -> None:
+        """There is more to be sent."""
+        ...
+
+    def wake_watermark(self) -> None:
+        """The watermark has moved."""
+        ...
+
+
+class Follower:
+    """Another node's copy, as its leader knows it.
+
+    Attributes:
+        node: its id.
+        member: its entry in an in-sync set, of the process that is connected; None before one was.
+        acked: end up to which it has the log, acknowledged in this epoch; -1: not known yet.
+        progress: number of the progress that it has stored in this epoch; -1: none, it needs the whole state.
+        is_silent: nothing was heard of it for too long.
+        is_late: it was behind for too long.
+        has_lost: it lacks what it had when it was in sync.
+        stream: where it is connected.
+    """
+
+    __slots__ = (
+        "acked",
+        "caught_ns",
+        "has_lost",
+        "is_late",
+        "is_silent",
+        "marks",
+        "member",
+        "node",
+        "progress",
+        "stream",
+    )
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.member: Member | None = None
+        self.acked = -1
+        self.progress = -1
+        self.is_silent = False
+        self.is_late = False
+        self.has_lost = False
+        self.stream: OpenStream | None = None
+        self.caught_ns = 0
+        """Everything as of then it has; counts only while there are marks."""
+        self.marks: deque[tuple[int, int, int]] = deque()
+        """Moments with what there was then: time, end, number of progress. Empty while it has everything."""
+
+
+class Leading:
+    """One epoch of a partition, at its leader.
+
+    Args:
+        topic, number: of the partition.
+        node: id of this node.
+        state: as it is in the store; it names this process as the leader.
+        revision: at which the state was written last.
+        log: to be read.
+        end: of the log, when this node was elected.
+        base: position of the progress that this node had then.
+        min_in_sync: with fewer members nothing is acknowledged.
+        needs_sync: this node's own copy counts as far as it is synced.
+        on_change: is called when the watermark, :attr:`is_writable`, the end of it, or what it wants of the store may
+            have changed. It must not call back; note it, and look when the turn ends.
+
+    Attributes:
+        epoch: of it.
+        state: as the store has it.
+        watermark: everything below is committed; None: not known yet.
+        followers: the other nodes that hold the partition, by id.
+        progress_number: of the records that were handed over last; 0: none yet.
+        superseded_by: the epoch that ended it, 0 when only the store says so.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        node: str,
+        state: PartitionState,
+        revision: int,
+        log: LeaderLog,
+        *,
+        end: int,
+        base: tuple[int, int] = (0, 0),
+        min_in_sync: int = 1,
+        needs_sync: bool = False,
+        on_change: Callable[[Leading], None] = lambda leading: None,
+    ) -> None:
+        if state.leader != node or node not in state.in_sync_nodes:
+            raise ValueError(f"node {node} does not lead {topic}/{number} in epoch {state.epoch}")
+        self.topic = topic
+        self.number = number
+        self.node = node
+        self.epoch = state.epoch
+        self.state = state
+        self.log = log
+        self.base = base
+        self.watermark: int | None = None
+        self.followers: dict[str, Follower] = {}
+        self.progress_number = 0
+        self.superseded_by = 0
+        self.is_ended = False
+        self._incarnation = state.incarnation
+        self._revision = revision
+        self._min_in_sync = min_in_sync
+        self._needs_sync = needs_sync
+        self._on_change = on_change
+        self._promoted_end = end
+        self._written = end
+        self._synced = 0 if needs_sync else end
+        self._pending: PartitionState | None = None
+        self._is_swapping = False
+        self._is_doubtful = False
+        self._member_count = 0
+        self._watched: tuple[Follower, ...] = ()
+        """The other members of the in-sync set; while it is being changed, of both."""
+        self._members: dict[str, set[Member]] = {}
+        self._replicated_number = 0
+        self._waiting: deque[tuple[int, Done]] = deque()
+        self._entries: deque[tuple[int, bytes]] = deque()  # needs and records, of the last numbers
+        self._entries_bytes = 0
+        self._read: tuple[int, bytes | memoryview, int] | None = None
+        self._last_tick_ns: int | None = None
+        self._adopt_members()
+        self._advance()
+
+    # --- what is so
+
+    @property
+    def revision(self) -> int:
+        """Revision at which :attr:`state` was written: a change of it is compared with that."""
+        return self._revision
+
+    @property
+    def end(self) -> int:
+        """The end of the log."""
+        return self._written
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether a publish may be taken: it can be acknowledged by enough members."""
+        return not self.is_ended and self._has_enough()
+
+    @property
+    def is_level(self) -> bool:
+        """Whether every in-sync member has everything: there is nothing to watch."""
+        return all(map(self._is_level, self._watched))
+
+    @property
+    def oldest_needed(self) -> int:
+        """The sequence from which on somebody who is connected still has to be sent the log."""
+        sent = [each.stream.sent for each in self.followers.values() if each.stream is not None]
+        return min((each for each in sent if each >= 0), default=self._written)
+
+    def is_confirmed(self, now_ns: int, margin_ns: int = CONFIRMED_MARGIN_NS) -> bool:
+        """Whether every in-sync member has confirmed this epoch so lately that none of them can deliver: what a
+        leader may act on that cannot reach the store.
+        """
+        if self.is_ended:
+            return False
+        for follower in self._watched:
+            confirmed_ns = None if follower.stream is None else follower.stream.confirmed_ns
+            if confirmed_ns is None or now_ns >= confirmed_ns + _LEASE_NS - margin_ns:
+                return False
+        return True
+
+    def wanted_state(self) -> PartitionState | None:
+        """Return what should be written to the store in place of :attr:`state`; None: nothing.
+
+        Call :meth:`swap_began` in the same turn if it is going to be.
+        """
+        if self.is_ended or self._is_swapping:
+            return None
+        if self._pending is not None:
+            return self._pending  # its outcome has to be known before anything else is asked
+        state = self.state
+        out = [node for node in state.in_sync_nodes if node != self.node and self._must_leave(self.followers[node])]
+        if out:
+            return without(state, out)
+        members = {member.node: member for member in state.in_sync}
+        for node, follower in self.followers.items():
+            if follower.member is not None and follower.member != members.get(node) and self._may_join(follower):
+                state = joined(state, follower.member)
+        return None if state is self.state else state
+
+    def _must_leave(self, follower: Follower) -> bool:
+        has_left = follower.node not in self.state.holders
+        return follower.is_silent or follower.is_late or follower.has_lost or has_left
+
+    def _may_join(self, follower: Follower) -> bool:
+        if follower.is_silent or follower.stream is None or follower.node not in self.state.holders:
+            return False
+        mark = self._promoted_end if self.watermark is None else self.watermark
+        return follower.acked >= mark and follower.progress >= self._replicated_number
+
+    # --- the store
+
+    def state_changed(self, state: PartitionState, revision: int) -> None:
+        """Take note of the state in the store, whoever wrote it.
+
+        Args:
+            revision: at which it was written; one that is not later than what is known changes nothing.
+        """
+        if revision <= self._revision or self.is_ended:
+            return
+        self._revision = revision
+        self._drop_pending()  # it was compared with what is no more: if it was not carried out, it never will be
+        if state.epoch != self.epoch or not state.is_led_by(self.node, self._incarnation):
+            self.ended(state.epoch if state.epoch > self.epoch else 0)
+            return
+        self.state = state
+        self._adopt_members()
+        self._changed()
+
+    def swap_began(self, state: PartitionState) -> None:
+        """The store is being asked for a state that was wanted.
+
+        Raises:
+            ValueError: it is not wanted, or not any more.
+        """
+        if state != self.wanted_state():
+            raise ValueError(f"{self.topic}/{self.number}: this state is not wanted (any more); ask again")
+        self._pending = state
+        self._is_swapping = True
+        self._adopt_members()
+
+    def swap_ended(self, state: PartitionState | None, revision: int = 0) -> None:
+        """The store has answered, or not.
+
+        Args:
+            state: what is in the store now, whether that was written or something else; None: nobody knows, it may
+                have been carried out and may still be.
+            revision: at which ``state`` was written.
+        """
+        self._is_swapping = False
+        if state is not None:
+            self.state_changed(state, revision)
+        else:
+            self._is_doubtful = self._pending is not None
+        self._changed()
+
+    def swap_not_sent(self) -> None:
+        """The store was not asked this time: it could not be reached, or it refused without looking."""
+        self._is_swapping = False
+        if not self._is_doubtful:  # else it was asked before, and may still do it
+            self._drop_pending()
+            self._adopt_members()
+        self._changed()
+
+    def _drop_pending(self) -> None:
+        self._pending = None
+        self._is_doubtful = False
+
+    def min_in_sync_changed(self, min_in_sync: int) -> None:
+        """The topic demands another number of members."""
+        self._min_in_sync = min_in_sync
+        self._changed()
+
+    def ended(self, epoch: int = 0) -> None:
+        """Stop: there is a later leader, or none.
+
+        Args:
+            epoch: of the later one, as far as it is known.
+        """
+        self.superseded_by = max(self.superseded_by, epoch)
+        if self.is_ended:
+            return
+        self.is_ended = True
+        waiting, self._waiting = self._waiting, deque()
+        self._read = None
+        self._entries.clear()
+        self._entries_bytes = 0
+        for _, done in waiting:
+            done(LeadingEnded(self.topic, self.number, self.epoch))
+        self._on_change(self)
+
+    def _adopt_members(self) -> None:
+        sets = [self.state.in_sync] if self._pending is None else [self.state.in_sync, self._pending.in_sync]
+        members: dict[str, set[Member]] = {}
+        for member in (member for members in sets for member in members):
+            members.setdefault(member.node, set()).add(member)
+        followers = self.followers
+        nodes = dict.fromkeys([*self.state.holders, *members])
+        nodes.pop(self.node, None)
+        for node in nodes:
+            if node not in followers:
+                followers[node] = Follower(node)
+        for node in [node for node in followers if node not in nodes]:
+            del followers[node]
+        for node, follower in followers.items():
+            if node not in members:
+                follower.is_late = follower.has_lost = False
+                follower.marks.clear()
+        self._members = members
+        self._member_count = min(map(len, sets))
+        self._watched = tuple(followers[node] for node in members if node != self.node)
+
+    # --- the log
+
+    def written(self, end: int) -> None:
+        """This node has written its log up to ``end``."""
+        if self.is_ended:
+            return
+        self._written = end
+        for follower in self.followers.values():
+            if follower.stream is not None:
+                follower.stream.wake()
+        if not self._needs_sync:
+            self._synced = end
+            self._changed()
+
+    def synced(self, end: int) -> None:
+        """This node has synced its log up to ``end``."""
+        if end > self._synced:
+            self._synced = end
+            self._changed()
+
+    def opened(self, node: str, member: Member, stream: OpenStream) -> None:
+        """A follower is connected and about to say how far it is.
+
+        Args:
+            member: its process, as it is in sync.
+        """
+        follower = self.followers[node]
+        follower.stream = stream
+        follower.member = member
+        follower.acked = follower.progress = -1
+        follower.has_lost = False
+
+    def closed(self, node: str, stream: OpenStream) -> None:
+        """A follower is not connected there any more; what it acknowledged it still has."""
+        follower = self.followers.get(node)
+        if follower is not None and follower.stream is stream:
+            follower.stream = None
+            self._trim_entries()
+
+    def acked(self, node: str, end: int, now_ns: int) -> None:
+        """A follower has the log up to ``end`` (synced, where it does that)."""
+        follower = self.followers.get(node)
+        if follower is None or self.is_ended:
+            return
+        if end < follower.acked:
+            raise ValueError(f"node {node} acknowledged {end} after {follower.acked}")
+        is_first = follower.acked < 0
+        follower.acked = end
+        if is_first and node in self.state.in_sync_nodes and self.watermark is not None and end < self.watermark:
+            follower.has_lost = True  # it must not be elected: what it lacks was acknowledged
+        self._catch_up(follower, now_ns)
+        self._changed()
+
+    def progress_acked(self, node: str, number: int, now_ns: int) -> None:
+        """A follower has stored the progress up to a number."""
+        follower = self.followers.get(node)
+        if follower is None or self.is_ended:
+            return
+        if number > self.progress_number:
+            raise ValueError(f"node {node} acknowledged progress {number} of {self.progress_number}")
+        follower.progress = max(follower.progress, number)
+        self._catch_up(follower, now_ns)
+        self._trim_entries()
+        self._changed()
+
+    def silent(self, node: str) -> None:
+        """Nothing was heard of a follower for ``LAG_NS_MAX``, or it is known to be dead."""
+        self._set_silent(node, True)
+
+    def heard(self, node: str) -> None:
+        """A follower that was silent is not any more."""
+        self._set_silent(node, False)
+
+    def _set_silent(self, node: str, is_silent: bool) -> None:
+        follower = self.followers.get(node)
+        if follower is not None and follower.is_silent != is_silent:
+            follower.is_silent = is_silent
+            self._changed()
+
+    def tick(self, now_ns: int) -> None:
+        """Look who is behind for too long; call it a few times a second while not :attr:`is_level`."""
+        last_ns, self._last_tick_ns = self._last_tick_ns, now_ns
+        stall_ns = 0 if last_ns is None or now_ns - last_ns < STALL_NS else now_ns - last_ns
+        is_changed = False
+        for follower in self._watched:
+            if stall_ns and follower.marks:
+                follower.caught_ns = now_ns
+                follower.marks.clear()
+            self._catch_up(follower, now_ns)
+            is_late = bool(follower.marks) and now_ns - follower.caught_ns >= LAG_NS_MAX
+            if is_late != follower.is_late:
+                follower.is_late = is_late
+                is_changed = True
+        if is_changed:
+            self._changed()
+
+    def _is_level(self, follower: Follower) -> bool:
+        return follower.acked >= self._written and follower.progress >= self.progress_number
+
+    def _catch_up(self, follower: Follower, now_ns: int) -> None:
+        """Find out as of when a follower has everything."""
+        marks = follower.marks
+        if self._is_level(follower):
+            marks.clear()
+            follower.is_late = False
+            return
+        if not marks:
+            follower.caught_ns = now_ns
+        while marks and follower.acked >= marks[0][1] and follower.progress >= marks[0][2]:
+            follower.caught_ns = max(follower.caught_ns, marks.popleft()[0])
+        if not marks or now_ns - marks[-1][0] >= MARK_NS:
+            if len(marks) <= LAG_NS_MAX // MARK_NS:
+                marks.append((now_ns, self._written, self.progress_number))
+
+    # --- what is committed
+
+    def _has_enough(self) -> bool:
+        return self._member_count >= self._min_in_sync
+
+    def _changed(self) -> None:
+        if not self.is_ended:
+            self._advance()
+            self._on_change(self)
+
+    def _counts(self, follower: Follower) -> bool:
+        """Whether a member is the process that is in sync: another one may have lost what that had, or may lose what
+        that would have kept.
+        """
+        entries = self._members[follower.node]
+        return follower.member is not None and len(entries) == 1 and follower.member in entries
+
+    def _advance(self) -> None:
+        end, number = min(self._synced, self._written), self.progress_number
+        for follower in self._watched:
+            end = min(end, follower.acked) if self._counts(follower) else -1
+            number = min(number, follower.progress)
+        if self.watermark is None:
+            if end >= self._promoted_end:
+                self._move_watermark(end if self._has_enough() else self._promoted_end)
+        elif end > self.watermark and self._has_enough():
+            self._move_watermark(end)
+        self._replicated_number = max(self._replicated_number, number)
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= number:
+            waiting.popleft()[1](None)
+
+    def _move_watermark(self, watermark: int) -> None:
+        self.watermark = watermark
+        for follower in self.followers.values():
+            if follower.stream is not None:
+                follower.stream.wake_watermark()
+
+    # --- progress
+
+    def progress(self, records: bytes, needs: int) -> int:
+        """Hand over the records of one flush, which this node has written; return their number.
+
+        Args:
+            needs: end that a log has at least for them: of what was committed then.
+        """
+        if self.is_ended:
+            return self.progress_number
+        self.progress_number += 1
+        if any(follower.stream is not None for follower in self.followers.values()):
+            self._entries.append((needs, records))
+            self._entries_bytes += len(records)
+            while self._entries_bytes > PROGRESS_BYTES_MAX or len(self._entries) > PROGRESS_COUNT_MAX:
+                self._forget_entry()
+        else:
+            self._entries.clear()
+            self._entries_bytes = 0
+        for follower in self.followers.values():
+            if follower.stream is not None:
+                follower.stream.wake()
+        self._changed()
+        return self.progress_number
+
+    def when_progress_replicated(self, number: int, done: Done) -> None:
+        """Call ``done(None)`` when every in-sync member has stored the progress up to a number (which may be at once),
+        or with :class:`LeadingEnded`. Numbers must not descend from call to call.
+        """
+        if self.is_ended:
+            done(LeadingEnded(self.topic, self.number, self.epoch))
+            return
+        self._waiting.append((number, done))
+        self._advance()
+
+    def entry(self, number: int) -> tuple[int, bytes] | None:
+        """Return what the records of a number need, and these; None when they are not kept any more."""
+        index = number - 1 - (self.progress_number - len(self._entries))
+        return self._entries[index] if 0 <= index < len(self._entries) else None
+
+    def next_progress(self, position: tuple[int, int]) -> int | None:
+        """Return the number that follows for somebody at a position; None: nothing does, it needs the whole state."""
+        epoch, number = position
+        if position == self.base and position != (0, 0):
+            number = 0
+        elif epoch != self.epoch:
+            return None
+        is_kept = self.progress_number - len(self._entries) <= number <= self.progress_number
+        return number + 1 if is_kept else None
+
+    def _trim_entries(self) -> None:
+        """Forget what everybody who is connected has."""
+        having = [self.progress_number]
+        for follower in self.followers.values():
+            if follower.stream is not None and follower.progress >= 0:
+                having.append(follower.progress)
+            elif follower.stream is not None and follower.stream.state_number is not None:
+                having.append(follower.stream.state_number)
+        kept_from = min(having) + 1
+        while self._entries and self.progress_number - len(self._entries) + 1 < kept_from:
+            self._forget_entry()
+
+    def _forget_entry(self) -> None:
+        self._entries_bytes -= len(self._entries.popleft()[1])
+
+    # --- reading
+
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
+        """Read the log for a follower, as :meth:`LeaderLog.read`; for several at the same place once."""
+        kept, self._read = self._read, None
+        if kept is not None and kept[0] == sequence and len(kept[1]) <= bytes_max:
+            found = kept
+        else:
+            found = (sequence, *self.log.read(sequence, bytes_max))
+        here = sum(each.stream is not None and each.stream.sent == sequence for each in self.followers.values())
+        if here > 1:  # the one that reads now is one of them
+            self._read = found
+        return found[1], found[2]
+
+    def describe(self) -> str:
+        """One line, for logs and failing tests."""
+        followers = " ".join(
+            f"{each.node}:{each.acked}/{each.progress}{'?' * each.is_silent}{'!' * each.is_late}"
+            for each in self.followers.values()
+        )
+        return (
+            f"Leading {self.topic}/{self.number} epoch={self.epoch} watermark={self.watermark} end={self._written} "
+            f"synced={self._synced} in_sync={','.join(self.state.in_sync_nodes)} progress={self.progress_number} "
+            f"{'ended ' if self.is_ended else ''}{'swapping ' if self._pending else ''}{followers}"
+        )

@@ -1,0 +1,551 @@
+"""A led partition: its watermark, its in-sync set, its progress."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from flintmq.cluster import leading as leading_module
+from flintmq.cluster.history import LogShape
+from flintmq.cluster.leading import Leading, LeadingEnded
+from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, NodeRecord, PartitionState, elected, without
+
+S = 1_000_000_000
+
+
+def member(node, boot_id="boot", syncs=False):
+    return Member(node, boot_id, syncs)
+
+
+def state_of(*in_sync, replicas=("a", "b", "c"), epoch=5, leader="a"):
+    members = tuple(each if isinstance(each, Member) else member(each) for each in in_sync)
+    return PartitionState(7, 9, epoch, leader, "1", members, replicas)
+
+
+class Stream:
+    def __init__(self):
+        self.confirmed_ns = None
+        self.sent = -1
+        self.state_number = None
+        self.woken = self.watermarks = 0
+
+    def wake(self):
+        self.woken += 1
+
+    def wake_watermark(self):
+        self.watermarks += 1
+
+
+class Log:
+    def __init__(self):
+        self.reads = 0
+
+    def shape(self):
+        return LogShape([(5, 0)], 0, 100)
+
+    def read(self, sequence, bytes_max):
+        self.reads += 1
+        return b"x" * 10, sequence + 10
+
+    def whole_state(self, done):
+        raise NotImplementedError
+
+
+class Case:
+    """A leader ``a`` with its log at 100, and its followers connected."""
+
+    def __init__(self, state=None, connected=("b", "c"), level=False, **options):
+        self.changes = 0
+        self.revision = 10
+        self.log = Log()
+        state = state or state_of("a", "b", "c")
+        self.leading: Any = Leading("t", 0, "a", state, 10, self.log, end=100, on_change=self.note, **options)
+        self.streams: dict[str, Any] = {}
+        for node in connected:
+            self.connect(node)
+        if level:
+            for node in connected:
+                self.leading.acked(node, 100, 0)
+                self.leading.progress_acked(node, 0, 0)
+
+    def note(self, leading):
+        self.changes += 1
+
+    def connect(self, node, **kind):
+        self.streams[node] = Stream()
+        self.leading.opened(node, member(node, **kind), self.streams[node])
+
+    def swap(self):
+        """What it wants is written to the store."""
+        state = self.leading.wanted_state()
+        self.leading.swap_began(state)
+        self.revision += 1
+        self.leading.swap_ended(state, self.revision)
+        return state.in_sync_nodes
+
+    def pass_time(self, first_ns, last_ns, step_ns=S // 5):
+        for now_ns in range(first_ns, last_ns + 1, step_ns):
+            self.leading.tick(now_ns)
+
+
+# -- the watermark -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_committed_before_every_member_has_the_whole_log_in_this_epoch():
+    case = Case()
+    leading = case.leading
+    assert leading.watermark is None and leading.is_writable
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    leading.acked("c", 99, 0)
+    assert leading.watermark is None
+    leading.acked("c", 100, 0)
+    assert leading.watermark == 100
+    leading.acked("c", 110, 0)
+    assert leading.watermark == 110
+    assert case.streams["b"].watermarks == 2
+
+
+def test_a_leader_alone_commits_at_once():
+    leading = Case(state_of("a"), connected=()).leading
+    assert leading.watermark == 100
+    leading.written(150)
+    assert leading.watermark == 150
+
+
+def test_its_own_copy_counts_as_far_as_it_is_synced():
+    leading = Case(state_of("a"), connected=(), needs_sync=True).leading
+    assert leading.watermark is None
+    leading.synced(100)
+    leading.written(130)
+    assert leading.watermark == 100
+    leading.synced(120)
+    assert leading.watermark == 120
+
+
+def test_the_watermark_never_goes_back():
+    case = Case(level=True)
+    case.leading.written(120)
+    case.leading.acked("b", 120, 0)
+    case.leading.acked("c", 110, 0)
+    assert case.leading.watermark == 110
+    case.connect("c")  # it lost power, and says how far it is now
+    case.leading.acked("c", 40, 0)
+    assert case.leading.watermark == 110
+    with pytest.raises(ValueError, match="acknowledged 39 after 40"):
+        case.leading.acked("c", 39, 0)
+
+
+def test_who_is_not_in_sync_does_not_hold_it():
+    case = Case(state_of("a", "b"), level=True)
+    case.leading.written(120)
+    case.leading.acked("b", 120, 0)
+    assert case.leading.watermark == 120
+
+
+def test_below_the_demanded_number_nothing_is_acknowledged():
+    case = Case(state_of("a", "b"), connected=("b",), level=True, min_in_sync=2)
+    leading = case.leading
+    leading.written(120)
+    leading.silent("b")
+    assert case.swap() == ("a",)
+    assert leading.watermark == 100 and not leading.is_writable
+    leading.heard("b")
+    leading.acked("b", 120, 0)
+    assert leading.watermark == 100
+    assert case.swap() == ("a", "b")
+    assert leading.watermark == 120 and leading.is_writable
+
+
+def test_below_the_demanded_number_what_was_there_at_the_election_is_committed_all_the_same():
+    leading = Case(state_of("a"), connected=(), min_in_sync=2).leading
+    assert leading.watermark == 100 and not leading.is_writable
+    leading.written(120)
+    assert leading.watermark == 100
+    leading.min_in_sync_changed(1)
+    assert leading.watermark == 120 and leading.is_writable
+
+
+# -- who is in sync ----------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_member_holds_the_watermark_until_the_store_has_it_out():
+    case = Case(level=True)
+    leading = case.leading
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    leading.silent("c")
+    wanted = leading.wanted_state()
+    assert wanted == without(leading.state, ["c"])
+    leading.swap_began(wanted)
+    assert leading.watermark == 100 and leading.wanted_state() is None
+    leading.swap_ended(None)  # no answer: it may have been written
+    assert leading.watermark == 100 and leading.wanted_state() == wanted
+    leading.swap_began(wanted)
+    leading.swap_ended(wanted, 11)
+    assert leading.watermark == 120 and leading.wanted_state() is None
+
+
+def test_the_store_may_say_it_before_the_answer_comes():
+    case = Case(level=True)
+    leading = case.leading
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    leading.silent("c")
+    wanted = leading.wanted_state()
+    leading.swap_began(wanted)
+    leading.state_changed(wanted, 11)
+    assert leading.watermark == 120
+    leading.swap_ended(wanted, 11)
+    assert leading.watermark == 120 and leading.wanted_state() is None
+
+
+def test_who_is_joining_is_waited_for_from_when_the_store_is_asked():
+    case = Case(state_of("a", "b"), level=True)
+    leading = case.leading
+    wanted = leading.wanted_state()
+    assert wanted.in_sync_nodes == ("a", "b", "c")
+    leading.swap_began(wanted)
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    assert leading.watermark == 100
+    leading.swap_ended(None)
+    assert leading.watermark == 100
+    leading.state_changed(msgspec.structs.replace(leading.state, replicas=("a", "b", "c", "d")), 11)
+    assert leading.watermark == 120  # somebody else wrote: the change cannot be carried out any more
+    leading.acked("c", 110, 0)
+    assert leading.wanted_state() is None  # it is behind again
+    leading.acked("c", 120, 0)
+    assert leading.wanted_state().in_sync_nodes == ("a", "b", "c")
+
+
+def test_a_change_that_was_never_sent_is_forgotten_and_a_doubtful_one_is_not():
+    case = Case(state_of("a", "b"), level=True)
+    leading = case.leading
+    leading.swap_began(leading.wanted_state())
+    leading.swap_not_sent()
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    assert leading.watermark == 120
+    leading.acked("c", 120, 0)
+    wanted = leading.wanted_state()
+    leading.swap_began(wanted)
+    leading.swap_ended(None)
+    leading.swap_began(wanted)
+    leading.swap_not_sent()  # this time; the time before it may have been
+    leading.written(130)
+    leading.acked("b", 130, 0)
+    assert leading.watermark == 120 and leading.wanted_state() == wanted
+
+
+def test_what_is_not_wanted_any_more_is_not_begun():
+    case = Case(state_of("a", "b"), level=True)
+    wanted = case.leading.wanted_state()
+    case.leading.written(120)
+    case.leading.acked("b", 120, 0)
+    with pytest.raises(ValueError, match="ask again"):
+        case.leading.swap_began(wanted)
+
+
+def test_nobody_joins_before_the_log_of_the_election():
+    case = Case(state_of("a", "b"))
+    case.leading.progress_acked("c", 0, 0)
+    case.leading.acked("c", 99, 0)
+    assert case.leading.wanted_state() is None
+    case.leading.acked("c", 100, 0)
+    assert case.leading.wanted_state().in_sync_nodes == ("a", "b", "c")
+
+
+def test_nobody_joins_without_the_progress_that_was_called_safe():
+    case = Case(state_of("a", "b"), level=True)
+    leading = case.leading
+    number = leading.progress(b"records", 100)
+    assert leading.wanted_state().in_sync_nodes == ("a", "b", "c")
+    leading.progress_acked("b", number, 0)
+    assert leading.wanted_state() is None
+    leading.progress_acked("c", number, 0)
+    assert leading.wanted_state().in_sync_nodes == ("a", "b", "c")
+
+
+def test_nobody_joins_who_is_gone():
+    case = Case(state_of("a", "b"), level=True)
+    case.leading.closed("c", case.streams["c"])
+    assert case.leading.wanted_state() is None
+
+
+def test_a_member_that_lacks_what_was_committed_leaves_at_once():
+    case = Case(level=True)
+    case.connect("c")
+    case.leading.acked("c", 40, 0)
+    assert case.swap() == ("a", "b")
+    case.leading.acked("c", 100, 0)
+    case.leading.progress_acked("c", 0, 0)
+    assert case.swap() == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("entry", "now"),
+    [
+        (member("b", "boot 1"), {"boot_id": "boot 2"}),  # it had no power: what it had not synced is gone
+        (member("b", syncs=True), {"syncs": False}),  # what it acknowledges from now on would not survive that
+        (member("b", syncs=False), {"syncs": True}),
+    ],
+)
+def test_acknowledgements_count_when_the_store_knows_the_process(entry, now):
+    case = Case(state_of("a", entry), connected=())
+    leading = case.leading
+    case.connect("b", **now)
+    leading.acked("b", 100, 0)
+    leading.progress_acked("b", 0, 0)
+    assert leading.watermark is None
+    assert case.swap() == ("a", "b") and leading.watermark == 100
+    assert leading.state.in_sync[-1] == member("b", **now)
+
+
+def test_a_node_that_is_to_have_no_copy_leaves():
+    case = Case(state_of("a", "b", "c", replicas=("a", "b")), level=True)
+    assert case.swap() == ("a", "b")
+    assert case.leading.wanted_state() is None
+
+
+# -- behind ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_is_behind_leaves_after_the_bound_and_not_before():
+    case = Case(level=True)
+    case.leading.written(120)
+    case.leading.acked("b", 120, 0)
+    assert not case.leading.is_level
+    case.pass_time(0, LAG_NS_MAX - 1)
+    assert case.leading.wanted_state() is None
+    case.pass_time(LAG_NS_MAX - S // 5, LAG_NS_MAX)
+    assert case.swap() == ("a", "b")
+    assert case.leading.watermark == 120
+
+
+def test_a_busy_leader_keeps_a_follower_that_is_a_second_behind():
+    case = Case(level=True)
+    ends = {}
+    for tick in range(100):
+        now_ns = tick * S // 5
+        ends[tick] = 100 + tick
+        case.leading.written(100 + tick)
+        case.leading.acked("b", 100 + tick, now_ns)
+        if tick >= 5:
+            case.leading.acked("c", ends[tick - 5], now_ns)
+        case.leading.tick(now_ns)
+        assert case.leading.wanted_state() is None
+    assert not case.leading.is_level
+
+
+def test_a_busy_leader_drops_a_follower_that_falls_back_for_ever():
+    case = Case(level=True)
+    for tick in range(100):
+        now_ns = tick * S // 5
+        case.leading.written(100 + tick * 2)
+        case.leading.acked("b", 100 + tick * 2, now_ns)
+        case.leading.acked("c", 100 + tick // 4, now_ns)
+        case.leading.tick(now_ns)
+        if case.leading.wanted_state() is not None:
+            break
+    assert 3 <= now_ns / S <= 5
+    assert case.swap() == ("a", "b")
+
+
+def test_a_member_that_was_idle_for_an_hour_has_its_time():
+    case = Case(level=True)
+    case.leading.tick(0)
+    case.leading.written(120)
+    case.leading.acked("b", 120, 3600 * S)
+    case.leading.tick(3600 * S)
+    case.leading.tick(3600 * S + LAG_NS_MAX // 2)
+    assert case.leading.wanted_state() is None
+
+
+def test_a_leader_that_stood_still_does_not_blame_others():
+    case = Case(level=True)
+    case.leading.written(120)
+    case.leading.acked("b", 120, 0)
+    case.pass_time(0, S)
+    case.leading.tick(60 * S)
+    assert case.leading.wanted_state() is None
+    case.pass_time(60 * S, 60 * S + LAG_NS_MAX)
+    assert case.swap() == ("a", "b")
+
+
+def test_progress_that_is_not_stored_is_being_behind():
+    case = Case(level=True)
+    case.leading.progress_acked("b", case.leading.progress(b"records", 100), 0)
+    case.pass_time(0, LAG_NS_MAX)
+    assert case.swap() == ("a", "b")
+
+
+def test_who_is_not_in_sync_need_not_be_watched():
+    case = Case(state_of("a"), connected=())
+    case.leading.written(120)
+    assert case.leading.is_level
+
+
+# -- its end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        state_of("a", "b", "c", epoch=6, leader="b"),
+        state_of("a", "b", "c", leader=""),
+        msgspec.structs.replace(state_of("a", "b", "c"), incarnation="2"),
+    ],
+)
+def test_a_leader_that_leads_no_longer_moves_nothing(later):
+    case = Case(level=True)
+    leading, told = case.leading, list[Any]()
+    leading.written(120)
+    leading.when_progress_replicated(leading.progress(b"records", 100), told.append)
+    leading.state_changed(later, 11)
+    assert leading.is_ended and not leading.is_writable and leading.wanted_state() is None
+    assert [type(each) for each in told] == [LeadingEnded] and "partition 0 of topic t" in str(told[0])
+    assert leading.superseded_by == (6 if later.epoch == 6 else 0)
+    leading.acked("b", 120, 0)
+    leading.acked("c", 120, 0)
+    leading.synced(120)
+    leading.written(130)
+    assert leading.watermark == 100 and leading.end == 120
+    leading.when_progress_replicated(1, told.append)
+    assert len(told) == 2
+
+
+def test_old_news_change_nothing():
+    case = Case(level=True)
+    case.leading.state_changed(state_of("a", "b", "c", epoch=4, leader="b"), 9)
+    assert not case.leading.is_ended
+
+
+def test_only_the_leader_leads():
+    with pytest.raises(ValueError, match="does not lead"):
+        Case(state_of("a", "b", leader="b"))
+    with pytest.raises(ValueError, match="does not lead"):
+        Case(state_of("b"))
+
+
+def test_confirmations_of_every_member_count():
+    case = Case(level=True)
+    leading = case.leading
+    assert not leading.is_confirmed(0)
+    case.streams["b"].confirmed_ns = 10 * S
+    case.streams["c"].confirmed_ns = 11 * S
+    assert leading.is_confirmed(11 * S, margin_ns=0)
+    assert leading.is_confirmed((10 + LEASE_TTL_S) * S - 1, margin_ns=0)
+    assert not leading.is_confirmed((10 + LEASE_TTL_S) * S, margin_ns=0)
+    assert not leading.is_confirmed((10 + LEASE_TTL_S) * S - 1)
+    leading.closed("b", case.streams["b"])
+    assert not leading.is_confirmed(11 * S)
+    leading.ended()
+    assert not leading.is_confirmed(11 * S)
+
+
+def test_a_leader_alone_needs_no_confirmation():
+    case = Case(state_of("a"))
+    assert case.leading.is_confirmed(10**18)
+    case.leading.acked("c", 100, 0)
+    case.leading.progress_acked("c", 0, 0)
+    case.leading.swap_began(case.leading.wanted_state())
+    assert not case.leading.is_confirmed(0)  # another one may be in sync already
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_for_progress_is_told_when_every_member_has_it():
+    case = Case(level=True)
+    leading, told = case.leading, list[Any]()
+    for _ in range(3):
+        number = leading.progress(b"records", 100)
+        leading.when_progress_replicated(number, lambda error, number=number: told.append(number))
+    leading.progress_acked("b", 3, 0)
+    assert told == []
+    leading.progress_acked("c", 2, 0)
+    assert told == [1, 2]
+    leading.silent("c")
+    assert told == [1, 2]
+    case.swap()
+    assert told == [1, 2, 3]
+    with pytest.raises(ValueError, match="progress 4 of 3"):
+        leading.progress_acked("b", 4, 0)
+
+
+def test_records_are_kept_until_everybody_connected_has_them():
+    case = Case(level=True)
+    leading = case.leading
+    for count in range(3):
+        assert leading.progress(b"records %d" % count, 100) == count + 1
+    assert leading.entry(0) is None and leading.entry(4) is None
+    assert leading.entry(1) == (100, b"records 0") and leading.entry(3) == (100, b"records 2")
+    leading.progress_acked("b", 3, 0)
+    assert leading.entry(1) is not None
+    leading.progress_acked("c", 1, 0)
+    assert leading.entry(1) is None and leading.entry(2) == (100, b"records 1")
+    leading.closed("c", case.streams["c"])
+    assert leading.entry(2) is None and leading.entry(3) is None
+
+
+def test_records_are_kept_behind_a_state_that_is_being_sent():
+    case = Case(level=True)
+    leading = case.leading
+    case.connect("c")
+    case.streams["c"].state_number = 1
+    for _ in range(3):
+        leading.progress_acked("b", leading.progress(b"records", 100), 0)
+    assert leading.entry(1) is None and leading.entry(2) is not None
+
+
+def test_records_that_are_kept_are_bounded(monkeypatch):
+    monkeypatch.setattr(leading_module, "PROGRESS_BYTES_MAX", 100)
+    case = Case(level=True)
+    for _ in range(50):
+        case.leading.progress(b"x" * 10, 100)
+    assert case.leading.entry(40) is None and case.leading.entry(41) is not None
+    assert case.leading.next_progress((5, 39)) is None and case.leading.next_progress((5, 40)) == 41
+
+
+def test_nothing_is_kept_for_nobody():
+    leading = Case(state_of("a"), connected=()).leading
+    leading.progress(b"records", 100)
+    assert leading.entry(1) is None
+
+
+def test_progress_goes_on_where_a_follower_is():
+    case = Case(level=True, base=(4, 17))
+    leading = case.leading
+    assert leading.next_progress((5, 0)) == 1  # it had the whole state of the election
+    assert leading.next_progress((4, 17)) == 1  # it is where this node was elected
+    assert leading.next_progress((4, 16)) is None and leading.next_progress((6, 0)) is None
+    leading.progress(b"records", 100)
+    assert leading.next_progress((5, 0)) == 1 and leading.next_progress((5, 1)) == 2
+    assert leading.next_progress((5, 2)) is None  # it says that it has more than there is
+
+
+def test_nobody_is_where_nothing_began():
+    assert Case(base=(0, 0)).leading.next_progress((0, 0)) is None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_followers_at_the_same_place_are_served_by_one_read():
+    case = Case(level=True)
+    case.streams["b"].sent = case.streams["c"].sent = 50
+    assert case.leading.read(50, 1000) == (b"x" * 10, 60)
+    case.streams["b"].sent = 60
+    assert case.leading.read(50, 1000) == (b"x" * 10, 60) and case.log.reads == 1
+    case.streams["c"].sent = 60
+    case.leading.read(60, 1000)
+    case.leading.read(60, 5)  # not what was asked for
+    assert case.log.reads == 3
+    assert case.leading.oldest_needed == 60
+
+
+def test_a_leader_begins_with_what_an_election_made():
+    record = NodeRecord("a", "1", "boot", False, "host", 4150, 4151, 4152)
+    leading = Leading("t", 0, "a", elected(state_of("a", "b", leader=""), record), 3, Log(), end=7)
+    assert leading.epoch == 6 and leading.revision == 3 and "epoch=6" in leading.describe()

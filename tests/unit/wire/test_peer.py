@@ -1,0 +1,325 @@
+"""Frames between nodes, and their handshake."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flintmq.wire import peer
+from flintmq.wire.peer import (
+    Acceptor,
+    Acks,
+    Append,
+    Close,
+    CutTo,
+    Dialer,
+    Farewell,
+    Hello,
+    Identity,
+    NeedState,
+    Open,
+    Opened,
+    PeerError,
+    PeerReader,
+    Ping,
+    Pong,
+    Progress,
+    ProgressAcks,
+    Proof,
+    Ready,
+    Refusal,
+    Refused,
+    StartOver,
+    StateBegin,
+    StateEnd,
+    StatePart,
+    Watermarks,
+    Welcome,
+    encode,
+    encode_one,
+)
+
+NONCES = b"d" * 32, b"a" * 32
+SECRET = b"0123456789abcdef"
+
+
+def identity(node, cluster="c1", version=1):
+    return Identity(cluster, node, "incarnation", "boot", False, version)
+
+
+EXAMPLES = [
+    (Hello(peer.MAGIC, identity("a"), NONCES[0]), b""),
+    (Welcome(identity("b"), NONCES[1], b""), b""),
+    (Proof(b"p" * 32), b""),
+    (Farewell("because"), b""),
+    (Open(3, "orders", 7, 11, 12, 5), b""),
+    (Close(3), b""),
+    (CutTo(3, 99), b""),
+    (StartOver(3, 99, 1 << 40), b""),
+    (Append(3, 99, 98), b"batches"),
+    (Append(3, 99, 98), b""),
+    (Watermarks([(3, 5), (4, 9)]), b""),
+    (Progress(3, (5, 2), (5, 1), 90), b"records"),
+    (StateBegin(3, (5, 2), 90), b""),
+    (StatePart(3), b"records"),
+    (StateEnd(3), b""),
+    (Ping(123456789), b""),
+    (Opened(3, [(1, 0), (4, 50)], 0, 80, (4, 17)), b""),
+    (Refused(3, 8, Refusal.HIGHER_EPOCH, "later"), b""),
+    (Ready(3, 70), b""),
+    (Acks([(3, 70), (9, 1)]), b""),
+    (ProgressAcks([(3, 2)]), b""),
+    (NeedState(3), b""),
+    (Pong(123456789), b""),
+]
+
+
+def reader_of(is_trusted=True) -> Any:
+    return PeerReader(is_trusted)
+
+
+def frames_of(reader):
+    found = []
+    while (each := reader.next_frame()) is not None:
+        found.append((each[0], bytes(each[1])))
+    return found
+
+
+def test_there_is_an_example_of_every_frame():
+    assert {type(frame) for frame, _ in EXAMPLES} == set(peer.Frame.__args__)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(EXAMPLES)), st.data())
+def test_frames_arrive_in_whatever_pieces(frames, data):
+    stream = b"".join(bytes(piece) for frame in frames for piece in encode(*frame))
+    reader, found, at = reader_of(), list[Any](), 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, 200))
+        reader.receive(stream[at : at + size])
+        at += size
+        found += frames_of(reader)
+    assert found == frames and reader.pending_bytes == 0
+
+
+def test_bodies_that_arrive_in_one_piece_are_not_copied():
+    body = b"x" * 1000
+    stream = b"".join(encode(Append(1, 0, 0), body)) * 2
+    reader = reader_of()
+    reader.receive(stream)
+    frame, found = reader.next_frame()
+    assert frame == Append(1, 0, 0) and found == body and found.obj is stream
+    assert reader.next_frame()[1].obj is stream
+
+
+def test_a_view_of_a_body_stays_as_it_is():
+    stream = b"".join(encode(Append(1, 0, 0), b"first")) + b"".join(encode(Append(1, 5, 0), b"second"))
+    reader = reader_of()
+    reader.receive(stream[:3])
+    reader.receive(stream[3:-2])
+    _, first = reader.next_frame()
+    assert reader.next_frame() is None
+    reader.receive(stream[-2:])
+    _, second = reader.next_frame()
+    assert (first, second) == (b"first", b"second")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xff\xff\xff\x00\x00\x00\x01", "a body of"),
+        (b"\x00\x00\x00\x05\x00\x00\x00\x09", "a body of -8"),
+        (b"\x00\x20\x00\x08\x00\x20\x00\x00", "a header of 2097152"),
+        (b"\x00\x00\x00\x05\x00\x00\x00\x01\xc1", "cannot be read"),
+        (b"\x00\x00\x00\x04\x00\x00\x00\x00", "cannot be read"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a header of"),
+    ],
+)
+def test_what_is_no_frame_is_refused_for_good(data, words):
+    reader = reader_of()
+    reader.receive(data)
+    for _ in range(2):
+        with pytest.raises(PeerError, match=words):
+            reader.next_frame()
+
+
+def raw(header, body=b""):
+    packed = msgspec.msgpack.encode(header)
+    return peer._SIZES.pack(4 + len(packed) + len(body), len(packed)) + packed + body
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [99, 1],  # nothing has this number
+        [16, 1, "t", 0, 1, 1],  # a field is missing
+        [16, 1, "t", 0, 1, 1, 0],  # epoch 0 has no leader
+        [16, -1, "t", 0, 1, 1, 1],
+        [16, 1, "t", 1024, 1, 1, 1],
+        [16, 1, "t" * 129, 0, 1, 1, 1],
+        [18, 1, 1 << 51],
+        [20, 1, -5, 0],
+        [21, [[1, 2]] * (peer.TALLY_MAX + 1)],
+        [35, [[1, 2, 3]]],
+        [35, [[1]]],
+        [32, 1, [[1, 0]] * (peer.HISTORY_MAX + 1), 0, 0, [0, 0]],
+        [33, 1, 2, 77, "no such reason"],
+        [1, b"FMQP", ["c", "n", "i", "b", False, 1], b"short"],
+        "text",
+        {"a": 1},
+        [[[[[]]]]],
+    ],
+)
+def test_fields_are_checked(header):
+    reader = reader_of()
+    reader.receive(raw(header))
+    with pytest.raises(PeerError, match="cannot be read"):
+        reader.next_frame()
+
+
+def test_nesting_without_end_is_refused():
+    reader = reader_of()
+    header = b"\x91" * 100_000
+    reader.receive(peer._SIZES.pack(4 + len(header), len(header)) + header)
+    with pytest.raises(PeerError, match="cannot be read"):
+        reader.next_frame()
+
+
+def test_only_some_frames_have_bodies():
+    reader = reader_of()
+    reader.receive(raw([17, 1], b"body"))
+    with pytest.raises(PeerError, match="Close with a body"):
+        reader.next_frame()
+
+
+def test_a_later_version_may_say_more():
+    reader = reader_of()
+    reader.receive(raw([17, 1, "more", {"and": "more"}]))
+    assert reader.next_frame() == (Close(1), b"")
+
+
+def test_a_stranger_sends_small_frames_only():
+    reader = reader_of(is_trusted=False)
+    reader.receive(encode_one(Hello(peer.MAGIC, identity("a"), NONCES[0])))
+    assert isinstance(reader.next_frame()[0], Hello)
+    reader.receive(b"".join(encode(Append(1, 0, 0), b"x"))[:8])
+    with pytest.raises(PeerError, match="body of 1"):
+        reader.next_frame()
+    reader = reader_of(is_trusted=False)
+    reader.trust()
+    reader.receive(b"".join(encode(Append(1, 0, 0), b"x")))
+    assert isinstance(reader.next_frame()[0], Append)
+
+
+def test_what_could_not_be_read_is_not_sent():
+    with pytest.raises(ValueError, match="Append with a header"):
+        encode(Append(1, 0, 0), memoryview(bytes(peer.BODY_BYTES_MAX + 1)))
+    assert list(map(len, peer.tallies([(1, 1)] * (peer.TALLY_MAX + 1)))) == [peer.TALLY_MAX, 1]
+    assert peer.tallies([]) == []
+    encode_one(Farewell(peer.shorten("x" * 10_000)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_are_frames_or_an_error(data, is_trusted):
+    reader = PeerReader(is_trusted)
+    reader.receive(data)
+    try:
+        frames_of(reader)
+    except PeerError as error:
+        assert str(error).startswith("the peer sent ")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_changed_bytes_are_frames_or_an_error(frame, data):
+    stream = bytearray(b"".join(encode(*frame)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    reader = reader_of()
+    reader.receive(bytes(stream))
+    try:
+        frames_of(reader)
+    except PeerError as error:
+        assert str(error).startswith("the peer sent ")
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+
+def one_frame(data):
+    reader = reader_of(is_trusted=False)
+    reader.receive(data)
+    return reader.next_frame()[0]
+
+
+def shake(dialer_secret=SECRET, acceptor_secret=SECRET, a=None, b=None, expected="b"):
+    a, b = a or identity("a"), b or identity("b")
+    dialer, acceptor = Dialer(a, dialer_secret, NONCES[0], expected), Acceptor(b, acceptor_secret, NONCES[1])
+    welcome = acceptor.greeted(one_frame(dialer.hello()))
+    found, proof = dialer.welcomed(one_frame(welcome))
+    return found, acceptor.proved(one_frame(proof))
+
+
+def test_two_nodes_know_each_other():
+    assert shake() == (identity("b"), identity("a"))
+    assert shake(b"", b"") == (identity("b"), identity("a"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dialer_secret": b"another secret.."}, "node b has another secret"),
+        ({"acceptor_secret": b""}, "node b has no secret"),
+        ({"dialer_secret": b""}, "node b has a secret, and this node has none"),
+        ({"b": identity("b", "c2")}, "belongs to cluster c1, this one to c2"),
+        ({"b": identity("a")}, "data directory copied"),
+        ({"b": identity("c")}, "node c answered in place of node b"),
+        ({"b": identity("b", version=3)}, "speaks version 1, this one 3"),
+    ],
+)
+def test_who_does_not_belong_here_is_refused(options, words):
+    with pytest.raises(PeerError, match=words):
+        shake(**options)
+
+
+def test_the_next_version_is_welcome():
+    assert shake(b=identity("b", version=2))[0].version == 2
+
+
+def test_a_dialer_without_the_secret_is_refused():
+    acceptor = Acceptor(identity("b"), SECRET, NONCES[1])
+    acceptor.greeted(one_frame(Dialer(identity("a"), b"", NONCES[0], "b").hello()))
+    for proof in (b"", b"x" * 32):
+        with pytest.raises(PeerError, match="node a has"):
+            acceptor.proved(Proof(proof))
+
+
+def test_a_proof_is_good_for_one_connection_and_one_role():
+    hello = one_frame(Dialer(identity("a"), SECRET, NONCES[0], "b").hello())
+    first = Acceptor(identity("b"), SECRET, NONCES[1])
+    welcome = one_frame(first.greeted(hello))
+    _, proof = Dialer(identity("a"), SECRET, NONCES[0], "b").welcomed(welcome)
+    again = Acceptor(identity("b"), SECRET, b"n" * 32)  # another connection, with a nonce of its own
+    again.greeted(hello)
+    with pytest.raises(PeerError, match="another secret"):
+        again.proved(one_frame(proof))
+    with pytest.raises(PeerError, match="another secret"):
+        first.proved(Proof(welcome.proof))  # what the acceptor said, sent back to it
+    assert first.proved(one_frame(proof)) == identity("a")
+
+
+def test_the_handshake_has_an_order():
+    with pytest.raises(PeerError, match="not the Hello"):
+        Acceptor(identity("b"), SECRET, NONCES[1]).greeted(Proof(b""))
+    with pytest.raises(PeerError, match="not the Hello"):
+        Acceptor(identity("b"), SECRET, NONCES[1]).greeted(Hello(b"HTTP", identity("a"), NONCES[0]))
+    with pytest.raises(PeerError, match="in place of a proof"):
+        Acceptor(identity("b"), SECRET, NONCES[1]).proved(Proof(b""))
+    dialer = Dialer(identity("a"), SECRET, NONCES[0], "b")
+    with pytest.raises(PeerError, match="refused by node b: go away"):
+        dialer.welcomed(Farewell("go away"))
+    with pytest.raises(PeerError, match="Ping in place of an answer"):
+        dialer.welcomed(Ping(1))
