@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from tests.sim.loop import Node, Simulation, beginning_with, first_failing_seed, seeds
@@ -102,7 +103,7 @@ def run(seed: int, seconds: float = 120.0) -> tuple[World, str]:
         start(store_host)
         hosts = [sim.node(name) for name in ("a", "b", "c")]
         for host in hosts:
-            host.start(lambda host=host: compete(host, world))
+            host.start(partial(compete, host, world))
 
         async def main() -> None:
             await break_things(sim, store_host, hosts, seconds)
