@@ -44,6 +44,7 @@ class Env:
         buggify: ``buggify("name")`` is True where a simulation wants rare behaviour (tiny segments, early flushes).
         hostname: this machine's name as shown to peers.
         local_names: further names that mean this machine to itself alone, as its ``/etc/hosts`` has them.
+        has_threads: whether threads may be started that have an event loop of their own; not in a simulation.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -52,3 +53,4 @@ class Env:
     buggify: Callable[[str], bool] = never
     hostname: str = "localhost"
     local_names: tuple[str, ...] = ()
+    has_threads: bool = True

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -322,6 +323,24 @@ def test_a_watch_and_a_lease_survive_a_restart_of_etcd(tmp_path: Path):
         use(scenario, etcd.url)
     finally:
         etcd.discard()
+
+
+def test_a_flood_that_holds_the_loop_costs_no_lease(url: str):
+    """A turn of the loop takes 0.8 s, for twice as long as the lease is."""
+
+    async def scenario(store: EtcdStore) -> None:
+        clock = SystemClock()
+        async with holding(store, clock, 3) as held:
+            await put(store, "/flood", b"", held.lease_id)
+            begun_ns = clock.boottime_ns()
+            while clock.boottime_ns() < begun_ns + 6_000_000_000:
+                await asyncio.sleep(0)
+                threading.Event().wait(0.8)
+                assert held.is_held, held.failure
+            pair = await store.get("/flood")
+            assert pair is not None and pair.version == 1
+
+    use(scenario, url)
 
 
 def test_a_compaction_during_a_watch_makes_its_reader_begin_again(tmp_path: Path):

@@ -1201,15 +1201,18 @@ class SimServer(asyncio.AbstractServer):
 
 
 class NodeClock:
-    """The clocks of a machine: wall time can jump, monotonic time is the loop's."""
+    """The clocks of a machine: wall time can jump, monotonic time is the loop's but for what it was suspended."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def wall_ns(self) -> int:
-        return WALL_START_NS + self._node.wall_offset_ns + self.monotonic_ns() - int(START_S * 1e9)
+        return WALL_START_NS + self._node.wall_offset_ns + self.boottime_ns() - int(START_S * 1e9)
 
     def monotonic_ns(self) -> int:
+        return self.boottime_ns() - self._node.suspended_ns
+
+    def boottime_ns(self) -> int:
         # Rounded, not cut off: a timer made from nanoseconds must find that they have passed when it fires.
         return round(self._node.network.loop.time() * 1e9)
 
@@ -1258,6 +1261,7 @@ class Process:
             run_blocking=self.run_blocking,
             buggify=self.buggify,
             hostname=node.name,
+            has_threads=False,
         )
 
     @property
@@ -1407,6 +1411,7 @@ class Node:
         address: its IP address.
         disk: survives kills; see :class:`tests.sim.disk.CrashingDisk` for its faults.
         wall_offset_ns: how wrong its wall clock is.
+        suspended_ns: how long it has been suspended, which its monotonic clock does not count.
         disk_delay_s: shortest and longest duration of a blocking call.
         is_up: false from a power loss until the next start: nothing answers.
         is_buggified: whether ``env.buggify`` ever says yes.
@@ -1421,6 +1426,8 @@ class Node:
         self.disk = CrashingDisk(rng=random.Random(f"{seed}/{name}/disk"))
         self.disk.observers.append(self._trace_operation)
         self.wall_offset_ns = 0
+        self.suspended_ns = 0
+        self._suspended_at_s = 0.0
         self.disk_delay_s = (1e-6, 20e-3)
         self.is_up = True
         self.is_buggified = True
@@ -1530,6 +1537,16 @@ class Node:
         self.network.loop.trace("resume", self.name)
         held, process.held = process.held, []
         process.loop.resume(held)
+
+    def suspend(self) -> None:
+        """Suspend the machine; unlike a pause it stops its monotonic clock. Its network is as if it were paused."""
+        self.pause()
+        self._suspended_at_s = self.network.loop.time()
+
+    def wake(self) -> None:
+        """Let a suspended machine go on."""
+        self.suspended_ns += round((self.network.loop.time() - self._suspended_at_s) * 1e9)
+        self.resume()
 
     async def exited(self) -> None:
         """Wait until no daemon runs here: it ended or was killed."""

@@ -50,6 +50,8 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         return self.now_ns
 
+    boottime_ns = monotonic_ns
+
     def advance(self, seconds: float) -> None:
         self.now_ns += int(seconds * 1e9)
 

@@ -461,7 +461,7 @@ class Tenure:
 
     Attributes:
         ttl_ns: of the lease.
-        sent_at_ns: monotonic time before the last renewal (or the grant) was sent that was answered.
+        sent_at_ns: boot time (:mod:`flintmq.clock`) before the last renewal (or the grant) was sent that was answered.
         margin_ns: it stops so much earlier.
 
     Source: design/cluster.md section 3, rule 6.
@@ -473,7 +473,7 @@ class Tenure:
 
     @property
     def until_ns(self) -> int:
-        """Its end in monotonic time, unless it is renewed."""
+        """Its end in boot time, unless it is renewed."""
         return self.sent_at_ns + self.ttl_ns - self.margin_ns
 
     def is_held(self, now_ns: int) -> bool:

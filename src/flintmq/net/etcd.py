@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from flintmq.cluster.store import (
@@ -131,6 +132,13 @@ class EtcdStore:
     def endpoints(self) -> list[str]:
         """Addresses, the one that is asked next first."""
         return [endpoint.address for endpoint in self._line]
+
+    def apart(self) -> AbstractAsyncContextManager[EtcdStore] | None:
+        """Return another way to the same store, for the event loop of another thread; None: there are none here."""
+        if not self._env.has_threads:
+            return None
+        chance = random.Random(self._env.random.getrandbits(64))  # each thread has its own
+        return _opened(EtcdStore(replace(self._env, random=chance), self._options))
 
     async def close(self) -> None:
         """End the watches; the store can be used again."""
@@ -322,6 +330,14 @@ class EtcdStore:
                         reason = f"{endpoint.address} does not let user {self._options.user!r} in: {error.reason}"
                         raise StoreRefused(reason) from None
                     self._failed(endpoint)
+
+
+@asynccontextmanager
+async def _opened(store: EtcdStore) -> AsyncIterator[EtcdStore]:
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 class _Watch:

@@ -1,17 +1,27 @@
 """A lease that is kept while its holder lives, and how long the holder may rely on it.
 
-Rules of this file: a renewal counts from when it was sent, and only once it was answered; a store that does not answer
-is asked again until it says that the lease is gone, because one that comes back gives every lease its full time.
+Rules of this file:
 
-Source: design/cluster.md section 3 rule 6, H11.
+- A renewal counts from when it was sent, and only once it was answered, on a clock that goes on while the machine is
+  suspended: the store counts meanwhile.
+- A store that does not answer is asked again until it says that the lease is gone, because one that comes back gives
+  every lease its full time.
+- What renews it is a thread with an event loop of its own, where there are threads: a turn of the holder's loop that
+  takes two seconds is no reason to elect somebody else. It renews for as long as that loop has turned within the last
+  second, so that a process that hangs does lose its lease.
+
+Source: design/cluster.md section 3 rule 6, H11, H13.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from flintmq.clock import Clock
 from flintmq.cluster.store import LeaseNotFound, OutcomeUnknown, Store, StoreError, StoreUnavailable, Tenure
@@ -20,8 +30,23 @@ from flintmq.net.tasks import kept_up
 RENEWALS_PER_TTL = 3
 AGAIN_S = 0.1
 """After a renewal that failed."""
+TURN_S = 0.1
+"""The pause after which the holder's loop shows again that it turns."""
+STANDSTILL_NS = 1_000_000_000
+"""A loop that has not turned for so long may hang: nothing is renewed for it until it turns."""
+LOOK_S = 0.02
+"""The pause between two looks at a loop that stands still."""
 
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Apart(Protocol):
+    """A store that can be asked from the event loop of another thread as well."""
+
+    def apart(self) -> AbstractAsyncContextManager[Store] | None:
+        """Return another way to the same store, to be entered there; None: no threads may be started."""
+        ...
 
 
 def _ignore() -> None:
@@ -47,23 +72,24 @@ class HeldLease:
         self.lost = asyncio.Event()
         self.failure = ""
         self.on_change = on_change
+        self._is_gone = False  # known at once, in whatever thread
         self._store = store
         self._clock = clock
 
     @property
     def is_held(self) -> bool:
         """Whether the holder may act on it now."""
-        return not self.lost.is_set() and self.tenure.is_held(self._clock.monotonic_ns())
+        return not self._is_gone and not self.lost.is_set() and self.tenure.is_held(self._clock.boottime_ns())
 
     @property
     def until_ns(self) -> int:
-        """Until when the holder may act on it, unless it is renewed."""
+        """Until when in boot time the holder may act on it, unless it is renewed."""
         return self.tenure.until_ns
 
     @property
     def left_s(self) -> float:
         """Seconds until then; negative when it is over."""
-        return (self.tenure.until_ns - self._clock.monotonic_ns()) / 1e9
+        return (self.tenure.until_ns - self._clock.boottime_ns()) / 1e9
 
     async def renew(self) -> None:
         """Renew it once.
@@ -72,33 +98,136 @@ class HeldLease:
             LeaseNotFound: it is gone.
             StoreError: it was not renewed.
         """
-        sent_at_ns = self._clock.monotonic_ns()
         try:
-            ttl_s = await self._store.keepalive(self.lease_id)
+            await self._renew(self._store)
         except LeaseNotFound:
             self.lost.set()
             raise
-        self.tenure.renewed(sent_at_ns, ttl_s * 1_000_000_000)
+
+    async def _renew(self, store: Store) -> None:
+        sent_at_ns = self._clock.boottime_ns()
+        try:
+            ttl_s = await store.keepalive(self.lease_id)
+        except LeaseNotFound:
+            self._is_gone = True
+            raise
+        tenure = replace(self.tenure)
+        tenure.renewed(sent_at_ns, ttl_s * 1_000_000_000)
+        self.tenure = tenure  # as a whole: another thread may be asking
 
     async def keep(self) -> None:
-        """Renew it until it is gone."""
-        while True:
+        """Renew it until it is gone, in a thread where the store can be asked in one."""
+        way = self._store.apart() if isinstance(self._store, Apart) else None
+        if way is None:
+            await self._keep(self._store, self._tell, None)
+        else:
+            await self._keep_in_thread(way)
+
+    async def _keep(self, store: Store, tell: Callable[[], object], turns: _Turns | None) -> None:
+        while not self._is_gone:
             due_ns = self.tenure.sent_at_ns + self.tenure.ttl_ns // RENEWALS_PER_TTL
-            pause_s = max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9)
+            pause_s = max(0.0, (due_ns - self._clock.boottime_ns()) / 1e9)
             await asyncio.sleep(AGAIN_S if self.failure else pause_s)
+            if turns is not None and turns.is_standing_still:
+                self._fails("the event loop of this process has not turned for a second")
+                while turns.is_standing_still:  # noqa: ASYNC110 - what would set an event does not run
+                    await asyncio.sleep(LOOK_S)
             try:
-                await self.renew()
+                await self._renew(store)
             except LeaseNotFound as error:
                 _log.error("STORE: %s", error)
-                self.on_change()
-                return
             except StoreError as error:
-                if not self.failure:
-                    _log.warning("STORE: lease %d is not renewed: %s", self.lease_id, error)
-                self.failure = str(error)
+                self._fails(str(error))
             else:
                 self.failure = ""
-            self.on_change()
+            tell()
+
+    def _fails(self, reason: str) -> None:
+        if not self.failure:
+            _log.warning("STORE: lease %d is not renewed: %s", self.lease_id, reason)
+        self.failure = reason
+
+    def _tell(self) -> None:
+        if self._is_gone:
+            self.lost.set()
+        self.on_change()
+
+    async def _keep_in_thread(self, way: AbstractAsyncContextManager[Store]) -> None:
+        """Let a thread renew it; return when it is gone, or raise what has ended the thread."""
+        holder = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = holder.create_future()
+        turns = _Turns(self._clock)
+        loop = asyncio.new_event_loop()
+
+        def tell() -> None:
+            holder.call_soon_threadsafe(self._tell)
+
+        async def work() -> None:
+            async with way as store:
+                await self._keep(store, tell, turns)
+
+        task = loop.create_task(work())
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                loop.run_until_complete(task)
+            except asyncio.CancelledError:
+                pass
+            except Exception as failure:  # noqa: BLE001 - whoever waits for it is told
+                error = failure
+            finally:
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.run_until_complete(loop.shutdown_default_executor())
+                loop.close()
+            with suppress(RuntimeError):  # nobody waits any more: the holder's loop is closed
+                holder.call_soon_threadsafe(_end, ended, error)
+
+        thread = threading.Thread(target=run, name="lease", daemon=True)
+        turns.start()
+        thread.start()
+        try:
+            await asyncio.shield(ended)
+        finally:
+            if not ended.done():
+                with suppress(RuntimeError):  # it has just ended
+                    loop.call_soon_threadsafe(task.cancel)
+                await asyncio.wait({ended})
+            thread.join()
+            turns.stop()
+
+
+class _Turns:
+    """Knows when an event loop has turned last; asked by another thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turned_ns = clock.boottime_ns()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Note it from now on, on the running loop."""
+        self._turned_ns = self._clock.boottime_ns()
+        self._timer = asyncio.get_running_loop().call_later(TURN_S, self.start)
+
+    def stop(self) -> None:
+        """Note it no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def is_standing_still(self) -> bool:
+        """Whether it has not turned for so long that it may hang."""
+        return self._clock.boottime_ns() - self._turned_ns > STANDSTILL_NS
+
+
+def _end(ended: asyncio.Future[None], error: BaseException | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
 
 
 @asynccontextmanager
@@ -114,7 +243,7 @@ async def holding(
     Raises:
         StoreError: it was not granted.
     """
-    sent_at_ns = clock.monotonic_ns()
+    sent_at_ns = clock.boottime_ns()
     lease = await store.grant(ttl_s)
     tenure = Tenure(lease.ttl_s * 1_000_000_000, sent_at_ns, margin_ns)
     held = HeldLease(store, clock, lease.lease_id, tenure, on_change)

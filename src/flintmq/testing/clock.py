@@ -10,18 +10,19 @@ MONOTONIC_START_NS = 1_000_000_000_000
 
 
 class ManualClock:
-    """A :class:`flintmq.clock.Clock` whose two times are moved by hand.
+    """A :class:`flintmq.clock.Clock` whose times are moved by hand.
 
     Args:
         wall_ns: nanoseconds since the Unix epoch at the start.
         monotonic_ns: nanoseconds of the monotonic clock at the start.
     """
 
-    __slots__ = ("_monotonic_ns", "_wall_ns")
+    __slots__ = ("_monotonic_ns", "_suspended_ns", "_wall_ns")
 
     def __init__(self, wall_ns: int = WALL_START_NS, monotonic_ns: int = MONOTONIC_START_NS) -> None:
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
+        self._suspended_ns = 0
 
     def wall_ns(self) -> int:
         return self._wall_ns
@@ -29,8 +30,16 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
 
+    def boottime_ns(self) -> int:
+        return self._monotonic_ns + self._suspended_ns
+
+    def suspend(self, duration_ns: int) -> None:
+        """Let time pass in which the machine is suspended: the monotonic clock does not notice."""
+        self._wall_ns += duration_ns
+        self._suspended_ns += duration_ns
+
     def advance(self, duration_ns: int) -> None:
-        """Let time pass on both clocks.
+        """Let time pass on all clocks.
 
         Raises:
             ValueError: ``duration_ns`` is negative; only the wall clock can go back (:meth:`jump_wall`).

@@ -18,6 +18,8 @@ class Clock:
     def monotonic_ns(self):
         return self.ns
 
+    boottime_ns = monotonic_ns
+
     def wall_ns(self):
         return 0
 

@@ -38,6 +38,8 @@ class Clock:
     def monotonic_ns(self):
         return self.now_ns
 
+    boottime_ns = monotonic_ns
+
     def wall_ns(self):
         return 1_700_000_000 * SECOND + self.now_ns
 
