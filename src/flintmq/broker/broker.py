@@ -38,6 +38,7 @@ from flintmq.broker.options import BrokerOptions as BrokerOptions
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.progress import Flush, Progress, Question
 from flintmq.broker.publishes import Publishes
+from flintmq.broker.replicas import NewReplica, Replicas
 from flintmq.broker.restore import Restore
 from flintmq.broker.retention import Retention, drop_consumed
 from flintmq.broker.seek import drop_deferred
@@ -95,6 +96,7 @@ class Broker:
     Attributes:
         budget: the memory that clients can make this nsqd use.
         publishes: what is published and not stored.
+        replicas: what this node has of partitions that are kept on several.
         deliveries: channels that are to be looked at, now or at some time.
         mark: has a channel looked at; see :meth:`Deliveries.mark`.
         publish_to, write_pending, commit_groups: what happens to a publish in a turn; see :class:`Publishes`, whose
@@ -144,6 +146,16 @@ class Broker:
         self.publish_to = self.publishes.publish_to
         self.write_pending = self.publishes.write_pending
         self.commit_groups = self.publishes.commit_groups
+        self.replicas = Replicas(
+            self._logs,
+            channels,
+            metadata,
+            self._marks,
+            self._progress,
+            self.publishes,
+            self._is_unreplicated,
+            self._tell_damage,
+        )
         self._new_topics = NewTopics(metadata, self._topic_created, self._refuse_topic, self._discard)
         self._settings = TopicSettings(
             self.topics,
@@ -156,6 +168,9 @@ class Broker:
             self._tell_problem,
         )
         self.on_settings_change = self._settings.on_change
+
+    def _is_unreplicated(self, topic: str) -> bool:
+        return topic in self.topics and not self.replicas.of_topic(topic)
 
     def _tell_problem(self, error: StorageError) -> None:
         self.on_problem(error)
@@ -202,7 +217,9 @@ class Broker:
                 for channel in topic.channels(name):
                     self.mark(channel)
             self._settings.apply(topic)
-        self._channels.begin_floors({} if stored.is_older else floors)
+        floors = {} if stored.is_older else floors
+        self.replicas.open(stored, floors, wall_ns)
+        self._channels.begin_floors(floors, self.replicas.cursors())
 
     # -- topics and channels ---------------------------------------------------------------------------------------
 
@@ -360,15 +377,18 @@ class Broker:
     @property
     def has_creations(self) -> bool:
         """Whether files of topics are to be made, or are being made."""
-        return self._new_topics.has_some
+        return self._new_topics.has_some or self.replicas.has_creations
 
-    def take_creations(self) -> list[NewTopic]:
+    def take_creations(self) -> list[NewTopic | NewReplica]:
         """Topics whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""
-        return self._new_topics.take()
+        return [*self._new_topics.take(), *self.replicas.take_creations()]
 
-    def creations_ended(self, created: Sequence[NewTopic]) -> None:
+    def creations_ended(self, created: Sequence[NewTopic | NewReplica]) -> None:
         """Take note of files that were made, or could not be."""
-        self._new_topics.ended(created)
+        self._new_topics.ended([new for new in created if isinstance(new, NewTopic)])
+        for new in created:
+            if isinstance(new, NewReplica):
+                self.replicas.creation_ended(new)
 
     def _topic_created(self, new: NewTopic) -> None:
         topic = new.topic
@@ -982,12 +1002,13 @@ class Broker:
 
     def logs(self) -> list[PartitionLog]:
         """The log of every partition that has a disk."""
-        return [
+        logs = [
             partition.log
             for topic in self.topics.values()
             for partition in topic.partitions.values()
             if isinstance(partition.log, PartitionLog)
         ]
+        return list(dict.fromkeys([*logs, *self.replicas.logs()])) if self.replicas else logs
 
     def close(self) -> None:
         """Close every log and the store; what is to be kept has been flushed and synced by the caller. Blocks."""

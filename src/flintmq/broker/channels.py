@@ -9,7 +9,7 @@ Source: design/reliability.md R3.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 
@@ -80,9 +80,13 @@ class Channels:
         # a number that stands in the floors is not given to another channel, which would begin there
         self._next_cursor = max(next_cursor, max(floors, default=0) + 1)
 
-    def begin_floors(self, floors: dict[int, int]) -> None:
-        """Keep of the floors those of channels that are there. Blocks."""
-        living = {cursor for cursor, _ in self._cursors.values()}
+    def begin_floors(self, floors: dict[int, int], others: Iterable[int] = ()) -> None:
+        """Keep of the floors those of channels that are there. Blocks.
+
+        Args:
+            others: numbers of more cursors that are in use.
+        """
+        living = {*others, *(cursor for cursor, _ in self._cursors.values())}
         self._floors.begin({cursor: floor for cursor, floor in floors.items() if cursor in living})
 
     # -- which there are -----------------------------------------------------------------------------------------
@@ -149,8 +153,7 @@ class Channels:
         partition.channels[name] = channel
         cursor = stored.id
         if not cursor:
-            cursor = -self._next_cursor if ephemeral else self._next_cursor
-            self._next_cursor += 1
+            cursor = -self.new_cursor() if ephemeral else self.new_cursor()
         self._cursors[channel] = cursor, partition
         if is_ordered:
             self.order(channel, True)
@@ -168,6 +171,16 @@ class Channels:
         self._budget.waiting.pop(channel, None)
         cursor, partition = self._cursors.pop(channel)
         self._metadata.put(DeleteProgress(partition.topic_name, partition.number, channel.name), cursor)
+        self.forget_cursor(cursor)
+
+    def new_cursor(self) -> int:
+        """Take a number that no other cursor has."""
+        cursor = self._next_cursor
+        self._next_cursor += 1
+        return cursor
+
+    def forget_cursor(self, cursor: int) -> None:
+        """Forget the floor of a channel that is gone."""
         try:
             self._floors.forget(cursor)
         except StorageError as error:

@@ -7,13 +7,27 @@ Source: docs/decisions/0011.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import Protocol
 
-from flintmq.broker.partition import Partition
-from flintmq.storage import PartitionLog
+from flintmq.storage import MemoryLog, PartitionLog
 from flintmq.storage.channel_store import StoredLog
 
-Marks = list[tuple[Partition, StoredLog]]
+
+class Marked(Hashable, Protocol):
+    """A partition, or a replica of one, as far as its log is concerned."""
+
+    number: int
+    is_deleted: bool
+
+    @property
+    def topic_name(self) -> str: ...
+
+    @property
+    def log(self) -> PartitionLog | MemoryLog: ...
+
+
+Marks = list[tuple[Marked, StoredLog]]
 
 
 class LogMarks:
@@ -26,22 +40,22 @@ class LogMarks:
     __slots__ = ("_limits", "_marks", "grown")
 
     def __init__(self) -> None:
-        self._marks: dict[Partition, StoredLog] = {}
-        self._limits: dict[Partition, int] = {}
-        self.grown: dict[Partition, None] = {}
+        self._marks: dict[Marked, StoredLog] = {}
+        self._limits: dict[Marked, int] = {}
+        self.grown: dict[Marked, None] = {}
 
-    def restore(self, partition: Partition, mark: StoredLog) -> None:
+    def restore(self, partition: Marked, mark: StoredLog) -> None:
         """Begin with what the database has of a partition."""
         self._marks[partition] = mark
         self.grown[partition] = None
 
-    def forget(self, partition: Partition) -> None:
+    def forget(self, partition: Marked) -> None:
         """Drop a partition that is deleted."""
         self._marks.pop(partition, None)
         self._limits.pop(partition, None)
         self.grown.pop(partition, None)
 
-    def limit(self, partition: Partition, sequence: int | None) -> None:
+    def limit(self, partition: Marked, sequence: int | None) -> None:
         """Have it written that a log ends before ``sequence``, although it does not yet; None: as far as it is."""
         if sequence is None:
             self._limits.pop(partition, None)
@@ -70,7 +84,7 @@ class LogMarks:
         self.grown.clear()
         return taken
 
-    def ended(self, marks: Iterable[tuple[Partition, StoredLog]], is_written: bool) -> None:
+    def ended(self, marks: Iterable[tuple[Marked, StoredLog]], is_written: bool) -> None:
         """Take note that marks are in the database, or are to be taken again."""
         if not is_written:
             self.grown |= dict.fromkeys(partition for partition, _ in marks)

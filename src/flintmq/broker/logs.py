@@ -16,7 +16,9 @@ from flintmq.names import directory_name, topic_of_directory
 from flintmq.storage import Corruption, Files, LogPlace, PartitionLog, ReadCache
 
 TOPICS_DIRECTORY = "topics"
+ASIDE_DIRECTORY = "set-aside"  # of replicas
 _REMOVED = "deleted-"
+_REMOVED_REPLICA = "removed-"
 
 
 def log_directory(topic: str, partition: int) -> str:
@@ -29,7 +31,7 @@ class OnDisk:
     """The contents of the directory of topics.
 
     Attributes:
-        partitions: of every topic those that have a directory.
+        partitions: of every topic those that have a directory; none of one that died before.
         removed: paths of topics that were being deleted, each with the topic's name.
     """
 
@@ -72,7 +74,7 @@ class Logs:
                 self._removal_count = max(self._removal_count, int(number))
                 continue
             numbers = [int(part[2:]) for part in self._files.list(path) if part[:2] == "p-"]
-            found.partitions[name] = sorted(numbers) or [0]
+            found.partitions[name] = sorted(numbers)
         return found
 
     def new(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
@@ -85,6 +87,19 @@ class Logs:
             cache=self._cache,
             report=self._damaged,
             created_ns=wall_ns,
+        )
+
+    def new_replica(self, topic: str, number: int, log_id: int) -> PartitionLog:
+        """As :meth:`new`, of a log that has the identity it has on other nodes."""
+        return PartitionLog.new(
+            self._files,
+            log_directory(topic, number),
+            partition=number,
+            segment_bytes=self._segment_bytes,
+            cache=self._cache,
+            report=self._damaged,
+            created_ns=log_id,
+            is_replica=True,
         )
 
     def open(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
@@ -141,3 +156,33 @@ class Logs:
         except OSError as error:
             raise StorageError(f"cannot remove topic {topic}: {error}") from error
         return target
+
+    def move_replica(self, topic: str, number: int, is_removed: bool) -> str:
+        """Rename the directory of a replica, durably; the new path, empty when there is no such directory. Blocks.
+
+        Args:
+            is_removed: it is to be removed, and not kept.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
+        files, source = self._files, log_directory(topic, number)
+        parent, _, name = source.rpartition("/")
+        try:
+            if name not in files.list(parent):
+                return ""
+            files.make_directory(ASIDE_DIRECTORY)
+            prefix = _REMOVED_REPLICA if is_removed else f"{directory_name(topic)}.{name}."
+            taken = set(files.list(ASIDE_DIRECTORY))
+            target = next(f"{prefix}{count}" for count in range(1, len(taken) + 2) if f"{prefix}{count}" not in taken)
+            files.rename(source, f"{ASIDE_DIRECTORY}/{target}")
+            files.sync_directory(ASIDE_DIRECTORY)
+            files.sync_directory(parent)
+        except OSError as error:
+            raise StorageError(f"cannot move {source} to {ASIDE_DIRECTORY}: {error}") from error
+        return f"{ASIDE_DIRECTORY}/{target}"
+
+    def removed_replicas(self) -> list[str]:
+        """Directories of replicas that were being removed."""
+        names = self._files.list(ASIDE_DIRECTORY)
+        return [f"{ASIDE_DIRECTORY}/{name}" for name in names if name.startswith(_REMOVED_REPLICA)]

@@ -25,12 +25,14 @@ class MetadataBatch:
         records: by names, what the statements say by numbers of this node.
         statements: to be run in order.
         waiters: told when they were, or why not.
+        local: as ``waiters``, of what concerns this node alone; told first.
         must_sync: whether they have to survive a power loss, whatever the durability policy is.
     """
 
     records: list[Record] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
     waiters: list[Waiter] = field(default_factory=list)
+    local: list[Waiter] = field(default_factory=list)
     must_sync: bool = False
 
 
@@ -57,9 +59,14 @@ class Metadata:
         self._next.statements += record.statements(cursor)
         self._next.must_sync |= must_sync
 
-    def put_own(self, statement: Statement) -> None:
-        """Have something written that is about this node alone."""
+    def put_own(self, statement: Statement, must_sync: bool = False) -> None:
+        """Have something written that is about this node alone.
+
+        Args:
+            must_sync: as for :meth:`put`.
+        """
         self._next.statements.append(statement)
+        self._next.must_sync |= must_sync
 
     def put_backlog(self, partition: Partition) -> None:
         """Have written where a partition's backlog begins, and where a paused topic stopped."""
@@ -69,6 +76,10 @@ class Metadata:
     def wait(self, *waiters: Waiter) -> None:
         """Call back when the next flush has ended, with None or with why it failed."""
         self._next.waiters += waiters
+
+    def wait_here(self, *waiters: Waiter) -> None:
+        """As :meth:`wait`, of what need not be on any other node."""
+        self._next.local += waiters
 
     def wait_for_all(self, waiter: Waiter) -> bool:
         """Call back when everything put so far is written, or could not be; False when nothing is to be written."""
@@ -83,7 +94,7 @@ class Metadata:
     @property
     def has_waiters(self) -> bool:
         """Whether somebody waits for the next flush."""
-        return bool(self._next.waiters)
+        return bool(self._next.waiters or self._next.local)
 
     def take(self) -> MetadataBatch:
         """Hand over what is to be written; :meth:`ended` says what became of it."""

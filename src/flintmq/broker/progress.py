@@ -258,7 +258,7 @@ class Progress:
                 question.then(question.answer, error or question.error)
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the others are told
                 self._outcome.on_defect("telling what the database answered", defect)
-        for waiter in flush.metadata.waiters:
+        for waiter in (*flush.metadata.local, *flush.metadata.waiters):
             try:
                 waiter(error)
             except Exception as defect:  # noqa: BLE001 - as above

@@ -8,7 +8,7 @@ Source: design/reliability.md R3 and R4, docs/decisions/0011.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flintmq.broker.channels import Channels
 from flintmq.broker.delayed import DelayedNotes
@@ -83,8 +83,11 @@ class Restore:
         for name in stored.topics:
             _, held = stored.metas.get(name, (PLAIN, [0]))
             found[name] = sorted({*found.get(name, ()), *held})
+        found = {name: left for name, numbers in found.items() if (left := self._without_replicas(name, numbers))}
         channels: dict[str, dict[str, dict[int, StoredChannel]]] = {}
         for (topic_name, number, channel_name), channel in stored.channels.items():
+            if (topic_name, number) in stored.replicas:
+                continue
             channels.setdefault(topic_name, {}).setdefault(channel_name, {})[number] = channel
         places = [self._place(name, number) for name, numbers in found.items() for number in numbers]
         opened, told = self._logs.open_all(places, wall_ns)
@@ -92,6 +95,10 @@ class Restore:
         for name, numbers in found.items():
             yield self._topic(name, {n: next(logs) for n in numbers}, told, channels.get(name, {}))
         self._logs.start_ended()
+
+    def _without_replicas(self, name: str, numbers: Sequence[int]) -> list[int]:
+        """Leave the replicas out; nothing is left of a topic that died before it had a log."""
+        return [number for number in numbers if (name, number) not in self._stored.replicas]
 
     def _delete_rows(self, name: str) -> None:
         """Go on with the deletion of a topic whose directory had been put out of the way."""

@@ -34,7 +34,10 @@ from flintmq.storage.tables import (
     DAMAGE,
     LOG,
     META,
+    OPTIONAL_TABLES,
     PARTITION,
+    REPLICA,
+    REPLICA_PROGRESS,
     SCHEMA_VERSION,
     SETTINGS,
     STATE,
@@ -124,6 +127,45 @@ class StoredCursor:
     is_lost: bool = False
 
 
+class StoredAbout(msgspec.Struct, array_like=True):
+    """A topic as the leader of one of its partitions, a replicated one, last described it.
+
+    Attributes:
+        meta: as :func:`flintmq.topic_meta.encode_meta` has it.
+        paused: whether the topic is.
+        headers_from: the first message with headers, when the topic got them while it was there; else 0.
+        settings: as :func:`flintmq.settings.encode_settings` has them, by channel; of the topic under an empty name.
+    """
+
+    meta: bytes
+    paused: bool = False
+    headers_from: int = 0
+    settings: dict[str, bytes] = {}
+
+
+_decode_history = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+_decode_about = msgspec.msgpack.Decoder(StoredAbout).decode
+
+
+@dataclass(slots=True)
+class StoredReplica:
+    """A replica of a partition; see the columns of ``replica`` in tables.py.
+
+    Attributes:
+        progress: ``(epoch, n)``, (0, 0) for none; it is in a row of its own, as ``committed`` is.
+    """
+
+    topic_number: int
+    log_id: int
+    epoch: int
+    history: list[tuple[int, int]]
+    rows_end: int
+    state: int
+    about: StoredAbout
+    progress: tuple[int, int] = (0, 0)
+    committed: int = 0
+
+
 @dataclass(slots=True)
 class StoredTopics:
     """Everything found at start.
@@ -136,6 +178,7 @@ class StoredTopics:
         channels: topic, partition and name.
         next_cursor: the first number that no cursor has, and no messages set aside belong to.
         damage: what was found by earlier processes: number, wall time in ns, and the report as JSON.
+        replicas: topic and number; what else there is of these partitions is of a replica.
         is_older: whether progress is missing that was there.
         is_behind: as that, or a power loss may have taken what was not synced.
         is_same_boot: whether the machine has not been started since, so that no power loss can have taken anything.
@@ -152,6 +195,7 @@ class StoredTopics:
     next_pack: int = 1
     next_cursor: int = 1
     damage: list[tuple[int, int, bytes]] = field(default_factory=list)
+    replicas: dict[tuple[str, int], StoredReplica] = field(default_factory=dict)
     is_older: bool = False
     is_behind: bool = False
     is_same_boot: bool = False
@@ -192,7 +236,8 @@ class ChannelStore:
     def load(self) -> StoredTopics:
         """Read everything but the frames set aside."""
         found = self._found
-        rows = {table.name: table.read(self._database.query)[0] for table in TABLES} if found is None else found
+        tables = (*TABLES, *OPTIONAL_TABLES)
+        rows = {table.name: table.read(self._database.query)[0] for table in tables} if found is None else found
         stored = StoredTopics(is_older=self._is_older, is_behind=self._is_behind, is_same_boot=self._is_same_boot)
         stored.topics = {name: bool(paused) for name, paused in rows[TOPIC.name]}
         stored.headers_from = {
@@ -215,6 +260,15 @@ class ChannelStore:
         stored.logs = {(topic, partition): StoredLog(*rest) for topic, partition, *rest in rows[LOG.name]}
         stored.settings = {(topic, channel): decode_settings(json) for topic, channel, json in rows[SETTINGS.name]}
         stored.damage = [(number, at_ns, report) for number, at_ns, report in sorted(rows[DAMAGE.name])]
+        for topic, number, *columns in rows[REPLICA.name]:
+            topic_number, log_id, epoch, history, rows_end, state, about = columns
+            stored.replicas[topic, number] = StoredReplica(
+                topic_number, log_id, epoch, _decode_history(history), rows_end, state, _decode_about(about)
+            )
+        for topic, number, epoch, n, committed in rows[REPLICA_PROGRESS.name]:
+            replica = stored.replicas.get((topic, number))
+            if replica is not None:
+                replica.progress, replica.committed = (epoch, n), committed
         self._load_cursors(rows[CURSOR.name], stored)
         return stored
 
@@ -394,6 +448,29 @@ def put_logs(logs: Iterable[tuple[str, int, StoredLog]]) -> Statement:
 def delete_cursor(identity: int) -> list[Statement]:
     """Remove a cursor and everything set aside for it."""
     return [("DELETE FROM aside_pack WHERE cursor = ?", ((identity,),)), CURSOR.delete((identity,))]
+
+
+def create_replica_tables() -> list[Statement]:
+    """Make the tables of replicas, if this database has none yet."""
+    return [(table.create, ((),)) for table in OPTIONAL_TABLES]
+
+
+def put_replica(topic: str, partition: int, replica: StoredReplica) -> Statement:
+    """Remember a replica, but for how far its progress is; the tables are there, see :func:`create_replica_tables`."""
+    history, about = _encode(replica.history), _encode(replica.about)
+    columns = replica.topic_number, replica.log_id, replica.epoch, history, replica.rows_end, replica.state, about
+    return REPLICA.put((topic, partition, *columns))
+
+
+def put_replica_progress(topic: str, partition: int, progress: tuple[int, int], committed: int) -> Statement:
+    """Remember how much of its leader's progress a replica has."""
+    return REPLICA_PROGRESS.put((topic, partition, *progress, committed))
+
+
+def delete_replica(topic: str, partition: int) -> list[Statement]:
+    """Remove the rows of a replica but those of its channels and cursors, which are removed one by one."""
+    key = (topic, partition)
+    return [REPLICA.delete(key), REPLICA_PROGRESS.delete(key), PARTITION.delete(key), LOG.delete(key)]
 
 
 def put_settings(topic: str, channel: str, settings: Settings | None) -> list[Statement]:

@@ -1,7 +1,8 @@
-"""Cutting a log back: the newest messages go, and their sequences are used again.
+"""Cutting a log back: the newest messages go, and their sequences are used again; or all go, and it begins elsewhere.
 
-A replica does this whose newest messages are not those of its leader. It takes several steps on the disk, so what is to
-be done is written down first, and done again by the next start if it was not ended::
+A replica does this whose newest messages are not those of its leader, or end before its leader's begin. It takes
+several steps on the disk, so what is to be done is written down first, and done again by the next start if it was not
+ended::
 
     the log is synced              what stays is durable
     producers.snapshot             the table as of the place of the cut; with what stands behind that it is today's
@@ -9,14 +10,19 @@ be done is written down first, and done again by the next start if it was not en
     newer segments are removed, the newest first; the one with the place is truncated and synced; the directory, too
     log.cut is removed, and that is synced, before anything is appended
 
+A log that starts over needs none of the first two; all its segments go, and an empty one is made.
+
 Byte picture of ``log.cut`` (big-endian)::
 
     0      4        6         8        16      24         32    36
     +------+--------+---------+--------+-------+----------+-----+
-    | FMQC | version| reserved| log_id | first | position | crc |
+    | FMQC | 1      | reserved| log_id | first | position | crc |      it is cut back
+    +------+--------+---------+--------+-------+----------+-----+
+    | FMQC | 2      | reserved| log_id | first | offset   | crc |      it starts over
     +------+--------+---------+--------+-------+----------+-----+
 
-- ``first``: of the segment in which the log is to end; ``position``: where in it, in bytes.
+- ``first``: of the segment in which the log is to end; ``position``: where in it, in bytes; ``offset``: virtual
+  position of the first frame of an empty log.
 
 Rules of this file: every step may be done again; nothing is appended before the last.
 
@@ -34,11 +40,12 @@ from zlib import crc32
 
 from flintmq.errors import StorageError
 from flintmq.storage.files import Files, replace_file
-from flintmq.storage.segment import INDEX_SUFFIX, Corruption, Home, Segment
+from flintmq.storage.producers import SNAPSHOT_NAME
+from flintmq.storage.segment import INDEX_SUFFIX, SEGMENT_HEADER_BYTES, Corruption, Home, Segment
 
 CUT_NAME = "log.cut"
 _MAGIC = b"FMQC"
-_VERSION = 1
+_CUT_BACK, _START_OVER = 1, 2
 _CUT = Struct(">4sHHQQQ")
 _CRC = Struct(">I")
 _FILE_NAME = re.compile(r"([0-9]{20})(\.log|\.index|\.log\.([0-9]+)\.bad)")
@@ -52,11 +59,14 @@ class Cut:
         log_id: of the log.
         first: of the segment.
         position: in the segment, in bytes; behind its header.
+        offset_bytes: of a log that starts over with that segment, the virtual position of its first frame; None for one
+            that is cut back.
     """
 
     log_id: int
     first: int
     position: int
+    offset_bytes: int | None = None
 
 
 def write_cut(files: Files, directory: str, cut: Cut) -> None:
@@ -65,7 +75,9 @@ def write_cut(files: Files, directory: str, cut: Cut) -> None:
     Raises:
         OSError: nothing is known about whether the next start will cut it.
     """
-    data = _CUT.pack(_MAGIC, _VERSION, 0, cut.log_id, cut.first, cut.position)
+    is_cut_back = cut.offset_bytes is None
+    place = (_CUT_BACK, cut.position) if is_cut_back else (_START_OVER, cut.offset_bytes)
+    data = _CUT.pack(_MAGIC, place[0], 0, cut.log_id, cut.first, place[1])
     replace_file(files, f"{directory}/{CUT_NAME}", data + _CRC.pack(crc32(data)))
     files.sync_directory(directory)
 
@@ -86,8 +98,10 @@ def finish_cut(home: Home, names: Sequence[str]) -> None:
     cut = _read(files, path)
     if cut is None or cut.log_id != home.log_id:
         home.report(Corruption(path, 0, 0, "damaged, or of another log; it is removed", 0, 0, "header"))
-    else:
+    elif cut.offset_bytes is None:
         _cut(home, cut, names)
+    else:
+        _start_over(home, cut, cut.offset_bytes, names)
     files.sync_directory(directory)
     files.remove(path)
     files.sync_directory(directory)
@@ -104,9 +118,10 @@ def _read(files: Files, path: str) -> Cut | None:
     magic, version, reserved, *fields = _CUT.unpack_from(data)
     if magic != _MAGIC:
         return None
-    if version != _VERSION or reserved:
-        raise StorageError(f"{path}: version {version}; this release reads version {_VERSION}: use the newer release")
-    return Cut(*fields)
+    if version not in (_CUT_BACK, _START_OVER) or reserved:
+        raise StorageError(f"{path}: version {version}; this release reads up to {_START_OVER}: use the newer release")
+    log_id, first, place = fields
+    return Cut(log_id, first, place) if version == _CUT_BACK else Cut(log_id, first, SEGMENT_HEADER_BYTES, place)
 
 
 def _cut(home: Home, cut: Cut, names: Sequence[str]) -> None:
@@ -126,3 +141,16 @@ def _cut(home: Home, cut: Cut, names: Sequence[str]) -> None:
             file.sync()
         finally:
             file.close()
+
+
+def _start_over(home: Home, cut: Cut, offset_bytes: int, names: Sequence[str]) -> None:
+    files, directory = home.files, home.directory
+    for name in sorted(names, reverse=True):
+        if _FILE_NAME.fullmatch(name) or name == SNAPSHOT_NAME:
+            files.remove(f"{directory}/{name}")
+    segment = Segment(home, cut.first)
+    try:
+        segment.create(cut.first, offset_bytes, cut.first)
+        segment.file().sync()
+    finally:
+        segment.close()

@@ -47,6 +47,8 @@ from flintmq.storage.tables import (
     CHANNEL,
     LOG,
     META,
+    OPTIONAL_TABLES,
+    REPLICA,
     SCHEMA,
     SCHEMA_VERSION,
     SETTINGS,
@@ -56,10 +58,10 @@ from flintmq.storage.tables import (
 )
 
 DATABASE_NAME = "channels.db"
-LISTED = {table.name: table for table in (TOPIC, META, CHANNEL, SETTINGS)}
+LISTED = {table.name: table for table in (TOPIC, META, CHANNEL, SETTINGS, REPLICA)}
 TOPICS_DIRECTORY = "topics"
 _REBUILDING, _REBUILT = f"{DATABASE_NAME}.rebuilding", f"{DATABASE_NAME}.rebuilt"
-_CHECKED = (*TABLES, packs.PACKS, packs.DONE)
+_CHECKED = (*TABLES, packs.PACKS, packs.DONE, *OPTIONAL_TABLES)
 _CHECK_BYTES_MAX = 64 * 1024 * 1024  # of a database of which SQLite is asked to check all pages
 _COPIED_BYTES_MAX = 64 * 1024 * 1024  # of a write-ahead log that is kept
 _PUTS = {table.insert: table for table in LISTED.values()}
@@ -411,6 +413,8 @@ class _Opening:
             theirs = listed.get(name, {})
             wanted = [(*key, *rest) for key, rest in theirs.items() if mine.get(key) != rest]
             if wanted:
+                if table.is_optional:
+                    statements.append((table.create, ((),)))
                 statements.append(table.put(*wanted))
                 missing += [f"{name} {' '.join(map(str, row[: table.key]))}" for row in wanted]
             gone = [key for key in mine if key not in theirs]
@@ -554,7 +558,9 @@ def _statements(rows: dict[str, list[tuple[Any, ...]]], old: Database | None) ->
     for sql in SCHEMA:
         yield sql, ((),)
     for table in _CHECKED:
-        if table is not packs.PACKS:
+        if table.is_optional and rows[table.name]:
+            yield table.create, ((),)
+        if table is not packs.PACKS and (rows[table.name] or not table.is_optional):
             yield table.put(*rows[table.name])
     for row in rows[packs.PACKS.name]:
         data = _data_of(old, row[0])

@@ -202,6 +202,9 @@ class LogPlace:
         next_sequence_min: the next append gets at least this sequence; a gap is reported.
         durable_end: every sequence below it cannot have been lost but by damage.
         committed_end: nothing at or beyond it counts as committed, although it is stored; None: all that is stored.
+        log_id: identity of the log if it is a new one; 0: the time.
+        is_replica: it is as another node has it: it ends where it ends, and what its batches say of synced sequences is
+            not true of it.
     """
 
     directory: str
@@ -209,6 +212,8 @@ class LogPlace:
     next_sequence_min: int = 1
     durable_end: int = 1
     committed_end: int | None = None
+    log_id: int = 0
+    is_replica: bool = False
 
 
 class _Chunk:
@@ -227,7 +232,7 @@ class PartitionLog:
     """The single owner of one partition's directory.
 
     Attributes:
-        log_id: identity of this log: the ``created_ns`` of its first opening.
+        log_id: identity of this log: what it was given when it was made, as a rule the time.
         start_sequence: first sequence still stored; ``next_sequence`` when there is none.
         next_sequence: one past the last appended.
         committed_sequence: what delivers must stop here.
@@ -238,6 +243,7 @@ class PartitionLog:
         is_created: whether there are files; without them nothing can be appended yet.
         layout: flags of the batches that are appended, as :func:`flintmq.batch.encode_batch` has them; whoever opens a
             log sets it, as it is a property of the topic.
+        epoch: that the batches carry which :meth:`append` makes; 0 unless the partition is replicated.
         home: what its segments have in common.
         producers: who has published to it with sequences.
     """
@@ -252,6 +258,7 @@ class PartitionLog:
         self.directory = home.directory
         self.is_created = True
         self.layout = 0
+        self.epoch = 0
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
         self._is_directory_dirty = False
@@ -294,12 +301,16 @@ class PartitionLog:
         cache: ReadCache,
         report: Callable[[Corruption], None],
         created_ns: int,
+        is_replica: bool = False,
     ) -> PartitionLog:
         """A log without files, see creation.py: empty, and nothing may be appended before :meth:`created`.
 
         The arguments are those of :meth:`open`.
+
+        Args:
+            is_replica: see :class:`LogPlace`.
         """
-        home = Home(files, directory, partition, cache, report, created_ns)
+        home = Home(files, directory, partition, cache, report, created_ns, is_replica)
         segment = Segment(home, 1)
         segment.live_index = SparseIndex()
         log = cls(home, Recovered([segment], None), segment_bytes)
@@ -371,8 +382,8 @@ class PartitionLog:
             first = place.next_sequence_min
             if not 0 < first <= SEQUENCE_MAX:
                 raise ValueError(f"next_sequence_min is {first}; sequences go from 1 to {SEQUENCE_MAX}")
-            home = Home(files, place.directory, place.partition, cache, report)
-            recoveries.append(Recovery(home, created_ns, first, place.durable_end))
+            home = Home(files, place.directory, place.partition, cache, report, is_replica=place.is_replica)
+            recoveries.append(Recovery(home, place.log_id or created_ns, first, place.durable_end))
         recovered = recover(files, recoveries)
         logs = [cls(recovery.home, found, segment_bytes) for recovery, found in zip(recoveries, recovered, strict=True)]
         for log, place in zip(logs, places, strict=True):
@@ -428,6 +439,7 @@ class PartitionLog:
             bodies,
             synced_before=self.synced_sequence,
             due_ns=due_ns,
+            epoch=self.epoch,
             layout=self.layout,
             producer=producer,
         )
@@ -440,10 +452,14 @@ class PartitionLog:
         self._write(data, first, count, timestamp_ns, producer)
         return first
 
-    def append_batch(self, data: bytes) -> int:
+    def append_batch(self, data: bytes, after_gap: bool = False) -> int:
         """Write one batch as another log of this partition has it, byte for byte; the sequence of its first message.
 
         What it says of that log's synced sequence is not true of this one.
+
+        Args:
+            after_gap: the other log has nothing between the end of this one and the batch: it lost that, told of it,
+                and went on behind it. The batch begins a segment then, and what is missing is missing here as well.
 
         Raises:
             DiskFull, WriteFailed: as for :meth:`append`.
@@ -458,10 +474,13 @@ class PartitionLog:
             raise BatchError(f"{len(data)} bytes, the batch has {header.size}")
         wanted = (self._id_base | self.next_sequence, self.end_offset_bytes)
         if (header.first_id, header.offset_bytes) != wanted:
-            raise ValueError(
-                f"{self.directory}: a batch with id {header.first_id} at offset {header.offset_bytes} does not follow: "
-                f"the log goes on with {wanted[0]} at {wanted[1]}"
-            )
+            is_behind = header.first_id > wanted[0] and header.offset_bytes >= wanted[1]
+            if not after_gap or not is_behind or header.first_id - self._id_base > SEQUENCE_MAX:
+                raise ValueError(
+                    f"{self.directory}: a batch with id {header.first_id} at offset {header.offset_bytes} does not "
+                    f"follow: the log goes on with {wanted[0]} at {wanted[1]}"
+                )
+            self._skip_to(header.first_sequence, header.offset_bytes)
         first = self.next_sequence
         self._write(data, first, header.count, header.timestamp_max, producer_of(data))
         return first
@@ -538,12 +557,48 @@ class PartitionLog:
         if not self._active.is_empty:
             self._roll()
 
-    def _roll(self) -> Segment:
-        sealed = self._active
-        segment = Segment(self._home, self.next_sequence)
+    def _skip_to(self, sequence: int, offset_bytes: int) -> None:
+        """Go on behind a gap, with a segment that says where it begins."""
+        if not self._active.is_empty:
+            self._roll(sequence, offset_bytes)
+            return
+        empty, previous_end = self._active, self.next_sequence
+        segment = Segment(self._home, sequence)
         self._is_directory_dirty = True
         try:
-            segment.create(self.next_sequence, self.end_offset_bytes, self.synced_sequence)
+            segment.create(previous_end, offset_bytes, self.synced_sequence)
+        except OSError as error:
+            raise self._creation_failed(segment, error) from error
+        try:
+            empty.remove()
+        except OSError as error:
+            raise self._fail(empty.path, f"cannot remove it: {error}") from error
+        self._segments[-1] = segment
+        self._firsts[-1] = sequence
+        self._go_on_with(segment)
+
+    def _go_on_with(self, segment: Segment) -> None:
+        self._active = segment
+        self._checkpoint_position = segment.size
+        self.next_sequence, self.end_offset_bytes = segment.end, segment.end_offset_bytes
+        if not self._tail:
+            self._tail_first = segment.first
+
+    def _roll(self, first: int | None = None, offset_bytes: int | None = None) -> Segment:
+        """Seal the active segment and begin the next one.
+
+        Args:
+            first, offset_bytes: where that begins, behind a gap; None: where this one ends.
+        """
+        sealed = self._active
+        segment = Segment(self._home, self.next_sequence if first is None else first)
+        self._is_directory_dirty = True
+        try:
+            segment.create(
+                self.next_sequence,
+                self.end_offset_bytes if offset_bytes is None else offset_bytes,
+                self.synced_sequence,
+            )
         except OSError as error:
             raise self._creation_failed(segment, error) from error
         index = sealed.live_index
@@ -556,8 +611,7 @@ class PartitionLog:
         self._unsynced.append(sealed)
         self._segments.append(segment)
         self._firsts.append(segment.first)
-        self._active = segment
-        self._checkpoint_position = segment.size
+        self._go_on_with(segment)
         self.size_bytes += segment.size
         return segment
 
@@ -782,11 +836,18 @@ class PartitionLog:
         Raises:
             StorageError: see :meth:`read`.
         """
-        end = min(end, self.committed_sequence)
+        return self._fetch(start, end, bytes_max, self.committed_sequence)
+
+    def fetch_stored(self, start: int, bytes_max: int) -> tuple[bytes, int]:
+        """As :meth:`fetch`, up to the end of what is stored, committed or not; for replicas alone."""
+        return self._fetch(start, self.next_sequence, bytes_max, self.next_sequence)
+
+    def _fetch(self, start: int, end: int, bytes_max: int, stop: int) -> tuple[bytes, int]:
+        end = min(end, stop)
         if start >= end:
             return b"", start
         if start >= self._tail_first:
-            return self._fetch_tail(start, end, bytes_max)
+            return self._fetch_tail(start, end, bytes_max, stop)
         found = self._next_run(start, min(bytes_max, BATCH_SIZE_MAX), end)
         if found is None:
             return b"", end
@@ -796,17 +857,17 @@ class PartitionLog:
         last = bisect_right(positions, positions[first] + bytes_max) - 1
         last = min(max(last, first + 1), len(ids))
         next_id = ids[last] if last < len(ids) else run.next_id
-        if next_id > self._id_base | self.committed_sequence:
+        if next_id > self._id_base | stop:
             last -= 1
             next_id = ids[last]
         return data[positions[first] : positions[last]], max(start, next_id & SEQUENCE_MAX)
 
-    def _fetch_tail(self, start: int, end: int, bytes_max: int) -> tuple[bytes, int]:
+    def _fetch_tail(self, start: int, end: int, bytes_max: int, stop: int) -> tuple[bytes, int]:
         number = bisect_right(self._tail_ends, start)
         ends = self._tail_ends
         parts: list[bytes | memoryview] = []
         size = 0
-        while number < len(ends) and start < end and ends[number] <= self.committed_sequence:
+        while number < len(ends) and start < end and ends[number] <= stop:
             data = _bytes_of(self._tail[number])
             if parts and size + len(data) > bytes_max:
                 break
@@ -928,6 +989,38 @@ class PartitionLog:
         self._adopt(recovered)
         self._table_before_cut = None
         self.committed_sequence = committed
+        self._unsynced = []
+        self._is_directory_dirty = False
+
+    def start_over(self, sequence: int, offset_bytes: int) -> None:
+        """Let go of all that is stored: the log is empty and begins with ``sequence``. Blocks.
+
+        What was told of it elsewhere, such as how far it was, is to be taken back before, as for :meth:`cut_back_to`.
+        A crash leaves the log as it was or as it is to be.
+
+        Args:
+            sequence: of the next message; everything before counts as committed elsewhere.
+            offset_bytes: virtual position of its frame.
+
+        Raises:
+            ValueError: there is no such sequence, or no such position.
+            WriteFailed: a step failed. If it was one behind the first that counts, the log takes no more appends, and
+                the next start leaves it as it was or finishes.
+        """
+        assert self._ticket is None, "no sync is under way"
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        if not 0 < sequence <= SEQUENCE_MAX or offset_bytes < 0:
+            raise ValueError(f"{self.directory}: no log begins with {sequence} at offset {offset_bytes}")
+        try:
+            write_cut(self._files, self.directory, Cut(self.log_id, sequence, SEGMENT_HEADER_BYTES, offset_bytes))
+            self._forget_all()
+            self._close_files()
+            (recovered,) = recover(self._files, [Recovery(self._home, self.log_id, sequence)])
+        except (OSError, StorageError) as error:
+            reason = f"cannot finish starting the log over at {sequence}: {error}; restart to go on"
+            raise self._fail(self._active.path, reason) from error
+        self._adopt(recovered)
         self._unsynced = []
         self._is_directory_dirty = False
 

@@ -6,7 +6,8 @@ What is done, in this order:
    cut.py;
 2. sealed segments are believed by the header of their index when the file has the size it names, else walked;
 3. the last segment is walked from its checkpoint, or from its start, and its torn tail cut;
-4. those of the last sealed segments that were not known to be durable are walked after all;
+4. those of the last sealed segments that were not known to be durable are walked after all; a replica ends at the
+   first hole behind what is;
 5. missing sequences are told;
 6. what may be only in the page cache is synced, of all logs together, so that everything recovered can be called
    committed;
@@ -50,6 +51,7 @@ from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
     BAD_SUFFIX,
     INDEX_SUFFIX,
+    NO_STOP,
     SEGMENT_HEADER_BYTES,
     Corruption,
     Home,
@@ -152,6 +154,18 @@ def storage_error(path: str, error: OSError, free_bytes: int) -> StorageError:
     return WriteFailed(path, error.strerror or str(error))
 
 
+class _Hole(Exception):
+    """A replica has a hole where it is not known to be whole.
+
+    Args:
+        first: of the segment in which it is, or behind which.
+    """
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first)
+        self.first = first
+
+
 class Recovery:
     """The log in ``home.directory`` as far as it can be opened before anything is synced; see :func:`recover`.
 
@@ -189,8 +203,10 @@ class Recovery:
         if CUT_NAME in names:
             self._finish_cut(names)
         self._saved_sequence, self._table = load(home) if self._has_snapshot else (0, ProducerTable())
-        self._open_segments()
-        self._verify_doubtful()
+        if home.is_replica:
+            home.whole_until = durable_end
+        self._open_all()
+        home.whole_until = NO_STOP
         self._tell_gaps()
         # below the snapshot no sequence is used again: what is stored there is not read for it
         self._continue_at(max(next_sequence_min, self._saved_sequence))
@@ -266,7 +282,37 @@ class Recovery:
             raise StorageError(f"{path}: version {version}; this release reads version {_META_VERSION}")
         return partition, log_id
 
-    # 2, 3 segments
+    # 2, 3, 4 segments
+
+    def _open_all(self) -> None:
+        while True:
+            try:
+                self._open_segments()
+                self._verify_doubtful()
+                self._look_for_holes()
+                return
+            except _Hole as hole:
+                self._drop_behind(hole.first)
+
+    def _look_for_holes(self) -> None:
+        """Find a segment of a replica behind which one is missing."""
+        for segment, following in pairwise(self.segments):
+            if self.home.whole_until <= segment.end < min(following.first, self._expected_end(following.first)):
+                raise _Hole(segment.first)
+
+    def _drop_behind(self, first: int) -> None:
+        """Remove the segments behind one that has a hole: a replica gets all of it again."""
+        for segment in self.segments:
+            segment.close()
+        for each in reversed(self._firsts):
+            segment = self._new_segment(each)
+            if each > first:
+                segment.remove()
+            else:
+                segment.close()
+        self._directory_changed = True
+        self.segments, self._walked = [], {}
+        self._look(self.files.list(self.home.directory))
 
     def _open_segments(self) -> None:
         for first, following in pairwise(self._firsts):
@@ -319,12 +365,18 @@ class Recovery:
         """Walk a segment that is not the last one; None when it turns out to be empty, which removes it."""
         walker = self._walk(segment, file_size, _checkpoint(segment, file_size), previous)
         if walker.position < file_size:
+            if walker.next_sequence >= self.home.whole_until:
+                segment.close()
+                raise _Hole(segment.first)
             end = max(self._expected_end(following), segment.end)
             walker.give_up(end)
             segment.end = end
         segment.size = max(file_size, SEGMENT_HEADER_BYTES)
         if segment.is_empty:
             expected = self._expected_end(following)
+            if self.home.whole_until <= segment.first < expected:
+                segment.close()
+                raise _Hole(segment.first)
             if previous is None and expected > segment.first:
                 self._tell_gap(segment, segment.first, expected, "the file is empty")
             segment.remove()
@@ -566,6 +618,9 @@ class Recovery:
         next_sequence = max(next_sequence_min, self._durable_end)
         if active.end >= next_sequence:
             return
+        if self.home.is_replica:
+            self._end_early(active, next_sequence)
+            return
         reason = "the log ends before what was durable or consumed already; numbering goes on behind that"
         self._tell_gap(active, active.end, next_sequence, reason)
         segment = self._begin(next_sequence, active.end, active)
@@ -577,6 +632,19 @@ class Recovery:
         else:
             self._seal(active)
         self.segments.append(segment)
+
+    def _end_early(self, active: Segment, next_sequence: int) -> None:
+        """Let a replica end where it ends: what is missing is another's, too, and comes from there, as it was."""
+        reason = "the log ends before what was durable already; the rest is to come from another replica"
+        self._tell_gap(active, active.end, next_sequence, reason)
+        if self._saved_sequence > active.end:
+            # it knows of messages that may not come again as they were
+            try:
+                self.files.remove(f"{self.home.directory}/{SNAPSHOT_NAME}")
+                self.files.sync_directory(self.home.directory)
+            except OSError as error:
+                self.failed = str(WriteFailed(self.home.directory, f"cannot remove {SNAPSHOT_NAME}: {error}"))
+            self._saved_sequence, self._table = 0, ProducerTable()
 
     def _sweep(self) -> None:
         """Remove what belonged to segments that are gone."""

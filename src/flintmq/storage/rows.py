@@ -36,11 +36,13 @@ class Table:
     Args:
         columns: their names and types, without the checksum.
         key: how many of the first columns tell a row from the others; 0 when nothing does.
+        is_optional: whether a database may do without the table, which has no rows then.
     """
 
-    def __init__(self, name: str, columns: dict[str, str], key: int) -> None:
+    def __init__(self, name: str, columns: dict[str, str], key: int, is_optional: bool = False) -> None:
         self.name = name
         self.key = key
+        self.is_optional = is_optional
         self.columns = tuple(columns)
         names = ", ".join(self.columns)
         typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
@@ -71,6 +73,10 @@ class Table:
 
     def read(self, query: Query) -> tuple[list[tuple[Any, ...]], int]:
         """All rows that are whole, without their checksums, and how many are not."""
+        if self.is_optional and not query(
+            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (self.name,)
+        ):
+            return [], 0
         found = query(self.select, ())
         is_whole = self.is_whole
         rows = [row[:-1] for row in found if is_whole(row)]

@@ -105,7 +105,14 @@ class Corruption:
 
 @dataclass(slots=True, eq=False)
 class Home:
-    """The things that the segments of one log have in common."""
+    """The things that the segments of one log have in common.
+
+    Attributes:
+        is_replica: some of its batches are as another node's log has them: what those say of synced sequences is true
+            of that log, not of this one.
+        whole_until: a hole at or behind this sequence is where the log ends: while a replica is opened, as it gets what
+            it lacks again, in its order.
+    """
 
     files: Files
     directory: str
@@ -113,6 +120,8 @@ class Home:
     cache: ReadCache
     report: Callable[[Corruption], None]
     log_id: int = 0
+    is_replica: bool = False
+    whole_until: int = NO_STOP
     id_base: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -445,7 +454,8 @@ class Segment:
             timestamp = index.add_run(found.data, found.run, found.position, self.home.id_base, self.timestamp_max)
             self.timestamp_max = timestamp
             self.has_producers = self.has_producers or has_producers(found.data, found.run)
-        self.synced_before = max(self.synced_before, walker.synced_before)
+        if not self.home.is_replica:
+            self.synced_before = max(self.synced_before, walker.synced_before)
 
     def next_run(self, sequence: int, size: int, stop: int) -> Found | None:
         """The next good batches: from the one that contains ``sequence``, or the first behind it; None at the end.
@@ -681,6 +691,8 @@ class Walker:
 
     def _step_over(self, data: bytes) -> bool:
         segment = self._segment
+        if self.next_sequence >= segment.home.whole_until:
+            return False
         base = segment.home.id_base
         damage = segment.known_damage(self.position, self.next_sequence)
         if damage is None:
@@ -692,7 +704,8 @@ class Walker:
             if found.position == self.position and found.first_id == self.next_id:
                 return True  # it could be read now, a moment ago it could not
             reason = why_not(data, self.next_id, base, self._limit - self.position)
-            segment.synced_before = max(segment.synced_before, found.synced_before)
+            if not segment.home.is_replica:
+                segment.synced_before = max(segment.synced_before, found.synced_before)
             damage = Damage(self.position, found.position, self.next_sequence, found.first_id - base)
             damage = segment.set_aside(damage, reason)
         self.position = damage.end_position

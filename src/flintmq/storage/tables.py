@@ -14,6 +14,20 @@ Tables, each with ``crc`` as its last column (see rows.py)::
     damage(id, at_ns, report)                              what was found and is not acknowledged: JSON, see damage.py
     aside_pack, aside_data, aside_done                     messages set aside, see packs.py
 
+and, in a database that has ever had a replica of a partition::
+
+    replica(topic, partition, topic_number, log_id, epoch, history, rows_end, state, about)
+    replica_progress(topic, partition, epoch, n, committed)
+
+    topic_number  of the topic, drawn when it was created
+    epoch         the highest that was noted
+    history       msgpack of [[epoch, its first sequence], ...]
+    rows_end      what other rows of the partition say beyond this sequence is not so any more; 0: all is
+    state         0: it is held; 1: it is being removed; 2: it is being set aside
+    about         msgpack of StoredAbout: what its leader last said of the topic
+    n             of the leader's progress in that epoch, how much is in the other rows of the partition
+    committed     every sequence below it is known to be on all replicas that count
+
     cursor        number of the cursor that a channel has in a partition; 0 when there is none yet
     skipped       whether everything is finished without being delivered
     aside_count   how many messages the packs of this cursor hold
@@ -84,5 +98,29 @@ LOG = Table(
 SETTINGS = Table("settings", {"topic": _TEXT, "channel": _TEXT, "json": _BLOB}, key=2)
 TAKEOVER = Table("takeover", {"id": "INTEGER PRIMARY KEY", "journal": _BLOB}, key=1)
 DAMAGE = Table("damage", {"id": "INTEGER PRIMARY KEY", "at_ns": _INTEGER, "report": _BLOB}, key=1)
+REPLICA = Table(
+    "replica",
+    {
+        "topic": _TEXT,
+        "partition": _INTEGER,
+        "topic_number": _INTEGER,
+        "log_id": _INTEGER,
+        "epoch": _INTEGER,
+        "history": _BLOB,
+        "rows_end": _INTEGER,
+        "state": _INTEGER,
+        "about": _BLOB,
+    },
+    key=2,
+    is_optional=True,
+)
+REPLICA_PROGRESS = Table(
+    "replica_progress",
+    {"topic": _TEXT, "partition": _INTEGER, "epoch": _INTEGER, "n": _INTEGER, "committed": _INTEGER},
+    key=2,
+    is_optional=True,
+)
 TABLES = (STATE, TOPIC, META, PARTITION, CHANNEL, CURSOR, LOG, SETTINGS, TAKEOVER, DAMAGE)
+OPTIONAL_TABLES = (REPLICA, REPLICA_PROGRESS)
+"""Tables that a database gets when it first needs them."""
 SCHEMA = (*(table.create for table in TABLES), *packs.SCHEMA)

@@ -1,0 +1,620 @@
+"""Replicas of partitions: what this node has of a partition that is kept on several nodes, led here or elsewhere.
+
+A replica is a log, its leader's batches byte for byte, and rows in the database: which channels there are, how far each
+is, what each has set aside. They are the rows that a partition of this node alone has, so that leading begins as a
+start does. While another node leads, the partition is not in ``Broker.topics``: nothing of it is delivered.
+
+Rows of the topic (whether it is paused, its settings, its meta) are kept with each replica, as the leader of that
+partition last said; the tables of topics and settings have nothing of a topic that is replicated.
+
+What a replica lost of its log is told of; it simply ends earlier, and the rest comes from the leader.
+
+Rules of this file: no clock; every method is called on the loop, but what is handed to a :class:`Question`; ``done`` is
+called once: with None when what was asked for survives a power loss, or with why it does not.
+
+Source: design/cluster.md H1, H3, H5, H6, H7, H14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+
+from flintmq.batch import BatchError, decode_header
+from flintmq.broker.channels import Channels
+from flintmq.broker.log_marks import LogMarks
+from flintmq.broker.logs import Logs, log_directory
+from flintmq.broker.metadata import Metadata, Waiter
+from flintmq.broker.partition import Partition
+from flintmq.broker.progress import Progress, Question
+from flintmq.broker.publishes import Publishes
+from flintmq.errors import FlintError, StorageError
+from flintmq.limits import SEQUENCE_MAX
+from flintmq.storage import Creation, Damage, LogPlace, PartitionLog, channel_store
+from flintmq.storage.channel_store import StoredAbout, StoredLog, StoredReplica, StoredTopics
+from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
+
+_CREATIONS_MAX = 64  # replicas whose files are made at once
+_HISTORY_MAX = 4096  # epochs that are remembered of one replica
+_HELD, _REMOVING, _SETTING_ASIDE = 0, 1, 2
+_NO_MARK = StoredLog(0, 1, 1)
+_Key = tuple[str, int]  # a topic and the number of a partition
+
+
+class ReplicaConflict(FlintError):
+    """This node has something else under the name of a replica, or is doing something else with it."""
+
+
+class Replica:
+    """One replicated partition, as far as this node has it; changed by :class:`Replicas` alone.
+
+    Attributes:
+        topic, number: of the partition.
+        topic_number: of the topic, drawn when it was created.
+        log_id: identity of the log, the same on every replica.
+        epoch: the highest that was noted.
+        history: ``(epoch, its first sequence)`` of every epoch that the log has something of, or that began here.
+        log: the batches.
+        partition: in ``Broker.topics`` while this node leads it; else None.
+        progress: ``(epoch, n)`` of the leader's progress, as much of it as the database has; (0, 0): none of it.
+        meta: of the topic, as it was told last.
+        work: what is being done with it, so that nothing else can be; empty: nothing.
+        is_deleted: whether it was removed or set aside.
+    """
+
+    __slots__ = ("_about", "_cursors", "_floors", "_rows_end", "_state", "epoch", "history", "is_deleted", "log",
+                 "log_id", "number", "partition", "progress", "topic", "topic_number", "work")  # fmt: skip
+
+    def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
+        self.topic = topic
+        self.number = number
+        self.topic_number = stored.topic_number
+        self.log_id = stored.log_id
+        self.epoch = stored.epoch
+        self.history = stored.history
+        self.log = log
+        self.partition: Partition | None = None
+        self.progress = stored.progress
+        self.work = ""
+        self.is_deleted = False
+        self._rows_end = stored.rows_end
+        self._state = stored.state
+        self._about = stored.about
+        self._cursors: dict[str, int] = {}  # of its channels
+        self._floors: dict[int, int] = {}  # of channels in order, ahead of the database, by cursor
+
+    @property
+    def topic_name(self) -> str:
+        """The same as ``topic``, as partitions have it."""
+        return self.topic
+
+    @property
+    def meta(self) -> TopicMeta:
+        return decode_meta(self._about.meta)
+
+    def stored(self) -> StoredReplica:
+        """Return what its row has."""
+        return StoredReplica(
+            self.topic_number,
+            self.log_id,
+            self.epoch,
+            self.history,
+            self._rows_end,
+            self._state,
+            self._about,
+            self.progress,
+        )
+
+    def describe(self) -> str:
+        """One line for people."""
+        role = "led here" if self.partition is not None else "followed"
+        return (
+            f"replica {self.topic}/{self.number} {role} epoch={self.epoch} progress={self.progress} "
+            f"history={self.history[-3:]} {self.work or 'idle'} {self.log.describe()}"
+        )
+
+
+class NewReplica:
+    """A replica whose files are to be made.
+
+    Attributes:
+        creations: of its log.
+        done: told when they are, or why not.
+        is_under_way: whether they are being made.
+    """
+
+    __slots__ = ("creations", "done", "is_under_way", "replica")
+
+    def __init__(self, replica: Replica, done: Waiter) -> None:
+        self.replica = replica
+        self.done = done
+        self.creations = [Creation(replica.log)]
+        self.is_under_way = False
+
+
+class Replicas(Mapping[_Key, Replica]):
+    """Owner of the replicas, by topic and number.
+
+    Args:
+        is_here: whether there is a topic of a name that is not replicated.
+        on_damage: told of messages that are missing.
+    """
+
+    def __init__(
+        self,
+        logs: Logs,
+        channels: Channels,
+        metadata: Metadata,
+        marks: LogMarks,
+        progress: Progress,
+        publishes: Publishes,
+        is_here: Callable[[str], bool],
+        on_damage: Callable[[Damage], None],
+    ) -> None:
+        self._logs = logs
+        self._channels = channels
+        self._metadata = metadata
+        self._marks = marks
+        self._progress = progress
+        self._publishes = publishes
+        self._is_here = is_here
+        self._on_damage = on_damage
+        self._replicas: dict[_Key, Replica] = {}
+        self._by_topic: dict[str, dict[int, Replica]] = {}
+        self._new: dict[Replica, NewReplica] = {}
+
+    def __getitem__(self, key: _Key) -> Replica:
+        return self._replicas[key]
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def of_topic(self, topic: str) -> Mapping[int, Replica]:
+        """Find the replicas of a topic, by number."""
+        return self._by_topic.get(topic, {})
+
+    def cursors(self) -> list[int]:
+        """The numbers of the cursors of their channels."""
+        return [cursor for replica in self._replicas.values() for cursor in replica._cursors.values()]
+
+    def logs(self) -> list[PartitionLog]:
+        """The log of every replica, also of those that are led here."""
+        return [replica.log for replica in self._replicas.values()]
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def open(self, stored: StoredTopics, floors: Mapping[int, int], wall_ns: int) -> None:
+        """Open what the database has of replicas, all of them as followers; go on with removals. Blocks.
+
+        Args:
+            floors: of channels in order, ahead of the database.
+
+        Raises:
+            StorageError: the data directory cannot be used.
+        """
+        for path in self._logs.removed_replicas():
+            self._progress.remove_later(path)
+        held: dict[_Key, StoredReplica] = {}
+        cursors: dict[_Key, dict[str, int]] = {}
+        for (topic, number, channel), its in stored.channels.items():
+            if (topic, number) in stored.replicas:
+                cursors.setdefault((topic, number), {})[channel] = its.cursor
+        for key, row in stored.replicas.items():
+            if row.state == _HELD:
+                held[key] = row
+                continue
+            moved = self._logs.move_replica(*key, is_removed=row.state == _REMOVING)
+            if moved and row.state == _REMOVING:
+                self._progress.remove_later(moved)
+            self._delete_rows(*key, cursors.get(key, {}))
+        if not held:
+            return
+        logs, _ = self._logs.open_all([_place(key, row, stored) for key, row in held.items()], wall_ns)
+        self._logs.start_ended()
+        unsure = {(each.topic, each.partition) for each in stored.cursors if each.is_lost or each.spilled_missing}
+        for (key, row), log in zip(held.items(), logs, strict=True):
+            if log.log_id != row.log_id:
+                log = self._open_anew(key, row, log, wall_ns)
+            replica = self._add(Replica(*key, row, log))
+            replica._cursors = cursors.get(key, {})
+            replica._floors = {each: floors[each] for each in replica._cursors.values() if each in floors}
+            replica.history = found_history(log, row.history, row.epoch)
+            replica.epoch = max([row.epoch, *(epoch for epoch, _ in replica.history[-1:])])
+            if stored.is_behind or key in unsure:
+                replica.progress = (0, 0)  # what is missing is not known: it comes as a whole
+            self._marks.restore(replica, stored.logs.get(key, _NO_MARK))
+
+    def _open_anew(self, key: _Key, row: StoredReplica, log: PartitionLog, wall_ns: int) -> PartitionLog:
+        """Set a log aside that is not the one which the database has, and begin an empty one. Blocks."""
+        log.close()
+        moved = self._logs.move_replica(*key, is_removed=False)
+        what = f"it is log {log.log_id}, and log {row.log_id} was here; it is set aside as {moved}, and comes anew"
+        self._on_damage(Damage(log.directory, what, key[0], key[1]))
+        row.history, row.progress = [], (0, 0)
+        place = LogPlace(log_directory(*key), key[1], log_id=row.log_id, is_replica=True)
+        (log,), _ = self._logs.open_all([place], wall_ns)
+        self._logs.start_ended()
+        return log
+
+    def _add(self, replica: Replica) -> Replica:
+        self._replicas[replica.topic, replica.number] = replica
+        self._by_topic.setdefault(replica.topic, {})[replica.number] = replica
+        return replica
+
+    def _forget(self, replica: Replica) -> None:
+        replica.is_deleted = True
+        del self._replicas[replica.topic, replica.number]
+        others = self._by_topic[replica.topic]
+        del others[replica.number]
+        if not others:
+            del self._by_topic[replica.topic]
+        self._marks.forget(replica)
+
+    # -- which there are -----------------------------------------------------------------------------------------
+
+    def create(
+        self, topic: str, number: int, topic_number: int, log_id: int, topic_meta: TopicMeta, done: Waiter
+    ) -> Replica:
+        """Make a replica that is empty; its files are made by who asks for :meth:`take_creations`.
+
+        It is not there before ``done``, and is gone again when that gets an error.
+
+        Args:
+            topic_number, log_id: 1 to 2^63 - 1, the same on every node.
+
+        Raises:
+            ReplicaConflict: there is a replica of the partition, or a topic of that name that is not replicated.
+        """
+        if (topic, number) in self._replicas:
+            raise ReplicaConflict(f"topic {topic} partition {number}: there is a replica already: set it aside first")
+        if self._is_here(topic):
+            raise ReplicaConflict(f"there is a topic {topic} on this node alone: delete it, or take another name")
+        stored = StoredReplica(topic_number, log_id, 0, [], 0, _HELD, StoredAbout(encode_meta(topic_meta)))
+        replica = self._add(Replica(topic, number, stored, self._logs.new_replica(topic, number, log_id)))
+        replica.work = "it is being created"
+        for statement in channel_store.create_replica_tables():
+            self._metadata.put_own(statement)
+        self._put_row(replica)
+        self._metadata.wait_here(partial(self._recorded, replica, done))
+        return replica
+
+    def _recorded(self, replica: Replica, done: Waiter, error: BaseException | None) -> None:
+        if error is not None:
+            self._refuse(replica, done, error)
+        else:
+            self._new[replica] = NewReplica(replica, done)
+
+    def _refuse(self, replica: Replica, done: Waiter, error: BaseException) -> None:
+        where = f"topic {replica.topic} partition {replica.number}"
+        self._forget(replica)
+        self._delete_rows(replica.topic, replica.number, {})
+        done(StorageError(f"{where}: a replica cannot be created: {error}"))
+
+    @property
+    def has_creations(self) -> bool:
+        """Whether files are to be made, or are being made."""
+        return bool(self._new)
+
+    def take_creations(self) -> list[NewReplica]:
+        """Replicas whose files are to be made now; the caller does it with :func:`flintmq.storage.create_logs`."""
+        taken = list(islice(self._new.values(), _CREATIONS_MAX))
+        for new in taken:
+            assert not new.is_under_way, "the last ones have ended"
+            new.is_under_way = True
+        return taken
+
+    def creation_ended(self, new: NewReplica) -> None:
+        """Take note that the files of a replica were made, or could not be."""
+        replica, creation = new.replica, new.creations[0]
+        del self._new[replica]
+        error = creation.error
+        if error is None:
+            creation.finish()
+            log = replica.log
+            if log.log_id == replica.log_id and log.next_sequence == 1:
+                replica.work = ""
+                self._marks.restore(replica, _NO_MARK)
+                new.done(None)
+                return
+            log.close()
+            error = StorageError(f"there is a log {log.log_id} in {log.directory}: move that directory away")
+        self._refuse(replica, new.done, error)
+
+    def remove(self, replica: Replica, done: Waiter) -> None:
+        """Remove a replica that is not led here, with all that it has."""
+        self._go(replica, _REMOVING, "it is being removed", done)
+
+    def set_aside(self, replica: Replica, done: Waiter) -> None:
+        """Put the log of a replica that is not led here out of the way, and forget what else there is of it.
+
+        The log is kept in the directory ``set-aside`` of the data directory until somebody removes it.
+        """
+        self._go(replica, _SETTING_ASIDE, "it is being set aside", done)
+
+    def _go(self, replica: Replica, state: int, work: str, done: Waiter) -> None:
+        self._begin(replica, work)
+        replica._state = state
+        self._put_row(replica)
+        self._metadata.wait_here(partial(self._leave, replica, done))
+
+    def _leave(self, replica: Replica, done: Waiter, error: BaseException | None) -> None:
+        if error is not None:
+            replica._state = _HELD
+            self._ended(replica, done, error, must_put=True)
+        elif replica.log.is_syncing:
+            self._metadata.wait_here(partial(self._leave, replica, done))
+        else:
+            replica.log.close()
+            is_removed = replica._state == _REMOVING
+            move = partial(self._logs.move_replica, replica.topic, replica.number, is_removed)
+            self._progress.ask(Question(lambda _store: move(), partial(self._left, replica, done)))
+            self._channels.is_urgent = True
+
+    def _left(self, replica: Replica, done: Waiter, moved: str | None, error: BaseException | None) -> None:
+        if error is not None:
+            # its log is closed: nothing else can be made of it, and the next start goes on with this
+            done(error)
+            return
+        if moved and replica._state == _REMOVING:
+            self._progress.remove_later(moved)
+        self._forget(replica)
+        self._delete_rows(replica.topic, replica.number, replica._cursors)
+        self._metadata.wait_here(done)
+
+    def _delete_rows(self, topic: str, number: int, cursors: Mapping[str, int]) -> None:
+        put = self._metadata.put_own
+        for name, cursor in cursors.items():
+            put(channel_store.delete_channel(topic, number, name))
+            for statement in channel_store.delete_cursor(cursor):
+                put(statement)
+            self._channels.forget_cursor(cursor)
+        for statement in channel_store.delete_replica(topic, number):
+            put(statement, must_sync=True)
+
+    # -- the log -------------------------------------------------------------------------------------------------
+
+    def note_epoch(self, replica: Replica, epoch: int, begins: bool, done: Waiter) -> None:
+        """Accept nothing under a lower epoch any more; what many replicas note in one turn is one transaction.
+
+        Args:
+            begins: whether this node leads in that epoch, which begins at the end of its log.
+
+        Raises:
+            ValueError: a higher epoch was noted, or, with ``begins``, this one has begun.
+            StorageError: something else is being done with it.
+        """
+        self._check_idle(replica)
+        if epoch < replica.epoch:
+            raise ValueError(f"{replica.describe()}: epoch {epoch} is over")
+        if begins and replica.history[-1:] != [(epoch, replica.log.next_sequence)]:
+            self._enter(replica, epoch, replica.log.next_sequence)
+        replica.epoch = epoch
+        self._put_row(replica)
+        self._metadata.wait_here(done)
+
+    def _enter(self, replica: Replica, epoch: int, first: int) -> None:
+        history = replica.history
+        if history and epoch <= history[-1][0]:
+            raise ValueError(f"{replica.describe()}: epoch {epoch} does not follow")
+        history.append((epoch, first))
+        below = [index for index, (_, begin) in enumerate(history) if begin <= replica.log.start_sequence]
+        del history[: max(below[-1] if below else 0, len(history) - _HISTORY_MAX)]
+
+    def append(self, replica: Replica, data: bytes, after_gap: bool = False) -> int:
+        """Write whole batches of the leader's log, byte for byte; the end of the log then.
+
+        Those before one that is refused are written. An epoch that the log has had nothing of is noted in the history.
+
+        Args:
+            after_gap: the leader has nothing between the end of this log and the first batch; see
+                :meth:`flintmq.storage.PartitionLog.append_batch`.
+
+        Raises:
+            StorageError: it cannot be written; or something else is being done with the replica.
+            BatchError: the bytes are damaged, or no whole batches.
+            ValueError: they do not follow what the log ends with, or their epoch is none that may come; or the
+                partition is led here.
+        """
+        self._check_idle(replica)
+        self._check_followed(replica)
+        log, history = replica.log, replica.history
+        position, size = 0, len(data)
+        self._marks.grown[replica] = None
+        try:
+            while position < size:
+                header = decode_header(data, position)
+                end = position + header.size
+                if end > size:
+                    raise BatchError(f"cut short: {size - position} of {header.size} bytes")
+                last = history[-1][0] if history else -1
+                if not last <= header.epoch <= replica.epoch:
+                    raise ValueError(
+                        f"{replica.describe()}: a batch of epoch {header.epoch}: "
+                        f"epochs from {max(last, 0)} to {replica.epoch} may come"
+                    )
+                batch = data if not position and end == size else data[position:end]
+                first = log.append_batch(batch, after_gap and not position)
+                if header.epoch > last:
+                    self._enter(replica, header.epoch, first)
+                    self._put_row(replica, must_sync=False)
+                position = end
+        finally:
+            if log.producers.is_snapshot_due:
+                self._publishes.snapshots_due[log] = None
+        return log.next_sequence
+
+    def advance_committed(self, replica: Replica, sequence: int) -> None:
+        """Take note that everything below ``sequence``, as far as the log has it, is on all replicas that count."""
+        replica.log.advance_committed(sequence)
+
+    def cut_back(self, replica: Replica, sequence: int, done: Waiter) -> None:
+        """Let the log end before ``sequence``, where its leader's goes on otherwise.
+
+        Nothing can be done with the replica before ``done``. A crash leaves it as it was or as it is to be.
+
+        Args:
+            sequence: as for :meth:`flintmq.storage.PartitionLog.cut_back_to`.
+
+        Raises:
+            ValueError, StorageError: as :meth:`flintmq.storage.PartitionLog.check_cut` says; nothing has changed.
+        """
+        self._check_idle(replica)
+        self._check_followed(replica)
+        if replica.log.check_cut(sequence) is None:
+            done(None)
+            return
+        history = [(epoch, first) for epoch, first in replica.history if first < sequence]
+        cut = partial(replica.log.cut_back_to, sequence)
+        self._change_log(replica, "its log is being cut back", sequence, history, cut, done)
+
+    def start_over(self, replica: Replica, sequence: int, offset_bytes: int, done: Waiter) -> None:
+        """Let go of the log's batches: it begins with ``sequence``, where its leader's does, and is empty.
+
+        Of its progress, the whole state has to come again. As :meth:`cut_back` otherwise.
+
+        Args:
+            offset_bytes: virtual position of that message's frame.
+
+        Raises:
+            ValueError: there is no such sequence, or no such position.
+            StorageError: the log takes nothing any more.
+        """
+        self._check_idle(replica)
+        self._check_followed(replica)
+        if not 0 < sequence <= SEQUENCE_MAX or offset_bytes < 0:
+            raise ValueError(f"{replica.describe()}: no log begins with {sequence} at offset {offset_bytes}")
+        if replica.log.failed is not None:
+            raise StorageError(f"{replica.log.directory}: {replica.log.failed}")
+        start_over = partial(replica.log.start_over, sequence, offset_bytes)
+        self._change_log(replica, "its log starts over", sequence, [], start_over, done, is_whole=True)
+
+    def _change_log(
+        self,
+        replica: Replica,
+        work: str,
+        sequence: int,
+        history: list[tuple[int, int]],
+        change: Callable[[], None],
+        done: Waiter,
+        is_whole: bool = False,
+    ) -> None:
+        """Change a log when the database knows: a start would take what is missing for lost."""
+        self._begin(replica, work)
+        before = replica.history, replica._rows_end
+        replica.history = history
+        replica._rows_end = min(sequence, replica._rows_end or sequence)
+        self._marks.limit(replica, sequence)
+        self._put_row(replica)
+        if is_whole:
+            self._put_progress(replica, (0, 0))
+        self._metadata.wait_here(partial(self._change, replica, before, change, done))
+
+    def _change(
+        self,
+        replica: Replica,
+        before: tuple[list[tuple[int, int]], int],
+        change: Callable[[], None],
+        done: Waiter,
+        error: BaseException | None,
+    ) -> None:
+        if error is None:
+            if replica.log.is_syncing:
+                self._metadata.wait_here(partial(self._change, replica, before, change, done))
+                return
+            try:
+                change()
+            except (StorageError, ValueError) as failure:
+                error = failure
+        self._marks.limit(replica, None)
+        if error is not None and replica.log.failed is None:
+            replica.history, replica._rows_end = before
+        self._ended(replica, done, error, must_put=error is not None)
+
+    # -- what they have in common --------------------------------------------------------------------------------
+
+    def _check_idle(self, replica: Replica) -> None:
+        if replica.is_deleted or replica.work:
+            work = replica.work or "it is gone"
+            raise StorageError(f"replica of topic {replica.topic} partition {replica.number}: {work}")
+
+    def _check_followed(self, replica: Replica) -> None:
+        if replica.partition is not None:
+            raise ValueError(f"{replica.describe()}: it is led here, demote it first")
+
+    def _begin(self, replica: Replica, work: str) -> None:
+        self._check_idle(replica)
+        self._check_followed(replica)
+        replica.work = work
+
+    def _ended(self, replica: Replica, done: Waiter, error: BaseException | None, must_put: bool) -> None:
+        replica.work = ""
+        if must_put:
+            self._put_row(replica)
+        done(error)
+
+    def _put_row(self, replica: Replica, must_sync: bool = True) -> None:
+        self._metadata.put_own(channel_store.put_replica(replica.topic, replica.number, replica.stored()), must_sync)
+
+    def _put_progress(self, replica: Replica, progress: tuple[int, int]) -> None:
+        replica.progress = progress
+        committed = replica.log.committed_sequence
+        where = replica.topic, replica.number
+        self._metadata.put_own(channel_store.put_replica_progress(*where, progress, committed))
+
+
+def _place(key: _Key, replica: StoredReplica, stored: StoredTopics) -> LogPlace:
+    mark = stored.logs.get(key, _NO_MARK)
+    durable_end = mark.written if stored.is_same_boot else mark.synced
+    return LogPlace(
+        log_directory(*key),
+        key[1],
+        durable_end=max(durable_end, 1),
+        committed_end=max(replica.committed, 1),
+        log_id=replica.log_id,
+        is_replica=True,
+    )
+
+
+def found_history(log: PartitionLog, known: list[tuple[int, int]], noted: int) -> list[tuple[int, int]]:
+    """Return the epochs of a log: those known before, without what is not in it any more, and with what came since.
+
+    A batch may be in the log although the database was not told that its epoch began; only when an epoch was noted that
+    is not known to have begun.
+
+    Args:
+        noted: the highest epoch that a batch can be of.
+    """
+    history = [(epoch, first) for epoch, first in known if first <= log.next_sequence]
+    if history and history[-1][0] >= noted:
+        return history
+    sequence = max(log.start_sequence, history[-1][1] if history else 0)
+    found = _epoch_at(log, sequence)
+    last = _epoch_at(log, log.next_sequence - 1)
+    while found is not None and last is not None:
+        epoch, first = found
+        if not history or epoch > history[-1][0]:
+            history.append((epoch, first))
+        if last[0] <= history[-1][0]:
+            break
+        low, high, found = first, log.next_sequence - 1, last
+        while high - low > 1:
+            middle = (low + high) // 2
+            between = _epoch_at(log, middle) or last
+            if between[0] > epoch:
+                high, found = middle, between
+            else:
+                low = middle
+    return history
+
+
+def _epoch_at(log: PartitionLog, sequence: int) -> tuple[int, int] | None:
+    """The epoch and the first sequence of the batch with a message, or of the one behind it; None at the end."""
+    data, _ = log.fetch_stored(max(sequence, log.start_sequence), 1)
+    if not data:
+        return None
+    header = decode_header(data)
+    return header.epoch, header.first_sequence
