@@ -198,7 +198,7 @@ def test_it_is_forgotten_after_the_window_and_at_a_restart(shared_daemons: Daemo
     )
     finish_one(nsqd, "t")
     assert latency_of(nsqd.stats("t", "c"))["count"] == 1
-    wait_until(lambda: latency_of(nsqd.stats("t", "c"))["count"] == 0, "the window to pass", 5)
+    wait_until(lambda: latency_of(nsqd.stats("t", "c"))["count"] == 0, "the window to pass")
     finish_one(nsqd, "t")
     nsqd.restart()
     assert latency_of(nsqd.stats("t", "c")) == {"count": 0, "percentiles": [{"quantile": 1, "value": 0}]}

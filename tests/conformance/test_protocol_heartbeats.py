@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pytest
 from tests.certificates import Certificates
@@ -224,19 +225,43 @@ def watched(
         futures: dict[Callable[..., Seen], Future[Seen]] = {
             scenario: pool.submit(scenario, nsqd, tls_nsqd) for scenario in SCENARIOS
         }
-        yield lambda scenario: futures[scenario].result(2 * PATIENCE_S)
+
+        def outcome(scenario: Callable[..., Seen], is_right: Callable[[Seen], object] = bool) -> Seen:
+            seen = futures[scenario].result(2 * PATIENCE_S)
+            for _ in range(5):
+                if is_right(seen):
+                    break
+                seen = scenario(nsqd, tls_nsqd)
+            return seen
+
+        yield outcome
 
 
-Watched = Callable[[Callable[..., Seen]], Seen]
+class Watched(Protocol):
+    """Tells what was seen in a scenario.
+
+    When that is not right it is watched again, a few times: a busy machine is late now and then, an nsqd that does it
+    at another time is never right.
+    """
+
+    def __call__(self, scenario: Callable[..., Seen], is_right: Callable[[Seen], object] = ...) -> Seen: ...
+
+
+def is_open(seen: Seen) -> bool:
+    return seen.closed_at is None
+
+
+def is_every_second(seen: Seen) -> bool:
+    return [round(at) for at in seen.heartbeats] == [1, 2, 3]
 
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
 def test_heartbeat_every_interval(watched: Watched):
-    seen = watched(answering)
-    assert seen.closed_at is None
-    assert [round(at) for at in seen.heartbeats] == [1, 2, 3]
+    seen = watched(answering, is_every_second)
+    assert is_open(seen)
+    assert is_every_second(seen)
     assert seen.others == []
 
 
@@ -246,17 +271,17 @@ def test_heartbeat_is_a_response_frame(watched: Watched, connection: Connection)
 
 
 def test_heartbeat_to_producers_too(watched: Watched):
-    seen = watched(publishing)
-    assert [round(at) for at in seen.heartbeats] == [1, 2, 3]
+    seen = watched(publishing, is_every_second)
+    assert is_every_second(seen)
     assert set(seen.others) == {Frame(RESPONSE, b"OK")}
 
 
 def test_heartbeat_to_consumers(watched: Watched):
-    assert [round(at) for at in watched(consuming).heartbeats] == [1, 2, 3]
+    assert is_every_second(watched(consuming, is_every_second))
 
 
 def test_heartbeat_behind_CLS(watched: Watched):
-    assert [round(at) for at in watched(closing).heartbeats] == [1, 2, 3]
+    assert is_every_second(watched(closing, is_every_second))
 
 
 def test_heartbeat_default_interval_is_longer(watched: Watched):
@@ -278,12 +303,12 @@ def test_heartbeat_not_before_the_magic(watched: Watched):
 # -- read deadline -----------------------------------------------------------------------------------------------------
 
 
-def is_two_intervals(at_s: float | None) -> bool:
-    return at_s is not None and 1.9 <= at_s <= 3.3
+def is_two_intervals(seen: Seen) -> bool:
+    return seen.closed_at is not None and 1.9 <= seen.closed_at <= 3.3
 
 
 def test_silent_client_is_closed_after_two_intervals(watched: Watched):
-    assert is_two_intervals(watched(silent).closed_at)
+    assert is_two_intervals(watched(silent, is_two_intervals))
 
 
 def test_silent_client_is_closed_without_an_error(watched: Watched):
@@ -291,17 +316,17 @@ def test_silent_client_is_closed_without_an_error(watched: Watched):
 
 
 def test_silent_client_gets_heartbeats_before(watched: Watched):
-    assert round(watched(silent).heartbeats[0]) == 1
+    seen = watched(silent, lambda seen: seen.heartbeats and round(seen.heartbeats[0]) == 1)
+    assert round(seen.heartbeats[0]) == 1
 
 
 def test_any_command_keeps_the_connection(watched: Watched):
-    assert watched(publishing).closed_at is None
+    assert is_open(watched(publishing, is_open))
 
 
 def test_nop_keeps_the_connection(watched: Watched):
-    assert watched(answering).closed_at is None
-    assert watched(consuming).closed_at is None
-    assert watched(closing).closed_at is None
+    for scenario in (answering, consuming, closing):
+        assert is_open(watched(scenario, is_open))
 
 
 def test_disabled_heartbeats_have_no_read_deadline(watched: Watched):
@@ -309,19 +334,19 @@ def test_disabled_heartbeats_have_no_read_deadline(watched: Watched):
 
 
 def test_half_a_line_does_not_keep_the_connection(watched: Watched):
-    seen = watched(half_a_line)
-    assert is_two_intervals(seen.closed_at)
+    seen = watched(half_a_line, is_two_intervals)
+    assert is_two_intervals(seen)
     assert seen.others == []
 
 
 def test_half_a_body_does_not_keep_the_connection(watched: Watched):
-    assert is_two_intervals(watched(half_a_body).closed_at)
+    assert is_two_intervals(watched(half_a_body, is_two_intervals))
 
 
 @pytest.mark.improvement
 def test_a_body_that_keeps_coming_keeps_the_connection(watched: Watched):
     """Upstream closes unless the whole body is there two intervals after its command began."""
-    assert watched(slow_body).closed_at is None
+    assert is_open(watched(slow_body, is_open))
 
 
 def test_no_read_deadline_at_once_before_the_magic(watched: Watched):
@@ -332,8 +357,12 @@ def test_no_read_deadline_at_once_before_the_magic(watched: Watched):
 @pytest.mark.parametrize("scenario", [no_magic_for_long, half_a_magic])
 def test_without_a_magic_the_connection_ends_after_5_s(watched: Watched, scenario: Callable[..., Seen]):
     """Upstream waits for the four bytes without end."""
-    seen = watched(scenario)
-    assert seen.closed_at is not None and 4.5 <= seen.closed_at <= 6.5
+
+    def is_5_s(seen: Seen) -> bool:
+        return seen.closed_at is not None and 4.5 <= seen.closed_at <= 6.5
+
+    seen = watched(scenario, is_5_s)
+    assert is_5_s(seen)
     assert seen.others == []
 
 
@@ -341,7 +370,7 @@ def test_without_a_magic_the_connection_ends_after_5_s(watched: Watched, scenari
 
 
 def test_client_that_does_not_read_is_closed(watched: Watched):
-    seen = watched(not_reading)
+    seen = watched(not_reading, lambda seen: seen.closed_at is not None and seen.closed_at < 10)
     assert seen.closed_at is not None and seen.closed_at < 10
 
 
@@ -349,7 +378,10 @@ def test_client_that_does_not_read_is_closed(watched: Watched):
 
 
 def test_handshake_deadline(watched: Watched):
-    seen = watched(no_handshake)
-    assert seen.closed_at is not None and 4.5 <= seen.closed_at <= 7.5
+    def is_5_s(seen: Seen) -> bool:
+        return seen.closed_at is not None and 4.5 <= seen.closed_at <= 7.5
+
+    seen = watched(no_handshake, is_5_s)
+    assert is_5_s(seen)
     assert all(frame.data.startswith(b"E_IDENTIFY_FAILED IDENTIFY failed ") for frame in seen.others)
     assert len(seen.others) == 1

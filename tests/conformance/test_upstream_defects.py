@@ -14,7 +14,19 @@ import pytest
 from tests.conformance.conftest import quick_flags
 from tests.conformance.daemon_helpers import LookupConnection, identified
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import Connection, Daemons, Nsqd, Nsqlookupd, dpub, mpub, pub, req, sized, wait_until
+from tests.integration.daemons import (
+    SOON_S,
+    Connection,
+    Daemons,
+    Nsqd,
+    Nsqlookupd,
+    dpub,
+    mpub,
+    pub,
+    req,
+    sized,
+    wait_until,
+)
 from tests.integration.test_statsd import StatsdServer
 
 improvement = pytest.mark.improvement
@@ -426,7 +438,7 @@ def test_19_the_last_identify_holds_in_full(nsqd: Nsqd, topic: str):
 
 def wait_for_heartbeat(connection: Connection) -> bool:
     """See a heartbeat come, as often as the second IDENTIFY asked for."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SOON_S  # before what the first one asked for
     while not connection.heartbeat_count and time.monotonic() < deadline:
-        connection.frame(timeout_s=5)
+        connection.frame(timeout_s=SOON_S)
     return connection.heartbeat_count > 0

@@ -75,13 +75,13 @@ def publishes(stage: Stage) -> None:
         consumer.subscribe(stage.topic, CHANNEL, 1000)
         run = stage.start("publish", nsqd=addresses([nsqd]))
         begun = time.monotonic()
-        assert run.publish(single, batch, [b"deferred"], defer_ms=1500) == [True] * (len(single) + 2), run.described
+        assert run.publish(single, batch, [b"deferred"], defer_ms=3000) == [True] * (len(single) + 2), run.described
         messages = consumer.messages(len(single) + len(batch))
         assert [message.body for message in messages] == single + batch
         assert nsqd.stats(stage.topic, CHANNEL)["deferred_count"] == 1
         deferred = consumer.message()
         assert (deferred.body, deferred.attempts) == (b"deferred", 1)
-        assert time.monotonic() - begun >= 1.5
+        assert time.monotonic() - begun >= 3
     run.end()
     until(lambda: not producer_rows(nsqd, stage.topic), "producer gone")
 
@@ -137,13 +137,13 @@ def requeues(stage: Stage) -> None:
     """A message given back comes again after its delay, with the attempts counted."""
     nsqd = stage.servers.nsqd()
     nsqd.publish(stage.topic, b"requeue me", b"finish me")
-    run = stage.start("consume", nsqd=addresses([nsqd]), max_in_flight=10, finish_count=2, requeue_ms=1500)
+    run = stage.start("consume", nsqd=addresses([nsqd]), max_in_flight=10, finish_count=2, requeue_ms=3000)
     run.wait(lambda: run.messages, "first message")
     given_back_at = time.monotonic()
     until(lambda: nsqd.stats(stage.topic, CHANNEL)["deferred_count"] == 1, "deferred")
     run.wait_end()
     assert run.messages == [("requeue me", 1), ("finish me", 1), ("requeue me", 2)], run.described
-    assert time.monotonic() - given_back_at >= 1.4
+    assert time.monotonic() - given_back_at >= 2.9
     stats = nsqd.stats(stage.topic, CHANNEL)
     assert (stats["requeue_count"], stats["timeout_count"]) == (1, 0)
     see_drained(nsqd, stage.topic)

@@ -30,8 +30,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from tests.ports import reserved_port
 
-PATIENCE_S = 45.0
+PATIENCE_S = 60.0
 """How long a test waits for what must come; a busy machine needs some of it, a broken daemon all of it."""
+
+SPARK_PATIENCE_S = 300.0
+"""The same for a query or a driver of Spark, which takes 5 to 10 s of processor time to start."""
+
+SOON_S = PATIENCE_S / 3
+"""How long what waits for nothing may take on such a machine; what it must not wait for is made to take longer."""
 
 IS_OTHER_NSQD = "CONFORMANCE_NSQD" in os.environ
 """Whether the tests run against another implementation."""

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
 
-from tests.integration.daemons import PATIENCE_S, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Nsqd, wait_until
 from tests.integration.load import body_of, number_of
 from tests.sim.checkers import TotalQueue, total_queue
 
@@ -276,7 +276,7 @@ class PublishLoad:
         self._is_over.set()
         self._thread.join(PATIENCE_S * 2)
         assert not self._thread.is_alive(), "submitting hangs"
-        late = wait([*self._waiting], self._timeout_s + 2).not_done
+        late = wait([*self._waiting], self._timeout_s + SOON_S).not_done
         assert not late, f"{len(late)} calls never ended"
         assert not self.unexpected, self.unexpected[:3]
         ended = len(self.acked) + len(self.refused) + len(self.unknown)

@@ -24,7 +24,7 @@ from typing import Any
 
 CHUNK_BYTES = 64 * 1024
 _WAITING_BYTES_MAX = 1024 * 1024
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s: closing sends RST and drops what was not sent
 _LOOK_S = 0.005
 

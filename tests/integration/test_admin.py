@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import CLIENT_NAME, Certificates
-from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, dpub, pub, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, dpub, pub, wait_until
 from tests.integration.test_http_auth import write
 from tests.integration.test_upgrades import https_address
 
@@ -458,7 +458,7 @@ def test_answers_of_somebody_else(flavour: str, answer: bytes, error: type[Excep
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(error, match=text):
-            nsqd_admin(flavour, f"127.0.0.1:{listener.getsockname()[1]}", timeout=5).info()
+            nsqd_admin(flavour, f"127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE_S).info()
         thread.join()
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
+from tests.integration.daemons import PATIENCE_S, SOON_S
 
 from flintmq import App, BodyError, Consumer, LocalProtocolError, Message, OptionError, Producer, Requeue
 from flintmq.client.app import ONE_SIGNAL_S
@@ -230,7 +231,7 @@ def test_a_signal_drains(nsqd: MemoryNsqd, number: signal.Signals):
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "done\n"), err
     assert "draining" in err
     assert nsqd.is_drained("in", "c")
@@ -246,7 +247,7 @@ def test_a_second_signal_does_not_wait(nsqd: MemoryNsqd):
             pass
         time.sleep(ONE_SIGNAL_S)  # what comes sooner is the same signal
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=SOON_S)  # before the time for draining is over
     assert process.returncode == 128 + signal.SIGTERM
     assert nsqd.counts("in", "c").unfinished == 1
 
@@ -260,7 +261,7 @@ def test_ctrl_c_that_comes_twice_at_once_is_one(nsqd: MemoryNsqd):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "done\n"), err
     assert "again" not in err
     assert "1 handlers still run: waiting for at most 30 s (drain_timeout)" in err

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Nsqd, wait_until
 
 from flintmq import Consumer, FinFailed, FlintError, Message, Producer, PublishError, PublishRefused, PublishUnknown
 
@@ -77,7 +77,7 @@ def test_publish_and_consume(nsqd, run):
                     if message.body == b"4":
                         assert time.monotonic() - began > 0.29
                     assert message.attempts == 1
-                    assert 59 < message.time_left <= 60
+                    assert 60 - SOON_S < message.time_left <= 60
                 if len(bodies) == 999:
                     break
         assert sorted(map(int, bodies)) == list(range(1, 1000))
@@ -127,21 +127,24 @@ def test_requeue_touch_and_timeouts(nsqd):
     async def main():
         late: list[FlintError] = []
         nsqd.publish("t", b"requeued", b"touched", b"forgotten")
-        options: dict[str, Any] = {"msg_timeout": 1, "max_in_flight": 10, "on_error": late.append}
+        options: dict[str, Any] = {"msg_timeout": 3, "max_in_flight": 10, "on_error": late.append}
         async with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), **options) as consumer:
-            first = {message.body: message for message in await take(consumer, 3)}
             began = time.monotonic()
+            first = {message.body: message for message in await take(consumer, 3)}
+            requeued_at = time.monotonic()
             first[b"requeued"].requeue(0.3)
-            await asyncio.sleep(0.7)
+            (requeued,) = await take(consumer, 1)
+            assert (requeued.body, requeued.attempts) == (b"requeued", 2), "before the others are over"
+            assert time.monotonic() - requeued_at > 0.29
+            requeued.finish()
+            await asyncio.sleep(began + 1.5 - time.monotonic())
             first[b"touched"].touch()
-            again = {message.body: message for message in await take(consumer, 2)}
-            assert set(again) == {b"requeued", b"forgotten"}
-            assert {message.attempts for message in again.values()} == {2}
-            assert 0.9 < time.monotonic() - began < 2.5, "one after 0.3 s, the other after its timeout of 1 s"
+            (forgotten,) = await take(consumer, 1)
+            assert (forgotten.body, forgotten.attempts) == (b"forgotten", 2), "the one that was not touched"
             first[b"touched"].finish()
+            await asyncio.sleep(first[b"forgotten"].time_left)  # its time began at nsqd a moment before it arrived
             assert first[b"forgotten"].is_lost
-            again[b"requeued"].finish()
-            again[b"forgotten"].finish()
+            forgotten.finish()
             await until(lambda: nsqd.unfinished("t", "c") == 0)
             assert late == []
             first[b"forgotten"].finish()
@@ -171,7 +174,7 @@ def test_heartbeats_go_on_while_a_plain_function_blocks(nsqd):
 
 
 def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd, run):
-    """The producer, its MPUBs gathered, and a consumer go through three kills; they are back within 2 s each time."""
+    """The producer, its MPUBs gathered, and a consumer go through three kills, and are back each time."""
     acknowledged: set[bytes] = set()
     seen: set[bytes] = set()
     unknown = 0
@@ -184,7 +187,7 @@ def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd, run):
             number += 1
             body = b"%d-%d" % (worker, number)
             try:
-                await producer.pub("t", body)
+                await producer.pub("t", body, timeout=PATIENCE_S)
             except PublishUnknown:
                 unknown += 1
             else:
@@ -202,7 +205,8 @@ def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd, run):
         ):
             publishers = [asyncio.create_task(publish(producer, worker, is_over)) for worker in range(20)]
             for _ in range(3):
-                await asyncio.sleep(1.2)
+                await until(partial(has_grown, acknowledged, len(acknowledged) + 400))
+                await asyncio.sleep(1.2)  # a connection that breaks sooner does not count as a good one
                 await asyncio.to_thread(nsqd.kill)
                 await asyncio.to_thread(nsqd.start)
                 started = time.monotonic()
@@ -216,18 +220,18 @@ def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd, run):
     run(main())
     assert len(acknowledged) > 1000
     assert acknowledged <= seen, f"{len(acknowledged - seen)} lost"
-    assert max(outages) < 2.5, f"after a restart it took {outages} s"
+    assert max(outages) < SOON_S, f"after a restart it took {outages} s"
     assert unknown == 0, "retry_unknown sends again"
 
 
 def test_a_publish_during_an_outage_ends_within_its_deadline(nsqd):
     async def main():
         async with Producer(address_of(nsqd), timeout=1) as producer:
-            await producer.pub("t", b"x")
+            await producer.pub("t", b"x", timeout=PATIENCE_S)
             await asyncio.to_thread(nsqd.kill)
             began = time.monotonic()
             results = await asyncio.gather(*(producer.pub("t", b"x") for _ in range(50)), return_exceptions=True)
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < 1 + SOON_S
             assert all(isinstance(result, PublishError) for result in results), results
 
     asyncio.run(main())
@@ -236,7 +240,7 @@ def test_a_publish_during_an_outage_ends_within_its_deadline(nsqd):
 def test_a_stopped_nsqd_is_noticed(nsqd):
     async def main():
         async with Producer(address_of(nsqd), timeout=1) as producer:
-            await producer.pub("t", b"x")
+            await producer.pub("t", b"x", timeout=PATIENCE_S)
             nsqd.send_signal(signal.SIGSTOP)
             with pytest.raises(PublishUnknown):
                 await producer.pub("t", b"y")

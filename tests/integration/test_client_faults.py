@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, wait_until
 from tests.integration.flavours import (
     CONCURRENCY,
     FLAVOURS,
@@ -143,7 +143,7 @@ def test_a_long_way(flavour: Flavour, proxies: list[Proxy], topic: str):
         load.wait_for(20)
         assert [proxy.connection_count for proxy in proxies] == made, "nothing is connected anew"
         finish(load, seen)
-    assert 0.12 <= load.longest_s < 3
+    assert 0.12 <= load.longest_s < SOON_S
 
 
 def test_a_narrow_way(flavour: Flavour, proxies: list[Proxy], topic: str):
@@ -151,9 +151,9 @@ def test_a_narrow_way(flavour: Flavour, proxies: list[Proxy], topic: str):
     seen = Seen()
     proxies[0].up.bytes_per_s = 100_000
     with (
-        flavour.producer(addresses_of(proxies[:1]), timeout=2) as producer,
+        flavour.producer(addresses_of(proxies[:1]), timeout=6) as producer,
         flavour.consumer(topic, "c", seen, nsqd_tcp_addresses=addresses_of(proxies)),
-        PublishLoad(producer, topic, window=8, size=10_000, timeout_s=2) as load,
+        PublishLoad(producer, topic, window=8, size=10_000, timeout_s=6) as load,
     ):
         load.wait_for(12)
         proxies[0].heal()
@@ -191,14 +191,14 @@ def test_a_stalled_nsqd_is_left_for_another(flavour: Flavour, proxies: list[Prox
     """It takes connections and bytes and answers nothing: every call ends by its deadline, most by the other nsqd."""
     seen = Seen()
     with (
-        flavour.producer(addresses_of(proxies), timeout=1) as producer,
+        flavour.producer(addresses_of(proxies), timeout=4) as producer,
         flavour.consumer(topic, "c", seen, nsqd_tcp_addresses=addresses_of(proxies), heartbeat_interval=1),
-        PublishLoad(producer, topic, timeout_s=1) as load,
+        PublishLoad(producer, topic, timeout_s=4) as load,
     ):
         load.wait_for(100)
         proxies[0].up.is_stalled = proxies[0].down.is_stalled = True
         load.wait_for(500)
-        assert load.longest_s < 2
+        assert load.longest_s < 4 + SOON_S
         failed = len(load.refused) + len(load.unknown)
         proxies[0].heal()
         load.wait_for(100)
@@ -210,7 +210,7 @@ def test_an_nsqd_that_accepts_and_says_nothing(flavour: Flavour, proxies: list[P
     """From the start: the client starts all the same, and has it when it wakes up."""
     seen = Seen()
     proxies[0].accepts_only = True
-    options = ConnectionOptions(connect_timeout=0.5)
+    options = ConnectionOptions(connect_timeout=2)
     began = time.monotonic()
     with (
         flavour.producer(addresses_of(proxies), options=options) as producer,
@@ -218,8 +218,8 @@ def test_an_nsqd_that_accepts_and_says_nothing(flavour: Flavour, proxies: list[P
         PublishLoad(producer, topic) as load,
     ):
         load.wait_for(50)
-        assert time.monotonic() - began < 3
-        assert connections_of(consumer) == (address_of(proxies[1].address),)
+        assert time.monotonic() - began < SOON_S
+        wait_until(lambda: connections_of(consumer) == (address_of(proxies[1].address),), "the other one")
         proxies[0].heal()
         wait_until(lambda: len(connections_of(consumer)) == 2, "connected when it answers")
         finish(load, seen)
@@ -242,7 +242,7 @@ def test_a_half_open_connection_is_noticed_within_two_heartbeats(flavour: Flavou
         proxies[0].refuse()
         wait_until(lambda: lost not in connections_of(consumer), "the consumer noticed")
         wait_until(lambda: stats_of(producer).connections == 1, "the producer noticed")
-        assert time.monotonic() - pulled < 3.5, "two heartbeats and what a busy machine takes"
+        assert time.monotonic() - pulled < SOON_S, "nothing else would have told it"
         proxies[0].cut()
         proxies[0].heal()
         wait_until(lambda: lost in connections_of(consumer), "back")
@@ -284,7 +284,7 @@ def test_damage_without_tls_stays_where_it_is(flavour: Flavour, proxies: list[Pr
     """
     seen = Seen()
     addresses = addresses_of(proxies)
-    options = ConnectionOptions(heartbeat_interval=1, msg_timeout=1, frame_size_max=1024, connect_timeout=0.5)
+    options = ConnectionOptions(heartbeat_interval=1, msg_timeout=1, frame_size_max=1024, connect_timeout=2)
     with (
         flavour.producer([address_of(nsqd) for nsqd in pair]) as producer,
         flavour.consumer(
@@ -325,7 +325,7 @@ def test_a_length_that_was_damaged_makes_nobody_deaf(
         wait_until(lambda: proxies[0].down.corrupted_count == 1, "the length of a heartbeat was damaged")
         proxies[0].heal()
         producer.submit(topic, b"0 .").result(PATIENCE_S)
-        wait_until(lambda: 0 in seen.counts, "connected anew", 6)
+        wait_until(lambda: 0 in seen.counts, "connected anew")
 
 
 # --- restarts ---
@@ -374,7 +374,7 @@ def test_a_single_nsqd_is_killed_under_load(flavour: Flavour, daemons: Daemons, 
             began = time.monotonic()
             load.wait_for(50)
             wait_until(lambda: connections_of(consumer))
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < SOON_S
         finish(load, seen)
         assert len(load.acked) == len(load.attempted)
 
@@ -393,9 +393,9 @@ def test_nsqlookupd_is_gone_for_long_and_comes_back_empty(flavour: Flavour, daem
         }
         seen = Seen()
         with (
-            flavour.producer(**where, timeout=2) as producer,
+            flavour.producer(**where) as producer,
             flavour.consumer(topic, "c", seen, **where) as consumer,
-            PublishLoad(producer, topic, timeout_s=2) as load,
+            PublishLoad(producer, topic, timeout_s=SOON_S) as load,
         ):
             load.wait_for(100)
             lookup.kill()
@@ -442,9 +442,12 @@ def test_never_more_in_flight_than_allowed(flavour: Flavour, proxies: list[Proxy
     ) as consumer:
         for turn, limit in enumerate((highest, 7, 2, highest)):
             set_max_in_flight(consumer, limit)
-            time.sleep(0.3)  # until nsqd must have read a lower level
-            assert ledger.held <= limit
-            assert sum(ledger.rdy_now) <= limit
+            wait_until(lambda most=limit: sum(ledger.rdy_now) <= most, "the new level is told")  # type: ignore[misc]
+            wait_until(lambda most=limit: ledger.held <= most, "what came before is answered")  # type: ignore[misc]
+            for _ in range(20):
+                assert ledger.held <= limit
+                assert sum(ledger.rdy_now) <= limit
+                time.sleep(0.005)
             proxies[turn % 2].cut()
             wait_until(lambda: len(connections_of(consumer)) == 2, "connected again")
         seen.wait_for(range(2 * count))
@@ -509,7 +512,7 @@ async def main():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print("pushed", flush=True)
         sys.stdin.readline()
-        await producer.pub("t", b"x", timeout=15)
+        await producer.pub("t", b"x", timeout=60)
         print(begun, failed, ended, before, peak, 1)
 asyncio.run(main())
 """
@@ -534,7 +537,8 @@ def push(producer, until):
 with Producer(sys.argv[1]) as producer:
     producer.pub("t", b"x")
     print("up", flush=True)
-    time.sleep(0.3)
+    while producer.stats().connections:
+        time.sleep(0.01)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     threads = [threading.Thread(target=push, args=(producer, time.monotonic() + 1)) for _ in range(200)]
     for thread in threads:
@@ -544,7 +548,7 @@ with Producer(sys.argv[1]) as producer:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print("pushed", flush=True)
     sys.stdin.readline()
-    producer.pub("t", b"x", timeout=15)
+    producer.pub("t", b"x", timeout=60)
     print(begun, failed, ended, before, peak, 1)
 """
 _PUSHED = {"asyncio": _ASYNCIO_PUSHED, "sync": _SYNC_PUSHED}

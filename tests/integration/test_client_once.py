@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, wait_until
 from tests.integration.flavours import Flavour, PublishLoad, address_of
 from tests.integration.load import number_of
 from tests.integration.proxy import Proxy
@@ -83,13 +83,13 @@ def test_answers_that_never_come(flavour: Flavour, pair: list[Nsqd], proxies: li
     """One nsqd stores everything and its answers are thrown away: it is asked again, by another connection."""
     proxy = proxies[0]
     with (
-        flavour.producer(address_of(proxy.address), idempotent=True, timeout=2) as producer,
-        PublishLoad(producer, topic, timeout_s=2) as load,
+        flavour.producer(address_of(proxy.address), idempotent=True, timeout=6) as producer,
+        PublishLoad(producer, topic, timeout_s=6) as load,
     ):
         load.wait_for(50)
         proxy.down.is_dropped = True
         wait_until(lambda: len(load.attempted) > len(load.acked) and len(stored(pair[0], topic)) > len(load.acked), "")
-        wait_until(lambda: proxy.open_count == 0 or proxy.connection_count > 4, "connections are given up", 5)
+        wait_until(lambda: proxy.open_count == 0 or proxy.connection_count > 4, "connections are given up")
         proxy.heal()
         load.wait_for(50)
         found = check(load, topic, pair[:1])
@@ -120,20 +120,20 @@ def test_an_nsqd_that_does_not_come_back(flavour: Flavour, daemons: Daemons, top
     """Nobody knows, and says so; what is published behind that has another identity."""
     nsqd = daemons.nsqd()
     with flavour.producer(address_of(nsqd.tcp), idempotent=True, timeout=0.5) as producer:
-        producer.submit(topic, b"first").result()
+        producer.submit(topic, b"first", PATIENCE_S).result()
         nsqd.send_signal(signal.SIGSTOP)
         begun = time.monotonic()
         with pytest.raises(PublishUnknown):
             producer.submit(topic, b"unknown").result()
-        assert 0.4 < time.monotonic() - begun < 2
+        assert 0.4 < time.monotonic() - begun < 0.5 + SOON_S
         nsqd.send_signal(signal.SIGCONT)
         for number in range(10):
-            producer.submit(topic, b"%d" % number, 10).result()
+            producer.submit(topic, b"%d" % number, PATIENCE_S).result()
         nsqd.kill()
         with pytest.raises((PublishUnknown, PublishRefused)):
             producer.submit(topic, b"later").result()
         nsqd.start()
-        producer.submit(topic, b"last", 10).result()
+        producer.submit(topic, b"last", PATIENCE_S).result()
     found = Counter(stored(nsqd, topic))
     assert found[b"unknown"] <= 1
     del found[b"unknown"], found[b"later"]
@@ -154,7 +154,7 @@ def test_in_order_to_a_partition(flavour: Flavour, daemons: Daemons, topic: str)
     nsqd.post(f"/topic/create?topic={topic}&partition_num=2")
     with (
         Proxy(nsqd.tcp) as proxy,
-        flavour.producer(address_of(proxy.address), idempotent=True, timeout=20) as producer,
+        flavour.producer(address_of(proxy.address), idempotent=True, timeout=PATIENCE_S) as producer,
         ThreadPoolExecutor(1) as thread,
     ):
         for number in range(40):

@@ -333,7 +333,7 @@ def test_order_through_a_kill_of_nsqd(daemons):
         peer = await asyncio.to_thread(flintmq, daemons)
         await peer.create("t", 2)
         acknowledged: list[int] = []
-        async with producer(peer, timeout=20) as producing:
+        async with producer(peer, timeout=PATIENCE_S) as producing:
 
             async def publish() -> None:
                 for number in range(400):

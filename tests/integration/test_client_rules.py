@@ -258,7 +258,7 @@ def test_what_may_be_stored_goes_to_the_same_nsqd_alone(flavour: Flavour, script
 
 def test_after_an_unknown_outcome_another_identity_goes_on(flavour: Flavour, scripted: Scripted):
     address, fake = scripted.start(SILENCE, SILENCE)
-    with flavour.producer(address, idempotent=True, timeout=1) as producer:
+    with flavour.producer(address, idempotent=True, timeout=3) as producer:
         error = pub(producer)
         assert isinstance(error, PublishUnknown)
         scripted.do(fake.drop_all)

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 from tests.certificates import Certificates
 from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd
 from tests.integration.test_client import address_of, has_grown, until
 
 from flintmq import ConnectionFailed, ConnectionOptions, Consumer, NsqdError, Producer, PublishRefused
@@ -30,7 +30,7 @@ NOISE = random.Random(4711).randbytes(900_000)
 
 COUNT = 300
 REQUEUED_EVERY, TOUCHED_EVERY = 10, 7
-BACK_S = 2.0
+BACK_S = SOON_S
 SETTLED_S = 1.1  # a connection that breaks sooner does not count as a good one, and is tried again later
 TRANSPORTS = ("clear", "verified", "unverified", "require", "require-verify")
 CODECS = (None, "deflate", "snappy")
@@ -492,7 +492,9 @@ def test_back_after_kill_under_tls_snappy_and_auth(
 # --- nsqlookupd over HTTPS ---
 
 
-async def lookup_over_https(certificates: Certificates, options: ConnectionOptions, nsqd: Nsqd, topic: str) -> None:
+async def lookup_over_https(
+    certificates: Certificates, options: ConnectionOptions, nsqd: Nsqd, topic: str, timeout_s: float = PATIENCE_S
+) -> None:
     """Publish through an nsqlookupd behind HTTPS, as a reverse proxy makes it."""
     node = {"broadcast_address": nsqd.tcp[0], "tcp_port": nsqd.tcp[1]}
 
@@ -506,7 +508,7 @@ async def lookup_over_https(certificates: Certificates, options: ConnectionOptio
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     url = f"https://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        async with Producer(nsqlookupd_http_addresses=url, options=options, timeout=2) as producer:
+        async with Producer(nsqlookupd_http_addresses=url, options=options, timeout=timeout_s) as producer:
             await producer.pub(topic, b"x")
     finally:
         await runner.cleanup()
@@ -519,4 +521,4 @@ def test_lookup_over_https(nsqd: Nsqd, certificates: Certificates, topic: str):
 
 def test_lookup_over_https_is_verified(nsqd: Nsqd, certificates: Certificates, topic: str):
     with pytest.raises(PublishRefused, match="trusted here: set tls_ca_file"):
-        asyncio.run(lookup_over_https(certificates, ConnectionOptions(), nsqd, topic))
+        asyncio.run(lookup_over_https(certificates, ConnectionOptions(), nsqd, topic, timeout_s=2))

@@ -27,7 +27,7 @@ BATCH = 100
 MANY = 2 * WINDOW_DEFERRED_MAX
 HOUR_MS = 3_600_000
 WRITTEN_S = 1.0  # a FIN older than this at a kill is on disk, however busy the machine is
-LATE_S = 5.0  # a slow machine has this long; how quick it is the benchmarks say
+LATE_S = PATIENCE_S  # a slow machine has this long; how quick it is the benchmarks say
 _BODY = Struct(">IQ")  # number, and the time before which it must not come
 
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import wait_until
+from tests.integration.daemons import SPARK_PATIENCE_S, wait_until
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 ROWS = 20_000
-RUN_S_MAX = 240.0
-STOP_S_MAX = 20.0
+STOP_S_MAX = 60.0
 
 
 def environment(temporary: Path) -> dict[str, str]:
@@ -46,7 +45,7 @@ def cells(said: str, label: str) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(RUN_S_MAX + 30)
+@pytest.mark.timeout(2 * SPARK_PATIENCE_S)
 def test_a_reduced_demo_loses_nothing(tmp_path):
     import pyarrow.dataset as ds
 
@@ -56,7 +55,7 @@ def test_a_reduced_demo_loses_nothing(tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=RUN_S_MAX,
+        timeout=SPARK_PATIENCE_S,
         cwd=tmp_path,
         env=environment(tmp_path),
     )
@@ -138,7 +137,7 @@ def test_a_missing_java_is_said_in_one_line(tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SPARK_PATIENCE_S,
         env={
             **{name: value for name, value in environment(tmp_path).items() if name != "JAVA_HOME"},
             "PYTHONPATH": os.pathsep.join([str(hidden), str(SOURCES)]),

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import PATIENCE_S, wait_until
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
 
 from flintmq import cli
 from flintmq.spark.options import SourceOptions
@@ -29,7 +29,6 @@ from flintmq.testing import MemoryNsqd
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-SPARK_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conformance.http_helpers import MEMORY
-from tests.integration.daemons import Daemons, Nsqd, mpub_body, pub, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, mpub_body, pub, wait_until
 from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 
 INFO_FIELDS = [
@@ -480,7 +480,7 @@ def test_latency_percentiles(daemons: Daemons):
         latency = row["e2e_processing_latency"]
         assert latency["count"] == 20
         slowest, usual, half = (each["value"] for each in latency["percentiles"])
-        assert 0.4e9 <= slowest < 5e9
+        assert 0.4e9 <= slowest < PATIENCE_S * 1e9
         assert half <= usual < slowest - 0.3e9
         assert all(isinstance(each["value"], int) for each in latency["percentiles"])
     text = nsqd.request("GET", "/stats").text
@@ -669,7 +669,7 @@ def test_a_profile_shows_where_time_goes(nsqd: Nsqd):
     try:
         begun = time.monotonic()
         answer = nsqd.request("GET", "/debug/pprof/profile?seconds=1")
-        assert 0.9 < time.monotonic() - begun < 10
+        assert 0.9 < time.monotonic() - begun < PATIENCE_S
     finally:
         ended.set()
         publisher.join()
@@ -692,8 +692,8 @@ def test_one_profile_at_a_time_and_none_outlives_the_daemon(nsqd: Nsqd):
     assert nsqd.request("GET", "/debug/profile?seconds=0.01").status == 409
     begun = time.monotonic()
     nsqd.stop()
-    assert time.monotonic() - begun < 10
-    profile.join(5)
+    assert time.monotonic() - begun < SOON_S
+    profile.join(PATIENCE_S)
     assert answers == [200]
 
 

@@ -20,7 +20,9 @@ from tests.integration.daemons import (
     ERROR,
     HEARTBEAT,
     MESSAGE,
+    PATIENCE_S,
     RESPONSE,
+    SOON_S,
     Closed,
     Connection,
     Daemons,
@@ -54,15 +56,14 @@ def bodies(messages: list[Message]) -> list[bytes]:
 def test_it_is_ready_within_a_second(daemons: Daemons):
     nsqd = daemons.new_nsqd()
     starts: list[tuple[float, float]] = []
-    while min(starts, default=(9.9, 0))[0] >= 1.0 and len(starts) < 5:
+    while not any(wall_s < 1.0 for wall_s, _ in starts) and len(starts) < 5:
         begun = time.monotonic()
         nsqd.start()
         assert nsqd.request("GET", "/ping").body == b"OK"
         starts.append((time.monotonic() - begun, nsqd.cpu_s()))
         nsqd.stop()
-    wall_s, cpu_s = min(starts)
     # when the machine is so busy with something else that no start got through, what nsqd itself needed has to do
-    assert wall_s < 1.0 or cpu_s < 0.5, starts
+    assert any(wall_s < 1.0 for wall_s, _ in starts) or any(cpu_s < 1.0 for _, cpu_s in starts), starts
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_it_ends_quickly_with_clients_that_do_nothing_about_it(nsqd: Nsqd):
         for _ in range(20):
             connection = stack.enter_context(nsqd.connect(receive_buffer_bytes=4096))
             connection.subscribe("t", "c", 100)
-        nsqd.stop(timeout_s=4.0)
+        nsqd.stop(timeout_s=SOON_S)
 
 
 def test_what_was_published_when_sigterm_came_is_answered_or_unknown(nsqd: Nsqd):
@@ -423,7 +424,8 @@ def test_heartbeats_come_as_asked_for_and_silence_is_cut_off(nsqd: Nsqd):
         lively.identify(heartbeat_interval=1000)
         begun = time.monotonic()
         beats = closed_after_s = 0.0
-        while time.monotonic() < begun + 4.2:
+        while not (closed_after_s and lively.heartbeat_count >= 3):
+            assert time.monotonic() < begun + PATIENCE_S, (beats, closed_after_s, lively.heartbeat_count)
             lively.silence(0.1)
             lively.send(b"NOP\n")
             if not closed_after_s:
@@ -432,9 +434,9 @@ def test_heartbeats_come_as_asked_for_and_silence_is_cut_off(nsqd: Nsqd):
                     assert frame in (None, (RESPONSE, HEARTBEAT))
                     beats += frame is not None
                     closed_after_s = time.monotonic() - begun if frame is None else 0.0
-        assert 1.9 < closed_after_s < 3.5
+        assert 1.9 < closed_after_s < SOON_S
         assert beats in (1, 2)
-        assert lively.heartbeat_count >= 3
+        assert time.monotonic() - begun > 2.9, "three heartbeats take three seconds"
         lively.settle()
 
 
@@ -563,7 +565,7 @@ def test_every_publish_is_answered_while_its_topic_is_deleted(nsqd: Nsqd):
                 connection.send(pub("t", b"x") * 20)
                 for _ in range(20):
                     try:
-                        kind, _ = connection.frame(timeout_s=5)
+                        kind, _ = connection.frame()
                     except Closed:
                         raise
                     except AssertionError as error:

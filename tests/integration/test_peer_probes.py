@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.flavours import (
     Flavour,
     address_of,
@@ -382,7 +382,7 @@ def test_requeue_delay_grows_and_its_unit_is_right(
         wait_until(lambda: len(came_at) == 4)
     assert ledger.requeue_ms == [100, 200, 250]
     waits = [later - earlier for earlier, later in pairwise(came_at)]
-    assert all(expected - 0.02 < wait < expected + 2 for wait, expected in zip(waits, (0.1, 0.2, 0.25), strict=True))
+    assert all(wait > expected - 0.02 for wait, expected in zip(waits, (0.1, 0.2, 0.25), strict=True))
 
 
 def test_dpub_waits(flavour: Flavour, nsqds: list[Nsqd], topic: str):
@@ -394,9 +394,9 @@ def test_dpub_waits(flavour: Flavour, nsqds: list[Nsqd], topic: str):
             topic, "c", lambda message: came_at.append(time.monotonic()), nsqd_tcp_addresses=address_of(nsqds[0])
         ),
     ):
+        producer.call(lambda it: it.dpub(f"{topic}-later", b"x", delay=timedelta(hours=1)))  # which waits for nothing
         began = time.monotonic()
         producer.call(lambda it: it.dpub(topic, b"x", delay=timedelta(seconds=0.3)))
-        assert time.monotonic() - began < 0.25, "publishing does not wait"
         wait_until(lambda: came_at)
     assert came_at[0] - began >= 0.3
 
@@ -408,17 +408,17 @@ def test_time_left_and_touch(flavour: Flavour, nsqds: list[Nsqd], topic: str):
 
     def handle(message: Any) -> None:
         left.append(message.time_left)
-        time.sleep(0.6)
+        time.sleep(1.6)
         message.touch()
         left.append(message.time_left)
-        time.sleep(0.6)
+        time.sleep(1.6)
 
-    with flavour.consumer(topic, "c", handle, True, nsqd_tcp_addresses=address_of(nsqds[0]), msg_timeout=1) as consumer:
+    with flavour.consumer(topic, "c", handle, True, nsqd_tcp_addresses=address_of(nsqds[0]), msg_timeout=3) as consumer:
         wait_until(lambda: stats_of(consumer).finished == 1)
-        assert stats_of(consumer).received == 1, "1.2 s in a timeout of 1 s"
-    assert 0.5 < left[0] <= 1
+        assert stats_of(consumer).received == 1, "3.2 s in a timeout of 3 s"
+    assert 0 < left[0] <= 3
     if flavour.name == "sync":
-        assert 0.5 < left[1] <= 1, "touched"
+        assert 3 - 1.6 < left[1] <= 3, "touched"
 
 
 def test_no_touch_is_sent_unasked(flavour: Flavour, proxies: list[Proxy], nsqds: list[Nsqd], topic: str):
@@ -585,7 +585,7 @@ def test_back_after_kill_9(flavour: Flavour, daemons: Daemons, topic: str):
         for future in futures:
             future.result(PATIENCE_S)
         seen.wait_for(6)
-        assert time.monotonic() - started < 1 + 2 * down_s, "the delay doubles while it is down"
+        assert time.monotonic() - started < SOON_S + 2 * down_s, "the delay doubles while it is down"
 
 
 def test_long_handlers_and_idle_producers_keep_their_connections(flavour: Flavour, nsqds: list[Nsqd], topic: str):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, fin, pub, sized, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, fin, pub, sized, wait_until
 
 
 class FakeLookupd:
@@ -116,13 +116,13 @@ def test_channels_of_another_nsqd_get_the_first_message(daemons: Daemons):
 def test_publishing_does_not_wait_and_nothing_is_handed_out_before_the_answer(daemons: Daemons, lookupd: FakeLookupd):
     lookupd.may_answer.clear()
     lookupd.answer = b'{"channels":["c","x"]}'
-    nsqd = start(daemons, lookupd)
+    nsqd = start(daemons, lookupd, f"--http-client-request-timeout={PATIENCE_S:g}s")
     with nsqd.connect() as producer, nsqd.connect() as consumer:
         begun = time.monotonic()
         producer.ok(pub("t", b"1"))
         consumer.subscribe("t", "x", 5)
         producer.ok(pub("t", b"2"))
-        assert time.monotonic() - begun < 2, "neither PUB nor SUB waits"
+        assert time.monotonic() - begun < SOON_S, "neither PUB nor SUB waits"
         wait_until(lambda: lookupd.asked == ["t"], "the question")
         for _ in range(2):  # a fence that makes no topic, about which nsqlookupd would be asked
             assert consumer.error(fin(b"0" * 16)).startswith("E_FIN_FAILED ")

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, mpub, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, mpub, wait_until
 
 from flintmq.client.security import TlsRefused
 from flintmq.client.telemetry import Telemetry
@@ -123,7 +123,7 @@ def test_publish_and_consume(nsqd):
             with message:
                 bodies.append(message.body)
                 assert message.attempts == 1
-                assert 59 < message.time_left <= 60
+                assert 60 - SOON_S < message.time_left <= 60
             if message.body == b"4":
                 assert time.monotonic() - began > 0.29
                 break
@@ -184,7 +184,7 @@ def test_messages_may_be_answered_in_other_threads(nsqd):
             pool.submit(handle, message)
             if number == 200:
                 break
-        assert time.monotonic() - began < 4, "every FIN wakes whoever waits for the next message"
+        assert time.monotonic() - began < PATIENCE_S, "every FIN wakes whoever waits for the next message"
         wait_until(lambda: nsqd.unfinished("t", "c") == 0)
 
 
@@ -198,7 +198,7 @@ def test_a_batch_ends_with_its_time_or_when_no_more_can_come(nsqd):
             message.finish()
         began = time.monotonic()
         rest = next(consumer.batches(1000, timeout=0.2))
-        assert 0.15 < time.monotonic() - began < 2
+        assert 0.15 < time.monotonic() - began < SOON_S
         assert len(first) + len(rest) == 30
 
 
@@ -208,22 +208,24 @@ def test_a_batch_ends_with_its_time_or_when_no_more_can_come(nsqd):
 def test_requeue_touch_and_timeouts(nsqd):
     late: list[FlintError] = []
     nsqd.publish("t", b"requeued", b"touched", b"forgotten")
-    options: dict[str, Any] = {"msg_timeout": 1, "max_in_flight": 10, "on_error": late.append}
+    options: dict[str, Any] = {"msg_timeout": 3, "max_in_flight": 10, "on_error": late.append}
     with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), **options) as consumer:
-        first = {message.body: message for message in take(consumer, 3)}
         began = time.monotonic()
+        first = {message.body: message for message in take(consumer, 3)}
+        requeued_at = time.monotonic()
         first[b"requeued"].requeue(0.3)
-        time.sleep(0.7)
+        (requeued,) = take(consumer, 1)
+        assert (requeued.body, requeued.attempts) == (b"requeued", 2), "before the others are over"
+        assert time.monotonic() - requeued_at > 0.29
+        requeued.finish()
+        time.sleep(max(0.0, began + 1.5 - time.monotonic()))
         first[b"touched"].touch()
-        again = {message.body: message for message in take(consumer, 2)}
-        assert set(again) == {b"requeued", b"forgotten"}
-        assert {message.attempts for message in again.values()} == {2}
-        assert 0.9 < time.monotonic() - began < 2.5, "one after 0.3 s, the other after its timeout of 1 s"
+        (forgotten,) = take(consumer, 1)
+        assert (forgotten.body, forgotten.attempts) == (b"forgotten", 2), "the one that was not touched"
         first[b"touched"].finish()
-        time.sleep(max(0.0, first[b"forgotten"].time_left))  # its second began at nsqd a moment before it arrived
+        time.sleep(max(0.0, first[b"forgotten"].time_left))  # its time began at nsqd a moment before it arrived
         assert first[b"forgotten"].is_lost
-        again[b"requeued"].finish()
-        again[b"forgotten"].finish()
+        forgotten.finish()
         wait_until(lambda: nsqd.unfinished("t", "c") == 0)
         assert late == []
         first[b"forgotten"].finish()
@@ -255,7 +257,7 @@ def test_answers_go_out_while_the_application_does_something_else(nsqd):
     with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd)) as consumer:
         (message,) = take(consumer, 1)
         message.finish()
-        wait_until(lambda: nsqd.unfinished("t", "c") == 0, timeout_s=2)
+        wait_until(lambda: nsqd.unfinished("t", "c") == 0, timeout_s=SOON_S)  # before the next heartbeat
 
 
 def test_an_idle_producer_never_loses_its_first_message(nsqd):
@@ -269,7 +271,7 @@ def test_an_idle_producer_never_loses_its_first_message(nsqd):
         nsqd.start()
         producer.pub("t", b"3")
         nsqd.restart()
-        wait_until(lambda: producer.stats().connections, timeout_s=3)
+        wait_until(lambda: producer.stats().connections)
         producer.pub("t", b"4")
     assert nsqd.stats("t")["message_count"] >= 1
     assert nsqd.stats("t")["depth"] == 4
@@ -290,7 +292,7 @@ def test_a_free_connection_is_looked_at_before_it_is_used(nsqd, monkeypatch):
 
 
 def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd):
-    """Publishing threads and a consumer go through two kills; they are back within 2 s each time."""
+    """Publishing threads and a consumer go through two kills, and are back each time."""
     acknowledged: dict[bytes, None] = {}
     seen: dict[bytes, None] = {}
     is_over = threading.Event()
@@ -316,6 +318,7 @@ def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd):
     ):
         threads = [Running(publish, worker) for worker in range(6)] + [Running(consume)]
         for _ in range(2):
+            wait_until(partial(has_grown, acknowledged, len(acknowledged) + 300))
             time.sleep(1.2)  # a connection that breaks sooner does not count as a good one
             nsqd.kill()
             nsqd.start()
@@ -331,17 +334,17 @@ def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd):
         consumer.stop()
         threads[-1].join()
     assert len(acknowledged) > 500
-    assert max(outages) < 2.5, outages
+    assert max(outages) < SOON_S, outages
 
 
 def test_a_publish_during_an_outage_ends_within_its_deadline(nsqd):
     with Producer(address_of(nsqd), timeout=1) as producer, ThreadPoolExecutor(20) as pool:
-        producer.pub("t", b"x")
+        producer.pub("t", b"x", timeout=PATIENCE_S)
         nsqd.kill()
         began = time.monotonic()
         calls = [pool.submit(producer.pub, "t", b"x") for _ in range(20)]
         errors = [call.exception(PATIENCE_S) for call in calls]
-        assert time.monotonic() - began < 1.6
+        assert time.monotonic() - began < 1 + SOON_S
         assert all(isinstance(error, PublishError) and error.retryable for error in errors), errors
     with pytest.raises(PublishRefused, match="closed"):
         producer.pub("t", b"x")
@@ -349,7 +352,7 @@ def test_a_publish_during_an_outage_ends_within_its_deadline(nsqd):
 
 def test_a_stopped_nsqd_is_noticed(nsqd):
     with Producer(address_of(nsqd), timeout=0.5) as producer:
-        producer.pub("t", b"x")
+        producer.pub("t", b"x", timeout=PATIENCE_S)
         nsqd.send_signal(signal.SIGSTOP)
         with pytest.raises(PublishUnknown, match="no answer within"):
             producer.pub("t", b"y")
@@ -359,19 +362,18 @@ def test_a_stopped_nsqd_is_noticed(nsqd):
 
 def test_a_stopped_nsqd_is_left_for_another(daemons):
     first, second = daemons.nsqd("--durability=os"), daemons.nsqd("--durability=os")
-    with Producer([address_of(first), address_of(second)], timeout=2) as producer:
-        producer.pub("t", b"x")
+    with Producer([address_of(first), address_of(second)], timeout=5) as producer:
+        producer.pub("t", b"x", timeout=PATIENCE_S)
         first.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
         for number in range(4):
             producer.pub("t", b"%d" % number)
-        assert time.monotonic() - began < 1.9, "half the deadline, once"
+        assert producer.stats().retries == 1, "it is waited for once, for half the deadline"
         first.send_signal(signal.SIGCONT)
 
 
 def test_more_threads_than_connections_wait_for_each_other(nsqd):
     with Producer(address_of(nsqd), pool_size=1, timeout=0.4) as producer:
-        producer.pub("t", b"x")
+        producer.pub("t", b"x", timeout=PATIENCE_S)
         nsqd.send_signal(signal.SIGSTOP)
         with ThreadPoolExecutor(2) as pool:
             calls = [pool.submit(producer.pub, "t", b"%d" % number) for number in range(2)]
@@ -465,7 +467,7 @@ def test_discovery_with_one_nsqlookupd_dead_and_one_that_hangs(daemons):
             Consumer("t", "c", **options, handler=lambda m: seen.append(m.body)) as consumer,
             Producer(**options, lookup_timeout=1) as producer,
         ):
-            assert time.monotonic() - began < 4, "the one that hangs is not waited for"
+            assert time.monotonic() - began < SOON_S, "the one that hangs is not waited for"
             assert len(consumer.connections) == 1
             running = Running(consumer.run)
             second = new_nsqd()
@@ -599,10 +601,13 @@ def test_what_is_refused_for_good_is_said_at_once(nsqd_for, certificates, case):
     with pytest.raises(TlsRefused if case == "unknown authority" else NsqdError) as caught:
         Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), options=options).start()
     assert "set " in str(caught.value) or "refuses auth_secret" in str(caught.value), "it says what to do"
-    with Producer(address_of(nsqd), options=options) as producer, pytest.raises(PublishRefused) as refused:
+    with (
+        Producer(address_of(nsqd), options=options, timeout=2 * PATIENCE_S) as producer,
+        pytest.raises(PublishRefused) as refused,
+    ):
         producer.pub("t", b"x")
     assert refused.value.code == ("TLS_REFUSED" if case == "unknown authority" else getattr(caught.value, "code", ""))
-    assert time.monotonic() - began < 4, "the deadline of 5 s is not waited for"
+    assert time.monotonic() - began < PATIENCE_S, "the deadline is not waited for"
 
 
 # --- threads, fork, Ctrl-C ---
@@ -771,10 +776,11 @@ while len(seen) < count:
         armed = False
     except KeyboardInterrupt:
         interrupts += 1
-print(interrupts, flush=True)
+        print("interrupted", flush=True)
+print("all", interrupts, flush=True)
 consumer.close()
 """
-    count = 120_000
+    count = 60_000
     with nsqd.connect() as connection:
         for start in range(0, count, 1000):
             connection.ok(mpub("t", [b"%d" % number for number in range(start, start + 1000)]))
@@ -788,14 +794,23 @@ consumer.close()
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            for _ in range(10):
+            said = [""]
+
+            def listen() -> None:
+                assert process.stdout is not None
+                said.extend(process.stdout)
+
+            listening = Running(listen)
+            while said.count("interrupted\n") < 5 and not said[-1].startswith("all"):
                 time.sleep(0.013)
-                process.send_signal(signal.SIGINT)
-            out, errors = process.communicate(timeout=30)
+                process.send_signal(signal.SIGINT)  # those that come while one is told are none
+            listening.join()
+            assert process.stderr is not None
+            errors = process.stderr.read()
         finally:
             process.kill()
     assert process.returncode == 0, errors
-    assert int(out) >= 5
+    assert int(said[-1].split()[1]) >= 5
 
 
 def test_stop_in_a_signal_handler_ends_run(nsqd):
@@ -866,7 +881,7 @@ def test_closing_is_bounded_when_nsqd_does_not_answer(nsqd):
         began = time.monotonic()
         consumer.close()
         producer.close()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < SOON_S
         nsqd.send_signal(signal.SIGCONT)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import PATIENCE_S, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, wait_until
 from tests.integration.test_sync import ROOT, address_of
 
 from flintmq.client.blocking.http import get
@@ -67,6 +67,12 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.02)
 
 
+def silent(connection: socket.socket) -> None:
+    """Read what comes until the client has left."""
+    while connection.recv(65536):
+        pass
+
+
 def answering(answer: bytes) -> Serve:
     def serve(connection: socket.socket) -> None:
         while b"\r\n\r\n" not in connection.recv(65536):
@@ -93,7 +99,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 )
 def test_answers(answer, expected):
     with server(answering(answer)) as (host, port):
-        assert get(f"http://{host}:{port}/lookup?topic=t", 5.0, ConnectionOptions(), time.monotonic) == expected
+        assert get(f"http://{host}:{port}/lookup?topic=t", PATIENCE_S, ConnectionOptions(), time.monotonic) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_what_is_no_answer(serve, reason):
 
 @pytest.mark.parametrize(
     ("serve", "reason"),
-    [(drip, "no answer within 0.5 s|not HTTP"), (lambda connection: time.sleep(2), "no answer within 0.5 s")],
+    [(drip, "no answer within 0.5 s|not HTTP"), (silent, "no answer within 0.5 s")],
     ids=["drips", "silent"],
 )
 def test_what_does_not_end(serve, reason):
@@ -121,7 +127,7 @@ def test_what_does_not_end(serve, reason):
         began = time.monotonic()
         with pytest.raises(OSError, match=reason):
             get(f"http://{host}:{port}/nodes", 0.5, ConnectionOptions(), time.monotonic)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 0.5 + SOON_S
 
 
 def test_https_is_verified(tmp_path: Path):
@@ -136,9 +142,9 @@ def test_https_is_verified(tmp_path: Path):
     with server(serve) as (_, port):
         url = f"https://localhost:{port}/nodes"
         trusting = ConnectionOptions(tls_ca_file=certificates.ca)
-        assert get(url, 5.0, trusting, time.monotonic) == (200, b"{}")
+        assert get(url, PATIENCE_S, trusting, time.monotonic) == (200, b"{}")
         with pytest.raises(OSError, match="set tls_ca_file"):
-            get(url, 5.0, ConnectionOptions(), time.monotonic)
+            get(url, PATIENCE_S, ConnectionOptions(), time.monotonic)
 
 
 # --- streams ---
@@ -176,12 +182,12 @@ def test_reading(pair):
     with pytest.raises(TimeoutError):
         stream.receive(time.monotonic() + 0.05)
     theirs.sendall(b"abc")
-    assert stream.receive(time.monotonic() + 1) == b"abc"
+    assert stream.receive(time.monotonic() + PATIENCE_S) == b"abc"
     stream.give_back(b"c")
     assert stream.receive(time.monotonic()) == b"c"
     theirs.close()
     with pytest.raises(StreamEnded, match="closed by the peer"):
-        stream.receive(time.monotonic() + 1)
+        stream.receive(time.monotonic() + PATIENCE_S)
     with pytest.raises(StreamEnded):
         stream.put(b"x")
 
@@ -190,7 +196,7 @@ def test_connecting_to_nobody():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(ConnectionFailed, match="refused"):
-        connect(f"127.0.0.1:{port}", time.monotonic() + 5, time.monotonic)
+        connect(f"127.0.0.1:{port}", time.monotonic() + PATIENCE_S, time.monotonic)
 
 
 # --- an nsqd that is none ---
@@ -199,7 +205,7 @@ def test_connecting_to_nobody():
 @pytest.mark.parametrize(
     ("serve", "reason"),
     [
-        (lambda connection: time.sleep(3), "waiting for the answer to IDENTIFY"),
+        (silent, "waiting for the answer to IDENTIFY"),
         (lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "not an nsqd"),
         (lambda connection: connection.recv(4), "while waiting for the answer to IDENTIFY"),
         (drip, "not an nsqd"),
@@ -207,22 +213,26 @@ def test_connecting_to_nobody():
     ids=["silent", "HTTP", "closes", "drips"],
 )
 def test_what_is_no_nsqd(serve, reason):
+    """It is told, and not waited for; where it has something to say, there is time to hear it."""
     told: list[FlintError] = []
-    options = ConnectionOptions(connect_timeout=0.4)
+    options = ConnectionOptions(connect_timeout=0.4 if serve is silent else PATIENCE_S)
     with server(serve) as (host, port):
         began = time.monotonic()
         consumer = Consumer("t", "c", nsqd_tcp_addresses=f"{host}:{port}", options=options, on_error=told.append)
         with consumer:
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < SOON_S
             consumer.stop()
             assert list(consumer) == []
         assert reason in str(told[0])
-        producer = Producer(f"{host}:{port}", options=options, timeout=0.6)
-        began = time.monotonic()
-        with pytest.raises(PublishRefused, match=reason):
-            producer.pub("t", b"x")
-        assert 0.5 < time.monotonic() - began < 1.5
-        producer.close()
+        with Producer(f"{host}:{port}", options=options) as producer:
+            for timeout_s in (0.6, PATIENCE_S / 3):  # a busy machine may need more than the first to hear of it
+                began = time.monotonic()
+                with pytest.raises(PublishRefused) as refused:
+                    producer.pub("t", b"x", timeout=timeout_s)
+                assert timeout_s - 0.1 < time.monotonic() - began < timeout_s + SOON_S
+                if reason in str(refused.value):
+                    break
+            assert reason in str(refused.value)
 
 
 # --- what is left behind ---
@@ -277,11 +287,11 @@ while rounds < 8:
     except KeyboardInterrupt:
         rounds += 1
         print("caught", flush=True)
-producer.pub("t", b"last", timeout=5)
+producer.pub("t", b"last", timeout=45)
 assert producer.stats().bytes_in_flight == 0, producer.describe()
 began = time.monotonic()
 producer.close()
-assert time.monotonic() - began < 1
+assert time.monotonic() - began < 15
 print(done + 1, producer.stats().failed, flush=True)
 """
     with subprocess.Popen(

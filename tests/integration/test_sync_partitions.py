@@ -199,7 +199,7 @@ def test_a_topic_that_must_be_consumed_in_order(peer):
 
 def test_places_that_are_none(peer):
     peer.create("t", 2)
-    with producer(peer, timeout=10) as producing:
+    with producer(peer, timeout=PATIENCE_S) as producing:
         producing.pub("t", b"x", partition=1)
         producing.mpub("t", [b"x", b"y"], partition=0)
         with pytest.raises(PublishRefused, match="partitions 0 to 1, not 2"):
@@ -313,7 +313,7 @@ def test_a_leader_moves_while_messages_flow(nsq):
     consuming = consumer(nsq, "t", handler=handle, ordered=True)
     running = threading.Thread(target=consuming.run)
     running.start()
-    with producer(nsq, timeout=10) as producing:
+    with producer(nsq, timeout=PATIENCE_S) as producing:
 
         def publish(partition: int) -> None:
             for number in range(150):
@@ -363,7 +363,7 @@ def test_a_partition_without_a_leader_takes_nothing_and_no_other_does(nsq):
     with producer(nsq) as producing:
         producing.pub("t", b"x", partition=0)
         with pytest.raises(PublishRefused, match="partition 1 of 2") as refused:
-            producing.pub("t", b"x", partition=1, timeout=0.3)
+            producing.pub("t", b"x", partition=1, timeout=1)
         assert (refused.value.code, refused.value.retryable) == ("PARTITION_UNAVAILABLE", True)
         assert producing.stats().failed == 1
 
@@ -404,7 +404,7 @@ def test_order_through_a_kill_of_nsqd(daemons):
     peer = Ours(flintmq(daemons))
     peer.create("t", 2)
     acknowledged: list[int] = []
-    with producer(peer, timeout=20) as producing:
+    with producer(peer, timeout=PATIENCE_S) as producing:
 
         def publish() -> None:
             for number in range(400):

@@ -116,7 +116,7 @@ def test_consumers_come_and_go_and_nsqd_is_killed(daemons: Daemons):
             if number in (10, 20):
                 nsqd.kill()
                 nsqd.start()
-        wait_until(lambda: published <= set().union(*(worker.finished for worker in workers)), "all finished", 30)
+        wait_until(lambda: published <= set().union(*(worker.finished for worker in workers)), "all finished")
     finally:
         for worker in workers:
             worker.is_ended.set()

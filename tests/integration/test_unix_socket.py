@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 
+from tests.integration.daemons import PATIENCE_S
+
 from flintmq.wire import commands
 
 
 def connect(path):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(10)
+        client.settimeout(PATIENCE_S)
         try:
             client.connect(str(path))
             return client
@@ -58,14 +60,18 @@ def test_both_listeners_on_paths_and_again_after_a_kill(tmp_path):
                 kind, message = frame(stream)
                 assert (kind, message[26:]) == (2, b"hello %d" % round_number)
                 client.sendall(commands.fin(message[10:26]))
-                time.sleep(0.3)  # progress is written every tenth of a second
+                client.sendall(commands.pub("other", b"x"))
+                assert frame(stream) == (0, b"OK"), "what was sent before has been taken"
+            for target in ("topic/create?topic=t", "channel/create?topic=t&channel=d"):  # written with progress
+                head = f"POST /{target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                assert ask(http, head.encode()).startswith(b"HTTP/1.1 200 ")
             answer = ask(http, b"GET /info HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             info = json.loads(answer.partition(b"\r\n\r\n")[2])
             assert (info["tcp_port"], info["http_port"]) == (-1, -1)
         finally:
             # a killed nsqd leaves its socket files behind, which must not stop the next one
             nsqd.send_signal(signal.SIGKILL if round_number == 0 else signal.SIGTERM)
-            _, log = nsqd.communicate(timeout=15)
+            _, log = nsqd.communicate(timeout=PATIENCE_S)
         assert f"TCP: listening on {tcp}\n" in log
         assert f"HTTP: listening on {http}\n" in log
     assert nsqd.returncode == 0

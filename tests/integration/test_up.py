@@ -14,10 +14,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, wait_until
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
-SPARK_PATIENCE_S = 100.0
 
 
 class Up:
@@ -146,6 +145,7 @@ def test_the_printed_commands_publish_and_consume(up):
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(2 * SPARK_PATIENCE_S)
 def test_the_printed_spark_command_reads_the_topic(up):
     publish(up)
     done = subprocess.run(

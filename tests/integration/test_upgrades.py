@@ -558,13 +558,13 @@ def test_a_bomb_of_messages(shared: Daemons):
         other.ok(pub("other", b"x"))
         bomb.upgrade(codec="deflate")
         before_bytes = nsqd.resident_bytes()
-        slowest_s = 0.0
+        slowest_s = 0.0  # of nsqd's own time: how much else it did before an answer
         for _ in range(3):
             bomb.send(pub("zeros", bytes(1024 * 1024)) * 40)
             for _ in range(20):
-                begun = time.monotonic()
+                begun = nsqd.cpu_s()
                 other.ok(pub("other", b"x"))
-                slowest_s = max(slowest_s, time.monotonic() - begun)
+                slowest_s = max(slowest_s, nsqd.cpu_s() - begun)
             bomb.ok(count=40)
         assert nsqd.stats("zeros")["message_count"] == 120
         assert nsqd.resident_bytes() - before_bytes < 48 * 1024 * 1024

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S
 from tests.ports import reserved_port
 
 import flintmq
@@ -60,7 +61,7 @@ class NsqdProcess:
         )
         ready = threading.Event()
         threading.Thread(target=self._read_log, args=(self._process, ready), daemon=True).start()
-        assert ready.wait(20), "nsqd does not listen:\n" + "".join(self.log)
+        assert ready.wait(PATIENCE_S), "nsqd does not listen:\n" + "".join(self.log)
 
     def _read_log(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         assert process.stderr is not None
@@ -85,22 +86,22 @@ class NsqdProcess:
         """kill -9."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(PATIENCE_S)
 
     def stop(self) -> None:
         assert self._process is not None
         self._process.terminate()
         try:
-            self._process.wait(20)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def post(self, path: str, data: bytes = b"") -> bytes:
-        with urllib.request.urlopen(f"http://{self.http_address}{path}", data=data, timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{self.http_address}{path}", data=data, timeout=PATIENCE_S) as answer:
             return bytes(answer.read())
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://{self.http_address}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{self.http_address}{path}", timeout=PATIENCE_S) as answer:
             return bytes(answer.read())
 
     def publish(self, topic: str, bodies: Sequence[bytes], per_mpub: int = 200) -> None:
@@ -137,7 +138,7 @@ class Driver:
         assert self._process.stdout is not None
         self.output.extend(self._process.stdout)
 
-    def wait_for(self, text: str, timeout_s: float = 60) -> str:
+    def wait_for(self, text: str, timeout_s: float = SPARK_PATIENCE_S) -> str:
         """Wait for a line of output that contains ``text``."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -151,17 +152,17 @@ class Driver:
     def kill(self) -> None:
         """kill -9 of the driver, its JVM and its workers."""
         os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(20)
+        self._process.wait(PATIENCE_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def finish(self, timeout_s: float = 90) -> str:
+    def finish(self, timeout_s: float = SPARK_PATIENCE_S) -> str:
         """Wait for a clean end and return the output."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the driver does not end:\n{''.join(self.output)[-8000:]}") from None
-        self._reader.join(5)
+        self._reader.join(PATIENCE_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
         assert code == 0, "".join(self.output)[-8000:]
         return "".join(self.output)

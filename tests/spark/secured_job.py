@@ -50,7 +50,7 @@ def main(given: str, topic: str, directory: str) -> None:
     query = (
         writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True).queryName("q").start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(240)
     query.explain(True)
     for progress in query.recentProgress:
         print(progress.json)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.processes import Driver, NsqdProcess, assert_each_once, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -23,7 +24,7 @@ def logged(checkpoint: Path, name: str) -> int:
 
 def wait_until_between(driver: Driver, checkpoint: Path, committed: int) -> None:
     """Wait until a micro-batch is planned and not finished, after so many finished ones."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + SPARK_PATIENCE_S
     while time.monotonic() < deadline:
         done = logged(checkpoint, "commits")
         if done >= committed and logged(checkpoint, "offsets") > done:
@@ -33,7 +34,7 @@ def wait_until_between(driver: Driver, checkpoint: Path, committed: int) -> None
     raise AssertionError(f"{done} micro-batches finished, waited for {committed}:\n{''.join(driver.output)[-8000:]}")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(4 * SPARK_PATIENCE_S)
 def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     published = threading.Thread(target=publish_slowly, args=(nsqd, topic))
     published.start()
@@ -47,7 +48,7 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
         finally:
             driver.kill()
         unfinished += logged(checkpoint, "offsets") > logged(checkpoint, "commits")
-    published.join(60)
+    published.join(SPARK_PATIENCE_S)
     assert unfinished, "no micro-batch was cut in two, the test proved nothing"
     Driver(JOB, *arguments, "now").finish()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
+from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.processes import Driver
 from tests.spark.secured import SECRETS, TOKEN, Secured, secured
 
@@ -24,7 +25,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(2 * SPARK_PATIENCE_S)
 def test_a_whole_query_and_no_trace_of_a_secret(everything: Secured, tmp_path: Path):
     """Plans, progress, checkpoint, the log at INFO, event log and whatever else lies in the directory of the job."""
     (tmp_path / "events").mkdir()
@@ -36,7 +37,7 @@ def test_a_whole_query_and_no_trace_of_a_secret(everything: Secured, tmp_path: P
         compression="snappy",
     )
     arguments = (json.dumps(options), "flights", str(tmp_path))
-    output = Driver(JOB, *arguments, SPARKS_SECRET=SECRETS[0], SPARKS_TOKEN=TOKEN).finish(300)
+    output = Driver(JOB, *arguments, SPARKS_SECRET=SECRETS[0], SPARKS_TOKEN=TOKEN).finish()
     (tmp_path / "output.txt").write_text(output)
     assert "counted 2000" in output
     assert " INFO org.apache.spark" in output

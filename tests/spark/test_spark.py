@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
+from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 
 from flintmq.spark.schema import COLUMNS
 from flintmq.spark.session import settings
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
 
-def wait_until(condition: Callable[[], bool], query: Any, timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], query: Any, timeout_s: float = SPARK_PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if query.exception() is not None:
@@ -29,7 +30,7 @@ def wait_until(condition: Callable[[], bool], query: Any, timeout_s: float = 60)
 
 def run(query: Any) -> list[dict]:
     """Wait for the end of a query; its progress, one entry per micro-batch that had rows."""
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(SPARK_PATIENCE_S))
     return [json.loads(progress.json) for progress in query.recentProgress if progress.numInputRows]
 
 
@@ -209,7 +210,7 @@ def test_latest_with_a_channel_loses_nothing_when_the_first_micro_batch_fails(sp
     wait_until(lambda: b'"late"' in nsqd.get(f"/stats?format=json&topic={topic}"), query)
     nsqd.publish(topic, numbered(0, 50))
     with pytest.raises(StreamingQueryException):
-        query.awaitTermination(60)
+        query.awaitTermination(int(SPARK_PATIENCE_S))
     nsqd.publish(topic, numbered(50, 75))
     query = start(lambda batch, _number: got.extend(bodies(batch)))
     try:

