@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flintmq.cluster.store import (
@@ -137,8 +136,7 @@ class EtcdStore:
         """Return another way to the same store, for the event loop of another thread; None: there are none here."""
         if not self._env.has_threads:
             return None
-        chance = random.Random(self._env.random.getrandbits(64))  # each thread has its own
-        return _opened(EtcdStore(replace(self._env, random=chance), self._options))
+        return _opened(EtcdStore(self._env.for_thread(), self._options))
 
     async def close(self) -> None:
         """End the watches; the store can be used again."""
