@@ -563,6 +563,34 @@ def test_an_index_of_bytes_that_were_cut_is_not_believed_later():
     assert read_all(kit.open()) == model
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_index_that_is_not_believed_does_not_come_back_with_a_power_loss(seed):
+    """Its removal is durable with what was recovered; what is written later has made it look good by then."""
+    kit = Kit(segment_bytes=100_000)
+    log = kit.open()
+    log.append([b"kept"], 0)
+    sync(log)
+    log.append([b"says that the one before is durable"], 1)
+    size = len(kit.disk.content(kit.path(1)))
+    for number in range(6):
+        log.append([b"old %d" % number], number)
+    log.roll()
+    sync(log)
+    index, path = kit.path(1, ".index"), kit.path(1)
+    kit.files().remove(kit.path(9))
+    kit.files().sync_directory(DIRECTORY)
+    kit.disk.cut(path, size)
+    log = kit.open()
+    assert index not in kit.disk.paths()
+    model = {1: b"kept", 2: b"says that the one before is durable"}
+    for number in range(8):
+        model[log.append([b"new and longer %d" % number], number)] = b"new and longer %d" % number
+    sync(log)
+    lose_power(kit, seed)
+    assert index not in kit.disk.paths()
+    assert read_all(kit.open()) == model
+
+
 def test_an_index_that_cannot_be_removed_makes_the_log_read_only():
     kit = Kit(segment_bytes=100_000)
     filled(kit, 6)
