@@ -78,6 +78,27 @@ def test_what_is_before_it_stays_and_the_numbers_are_used_again(index, is_in_mem
     log.close()
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("segment_bytes", [400, 100_000])
+def test_a_power_loss_does_not_cut_it_again(seed, segment_bytes):
+    """Neither the intent nor what went comes back once something new is synced in its place."""
+    kit = Kit(segment_bytes=segment_bytes)
+    log = kit.open()
+    firsts = []
+    for number in range(12):
+        firsts.append(log.next_sequence)
+        fill(log, 1, number)
+        sync(log)  # what follows says so: its names are known to be durable
+    before, at = all_in(log), firsts[7]
+    log.cut_back_to(at)
+    assert log.append([b"another"], 10**6) == at
+    sync(log)
+    kit.disk.crash(power_loss=True, rng=random.Random(seed))
+    assert f"{DIRECTORY}/{CUT_NAME}" not in kit.disk.paths()
+    assert all_in(kit.open()) == {n: body for n, body in before.items() if n < at} | {at: b"another"}
+    assert kit.all_reports == []
+
+
 def test_offsets_go_on_from_there():
     log, firsts = boundaries(Kit(), 5)
     wanted = batch_at(log, firsts[3]).header.offset_bytes
