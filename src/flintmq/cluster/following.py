@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from flintmq.cluster.history import LogShape, latest
+from flintmq.cluster.history import LogShape, cut, latest
 from flintmq.cluster.leading import Done
 from flintmq.errors import FlintError
 from flintmq.wire.peer import (
@@ -81,7 +81,8 @@ class FollowerLog(Protocol):
         ...
 
     def append(self, data: memoryview) -> int:
-        """Append whole batches, verified, byte for byte; return the new end.
+        """Append whole batches, verified, byte for byte; return the new end. The first may begin behind the end: the
+        leader has nothing in between.
 
         Raises:
             ValueError: they are no batches, or do not follow what is there.
@@ -94,11 +95,13 @@ class FollowerLog(Protocol):
         ...
 
     def cut_back(self, sequence: int, done: Done) -> None:
-        """Let the log end at ``sequence``, durably."""
+        """Let the log end at ``sequence``, durably, and its history be that of what is left: an epoch that began at
+        the end goes also when nothing else does (:func:`flintmq.cluster.history.cut`).
+        """
         ...
 
     def start_over(self, sequence: int, offset_bytes: int, done: Done) -> None:
-        """Let the log be empty and begin at ``sequence``, and its progress be at (0, 0), durably."""
+        """Let the log and its history be empty and begin at ``sequence``, and its progress be at (0, 0), durably."""
         ...
 
     def apply(self, position: tuple[int, int], parts: list[bytes], is_whole: bool, done: Done) -> None:
@@ -265,7 +268,10 @@ class Following:
         self._is_ready = False
         self._after = then
         self._busy_count += 1
-        operation(self._finished)
+        try:
+            operation(self._finished)
+        except (FlintError, ValueError) as error:  # it was refused, and did not begin
+            self._finished(error)
 
     def _finished(self, error: Exception | None) -> None:
         self._busy_count -= 1
@@ -305,7 +311,7 @@ class Following:
         shape = self.log.shape()
         if not shape.start <= frame.sequence <= shape.end:
             raise self._wrong(f"cut to {frame.sequence}, the log has {shape.start} to {shape.end}")
-        if frame.sequence == shape.end:
+        if frame.sequence == shape.end and cut(shape.history, shape.end) == list(shape.history):
             self._ready()
         else:
             self._is_open = False
@@ -461,7 +467,10 @@ class Following:
             self._finished(error)
 
         self._busy_count += 1
-        self.log.apply(position, parts, is_whole, done)
+        try:
+            self.log.apply(position, parts, is_whole, done)
+        except (FlintError, ValueError) as error:
+            done(error)
 
 
 class _Retired(FlintError):

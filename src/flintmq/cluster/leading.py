@@ -90,11 +90,11 @@ class LeaderLog(Protocol):
         ...
 
     def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
-        """Return whole batches from the one that begins at ``sequence``, and where they end: at least one batch, and
-        no more of them than fit into ``bytes_max``.
+        """Return whole batches from the one that begins at ``sequence``, or behind it if the log has a gap there, and
+        where they end: at least one batch, and no more of them than fit into ``bytes_max``.
 
         Raises:
-            NotInLog: no batch begins there.
+            NotInLog: the log begins behind ``sequence``, or it is inside a batch.
             StorageError: it cannot be read.
         """
         ...

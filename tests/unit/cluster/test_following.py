@@ -222,6 +222,28 @@ def test_it_is_ready_when_the_cut_is_durable():
     assert stream.sent[-1] == Ready(1, 60) and case.following.acknowledged_end == 60
 
 
+def test_an_epoch_of_its_own_in_which_it_wrote_nothing_goes():
+    case = Case()
+    case.log.history = [(1, 0), (4, 100)]
+    stream = case.open()
+    case.log.finish()
+    case.following.cut_to(stream, CutTo(1, 100))
+    assert case.log.waiting[0][1:] == ("end", 100)
+
+
+def test_what_cannot_begin_breaks_the_copy():
+    case = Case()
+
+    def cut_back(sequence, done):
+        raise WriteFailed("path", "read-only")
+
+    case.log.cut_back = cut_back
+    stream = case.open()
+    case.log.finish()
+    case.following.cut_to(stream, CutTo(1, 60))
+    assert stream.refused == [(Refusal.BROKEN, 5)]
+
+
 @pytest.mark.parametrize("when", ["opened", "ready"])
 def test_it_starts_over(when):
     case = Case()

@@ -1,0 +1,208 @@
+"""A partition on a model disk: batches with their epochs, the channels' state, and what of both survives what.
+
+A batch is ``>QIQI`` (first sequence, messages, epoch, bytes of the payload) and its payload: the message ids, 8 bytes
+each. The state of the channels is a dictionary from names to floors; its records are changes of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from struct import Struct
+
+import msgspec
+
+from flintmq.cluster.history import LogShape, cut, noted, trimmed
+from flintmq.cluster.leading import Done, NotInLog, StateDone, WholeState
+
+HEADER = Struct(">QIQI")
+ID = Struct(">Q")
+ID_BYTES = ID.size
+
+encode_records = msgspec.msgpack.Encoder().encode
+decode_records = msgspec.msgpack.Decoder(dict[str, int | None]).decode
+
+
+def batch_of(first: int, epoch: int, ids: list[int]) -> bytes:
+    """Build a batch."""
+    return HEADER.pack(first, len(ids), epoch, ID_BYTES * len(ids)) + b"".join(map(ID.pack, ids))
+
+
+@dataclass(eq=False)
+class Disk:
+    """One copy of a partition on a disk, with what its process knows of it.
+
+    Attributes:
+        batches: (first, end, epoch, bytes), ascending.
+        ends: of the batches.
+        synced_end: what a power loss leaves of the log.
+        epoch: the highest that was noted.
+        channels: the state, at ``progress``.
+        later: runs a transaction of the database: at once, unless somebody else is in charge.
+    """
+
+    start: int = 0
+    end: int = 0
+    batches: list[tuple[int, int, int, bytes]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    history: list[tuple[int, int]] = field(default_factory=list)
+    synced_end: int = 0
+    committed: int = 0
+    epoch: int = 0
+    progress: tuple[int, int] = (0, 0)
+    channels: dict[str, int] = field(default_factory=dict)
+    needs_sync: bool = False
+    later: Callable[[Callable[[], None]], None] = lambda action: action()
+    sequence_of: dict[int, int] = field(default_factory=dict)
+    read_count: int = 0
+    state_part_bytes: int = 1 << 20
+    flush_number: int = 0
+
+    def ids(self, start: int, end: int) -> list[int]:
+        """The messages from ``start`` to ``end`` (exclusive)."""
+        return [self.id_at(sequence) for sequence in range(max(start, self.start), min(end, self.end))]
+
+    def id_at(self, sequence: int) -> int:
+        """The message with a sequence that is here."""
+        first, _, _, data = self.batches[bisect_left(self.ends, sequence + 1)]
+        return int(ID.unpack_from(data, HEADER.size + (sequence - first) * ID_BYTES)[0])
+
+    # --- as a leader's
+
+    def shape(self) -> LogShape:
+        return LogShape(list(self.history), self.start, self.end, self.start * ID_BYTES)
+
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes, int]:
+        self.read_count += 1
+        index = bisect_left(self.ends, sequence + 1)
+        if index == len(self.batches) or self.batches[index][0] != sequence:
+            raise NotInLog(f"no batch begins at {sequence}")
+        found: list[bytes] = []
+        size = 0
+        for _, _, _, data in self.batches[index:]:
+            if found and size + len(data) > bytes_max:
+                break
+            found.append(data)
+            size += len(data)
+        return b"".join(found), self.batches[index + len(found) - 1][1]
+
+    def whole_state(self, done: StateDone) -> None:
+        names = [*self.channels]
+        step = max(1, self.state_part_bytes // 16)
+        parts = [
+            encode_records({name: self.channels[name] for name in names[at : at + step]})
+            for at in range(0, len(names), step)
+        ]
+        done(WholeState(self.flush_number, self.committed, parts))
+
+    def write(self, epoch: int, ids: list[int]) -> int:
+        """Append messages, as a leader; return the end."""
+        self.append(memoryview(batch_of(self.end, epoch, ids)))
+        return self.end
+
+    def lead(self, epoch: int) -> None:
+        """Begin an epoch, durably."""
+        self.epoch = epoch
+        self.history = noted(self.history, epoch, self.end)
+        self.flush_number = 0
+
+    def drop_before(self, sequence: int) -> None:
+        """Forget whole batches at the start."""
+        count = bisect_left(self.ends, sequence + 1)
+        if count:
+            for data in self.batches[:count]:
+                self._forget_ids(data)
+            self.start = self.ends[count - 1]
+            del self.batches[:count], self.ends[:count]
+            self.history = trimmed(self.history, self.start)
+
+    # --- as a follower's
+
+    @property
+    def acknowledged_end(self) -> int:
+        return self.synced_end if self.needs_sync else self.end
+
+    def note_epoch(self, epoch: int, done: Done) -> None:
+        def commit() -> None:
+            self.epoch = max(self.epoch, epoch)
+            done(None)
+
+        self.later(commit)
+
+    def append(self, data: memoryview) -> int:
+        at = 0
+        while at < len(data):
+            first, count, epoch, size = HEADER.unpack_from(data, at)
+            if first != self.end or epoch > self.epoch:
+                raise ValueError(f"batch {first} of epoch {epoch}, the end is {self.end}, the epoch {self.epoch}")
+            self.history = noted(self.history, epoch, first)
+            whole = bytes(data[at : at + HEADER.size + size])
+            at += HEADER.size + size
+            self.end = first + count
+            self.batches.append((first, self.end, epoch, whole))
+            self.ends.append(self.end)
+            for index in range(count):
+                self.sequence_of[ID.unpack_from(whole, HEADER.size + index * ID_BYTES)[0]] = first + index
+        return self.end
+
+    def commit(self, sequence: int) -> None:
+        self.committed = max(self.committed, min(sequence, self.end))
+
+    def lose_from(self, end: int) -> None:
+        """Let the log end at the last whole batch before ``end``."""
+        count = bisect_left(self.ends, end + 1)
+        for data in self.batches[count:]:
+            self._forget_ids(data)
+        del self.batches[count:], self.ends[count:]
+        self.end = self.ends[-1] if self.ends else self.start
+        self.history = cut(self.history, self.end)
+        self.synced_end = min(self.synced_end, self.end)
+        self.committed = min(self.committed, self.end)
+
+    def _forget_ids(self, batch: tuple[int, int, int, bytes]) -> None:
+        first, end, _, data = batch
+        for index in range(end - first):
+            message = ID.unpack_from(data, HEADER.size + index * ID_BYTES)[0]
+            if self.sequence_of.get(message) == first + index:
+                del self.sequence_of[message]
+
+    def cut_back(self, sequence: int, done: Done) -> None:
+        def commit() -> None:
+            if sequence < self.end and sequence not in (*self.ends, self.start):
+                done(ValueError(f"no batch ends at {sequence}"))
+                return
+            self.lose_from(sequence)
+            self.synced_end = self.end
+            done(None)
+
+        self.later(commit)
+
+    def start_over(self, sequence: int, offset_bytes: int, done: Done) -> None:
+        def commit() -> None:
+            self.lose_from(self.start)
+            self.start = self.end = self.synced_end = self.committed = sequence
+            self.history, self.progress, self.channels = [], (0, 0), {}
+            done(None)
+
+        self.later(commit)
+
+    def apply(self, position: tuple[int, int], parts: list[bytes], is_whole: bool, done: Done) -> None:
+        def commit() -> None:
+            if is_whole:
+                self.channels = {}
+            for part in parts:
+                change_channels(self.channels, decode_records(part))
+            self.progress = position
+            done(None)
+
+        self.later(commit)
+
+
+def change_channels(channels: dict[str, int], changes: dict[str, int | None]) -> None:
+    """Make the changes that records say."""
+    for name, floor in changes.items():
+        if floor is None:
+            channels.pop(name, None)
+        else:
+            channels[name] = floor
