@@ -137,8 +137,11 @@ def asks_for_headers_alone(query: Mapping[str, str]) -> bool:
     return query.get("extend") == "true" and not any(name in query for name in CREATION_WORDS if name != "extend")
 
 
-def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
+def meta_of_query(query: Mapping[str, str], copies_max: int = 1) -> TopicMeta:
     """Read the parameters of ``/topic/create``; one partition and one copy unless told otherwise.
+
+    Args:
+        copies_max: of each partition; more than one are for a cluster to make.
 
     Raises:
         BadTopicMeta: one of them is out of its range, or asks for what there is not.
@@ -156,7 +159,7 @@ def meta_of_query(query: Mapping[str, str]) -> TopicMeta:
         syncdisk=_number(query, "syncdisk", 0, 0, SYNC_EVERY_MAX, "INVALID_ARG_TOPIC_SYNC_DISK"),
         version=_version(query, 0),
     )
-    if replica > 1:
+    if replica > copies_max:
         raise BadTopicMeta(
             f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and this release keeps one copy of a partition: "
             "replication comes with several nodes; create the topic with replicator=1"

@@ -44,7 +44,7 @@ from flintmq.cluster.state import (
     encode,
     without_leader,
 )
-from flintmq.cluster.store import Compare, KeyValue, Swapped
+from flintmq.cluster.store import Compare, KeyValue
 from flintmq.cluster.view import Change, NodeChange, OtherChange, PartitionChange, PartitionId, TopicChange, View
 from flintmq.errors import FlintError
 from flintmq.topic_meta import TopicMeta
@@ -179,14 +179,14 @@ class Controller:
             self._partitions.update(dict.fromkeys(self.view.held.get(node, ())))
             self._topics.update(dict.fromkeys(self._unplaced))
 
-    def ended(self, swap: Swap, swapped: Swapped | None) -> None:
-        """Take note of what became of a swap that was given out.
+    def ended(self, swap: Swap, is_known: bool) -> None:
+        """Take note that a swap has ended which was given out.
 
         Args:
-            swapped: None: it is not known, or the store did not answer; it is decided anew.
+            is_known: it took place, or never will; else it is decided anew.
         """
         self._under_way.pop(swap.key, None)
-        if swapped is None or self._has_moved(swap):
+        if not is_known or self._has_moved(swap):
             self._look_again(swap)
             return
         self._awaited[swap.key] = swap
@@ -482,7 +482,7 @@ class Controller:
         Raises:
             Refused: there is no such topic, or it is being deleted.
         """
-        record = self._there(topic)
+        record = self.record_of(topic)
         if record.is_deleting:
             raise Refused(f"topic {topic} is being deleted")
         now = msgspec.structs.replace(record, meta=meta)
@@ -497,7 +497,7 @@ class Controller:
         Raises:
             Refused: there is no such topic.
         """
-        record = self._there(topic)
+        record = self.record_of(topic)
         if number and record.number != number:
             raise Refused(f"topic {topic} was deleted and made anew")
         if record.is_deleting:
@@ -505,7 +505,12 @@ class Controller:
         now = msgspec.structs.replace(record, is_deleting=True)
         return self._swap(self._keys.topic(topic), now, f"topic {topic} is to be deleted")
 
-    def _there(self, topic: str) -> TopicRecord:
+    def record_of(self, topic: str) -> TopicRecord:
+        """Return the record of a topic.
+
+        Raises:
+            Refused: there is none, or it cannot be read.
+        """
         record, key = self.view.topics.get(topic), self._keys.topic(topic)
         if key in self.view.unreadable:
             raise Refused(f"topic {topic} cannot be read: {self.view.unreadable[key].reason}")

@@ -399,6 +399,14 @@ class RegistrationDatabase:
                 found.append(name)
         return sorted(found)
 
+    def claims(self, topic: str, now_ns: int) -> list[Registration]:
+        """Return what live nodes have registered of a topic, in whatever form."""
+        return [each for each in self._registrations(topic, TOPIC_ITSELF) if self._is_active(each.node, now_ns)]
+
+    def is_hidden(self, registration: Registration, now_ns: int) -> bool:
+        """Whether a registration is tombstoned."""
+        return registration.is_tombstoned(now_ns, self._tombstone_lifetime_ns)
+
     def holders(self, topic: str) -> list[NsqdNode]:
         """Return every connected node that has a topic, in whatever form."""
         return [registration.node for registration in self._registrations(topic, TOPIC_ITSELF)]

@@ -15,7 +15,14 @@ from typing import Any
 
 from flintmq import __version__
 from flintmq.clock import Clock
-from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase, TooManyRegistrations
+from flintmq.cluster.registration import (
+    Lookup,
+    NsqdNode,
+    Partitions,
+    Registration,
+    RegistrationDatabase,
+    TooManyRegistrations,
+)
 from flintmq.names import is_ephemeral, is_valid_name
 from flintmq.net.http_envelope import NSQ, Style, enveloped
 from flintmq.net.http_router import Handler
@@ -27,6 +34,7 @@ from flintmq.topic_meta import (
     CHANGE_WORDS,
     CREATION_WORDS,
     BadTopicMeta,
+    TopicMeta,
     asks_for_partitions,
     meta_of_query,
     parse_partition,
@@ -68,6 +76,7 @@ def build_router(
     me: Callable[[], LookupdAddress],
     allow_write_without_channels: bool = True,
     style: str = NSQ,
+    api: HttpApi | None = None,
 ) -> Router:
     """Return the routes of nsqlookupd.
 
@@ -75,8 +84,9 @@ def build_router(
         me: this nsqlookupd; known when it listens.
         allow_write_without_channels: who wants to publish is also told of topics that have no channel yet.
         style: ``youzan``: questions are answered as by the redesigned NSQ also when they show nothing of it.
+        api: the handlers, where they are others than those of a nsqlookupd by itself.
     """
-    api = HttpApi(database, clock, admin, me, allow_write_without_channels)
+    api = api or HttpApi(database, clock, admin, me, allow_write_without_channels)
     router = Router(_KNOWN)
 
     def ask(path: str, handler: Handler, takes: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> None:
@@ -140,18 +150,18 @@ class HttpApi:
         return self._info
 
     def lookup(self, request: Request) -> Response:
-        found = self._database.lookup(_argument(request, "topic"), self._clock.monotonic_ns())
+        found = self._nodes_of(argument(request, "topic"))
         if found is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
-        return json_response({"channels": found.channels, "producers": [_producer(node) for node in found.nodes]})
+        return json_response({"channels": found.channels, "producers": [producer_row(node) for node in found.nodes]})
 
     def lookup_partitions(self, request: Request) -> Response:
         """Answer ``/lookup`` of the redesigned NSQ; a topic without partitions is answered as by NSQ."""
-        topic = _argument(request, "topic")
+        topic = argument(request, "topic")
         access = request.query.get("access", "r")
         if access not in ("r", "w"):
             raise HttpError(400, "INVALID_ACCESS_MODE")
-        found = self._database.partitions(topic, self._clock.monotonic_ns(), hides_tombstoned=access == "w")
+        found = self._partitions_of(topic, is_for_writing=access == "w")
         if found is None:
             if access == "w":
                 raise HttpError(404, "Key not found")
@@ -159,7 +169,7 @@ class HttpApi:
         if access == "w" and not found.channels and not self._allow_write_without_channels:
             raise HttpError(404, "Topic has no channel, should init at least one for the new topic")
         if not found.meta.is_partitioned and not found.leaders:
-            plain_answer = {"channels": found.channels, "producers": [_producer(node) for node in found.plain]}
+            plain_answer = {"channels": found.channels, "producers": [producer_row(node) for node in found.plain]}
             if request.query.get("metainfo") and found.meta.extend_support:
                 plain_answer["meta"] = found.meta.for_clients()
             return json_response(dict(sorted(plain_answer.items())))
@@ -173,30 +183,45 @@ class HttpApi:
         distinct = {node.node_id: node for node in leaders.values()}
         answer: dict[str, Any] = {
             "channels": found.channels,
-            "partitions": {str(number): _peer(node) for number, node in leaders.items()},
-            "producers": [*map(_peer, distinct.values()), *({**_peer(node), "distributed_id": ""} for node in plain)],
+            "partitions": {str(number): peer_row(node) for number, node in leaders.items()},
+            "producers": [
+                *map(peer_row, distinct.values()),
+                *({**peer_row(node), "distributed_id": ""} for node in plain),
+            ],
         }
         if request.query.get("metainfo") and found.meta.is_partitioned:
             answer["meta"] = found.meta.for_clients()
         return json_response(dict(sorted(answer.items())))
+
+    def _nodes_of(self, topic: str) -> Lookup | None:
+        return self._database.lookup(topic, self._clock.monotonic_ns())
+
+    def _partitions_of(self, topic: str, is_for_writing: bool) -> Partitions | None:
+        return self._database.partitions(topic, self._clock.monotonic_ns(), hides_tombstoned=is_for_writing)
 
     def members(self, request: Request) -> Response:
         """List every nsqlookupd: this one, which knows no other."""
         me = self._me().row()
         return json_response({"lookupdleader": me, "lookupdnodes": [me]})
 
+    def _topic_names(self) -> list[str]:
+        return self._database.topics()
+
+    def _meta(self, topic: str) -> TopicMeta:
+        return self._database.meta(topic)
+
     def topics(self, request: Request) -> Response:
-        return json_response({"topics": self._database.topics()})
+        return json_response({"topics": self._topic_names()})
 
     def topics_with_meta(self, request: Request) -> Response:
-        names = self._database.topics()
+        names = self._topic_names()
         answer: dict[str, Any] = {"topics": names}
         if request.query.get("metaInfo") == "true":
             answer["meta_info"] = [self._meta_row(name) for name in names]
         return json_response(answer)
 
     def _meta_row(self, topic: str) -> dict[str, Any]:
-        meta = self._database.meta(topic)
+        meta = self._meta(topic)
         return {
             "topic_name": topic,
             "extend_support": meta.extend_support,
@@ -207,10 +232,10 @@ class HttpApi:
         }
 
     def channels(self, request: Request) -> Response:
-        return json_response({"channels": self._database.channels(_argument(request, "topic"))})
+        return json_response({"channels": self._database.channels(argument(request, "topic"))})
 
     def channels_of_partition(self, request: Request) -> Response:
-        topic = _argument(request, "topic")
+        topic = argument(request, "topic")
         if "partition" not in request.query:
             return self.channels(request)
         number = parse_partition(request.query["partition"])
@@ -219,20 +244,18 @@ class HttpApi:
         return json_response({"channels": self._database.channels_of_partition(topic, number)})
 
     def nodes(self, request: Request) -> Response:
-        listed = self._database.nodes(self._clock.monotonic_ns())
-        return json_response(
+        return json_response({"producers": self._node_rows()})
+
+    def _node_rows(self) -> list[dict[str, Any]]:
+        return [
             {
-                "producers": [
-                    {
-                        **_producer(found.node),
-                        "tombstones": found.tombstones,
-                        "topics": found.topics,
-                        **({"partitions": found.partitions} if found.partitions else {}),
-                    }
-                    for found in listed
-                ]
+                **producer_row(found.node),
+                "tombstones": found.tombstones,
+                "topics": found.topics,
+                **({"partitions": found.partitions} if found.partitions else {}),
             }
-        )
+            for found in self._database.nodes(self._clock.monotonic_ns())
+        ]
 
     def debug(self, request: Request) -> Response:
         """Answer with the database, by ``category:key:subkey``; times are kept monotonic and shown as wall time."""
@@ -249,7 +272,7 @@ class HttpApi:
     # --- changes
 
     def create_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        topic = _valid_argument(request, "topic")
+        topic = valid_argument(request, "topic")
         if asks_for_partitions(request.query):
             return self._create_partitions(topic, request)
         _log.info("DB: adding topic(%s)", topic)
@@ -267,11 +290,11 @@ class HttpApi:
         return EMPTY
 
     async def change_topic(self, request: Request) -> Response:
-        await self._admin.change(_valid_argument(request, "topic"), request.query)
+        await self._admin.change(valid_argument(request, "topic"), request.query)
         return EMPTY
 
     def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        topic = _argument(request, "topic")
+        topic = argument(request, "topic")
         if "partition" in request.query:
             return self._delete_partitions(topic, request.query["partition"])
         channels = self._database.delete_topic(topic)
@@ -289,7 +312,7 @@ class HttpApi:
         return EMPTY
 
     def create_channel(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        topic, channel = _valid_argument(request, "topic"), _valid_argument(request, "channel")
+        topic, channel = valid_argument(request, "topic"), valid_argument(request, "channel")
         if self._database.meta(topic).disable_channel_auto_create:
             return self._change_channel("create", topic, channel)
         _log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
@@ -297,7 +320,7 @@ class HttpApi:
         return EMPTY
 
     def delete_channel(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        topic, channel = _valid_argument(request, "topic"), _valid_argument(request, "channel")
+        topic, channel = valid_argument(request, "topic"), valid_argument(request, "channel")
         if self._database.meta(topic).disable_channel_auto_create:
             return self._change_channel("delete", topic, channel)
         if not self._database.delete_channel(topic, channel):
@@ -306,7 +329,7 @@ class HttpApi:
         return EMPTY
 
     def tombstone(self, request: Request) -> Response:
-        topic, node = _argument(request, "topic"), _argument(request, "node")
+        topic, node = argument(request, "topic"), argument(request, "node")
         restore = request.query.get("restore", "false")
         if restore not in ("true", "false", ""):
             raise HttpError(400, f"INVALID_ARG_RESTORE: restore={restore[:64]}, it must be true or false")
@@ -327,21 +350,24 @@ class HttpApi:
 _PONG = plain_response("OK")
 
 
-def _argument(request: Request, name: str) -> str:
+def argument(request: Request, name: str) -> str:
+    """Return a parameter that has to be there."""
     value = request.query.get(name)
     if value is None:
         raise HttpError(400, f"MISSING_ARG_{name.upper()}")
     return value
 
 
-def _valid_argument(request: Request, name: str) -> str:
-    value = _argument(request, name)
+def valid_argument(request: Request, name: str) -> str:
+    """Return a parameter that has to be there and a valid name."""
+    value = argument(request, name)
     if not is_valid_name(value):
         raise HttpError(400, f"INVALID_ARG_{name.upper()}")
     return value
 
 
-def _producer(node: NsqdNode) -> dict[str, Any]:
+def producer_row(node: NsqdNode) -> dict[str, Any]:
+    """Return a node as NSQ's clients know it."""
     return {
         "remote_address": node.remote_address,
         "hostname": node.hostname,
@@ -354,7 +380,7 @@ def _producer(node: NsqdNode) -> dict[str, Any]:
     }
 
 
-def _peer(node: NsqdNode) -> dict[str, Any]:
+def peer_row(node: NsqdNode) -> dict[str, Any]:
     """Return a node as the redesigned NSQ's clients know it."""
     return {
         "id": node.node_id,

@@ -28,6 +28,11 @@ TABLE: Table = {
     ("POST", "/channel/delete"): needs(ADMIN, by_topic=True),
 }
 
+CLUSTER_TABLE: Table = {
+    ("GET", "/cluster/status"): needs(READ),
+}
+"""Of a nsqlookupd that is one of a cluster."""
+
 STORE_TABLE: Table = {
     ("POST", "/v3/kv/range"): needs(ADMIN),
     ("POST", "/v3/kv/txn"): needs(ADMIN),

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flintmq.cluster.keys import CLUSTER_NAME
 from flintmq.errors import OptionError
+from flintmq.net.cluster_store import read_addresses
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.http_envelope import NSQ, STYLES
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.net.origin import check_origins
 from flintmq.options import MILLISECOND, MINUTE, SECOND, Address, Choice, Duration, Items, Options, Switch, Text, option
+
+OWN_STORE = "own"
 
 _LOGGING = "Logging"
 _ADDRESSES = "Addresses"
@@ -80,6 +84,42 @@ class NsqlookupdOptions(Options):
         origin="flintmq",
         default_text="none",
         hidden=True,  # nothing but tests uses such a store yet
+    )
+
+    cluster_store: tuple[str, ...] = option(
+        Items(Text("ADDR")),
+        (),
+        "coordination store of the cluster: own - that of --store-path; or host:port or http(s)://user:password@host:"
+        "port of members of an etcd, or of the nsqlookupd that keeps one",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,  # nsqd takes no part in a cluster yet
+    )
+    cluster_store_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for the nsqlookupd that keeps the store; read again when it changes",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster: str = option(
+        Text("NAME"),
+        "default",
+        "name of the cluster in the coordination store",
+        group=_PRODUCERS,
+        origin="flintmq",
+        hidden=True,
+    )
+    allow_same_host: bool = option(
+        Switch(),
+        False,
+        "let several copies of a partition be on one machine",
+        group=_PRODUCERS,
+        origin="flintmq",
+        hidden=True,
     )
 
     tls_cert: str = option(
@@ -160,4 +200,27 @@ class NsqlookupdOptions(Options):
             allowed = "it is for HTTPS: give --https-address as well"
             raise OptionError(attribute, getattr(self, attribute), allowed, "argument")
         check_http_auth(self)
+        self._check_cluster()
         check_origins(self.http_allow_origin)
+
+    def _check_cluster(self) -> None:
+        if CLUSTER_NAME.fullmatch(self.cluster) is None:
+            raise OptionError("cluster", self.cluster, "it must be 1 to 64 of A-Z a-z 0-9 _ . -", "argument")
+        if not self.cluster_store:
+            return
+        if self.is_own_store and not self.store_path:
+            raise OptionError("cluster_store", OWN_STORE, "own needs --store-path, where it is", "argument")
+        if not self.is_own_store:
+            try:
+                read_addresses(self.cluster_store)
+            except ValueError as error:
+                raise OptionError("cluster_store", "", str(error), "argument") from None
+        for name in ("tcp_address", "http_address"):
+            if "/" in getattr(self, name):
+                allowed = "in a cluster it must be host:port: others have to reach it"
+                raise OptionError(name, getattr(self, name), allowed, "argument")
+
+    @property
+    def is_own_store(self) -> bool:
+        """Whether the cluster's store is the one of this nsqlookupd."""
+        return self.cluster_store == (OWN_STORE,)

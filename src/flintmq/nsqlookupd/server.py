@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from flintmq import __version__
 from flintmq.cluster.registration import RegistrationDatabase
+from flintmq.cluster.state import LookupdRecord
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.debug import DebugApi
@@ -29,6 +30,7 @@ from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN, ServerTls
 from flintmq.nsqlookupd import metrics
 from flintmq.nsqlookupd.http_api import LookupdAddress, build_router
+from flintmq.nsqlookupd.http_permissions import CLUSTER_TABLE as CLUSTER_PERMISSIONS
 from flintmq.nsqlookupd.http_permissions import STORE_TABLE as STORE_PERMISSIONS
 from flintmq.nsqlookupd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -38,6 +40,7 @@ from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import LookupdInfo
 
 if TYPE_CHECKING:
+    from flintmq.nsqlookupd.cluster import Cluster
     from flintmq.nsqlookupd.store import EmbeddedStore
     from flintmq.storage import Files
 
@@ -65,6 +68,11 @@ class Nsqlookupd:
         self._options = options
         token = TokenFile(options.nsqd_http_token_file, env) if options.nsqd_http_token_file else None
         admin = TopicAdmin(self.database, env.clock, token)
+        self._store = None if files is None else _store(env, files)
+        self._cluster = _cluster(env, options, self.database, self._store) if options.cluster_store else None
+        api = None
+        if self._cluster is not None:
+            api = self._cluster.api(self.database, env, admin, self._own_address, options)
         router = build_router(
             self.database,
             env.clock,
@@ -72,12 +80,16 @@ class Nsqlookupd:
             self._own_address,
             options.allow_write_with_nochannels,
             options.http_style,
+            api,
         )
+        if api is not None:
+            api.add_routes(router)
         self._admin = admin
         metrics.add_route(router, env.clock, self.database, __version__)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
-        self._store = None if files is None else _store(router, env, files)
+        if self._store is not None:
+            _add_store_routes(router, self._store, env)
         self._auth = _auth(options, router, env)
         check = None if self._auth is None else self._auth.check
         self._tls = _tls(options)
@@ -87,6 +99,8 @@ class Nsqlookupd:
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
         self._sessions = Sessions(self.database, env.clock, self._info, idle_deadline_s)
         self._sessions.on_change = admin.registered
+        if self._cluster is not None:
+            self._cluster.watch(self._sessions, admin)
         self._listener: Listener | None = None
 
     async def start(self) -> None:
@@ -107,6 +121,8 @@ class Nsqlookupd:
             raise
         if self._store is not None:
             self._store.start()
+        if self._cluster is not None:
+            self._cluster.start(self._record())
 
     async def _listen(self) -> None:
         new_tls = None if self._tls is None else self._tls.engines()
@@ -139,6 +155,8 @@ class Nsqlookupd:
         if self._listener is not None:
             self._listener.close()
         await self._admin.close()
+        if self._cluster is not None:
+            await self._cluster.close()
         self._sessions.close_all()
         self._debug.close()
         for server in self._servers():
@@ -157,6 +175,8 @@ class Nsqlookupd:
         servers = [server.describe() for server in self._servers()]
         if self._store is not None:
             servers.append(self._store.describe())
+        if self._cluster is not None:
+            servers.append(self._cluster.coordinator.describe())
         return "\n".join((self.database.describe(), self._sessions.describe(), *servers))
 
     def _own_address(self) -> LookupdAddress:
@@ -166,6 +186,11 @@ class Nsqlookupd:
         is_reachable = http_port != PATH_PORT and host not in ("", "0.0.0.0", "::")
         name = options.broadcast_address or (host if is_reachable else self._env.hostname)
         return LookupdAddress(name, self.tcp_address[1], http_port)
+
+    def _record(self) -> LookupdRecord:
+        address = self._own_address()
+        lookupd, incarnation = (f"{self._env.random.getrandbits(64):016x}" for _ in range(2))
+        return LookupdRecord(lookupd, incarnation, address.host, address.tcp_port, address.http_port)
 
     def _info(self) -> LookupdInfo:
         """Return the answer to an nsqd's IDENTIFY."""
@@ -178,13 +203,27 @@ class Nsqlookupd:
         )
 
 
-def _store(router: Router, env: Env, files: Files) -> EmbeddedStore:
-    from flintmq.nsqlookupd import store_api  # for those who have a store
-    from flintmq.nsqlookupd.store import EmbeddedStore
+def _store(env: Env, files: Files) -> EmbeddedStore:
+    from flintmq.nsqlookupd.store import EmbeddedStore  # for those who have a store
 
-    store = EmbeddedStore(env, files)
+    return EmbeddedStore(env, files)
+
+
+def _add_store_routes(router: Router, store: EmbeddedStore, env: Env) -> None:
+    from flintmq.nsqlookupd import store_api
+
     store_api.add_routes(router, store, env)
-    return store
+
+
+def _cluster(
+    env: Env,
+    options: NsqlookupdOptions,
+    database: RegistrationDatabase,
+    own: EmbeddedStore | None,
+) -> Cluster:
+    from flintmq.nsqlookupd.cluster import Cluster  # for those who are in one
+
+    return Cluster(env, options, database, own)
 
 
 def _tls(options: NsqlookupdOptions) -> ServerTls | None:
@@ -200,7 +239,8 @@ def _auth(options: NsqlookupdOptions, router: Router, env: Env) -> HttpAuth | No
     if not options.http_auth_tokens_file:
         return None
     file, trusts = options.http_auth_tokens_file, options.http_auth_client_cert
-    return HttpAuth(file, router, {**HTTP_PERMISSIONS, **STORE_PERMISSIONS}, env, trusts, "nsqlookupd")
+    permissions = {**HTTP_PERMISSIONS, **CLUSTER_PERMISSIONS, **STORE_PERMISSIONS}
+    return HttpAuth(file, router, permissions, env, trusts, "nsqlookupd")
 
 
 async def main(

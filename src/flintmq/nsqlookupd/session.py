@@ -67,6 +67,9 @@ class Sessions:
         self.idle_deadline_s = max(idle_deadline_s, IDLE_DEADLINE_MIN_S)
         self.connections_max = connections_max
         self.on_change: Callable[[str], None] = lambda _topic: None  # told of a topic that was registered for
+        self.on_identified: Callable[[NsqdNode], None] = lambda _node: None
+        self.on_gone: Callable[[NsqdNode], None] = lambda _node: None
+        self.cluster_id: Callable[[], str] = lambda: ""  # of which a node must be that is of any
         self.turns = Turns(asyncio.get_running_loop(), clock.monotonic_ns)
         self._open: dict[LookupSession, None] = {}
         self._node_ids: dict[str, None] = {}
@@ -86,17 +89,18 @@ class Sessions:
         self._open[session] = None
         return True
 
-    def discard(self, session: LookupSession, node_id: str) -> None:
+    def discard(self, session: LookupSession, node: NsqdNode | None) -> None:
         """Forget a closed session and drop its node.
 
         Args:
-            node_id: empty when the peer never identified itself.
+            node: None when the peer never identified itself.
         """
         self._open.pop(session, None)
-        if node_id:
-            removed = self.database.remove_node(node_id)
-            self._node_ids.pop(node_id, None)
-            _log.info("CLIENT(%s): closing, %d registrations removed", node_id, len(removed))
+        if node is not None:
+            removed = self.database.remove_node(node.node_id)
+            self._node_ids.pop(node.node_id, None)
+            _log.info("CLIENT(%s): closing, %d registrations removed", node.node_id, len(removed))
+            self.on_gone(node)
 
     def new_node_id(self, remote_address: str) -> str:
         """Return the node's id: its remote address, as upstream.
@@ -129,6 +133,7 @@ class LookupSession(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._remote_address = "@"
         self._node_id = ""
+        self._node: NsqdNode | None = None
         self._active_at = loop.time()
         self._deadline: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
@@ -221,7 +226,7 @@ class LookupSession(asyncio.Protocol):
         for timer in (self._deadline, self._linger):
             if timer is not None:
                 timer.cancel()
-        self._sessions.discard(self, self._node_id)
+        self._sessions.discard(self, self._node)
 
     # --- commands
 
@@ -242,6 +247,9 @@ class LookupSession(asyncio.Protocol):
         return OK_RESPONSE
 
     def _identify(self, peer: PeerInfo) -> None:
+        ours = self._sessions.cluster_id()
+        if peer.cluster_id and ours and peer.cluster_id != ours:
+            raise RemoteProtocolError("E_INVALID", f"IDENTIFY of cluster {peer.cluster_id[:64]}, this is {ours}")
         self._node_id = self._sessions.new_node_id(self._remote_address)
         node = NsqdNode(
             node_id=self._node_id,
@@ -258,6 +266,8 @@ class LookupSession(asyncio.Protocol):
             is_draining=peer.draining,
         )
         self._sessions.database.add_node(node)
+        self._node = node
+        self._sessions.on_identified(node)
         facts = (self._node_id, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version)
         _log.info("CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s", *facts)
 

@@ -25,7 +25,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flintmq.cluster.store import Compacted, KeyValue, Span, StoreUnavailable
+from flintmq.cluster.store import Compacted, Events, KeyValue, Span, StoreUnavailable
 from flintmq.cluster.store_state import Changes, StoreLimits, StoreState
 from flintmq.env import Env
 from flintmq.errors import DamagedDatabase, StorageError
@@ -111,6 +111,7 @@ class EmbeddedStore:
         self._failure = ""
         self._turned_ns = 0
         self._watchers: dict[_Watcher, None] = {}
+        self._listeners: dict[Callable[[], None], None] = {}
         self._lines: dict[tuple[Span, int, int], tuple[int, bytes]] = {}
         self.answers = Answers(0)
 
@@ -290,6 +291,8 @@ class EmbeddedStore:
         self._lines.clear()
         for watcher in list(self._watchers):
             watcher.wake()
+        for woken in list(self._listeners):
+            woken()
 
     # --- watching
 
@@ -314,6 +317,28 @@ class EmbeddedStore:
     def forget(self, watcher: _Watcher) -> None:
         """A watch has ended."""
         self._watchers.pop(watcher, None)
+
+    def listen(self, woken: Callable[[], None]) -> None:
+        """Call ``woken`` whenever more may be told, until :meth:`unlisten`."""
+        self._listeners[woken] = None
+
+    def unlisten(self, woken: Callable[[], None]) -> None:
+        """Call it no longer."""
+        self._listeners.pop(woken, None)
+
+    def events_after(self, span: Span, after: int) -> Events:
+        """Return what comes next in a span, as far as it may be told.
+
+        Raises:
+            Compacted: it is forgotten.
+        """
+        reached = after
+        while reached < self._durable_revision:
+            events = self._state.events(span, reached, self._durable_revision)
+            reached = events.revision
+            if events.events:
+                return events
+        return Events(reached, ())
 
     def lines_after(self, span: Span, after: int) -> tuple[int, bytes]:
         """Return what comes next in a span as one line, empty when there is nothing, and how far it reaches.

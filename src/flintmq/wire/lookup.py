@@ -48,6 +48,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     Attributes:
         distributed_id: the node's id when it has topics with partitions; empty for a plain nsqd.
         draining: it takes no more messages; only ours say so, and only while they do.
+        cluster_id: of the cluster that the node is one of; empty: of none.
     """
 
     version: str = ""
@@ -59,6 +60,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     topology_region: str = ""
     distributed_id: str = ""
     draining: bool = False
+    cluster_id: str = ""
 
     def problem(self) -> str:
         """Return what is wrong with it, as the detail of an E_BAD_BODY; empty when nothing is."""
@@ -377,6 +379,8 @@ def encode_identify(peer: PeerInfo) -> bytes:
         del fields["distributed_id"]  # NSQ's nsqd sends every field but this one, empty ones too
     if not peer.draining:
         del fields["draining"]
+    if not peer.cluster_id:
+        del fields["cluster_id"]
     body = msgspec.json.encode(fields)
     return b"IDENTIFY\n" + _INT32.pack(len(body)) + body
 

@@ -137,7 +137,8 @@ class Master:
                     return self.reasons[begun:]
                 continue
             for swap in swaps:
-                self.controller.ended(swap, self.world.swap(swap))
+                self.world.swap(swap)
+                self.controller.ended(swap, is_known=True)
         raise AssertionError(f"it does not come to an end: {self.controller.describe()}")
 
     def all_topics(self) -> Iterator[str]:

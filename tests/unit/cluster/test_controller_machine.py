@@ -141,8 +141,8 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), answered=st.booleans())
     def carries_out(self, data: st.DataObject, answered: bool) -> None:
         master, swap = self.given_out.pop(data.draw(st.integers(0, len(self.given_out) - 1)))
-        swapped = self.world.swap(swap)
-        master.controller.ended(swap, swapped if answered else None)
+        self.world.swap(swap)
+        master.controller.ended(swap, is_known=answered)
 
     @precondition(lambda self: self.given_out)
     @rule(data=st.data())

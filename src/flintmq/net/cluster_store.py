@@ -1,0 +1,75 @@
+"""The coordination store that an option names: its addresses as people write them.
+
+``host:port``, or ``http(s)://[user:password@]host:port``, all of one store: members of an etcd, or one nsqlookupd that
+keeps a store. Both daemons read the option with the same function.
+
+Source: design/cluster.md section 2, Revision 2 H12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit
+
+from flintmq.env import Env
+from flintmq.net.address import format_address, split_address
+from flintmq.net.etcd import EtcdOptions, EtcdStore
+from flintmq.net.http_auth import TokenFile
+from flintmq.net.tls import client_context
+
+FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
+_DEFAULT_PORTS = {"http": 2379, "https": 2379}
+
+
+def read_addresses(addresses: Sequence[str]) -> tuple[list[str], str, str]:
+    """Read addresses; return the endpoints as URLs, the user and the password.
+
+    Raises:
+        ValueError: one cannot be read, or they name different users; its text has no password.
+    """
+    endpoints: list[str] = []
+    users: dict[tuple[str, str], None] = {}
+    for number, text in enumerate(addresses, 1):
+        try:
+            url, user, password = _read(text)
+        except ValueError:
+            raise ValueError(f"address {number} of {len(addresses)} cannot be read: {FORM}") from None
+        endpoints.append(url)
+        if user:
+            users[user, password] = None
+    if len(users) > 1:
+        raise ValueError("the addresses have different users or passwords, and they are of one store: give one")
+    user, password = next(iter(users), ("", ""))
+    return list(dict.fromkeys(endpoints)), user, password
+
+
+def _read(text: str) -> tuple[str, str, str]:
+    if "://" not in text:
+        found = split_address(text)
+        if found is None or not found[0] or not 0 < found[1] < 65536:
+            raise ValueError(text)
+        return f"http://{format_address(*found)}", "", ""
+    parts = urlsplit(text)
+    port = parts.port  # also refused when it is no number
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.path not in ("", "/"):
+        raise ValueError(text)
+    if parts.query or parts.fragment or port == 0:
+        raise ValueError(text)
+    address = format_address(parts.hostname, _DEFAULT_PORTS[parts.scheme] if port is None else port)
+    return f"{parts.scheme}://{address}", unquote(parts.username or ""), unquote(parts.password or "")
+
+
+def open_store(env: Env, addresses: Sequence[str], token: TokenFile | None = None) -> EtcdStore:
+    """Return the store behind addresses; nothing is asked yet.
+
+    Args:
+        token: shown to a nsqlookupd that asks for one.
+
+    Raises:
+        ValueError: an address cannot be read.
+        StoreRefused: there is none.
+    """
+    endpoints, user, password = read_addresses(addresses)
+    is_secured = any(endpoint.startswith("https:") for endpoint in endpoints)
+    context = client_context() if is_secured else None
+    return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token))

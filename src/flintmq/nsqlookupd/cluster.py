@@ -1,0 +1,84 @@
+"""A nsqlookupd that is one of a cluster: the store it was given, its coordinator, and what else has to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.registration import RegistrationDatabase
+from flintmq.cluster.state import LookupdRecord
+from flintmq.env import Env
+from flintmq.net.cluster_store import open_store
+from flintmq.net.etcd import EtcdStore
+from flintmq.net.http_auth import TokenFile
+from flintmq.nsqlookupd.cluster_api import ClusterApi
+from flintmq.nsqlookupd.coordinator import Coordinator
+from flintmq.nsqlookupd.http_api import LookupdAddress
+from flintmq.nsqlookupd.options import NsqlookupdOptions
+from flintmq.nsqlookupd.own_store import OwnStore
+from flintmq.nsqlookupd.session import Sessions
+from flintmq.nsqlookupd.store import EmbeddedStore
+from flintmq.nsqlookupd.topics import TopicAdmin
+
+
+class Cluster:
+    """The parts of a nsqlookupd that it has in a cluster alone.
+
+    Args:
+        own: the store of this nsqlookupd, if it has one.
+
+    Raises:
+        StoreRefused: the addresses of the store cannot be used.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        options: NsqlookupdOptions,
+        database: RegistrationDatabase,
+        own: EmbeddedStore | None,
+    ) -> None:
+        self._store: EtcdStore | OwnStore
+        if options.is_own_store:
+            assert own is not None, "the options were checked"
+            self._store = OwnStore(own, env.random)
+        else:
+            file = options.cluster_store_token_file
+            self._store = open_store(env, options.cluster_store, TokenFile(file, env) if file else None)
+        keys = Keys(options.cluster)
+        self.coordinator = Coordinator(env, self._store, keys, database, options.allow_same_host)
+
+    def api(
+        self,
+        database: RegistrationDatabase,
+        env: Env,
+        admin: TopicAdmin,
+        me: Callable[[], LookupdAddress],
+        options: NsqlookupdOptions,
+    ) -> ClusterApi:
+        """Return the handlers of the HTTP API."""
+        allows_writing = options.allow_write_with_nochannels
+        return ClusterApi(database, env.clock, admin, me, allows_writing, self.coordinator)
+
+    def watch(self, sessions: Sessions, admin: TopicAdmin) -> None:
+        """Hear of nsqds that come and go, and of what they register."""
+        coordinator = self.coordinator
+
+        def registered(topic: str) -> None:
+            coordinator.registered(topic)
+            if not coordinator.has_topic(topic):  # nodes of the cluster follow the store
+                admin.registered(topic)
+
+        sessions.on_change = registered
+        sessions.on_identified = coordinator.connected
+        sessions.on_gone = coordinator.disconnected
+        sessions.cluster_id = lambda: coordinator.cluster_id
+
+    def start(self, me: LookupdRecord) -> None:
+        """Take part from now on."""
+        self.coordinator.start(me)
+
+    async def close(self) -> None:
+        """Take part no longer."""
+        await self.coordinator.close()
+        await self._store.close()

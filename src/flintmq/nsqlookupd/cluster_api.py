@@ -1,0 +1,258 @@
+"""nsqlookupd's HTTP API in a cluster: topics of the cluster are answered from its store, all others as without one.
+
+Rules of this file:
+
+- Any nsqlookupd answers every question; what changes the cluster is handed on to the master, once, and answered here
+  when it is known here, too.
+- A topic of the cluster is served by whoever leads according to the store, whatever else says that it does; it can be
+  read from once its leader has registered it.
+
+Source: design/cluster.md section 2, Revision 2 H8, H12, H14; reference/youzan.md 1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from flintmq.clock import Clock
+from flintmq.cluster.registration import Lookup, NsqdNode, Partitions, RegistrationDatabase
+from flintmq.cluster.state import LookupdRecord, NodeRecord
+from flintmq.names import is_ephemeral
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import Endpoint, NoAnswer
+from flintmq.net.http_exchange import Request as Question
+from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE
+from flintmq.net.http_server import EMPTY, HttpError, Request, Response, Router, json_response
+from flintmq.nsqlookupd.coordinator import Coordinator, Leader, NotDone, NotMaster
+from flintmq.nsqlookupd.http_api import HttpApi, LookupdAddress, argument, producer_row, valid_argument
+from flintmq.nsqlookupd.topics import TopicAdmin
+from flintmq.topic_meta import (
+    PLAIN,
+    REPLICATOR_MAX,
+    BadTopicMeta,
+    TopicMeta,
+    asks_for_partitions,
+    changed_meta,
+    meta_of_query,
+)
+from flintmq.wire.identify import NSQ_VERSION
+
+HANDED_ON = "X-Flintmq-Handed-On"
+"""Of a request that another nsqlookupd has handed on, with the id of its cluster; it is not handed on again."""
+HAND_ON_TIMEOUT_S = 25.0
+"""Longer than the master takes for anything."""
+DEFAULT_COPIES = 3
+"""Of the partitions of a topic that is made without saying how many; fewer when there are fewer nodes."""
+
+
+class ClusterApi(HttpApi):
+    """The handlers.
+
+    Args:
+        coordinator: this nsqlookupd's part in the cluster.
+    """
+
+    def __init__(
+        self,
+        database: RegistrationDatabase,
+        clock: Clock,
+        admin: TopicAdmin,
+        me: Callable[[], LookupdAddress],
+        allow_write_without_channels: bool,
+        coordinator: Coordinator,
+    ) -> None:
+        super().__init__(database, clock, admin, me, allow_write_without_channels)
+        self._coordinator = coordinator
+
+    def add_routes(self, router: Router) -> None:
+        """Answer what a nsqlookupd without a cluster does not know."""
+        router.add("GET", "/cluster/status", self.status, takes=("topic",))
+
+    # --- questions
+
+    def status(self, request: Request) -> Response:
+        return json_response(self._coordinator.status(request.query.get("topic", "")))
+
+    def _nodes_of(self, topic: str) -> Lookup | None:
+        if not self._coordinator.has_topic(topic):
+            return super()._nodes_of(topic)
+        nodes = [leader.registration.node for leader in self._readable(topic).values() if leader.registration]
+        return Lookup(self._database.channels(topic), _distinct(nodes))
+
+    def _partitions_of(self, topic: str, is_for_writing: bool) -> Partitions | None:
+        coordinator = self._coordinator
+        if not coordinator.has_topic(topic):
+            return super()._partitions_of(topic, is_for_writing)
+        found = coordinator.leaders(topic) if is_for_writing else self._readable(topic)
+        if is_for_writing:
+            found = {number: leader for number, leader in found.items() if not self._is_hidden(leader)}
+        leaders = {number: _node(leader) for number, leader in found.items()}
+        meta, channels = self._meta(topic), self._database.channels(topic)
+        if meta.is_partitioned:
+            return Partitions(channels, meta, leaders, [])
+        return Partitions(channels, meta, {}, _distinct(list(leaders.values())))
+
+    def _readable(self, topic: str) -> dict[int, Leader]:
+        return {number: leader for number, leader in self._coordinator.leaders(topic).items() if leader.is_ready}
+
+    def _is_hidden(self, leader: Leader) -> bool:
+        if leader.node.is_draining:
+            return True
+        registration = leader.registration
+        return registration is not None and self._database.is_hidden(registration, self._clock.monotonic_ns())
+
+    def members(self, request: Request) -> Response:
+        """List every nsqlookupd of the cluster."""
+        view = self._coordinator.view
+        addresses = dict.fromkeys(_address(record) for _, record in sorted(view.lookupds.items()))
+        rows = [address.row() for address in addresses] or [self._me().row()]
+        leader = None if view.master is None else _address(view.master).row()
+        return json_response({"lookupdleader": leader or rows[0], "lookupdnodes": rows})
+
+    def _topic_names(self) -> list[str]:
+        return sorted({*super()._topic_names(), *self._coordinator.view.topics})
+
+    def _meta(self, topic: str) -> TopicMeta:
+        record = self._coordinator.view.topics.get(topic)
+        return super()._meta(topic) if record is None else record.meta
+
+    def _node_rows(self) -> list[dict[str, Any]]:
+        rows = super()._node_rows()
+        connected = {(row["broadcast_address"], row["tcp_port"]) for row in rows}
+        view = self._coordinator.view
+        for name, record in sorted(view.nodes.items()):
+            if (record.host, record.tcp_port) in connected:
+                continue
+            led: dict[str, list[int]] = {}
+            for partition in sorted(view.led.get(name, ())):
+                if view.leader(partition) is not None:
+                    led.setdefault(partition[0], []).append(partition[1])
+            named = {topic: numbers for topic, numbers in led.items() if self._meta(topic).is_partitioned}
+            row = {**producer_row(_unconnected(record)), "tombstones": [False] * len(led), "topics": list(led)}
+            rows.append({**row, "partitions": named} if named else row)
+        return rows
+
+    # --- changes
+
+    def create_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        topic = valid_argument(request, "topic")
+        if is_ephemeral(topic):
+            return super().create_topic(request)  # as without a cluster: it is one node's
+        return self._at_master(request, lambda: self._created(topic, request.query), topic, is_there=True)
+
+    async def _created(self, topic: str, query: Mapping[str, str]) -> None:
+        coordinator = self._coordinator
+        if not coordinator.has_topic(topic) and (holders := self._database.holders(topic)):
+            raise HttpError(
+                400,
+                f"topic {topic} is there already, on nsqd {holders[0].http_address} alone and not in the cluster: "
+                "delete it there first",
+            )
+        if not asks_for_partitions(query):
+            count = max(1, coordinator.takers_count())
+            meta = msgspec.structs.replace(PLAIN, replica=min(DEFAULT_COPIES, coordinator.places_count()))
+            await coordinator.create(topic, meta, count, is_any_fine=True)
+            return
+        try:
+            meta = meta_of_query(query, REPLICATOR_MAX)
+        except BadTopicMeta as error:
+            raise HttpError(400, str(error)) from None
+        await coordinator.create(topic, meta, meta.partition_num)
+
+    def change_topic(self, request: Request) -> Coroutine[Any, Any, Response]:
+        topic = valid_argument(request, "topic")
+        if not self._coordinator.has_topic(topic):
+            return super().change_topic(request)
+        return self._at_master(request, lambda: self._changed(topic, request.query), topic, is_there=True)
+
+    async def _changed(self, topic: str, query: Mapping[str, str]) -> None:
+        def changed(meta: TopicMeta) -> TopicMeta:
+            try:
+                return changed_meta(meta, query)
+            except BadTopicMeta as error:
+                raise HttpError(400, str(error)) from None
+
+        await self._coordinator.change(topic, changed)
+
+    def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        topic = argument(request, "topic")
+        if not self._coordinator.has_topic(topic):
+            return super().delete_topic(request)
+        if request.query.get("partition", "**") != "**":
+            raise HttpError(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
+        return self._at_master(request, lambda: self._coordinator.delete(topic), topic, is_there=False)
+
+    async def _at_master(
+        self, request: Request, change: Callable[[], Coroutine[Any, Any, None]], topic: str, is_there: bool
+    ) -> Response:
+        """Change something as the master, or have it do it; return when that is known here.
+
+        Args:
+            is_there: the topic is to be there afterwards; False: it is to be gone.
+        """
+        coordinator = self._coordinator
+        handed_on = request.header(HANDED_ON)
+        if handed_on and coordinator.cluster_id and handed_on != coordinator.cluster_id:
+            text = f"this nsqlookupd is of cluster {coordinator.cluster_id}, the request of {handed_on[:64]}"
+            raise HttpError(400, text)
+        if coordinator.is_master or coordinator.problem:
+            try:
+                await change()
+            except NotMaster as error:
+                raise HttpError(503, str(error)) from None
+            except NotDone as error:
+                raise HttpError(400 if error.is_bad_request else 503, error.reason) from None
+            return EMPTY
+        master = coordinator.view.master
+        if handed_on or master is None:
+            why = "is not the master of the cluster any more" if handed_on else "knows of no master of the cluster"
+            raise HttpError(503, f"this nsqlookupd {why}: nothing was changed, ask again presently")
+        response = await self._ask_master(request, master)
+        if response.status == 200:
+            await coordinator.until_seen(topic, is_there)
+        return response
+
+    async def _ask_master(self, request: Request, master: LookupdRecord) -> Response:
+        headers = {"Accept": "application/vnd.nsq; version=1.0", HANDED_ON: self._coordinator.cluster_id or "unknown"}
+        if authorization := request.header("Authorization"):
+            headers["Authorization"] = authorization
+        question = Question(request.method, Endpoint("http", master.host, master.http_port), request.target, headers)
+        try:
+            answer = await HttpClient().ask(question, timeout_s=HAND_ON_TIMEOUT_S)
+        except NoAnswer as error:
+            raise HttpError(
+                503, f"the master of the cluster did not answer, and may have done what was asked: {error}; ask again"
+            ) from None
+        return Response(answer.status, answer.body, (JSON_TYPE, NSQ_TYPE) if answer.body else (NSQ_TYPE,))
+
+
+def _address(record: LookupdRecord) -> LookupdAddress:
+    return LookupdAddress(record.host, record.tcp_port, record.http_port)
+
+
+def _node(leader: Leader) -> NsqdNode:
+    return _unconnected(leader.node) if leader.registration is None else leader.registration.node
+
+
+def _unconnected(record: NodeRecord) -> NsqdNode:
+    """Return a node that has no connection here, as the store has it."""
+    address = f"{record.host}:{record.tcp_port}"
+    return NsqdNode(
+        node_id=address,
+        remote_address=address,
+        hostname=record.host,
+        broadcast_address=record.host,
+        tcp_port=record.tcp_port,
+        http_port=record.http_port,
+        version=NSQ_VERSION,
+        topology_zone=record.zone,
+        distributed_id=f"{record.host}:{record.peer_port}:{record.tcp_port}:{record.number}",
+        is_draining=record.is_draining,
+    )
+
+
+def _distinct(nodes: list[NsqdNode]) -> list[NsqdNode]:
+    return sorted({node.node_id: node for node in nodes}.values(), key=lambda node: node.sort_key)

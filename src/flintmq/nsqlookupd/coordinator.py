@@ -1,0 +1,690 @@
+"""A nsqlookupd's part in a cluster: it follows the store, and coordinates while it is the master.
+
+Rules of this file:
+
+- What lookups need is in memory, and stays when the store is away; what changes something needs the store.
+- Only the master decides, and each of its swaps compares that it is that still; so two of them do no harm.
+- Nothing is looked at again and again: a change in the store, a connection that breaks or a swap that ends is what
+  makes the master look. Swaps go to the store together, several transactions at once, with a bound.
+- Every wait of a request has a deadline, after which its answer says what is missing and what to do.
+
+Source: design/cluster.md section 2, Revision 2 H11, H12, H14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from flintmq.cluster.controller import Controller, Refused, Swap, why_no_leader
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase
+from flintmq.cluster.state import BadState, ClusterRecord, LookupdRecord, NodeRecord, decode, encode
+from flintmq.cluster.store import (
+    Compare,
+    Delete,
+    Events,
+    Fate,
+    KeyValue,
+    OutcomeUnknown,
+    Put,
+    Snapshot,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    Swapped,
+    Txn,
+    follow,
+    swap,
+)
+from flintmq.cluster.view import TopicChange, Unreadable, View
+from flintmq.env import Env
+from flintmq.errors import FlintError
+from flintmq.net.membership import Candidacy, Membership, Replaced
+from flintmq.net.tasks import kept_up, tell
+from flintmq.topic_meta import TopicMeta
+
+CLUSTER_VERSION = 1
+"""Of the values in the store."""
+BATCH_COUNT_MAX = 32
+"""Swaps of one transaction."""
+BATCHES_MAX = 4
+"""Transactions at once."""
+CREATED_WITHIN_S = 10.0
+DELETED_WITHIN_S = 10.0
+SEEN_WITHIN_S = 5.0
+"""Until the nsqlookupd that was asked has in its view what the master has done."""
+AGAIN_S = 0.2
+"""After the store could not be asked."""
+PROBE_TIMEOUT_S = 1.0
+PROBE_PAUSE_S = 0.2
+PROBE_COUNT = 2
+"""A process that is killed closes its connections one after the other: its port may take one more."""
+
+_log = logging.getLogger(__name__)
+
+
+class NotMaster(FlintError):
+    """This nsqlookupd does not coordinate, or not any more: ask the one that does."""
+
+    def __str__(self) -> str:
+        return "this nsqlookupd is not the master of the cluster, or is it no longer; ask again"
+
+
+class NotDone(FlintError):
+    """Something was asked of the cluster and did not take place, or not all of it.
+
+    Args:
+        reason: what is so now, and what to do.
+        is_bad_request: it will never take place as it was asked.
+    """
+
+    def __init__(self, reason: str, is_bad_request: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_bad_request = is_bad_request
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class OtherCluster(FlintError):
+    """The store is of another cluster, or of a release that this one does not know.
+
+    Args:
+        reason: what was found, and what to do.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A partition's leader, as lookups have it.
+
+    Attributes:
+        node: of the store.
+        registration: of the topic by its connection to this nsqlookupd; None: it has none.
+        is_ready: it has said here that it leads and can be read from.
+    """
+
+    node: NodeRecord
+    registration: Registration | None
+    is_ready: bool
+
+
+class Coordinator:
+    """The part.
+
+    Args:
+        database: what nsqds say over their connections.
+        allow_same_host: several copies of a partition may be on one machine.
+    """
+
+    def __init__(
+        self, env: Env, store: Store, keys: Keys, database: RegistrationDatabase, allow_same_host: bool = False
+    ) -> None:
+        self.view = View(keys)
+        self.cluster_id = ""
+        self.problem = ""
+        self._env = env
+        self._store = store
+        self._keys = keys
+        self._database = database
+        self._allow_same_host = allow_same_host
+        self._membership: Membership | None = None
+        self._candidacy: Candidacy | None = None
+        self._controller: Controller | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._batches: set[asyncio.Task[None]] = set()
+        self._todo = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._following: asyncio.Task[None] | None = None
+        self._joining: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    # --- living
+
+    def start(self, me: LookupdRecord) -> None:
+        """Begin to follow, to be listed, and to compete for being master."""
+        loop = asyncio.get_running_loop()
+        self._following = loop.create_task(kept_up(self._follow, "following the cluster"))
+        self._joining = loop.create_task(kept_up(lambda: self._join(me), "joining the cluster"))
+
+    async def close(self) -> None:
+        """Leave the cluster."""
+        self._is_closing = True
+        tasks = [task for task in (self._joining, self._following, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._leave()
+
+    async def _join(self, me: LookupdRecord) -> None:
+        while not self.cluster_id:
+            try:
+                self.cluster_id = await self._agree_on_cluster()
+            except OtherCluster as error:
+                self._fail(str(error))
+                return
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                self._warn(error)
+                await asyncio.sleep(AGAIN_S)
+        _log.info("CLUSTER: %s, id %s", self._keys.cluster, self.cluster_id)
+        self._membership = Membership(
+            self._store, self._env.clock, self._keys.lookupd(me.lookupd), me, on_replaced=self._replaced
+        )
+        self._candidacy = Candidacy(self._membership, self._keys.master, self._elected, self._lost)
+        self._membership.start()
+        self._candidacy.start()
+        self._changed()
+
+    async def _agree_on_cluster(self) -> str:
+        """Return the id of the cluster; make its record when there is none.
+
+        Raises:
+            OtherCluster: it is none that this release can take part in.
+            StoreError: the store did not answer.
+        """
+        key = self._keys.record
+        pair = await self._store.get(key)
+        while pair is None:
+            record = ClusterRecord(f"{self._env.random.getrandbits(64):016x}", CLUSTER_VERSION)
+            pair = (await swap(self._store, key, None, encode(record))).now
+        try:
+            record = decode(key, pair.value, ClusterRecord)
+        except BadState as error:
+            raise OtherCluster(f"{error}; this nsqlookupd takes no part") from None
+        if record.version != CLUSTER_VERSION:
+            raise OtherCluster(
+                f"the cluster {self._keys.cluster} has values of version {record.version}, this nsqlookupd knows "
+                f"{CLUSTER_VERSION} and takes no part; run releases that fit together"
+            )
+        return record.cluster_id
+
+    def _replaced(self, error: Replaced) -> None:
+        self._fail(str(error))
+
+    def _fail(self, problem: str) -> None:
+        """Take no part any more."""
+        if self.problem:
+            return
+        self.problem = problem
+        _log.critical("CLUSTER: %s", problem)
+        self._changed()
+        if not self._is_closing:
+            self._begin(self._leave(), "leaving the cluster")
+
+    async def _leave(self) -> None:
+        await self._stop_working()
+        candidacy, self._candidacy = self._candidacy, None
+        membership, self._membership = self._membership, None
+        if candidacy is not None:
+            await candidacy.resign()
+        if membership is not None:
+            await membership.close()
+
+    def _warn(self, error: StoreError) -> None:
+        _log.warning("CLUSTER: %s", error)
+
+    # --- following
+
+    async def _follow(self) -> None:
+        has_warned = False
+        while True:
+            try:
+                async with aclosing(follow(self._store, self._keys.all)) as following:
+                    async for told in following:
+                        has_warned = False
+                        self._take(told)
+            except StoreError as error:
+                if not has_warned:
+                    _log.warning("CLUSTER: the store is not followed, lookups are as it was last known: %s", error)
+                has_warned = True
+            await asyncio.sleep(AGAIN_S)
+
+    def _take(self, told: Snapshot | Events) -> None:
+        changes = self.view.feed(told)
+        for change in changes:
+            if isinstance(change, Unreadable):
+                _log.error("CLUSTER: %s; what it is about stays as it is", change.error)
+            elif isinstance(change, TopicChange) and change.now is None and change.before is not None:
+                self._database.delete_topic(change.topic)
+        if self._controller is not None:
+            self._controller.see(changes, isinstance(told, Snapshot))
+        found = self.view.cluster
+        if self.cluster_id and (found is None or found.cluster_id != self.cluster_id):
+            there = "has no cluster" if found is None else f"has the cluster {found.cluster_id}"
+            self._fail(
+                f"the store {there} under the name {self._keys.cluster}, this nsqlookupd is of {self.cluster_id}: the "
+                "store was emptied or exchanged. Give it back its content, or start all nsqlookupds and nsqds anew"
+            )
+        self._changed()
+
+    def _changed(self) -> None:
+        """Something may be so that somebody waits for, or that is to be acted on."""
+        self._todo.set()
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so; return whether it is."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_so():
+                    future = loop.create_future()
+                    self._waiting.append(future)
+                    await future
+        return is_so()
+
+    # --- connections of nsqds
+
+    def registered(self, _topic: str) -> None:
+        """An nsqd has registered something."""
+        self._changed()
+
+    def connected(self, node: NsqdNode) -> None:
+        """An nsqd has introduced itself."""
+        record = self.view.node_at(node.broadcast_address, node.tcp_port)
+        if record is not None and self._controller is not None:
+            self._controller.trust(record.node, record.incarnation)
+            self._changed()
+
+    def disconnected(self, node: NsqdNode) -> None:
+        """The connection of an nsqd has ended: look whether it lives."""
+        record = self.view.node_at(node.broadcast_address, node.tcp_port)
+        if record is not None and self._controller is not None and not self._is_closing:
+            self._begin(self._look_after(record), f"looking after node {record.node}")
+
+    async def _look_after(self, record: NodeRecord) -> None:
+        for number in range(PROBE_COUNT):
+            if number:
+                await asyncio.sleep(PROBE_PAUSE_S)
+            if await _is_refused(record.host, record.peer_port):
+                if self._controller is not None:
+                    _log.warning("CLUSTER: node %s closed its connection and does not listen any more", record.node)
+                    self._controller.suspect(record.node, record.incarnation)
+                    self._changed()
+                return
+
+    # --- being master
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this nsqlookupd may coordinate now."""
+        return self._controller is not None and self._candidacy is not None and self._candidacy.is_elected
+
+    def _elected(self, pair: KeyValue) -> None:
+        _log.info("CLUSTER: this nsqlookupd is the master")
+        guard = Compare(pair.key, pair.mod_revision)
+        controller = Controller(self.view, self._env.random, guard, self._allow_same_host)
+        self._controller = controller
+        old, self._working = self._working, None
+        if old is not None:
+            old.cancel()
+        self._working = asyncio.get_running_loop().create_task(
+            kept_up(lambda: self._work(controller), "coordinating the cluster", pause_s=AGAIN_S)
+        )
+        self._changed()
+
+    def _lost(self, reason: str) -> None:
+        _log.warning("CLUSTER: this nsqlookupd is the master no longer: %s", reason)
+        self._controller = None
+        if self._working is not None:
+            self._working.cancel()
+        self._changed()
+
+    async def _stop_working(self) -> None:
+        self._controller = None
+        tasks = [task for task in (self._working, *self._batches) if task is not None]
+        self._working = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _work(self, controller: Controller) -> None:
+        """Carry out what is decided."""
+        while True:
+            self._todo.clear()
+            while self.is_master and len(self._batches) < BATCHES_MAX:
+                swaps = controller.next_swaps(BATCH_COUNT_MAX)
+                if not swaps:
+                    break
+                task = asyncio.get_running_loop().create_task(self._carry_out_all(controller, swaps))
+                self._batches.add(task)
+                task.add_done_callback(self._batch_ended)
+            await self._todo.wait()
+
+    def _batch_ended(self, task: asyncio.Task[None]) -> None:
+        self._batches.discard(task)
+        tell("writing to the store")(task)
+        self._todo.set()
+
+    async def _carry_out_all(self, controller: Controller, swaps: Sequence[Swap]) -> None:
+        """Carry out swaps together; when one of them does not hold any more, each alone."""
+        known: dict[str, bool] = {}
+        try:
+            if len(swaps) > 1 and await self._apply_together(swaps):
+                known = dict.fromkeys((each.key for each in swaps), True)
+                return
+            for each in swaps:
+                await self._carry_out(each)
+                known[each.key] = True
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            self._warn(error)
+            await asyncio.sleep(AGAIN_S)
+        finally:
+            for each in swaps:
+                controller.ended(each, known.get(each.key, False))
+
+    async def _apply_together(self, swaps: Sequence[Swap]) -> bool:
+        conditions: dict[Compare, None] = {}
+        operations: list[Put | Delete] = []
+        for each in swaps:
+            conditions[Compare(each.key, 0 if each.before is None else each.before.mod_revision)] = None
+            conditions.update(dict.fromkeys(each.guards))
+            operations.append(Delete(each.key) if each.value is None else Put(each.key, each.value))
+        result = await self._store.txn(Txn(tuple(conditions), tuple(operations)))
+        if result.succeeded:
+            for each in swaps:
+                _log.info("CLUSTER: %s", each.reason)
+        return result.succeeded
+
+    async def _carry_out(self, each: Swap) -> Swapped:
+        try:
+            swapped = await swap(self._store, each.key, each.before, each.value, guards=each.guards)
+        except StoreRefused as error:
+            _log.error("CLUSTER: the store refuses that %s: %s", each.reason, error)
+            raise StoreUnavailable(str(error)) from error
+        if swapped.fate is Fate.APPLIED:
+            _log.info("CLUSTER: %s", each.reason)
+        else:
+            _log.info("CLUSTER: it is not so that %s: somebody was faster", each.reason)
+        return swapped
+
+    # --- what is asked
+
+    def leaders(self, topic: str) -> dict[int, Leader]:
+        """Return who leads which partition of a topic, as far as somebody does."""
+        claims = {
+            (each.node.broadcast_address, each.node.tcp_port): each
+            for each in self._database.claims(topic, self._env.clock.monotonic_ns())
+        }
+        found: dict[int, Leader] = {}
+        for number in sorted(self.view.of_topic.get(topic, ())):
+            node = self.view.leader((topic, number))
+            if node is not None:
+                claim = claims.get((node.host, node.tcp_port))
+                is_ready = claim is not None and (not claim.partitions or number in claim.partitions)
+                found[number] = Leader(node, claim, is_ready)
+        return found
+
+    def unready(self, topic: str) -> dict[int, str]:
+        """Return the partitions of a topic that cannot be written to as far as is known here, and why."""
+        record = self.view.topics.get(topic)
+        if record is None:
+            return {0: "the topic is not there"}
+        found: dict[int, str] = {}
+        leaders = self.leaders(topic)
+        not_placed = "" if self._controller is None else self._controller.why_not_placed(topic)
+        for number in range(record.partition_num):
+            leader = leaders.get(number)
+            if leader is None:
+                why = why_no_leader(self.view, (topic, number))
+                found[number] = not_placed if not_placed and (topic, number) not in self.view.partitions else why
+            elif not leader.is_ready:
+                found[number] = (
+                    f"node {leader.node.node} ({leader.node.host}) leads and has not said here that it is ready"
+                )
+        return found
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether the cluster has a topic, whether or not its record can be read."""
+        return self._keys.topic(topic) in self.view.pairs
+
+    def takers_count(self) -> int:
+        """Return how many nodes take partitions."""
+        return sum(not node.is_draining for node in self._live().values())
+
+    def places_count(self) -> int:
+        """Return how many copies of a partition there is room for; 1 also when there is none."""
+        nodes = [node for node in self._live().values() if not node.is_draining]
+        hosts = {node.node if self._allow_same_host or not node.host_id else node.host_id for node in nodes}
+        return max(1, len(hosts))
+
+    def _live(self) -> Mapping[str, NodeRecord]:
+        return self.view.nodes if self._controller is None else self._controller.live
+
+    # --- what is changed
+
+    def _master_controller(self) -> Controller:
+        if self.problem:
+            raise NotDone(self.problem)
+        if not self.is_master or self._controller is None or not self._controller.is_master:
+            raise NotMaster
+        return self._controller
+
+    async def _decided(self, decide: Callable[[Controller], Swap | None]) -> bool:
+        """Carry out what is decided; decide again when somebody was faster. Return whether there was anything to do.
+
+        Raises:
+            NotMaster: somebody else decides.
+            NotDone: it cannot be done, or the store does not answer.
+        """
+        async with asyncio.timeout(CREATED_WITHIN_S):
+            while True:
+                try:
+                    change = decide(self._master_controller())
+                except Refused as error:
+                    raise NotDone(error.reason, is_bad_request=True) from None
+                if change is None:
+                    return False
+                try:
+                    swapped = await self._carry_out(change)
+                except OutcomeUnknown as error:
+                    raise NotDone(f"it is not known whether {change.reason}: {error}; ask again") from None
+                except StoreUnavailable as error:
+                    raise NotDone(f"nothing was changed: {error}; ask again") from None
+                if swapped.fate is Fate.APPLIED:
+                    return True
+                await self._until_moved(change)
+
+    async def _until_moved(self, change: Swap) -> None:
+        """Wait until the view has what somebody else wrote."""
+        pairs = self.view.pairs
+        await self._until(lambda: pairs.get(change.key) != change.before or not self.is_master, SEEN_WITHIN_S)
+
+    async def _in_time(self, work: Awaitable[bool]) -> bool:
+        try:
+            return await work
+        except TimeoutError:
+            raise NotDone("the cluster was not changed in time; ask again") from None
+
+    async def create(self, topic: str, meta: TopicMeta, partition_num: int, is_any_fine: bool = False) -> None:
+        """Create a topic; return when every partition can be written to.
+
+        A topic of which nothing can be written to in time is taken back. One that can partly be written to stays:
+        somebody may have been answered OK there.
+
+        Raises:
+            NotMaster: somebody else decides.
+            NotDone: it is there and different, or there are too few nodes, or it was not ready in time.
+        """
+        is_new = await self._in_time(
+            self._decided(lambda controller: controller.creation(topic, meta, partition_num, is_any_fine))
+        )
+        await self._until(lambda: topic in self.view.topics or not self.is_master, SEEN_WITHIN_S)
+        record = self.view.topics.get(topic)
+        await self._until(lambda: not self.unready(topic) or not self.is_master, CREATED_WITHIN_S)
+        unready = self.unready(topic)
+        if not unready:
+            return
+        if not self.is_master:
+            raise NotMaster
+        reasons = "; ".join(f"partition {number}: {reason}" for number, reason in list(unready.items())[:3])
+        if not is_new or record is None or len(unready) < record.partition_num:
+            raise NotDone(f"topic {topic} is there, and cannot be written to completely yet: {reasons}; ask again")
+        await self._in_time(self._decided(lambda controller: controller.deletion(topic, record.number)))
+        raise NotDone(
+            f"topic {topic} was not created: within {CREATED_WITHIN_S:g} s nothing could be written, {reasons}"
+        )
+
+    async def change(self, topic: str, changed: Callable[[TopicMeta], TopicMeta]) -> None:
+        """Give a topic other properties.
+
+        Args:
+            changed: makes them of those that it has.
+
+        Raises:
+            NotMaster: somebody else decides.
+            NotDone: there is no such topic, or the store does not answer.
+        """
+
+        def decide(controller: Controller) -> Swap | None:
+            known = controller.record_of(topic).meta
+            meta = changed(known)
+            return None if meta.is_like(known) else controller.change(topic, meta)
+
+        await self._in_time(self._decided(decide))
+
+    async def delete(self, topic: str) -> None:
+        """Delete a topic; return when the store has nothing of it any more.
+
+        Raises:
+            NotMaster: somebody else decides.
+            NotDone: there is no such topic, or something of it was still there in time.
+        """
+        await self._in_time(self._decided(lambda controller: controller.deletion(topic)))
+        record = self.view.topics.get(topic)
+        number = 0 if record is None else record.number
+
+        def is_gone() -> bool:
+            now = self.view.topics.get(topic)
+            return now is None or (number > 0 and now.number != number)
+
+        if not await self._until(lambda: is_gone() or not self.is_master, DELETED_WITHIN_S):
+            keys = [key for key in self.view.unreadable if self._keys.partitions(topic).has(key)]
+            left = f": {self.view.unreadable[keys[0]]}" if keys else ""
+            raise NotDone(f"topic {topic} is being deleted, and something of it is left{left}; ask again")
+
+    async def until_seen(self, topic: str, is_there: bool) -> None:
+        """Wait until what the master has done is known here as well, or it has taken too long."""
+        await self._until(lambda: not self.unready(topic) if is_there else not self.has_topic(topic), SEEN_WITHIN_S)
+
+    # --- for people
+
+    def status(self, topic: str = "") -> dict[str, object]:
+        """Return everything that is known, as ``GET /cluster/status`` shows it.
+
+        Args:
+            topic: only this one; empty: all of them.
+        """
+        view = self.view
+        live = self._live()
+        topics = [topic] if topic else sorted({*view.topics, *view.of_topic})
+        return {
+            "cluster": self._keys.cluster,
+            "cluster_id": self.cluster_id,
+            "problem": self.problem,
+            "revision": view.revision,
+            "is_master": self.is_master,
+            "master": None if view.master is None else msgspec.to_builtins(view.master),
+            "lookupds": [msgspec.to_builtins(each) for _, each in sorted(view.lookupds.items())],
+            "nodes": [
+                {
+                    **{name: getattr(node, name) for name in NodeRecord.__struct_fields__},
+                    "suspected": name not in live,
+                    "leads": len(view.led.get(name, ())),
+                    "holds": len(view.held.get(name, ())),
+                }
+                for name, node in sorted(view.nodes.items())
+            ],
+            "topics": [self._topic_status(name) for name in topics],
+            "unreadable": [{"key": key, "reason": error.reason} for key, error in sorted(view.unreadable.items())],
+        }
+
+    def _topic_status(self, topic: str) -> dict[str, object]:
+        view = self.view
+        record = view.topics.get(topic)
+        leaders = self.leaders(topic)
+        partitions = []
+        count = 0 if record is None else record.partition_num
+        for number in sorted({*range(count), *view.of_topic.get(topic, ())}):
+            state, leader = view.partitions.get((topic, number)), leaders.get(number)
+            partitions.append(
+                {
+                    "partition": number,
+                    "epoch": 0 if state is None else state.epoch,
+                    "leader": "" if leader is None else leader.node.node,
+                    "address": "" if leader is None else f"{leader.node.host}:{leader.node.tcp_port}",
+                    "is_ready": leader is not None and leader.is_ready,
+                    "in_sync": [] if state is None else list(state.in_sync_nodes),
+                    "replicas": [] if state is None else list(state.replicas),
+                    "leaving": [] if state is None else list(state.leaving),
+                    "reason": why_no_leader(view, (topic, number)),
+                }
+            )
+        answer: dict[str, object] = {"topic": topic, "partitions": partitions}
+        if record is not None:
+            answer |= {
+                "number": str(record.number),
+                "partition_num": record.partition_num,
+                "replicator": record.meta.replica,
+                "min_in_sync": record.min_in_sync,
+                "is_deleting": record.is_deleting,
+                "meta": record.meta.for_clients(),
+            }
+        return answer
+
+    # --- small things
+
+    def _begin(self, work: Awaitable[None], what: str) -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell(what))
+
+    def describe(self) -> str:
+        """One line, for failing tests."""
+        controller = "" if self._controller is None else f" {self._controller.describe()}"
+        return f"Coordinator master={self.is_master} revision={self.view.revision} problem={self.problem!r}{controller}"
+
+
+async def _is_refused(host: str, port: int) -> bool:
+    """Whether nobody listens at an address, as its machine says; a machine that says nothing has not said that."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for *_, address in addresses:
+                try:
+                    transport, _ = await loop.create_connection(asyncio.Protocol, *address[:2])
+                except ConnectionRefusedError:
+                    continue
+                transport.abort()
+                return False
+            return True
+    except (OSError, TimeoutError):
+        return False
