@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random as _random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flintmq.clock import Clock, SystemClock
@@ -54,7 +54,3 @@ class Env:
     hostname: str = "localhost"
     local_names: tuple[str, ...] = ()
     has_threads: bool = True
-
-    def for_thread(self) -> Env:
-        """Return the same world for another thread, with a source of chance of its own."""
-        return replace(self, random=_random.Random(self.random.getrandbits(64)))

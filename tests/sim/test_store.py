@@ -47,7 +47,7 @@ def run(seed: int, scenario: Callable[[Simulation, Node, EtcdStore], Awaitable[N
         start(node)
 
         async def main() -> None:
-            env = Env(clock=node.env.clock, random=random.Random(seed))
+            env = Env(clock=node.env.clock, random=random.Random(seed), has_threads=False)
             store = EtcdStore(env, EtcdOptions([f"http://lookup:{HTTP}"]))
             while True:
                 try:

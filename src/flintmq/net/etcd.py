@@ -136,7 +136,7 @@ class EtcdStore:
         """Return another way to the same store, for the event loop of another thread; None: there are none here."""
         if not self._env.has_threads:
             return None
-        return _opened(EtcdStore(self._env.for_thread(), self._options))
+        return _opened(EtcdStore(self._env, self._options))
 
     async def close(self) -> None:
         """End the watches; the store can be used again."""

@@ -85,6 +85,15 @@ class NsqlookupdOptions(Options):
         default_text="none",
         hidden=True,  # nothing but tests uses such a store yet
     )
+    accept_older_store: bool = option(
+        Switch(),
+        False,
+        "start although the coordination store is not as new as it was when changes were last acknowledged: what is "
+        "missing is forgotten. Stop every nsqd of the cluster first",
+        group=_PRODUCERS,
+        origin="flintmq",
+        hidden=True,
+    )
 
     cluster_store: tuple[str, ...] = option(
         Items(Text("ADDR")),
@@ -199,6 +208,10 @@ class NsqlookupdOptions(Options):
             attribute = "tls_cert" if self.tls_cert else "tls_key" if self.tls_key else "tls_client_auth_policy"
             allowed = "it is for HTTPS: give --https-address as well"
             raise OptionError(attribute, getattr(self, attribute), allowed, "argument")
+        if self.accept_older_store and not self.store_path:
+            raise OptionError(
+                "accept_older_store", True, "it is about the store of --store-path: give that", "argument"
+            )
         check_http_auth(self)
         self._check_cluster()
         check_origins(self.http_allow_origin)

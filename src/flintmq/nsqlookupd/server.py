@@ -68,7 +68,7 @@ class Nsqlookupd:
         self._options = options
         token = TokenFile(options.nsqd_http_token_file, env) if options.nsqd_http_token_file else None
         admin = TopicAdmin(self.database, env.clock, token)
-        self._store = None if files is None else _store(env, files)
+        self._store = None if files is None else _store(env, files, options.accept_older_store)
         self._cluster = _cluster(env, options, self.database, self._store) if options.cluster_store else None
         api = None
         if self._cluster is not None:
@@ -203,10 +203,10 @@ class Nsqlookupd:
         )
 
 
-def _store(env: Env, files: Files) -> EmbeddedStore:
+def _store(env: Env, files: Files, accepts_older: bool) -> EmbeddedStore:
     from flintmq.nsqlookupd.store import EmbeddedStore  # for those who have a store
 
-    return EmbeddedStore(env, files)
+    return EmbeddedStore(env, files, accepts_older=accepts_older)
 
 
 def _add_store_routes(router: Router, store: EmbeddedStore, env: Env) -> None:

@@ -2,20 +2,24 @@
 
 Tables of store.db, each with ``crc`` as its last column (see storage/rows.py)::
 
-    store_state(id, version, cluster_id, revision, key_count, lease_count)   one row
-    store_key(key, value, created, modified, version, lease)                 key as UTF-8
+    store_state(id, version, cluster_id, revision, writes, digest)   one row
+    store_key(key, value, created, modified, version, lease)         key as UTF-8
     store_lease(id, ttl_s)
+
+    writes    transactions that this database has had, in all its life
+    digest    the sum of the checksums of all keys and leases, modulo 2^63: rows of different times do not have it
 
 Rules of this file:
 
 - Nothing is answered or told before everything that it shows survives a power loss; what waits meanwhile is written
   together.
 - What cannot be written is tried again, and nothing is answered until it is: whether it holds is not known.
-- A file that is not as it was written is refused: a forgotten leader or lease would make two of one.
+- A file that is not as it was written, or as new as it was, is refused: a forgotten leader or lease would make two of
+  one. How new it was stands in a file beside it (store_mark.py), which is written before anything is answered.
 - The time in which nobody could renew a lease (the store was away, stopped, or could not write) is nobody's: every
   lease has its full time afterwards.
 
-Source: design/cluster.md section 2 and H11.
+Source: design/cluster.md section 2 and H11; docs/decisions/0016.
 """
 
 from __future__ import annotations
@@ -32,17 +36,21 @@ from flintmq.errors import DamagedDatabase, StorageError
 from flintmq.net.etcd_wire import Answers
 from flintmq.net.http_messages import JSON_TYPE, StreamingResponse
 from flintmq.net.tasks import kept_up, tell
+from flintmq.nsqlookupd.store_mark import MARK_NAME, Mark, MarkFile
 from flintmq.storage import Database, Files
 from flintmq.storage.rows import Statement, Table
 
 DATABASE_NAME = "store.db"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 WATCHER_COUNT_MAX = 4096
 TICK_S = 0.25
 """The pause between two looks at the leases."""
 STALL_NS = 1_000_000_000
 """Beyond a tick; then leases could not be renewed, and begin again."""
 WRITE_AGAIN_S = 1.0
+DIGEST_MODULUS = 1 << 63
+FORGOTTEN_REVISIONS = 1_000_000
+"""Revisions that are passed over where some were forgotten, so that none means two things."""
 
 _INTEGER, _BLOB = "INTEGER NOT NULL", "BLOB NOT NULL"
 STATE = Table(
@@ -52,8 +60,8 @@ STATE = Table(
         "version": _INTEGER,
         "cluster_id": _INTEGER,
         "revision": _INTEGER,
-        "key_count": _INTEGER,
-        "lease_count": _INTEGER,
+        "writes": _INTEGER,
+        "digest": _INTEGER,
     },
     key=1,
 )
@@ -84,7 +92,28 @@ class DamagedStore(StorageError):
     def __str__(self) -> str:
         return (
             f"{DATABASE_NAME} of --store-path is damaged: {self.reason}; nothing is served from it. Restore it from a "
-            "backup, or move it away: the store is empty then, and whoever uses it begins anew"
+            f"backup, or move it and {MARK_NAME} away: the store is empty then, and whoever uses it begins anew"
+        )
+
+
+class OlderStore(StorageError):
+    """The file of the store is whole, and not as new as it was, or nobody can tell.
+
+    Args:
+        reason: what was found.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{DATABASE_NAME} of --store-path is not as new as it was: {self.reason}. Acknowledged changes are "
+            f"missing, so nothing is served from it: a forgotten leader would make two of one. Restore {DATABASE_NAME} "
+            f"(with its -wal) and {MARK_NAME} from a backup of the same time, if there is a newer one; or stop every "
+            "nsqd of the cluster, start once with --accept-older-store, and start them again: what is missing is "
+            "forgotten then"
         )
 
 
@@ -93,10 +122,16 @@ class EmbeddedStore:
 
     Args:
         files: its directory.
+        accepts_older: take what is there although it is not as new as it was.
     """
 
-    def __init__(self, env: Env, files: Files, limits: StoreLimits | None = None) -> None:
+    def __init__(self, env: Env, files: Files, limits: StoreLimits | None = None, accepts_older: bool = False) -> None:
         self._env = env
+        self._accepts_older = accepts_older
+        self._mark = MarkFile(files)
+        self._writes = 0
+        self._digest = 0
+        self._crcs: dict[str | int, int] = {}  # of each key and lease, as it was written last
         self._files = files
         self._limits = limits
         self._database: Database | None = None
@@ -122,15 +157,15 @@ class EmbeddedStore:
 
         Raises:
             DamagedStore: it is not as it was written.
+            OlderStore: it is not as new as it was.
             StorageError: it cannot be used.
         """
         try:
+            self._mark.load()
             self._database = self._files.open_database(DATABASE_NAME)
             self._load(self._database)
         except StorageError as error:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
+            self._close_files()
             if isinstance(error, DamagedDatabase):
                 raise DamagedStore(str(error)) from error
             raise
@@ -138,12 +173,15 @@ class EmbeddedStore:
         self._durable_revision = self._state.revision
         self._turned_ns = self._env.clock.monotonic_ns()
 
+    def _close_files(self) -> None:
+        self._mark.close()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
     def _load(self, database: Database) -> None:
-        is_new = not database.query("SELECT name FROM sqlite_master")
-        if is_new:
-            self._cluster_id = self._env.random.getrandbits(62) + 1
-            created: list[Statement] = [(table.create, ((),)) for table in TABLES]
-            database.run_transaction([*created, self._state_row(1, 0, 0)], sync=True)
+        if not database.query("SELECT name FROM sqlite_master"):
+            self._make(database)
             return
         for (text,) in database.query("PRAGMA quick_check(3)"):
             if text != "ok":
@@ -155,18 +193,76 @@ class EmbeddedStore:
                 raise DamagedStore(f"{damaged_count} rows of {table.name} are not as they were written")
         if len(rows[STATE.name]) != 1:
             raise DamagedStore("its row of state is gone")
-        ((_, version, cluster_id, revision, key_count, lease_count),) = rows[STATE.name]
+        ((_, version, cluster_id, revision, writes, digest),) = rows[STATE.name]
         if version != SCHEMA_VERSION:
             raise StorageError(f"{DATABASE_NAME} has version {version}, this nsqlookupd knows {SCHEMA_VERSION}")
         found, leases = rows[KEY.name], rows[LEASE.name]
-        for what, count, expected in ("keys", len(found), key_count), ("leases", len(leases), lease_count):
-            if count != expected:
-                raise DamagedStore(f"it has {count} {what} where {expected} were written")
+        self._take_note(KEY.put(*found), LEASE.put(*leases))
+        if self._digest != digest:
+            raise DamagedStore("rows of it are gone, or of different times")
         if missing := {row[-1] for row in found} - {0} - {lease_id for lease_id, _ in leases}:
             raise DamagedStore(f"it has keys of leases that are not there: {sorted(missing)[:3]}")
-        self._cluster_id = cluster_id
+        self._cluster_id, self._writes = cluster_id, writes
+        forgotten = self._why_older(Mark(writes, revision, digest))
+        if forgotten:
+            revision = self._accept(database, revision, forgotten)
+        elif self._mark.mark != Mark(writes, revision, digest):
+            self._mark.write(cluster_id, Mark(writes, revision, digest))
         pairs = [KeyValue(bytes(key).decode(), bytes(value), *rest) for key, value, *rest in found]
         self._state = StoreState(self._limits, revision, pairs, leases, self._env.clock.monotonic_ns())
+
+    def _make(self, database: Database) -> None:
+        """Make a new store; the mark before it, so that there is never a store without one."""
+        mark = self._mark.mark
+        revision = 1
+        if self._mark.is_there and mark != Mark(0, 1, 0):
+            acknowledged = "nobody knows how many" if mark is None else str(mark.writes)
+            reason = f"{DATABASE_NAME} is gone or empty, and {acknowledged} changes of it were acknowledged"
+            if not self._accepts_older:
+                raise OlderStore(reason)
+            _log.warning("STORE: %s: they are forgotten, as --accept-older-store says", reason)
+            revision = FORGOTTEN_REVISIONS + (1 if mark is None else mark.revision)
+        self._cluster_id = self._mark.cluster_id or self._env.random.getrandbits(62) + 1
+        if not self._mark.is_there:
+            self._mark.write(self._cluster_id, Mark(0, 1, 0))
+        self._writes = 1 if mark is None else mark.writes + 1
+        self._state = StoreState(self._limits, revision)
+        created: list[Statement] = [(table.create, ((),)) for table in TABLES]
+        database.run_transaction([*created, self._state_row(revision)], sync=True)
+        self._mark.write(self._cluster_id, Mark(self._writes, revision, 0))
+
+    def _why_older(self, found: Mark) -> str:
+        """Say why the database is not, or may not be, what it was when something was last answered; empty: it is."""
+        file, mark = self._mark, self._mark.mark
+        if not file.is_there:
+            return f"{MARK_NAME} beside it is gone, which says how new it was"
+        if mark is None:
+            return f"{MARK_NAME} beside it is damaged, which says how new it was"
+        if file.cluster_id not in (None, self._cluster_id):
+            return f"{MARK_NAME} beside it is of another store"
+        if found.writes < mark.writes:
+            missing = mark.writes - found.writes
+            return (
+                f"it ends {missing} transactions before the last that was acknowledged, at revision {found.revision} "
+                f"instead of {mark.revision}"
+            )
+        if found.writes == mark.writes and found != mark:
+            return f"its rows are not those of revision {mark.revision} that were acknowledged"
+        if found.writes > mark.writes + 1:
+            _log.warning("STORE: %s was behind %s; it is written anew", MARK_NAME, DATABASE_NAME)
+        return ""
+
+    def _accept(self, database: Database, revision: int, reason: str) -> int:
+        """Go on with an older state, if that was asked for; return the revision to go on from."""
+        if not self._accepts_older:
+            raise OlderStore(reason)
+        _log.warning("STORE: %s: what is missing is forgotten, as --accept-older-store says", reason)
+        mark = self._mark.mark or Mark(0, 0, 0)
+        revision = max(revision, mark.revision) + FORGOTTEN_REVISIONS
+        self._writes = max(self._writes, mark.writes) + 1
+        database.run_transaction([self._state_row(revision)], sync=True)
+        self._mark.write(self._cluster_id, Mark(self._writes, revision, self._digest))
+        return revision
 
     def start(self) -> None:
         """Begin to write, and to look at leases."""
@@ -184,9 +280,7 @@ class EmbeddedStore:
             await asyncio.wait({self._expiring})
         while self._writer is not None and not self._writer.done():
             await asyncio.wait({self._writer})
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close_files()
 
     # --- asking
 
@@ -249,21 +343,38 @@ class EmbeddedStore:
         changes = self._state.take_changes()
         assert changes is not None
         self._writing, self._next = self._next, None
-        row = self._state_row(changes.revision, self._state.key_count, self._state.lease_count)
-        statements = [*_statements(changes), row]
-        self._writer = asyncio.get_running_loop().create_task(self._write(changes.revision, statements))
+        statements = _statements(changes)
+        self._take_note(*statements)
+        self._writes += 1
+        statements.append(self._state_row(changes.revision))
+        mark = Mark(self._writes, changes.revision, self._digest)
+        self._writer = asyncio.get_running_loop().create_task(self._write(mark, statements))
         self._writer.add_done_callback(tell("writing the store"))
 
-    def _state_row(self, revision: int, key_count: int, lease_count: int) -> Statement:
-        return STATE.put((1, SCHEMA_VERSION, self._cluster_id, revision, key_count, lease_count))
+    def _take_note(self, *statements: Statement) -> None:
+        """Keep the digest that of all rows after some statements."""
+        crcs, digest = self._crcs, self._digest
+        for sql, rows in statements:
+            is_put = sql in (KEY.insert, LEASE.insert)
+            for row in rows:
+                name = row[0] if isinstance(row[0], int) else bytes(row[0]).decode()
+                digest -= crcs.pop(name, 0)
+                if is_put:
+                    crcs[name] = row[-1]
+                    digest += row[-1]
+        self._digest = digest % DIGEST_MODULUS
 
-    async def _write(self, revision: int, statements: list[Statement]) -> None:
+    def _state_row(self, revision: int) -> Statement:
+        return STATE.put((1, SCHEMA_VERSION, self._cluster_id, revision, self._writes, self._digest))
+
+    async def _write(self, mark: Mark, statements: list[Statement]) -> None:
         """Write one group; when it cannot be written, tell those who wait, and try again until it can."""
         database = self._database
         assert database is not None
         while True:
             try:
                 await self._env.run_blocking(database.run_transaction, statements, True)
+                await self._env.run_blocking(self._mark.write, self._cluster_id, mark)
                 break
             except StorageError as error:
                 if not self._failure:
@@ -280,7 +391,7 @@ class EmbeddedStore:
             _log.info("STORE: is written again")
             self._failure = ""
             self._state.restart_leases(self._env.clock.monotonic_ns())
-        self._durable_revision = revision
+        self._durable_revision = mark.revision
         done, self._writing = self._writing, None
         if done is not None and not done.done():
             done.set_result(None)
