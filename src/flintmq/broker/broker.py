@@ -24,6 +24,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from flintmq.broker.adoption import Adoption
 from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels, first_cursor
 from flintmq.broker.delayed import DelayedNotes
@@ -146,16 +147,6 @@ class Broker:
         self.publish_to = self.publishes.publish_to
         self.write_pending = self.publishes.write_pending
         self.commit_groups = self.publishes.commit_groups
-        self.replicas = Replicas(
-            self._logs,
-            channels,
-            metadata,
-            self._marks,
-            self._progress,
-            self.publishes,
-            self._is_unreplicated,
-            self._tell_damage,
-        )
         self._new_topics = NewTopics(metadata, self._topic_created, self._refuse_topic, self._discard)
         self._settings = TopicSettings(
             self.topics,
@@ -168,6 +159,30 @@ class Broker:
             self._tell_problem,
         )
         self.on_settings_change = self._settings.on_change
+        adoption = Adoption(
+            self,
+            self._logs,
+            channels,
+            metadata,
+            self._marks,
+            self._progress,
+            self.publishes,
+            deliveries,
+            self._settings,
+            self._losses,
+            self._delayed_notes,
+        )
+        self.replicas = Replicas(
+            self._logs,
+            channels,
+            metadata,
+            self._marks,
+            self._progress,
+            self.publishes,
+            adoption,
+            self._is_unreplicated,
+            self._tell_damage,
+        )
 
     def _is_unreplicated(self, topic: str) -> bool:
         return topic in self.topics and not self.replicas.of_topic(topic)
@@ -243,10 +258,12 @@ class Broker:
 
         Raises:
             StorageError: its log cannot be created.
+            TopicConflict: it is replicated, and none of its partitions is led here.
         """
         topic = self.topics.get(name)
         if topic is not None:
             return topic
+        self._refuse_replicated(name)
         if is_ephemeral(name):
             log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max, self.budget)
         elif later:
@@ -263,6 +280,10 @@ class Broker:
             self._new_topics.add(topic, [Creation(log)], is_recorded=True)
         self._add_topic(topic, starting)
         return topic
+
+    def _refuse_replicated(self, name: str) -> None:
+        if self.replicas.of_topic(name):
+            raise TopicConflict(f"topic {name} is replicated: its partitions come and go with the cluster's state")
 
     def _add_topic(self, topic: Topic, starting: bool) -> None:
         self.topics[topic.name] = topic
@@ -289,6 +310,8 @@ class Broker:
             StorageError: a partition cannot be added to a topic that is there.
         """
         topic = self.topics.get(name)
+        if self.replicas.of_topic(name) and (topic is None or not topic.partitions.keys() >= {*numbers}):
+            self._refuse_replicated(name)
         if topic is not None:
             if not topic.meta.is_like(meta):
                 what = "with other properties" if topic.meta.is_partitioned else "without partitions"
@@ -334,7 +357,7 @@ class Broker:
         topic.add(partition)
         for channel_name, paused in topic.channel_names.items():
             self._channels.put(self._add_channel(topic, partition, channel_name, None, paused))
-        self._put_meta(topic)
+        self.put_meta(topic)
         self._settings.apply(topic)
         self._metadata.put_backlog(partition)
         self.on_topic_change(topic.name, None, True)
@@ -361,13 +384,14 @@ class Broker:
             else:
                 partition.meta = meta
         if not topic.ephemeral:
-            self._put_meta(topic)
+            self.put_meta(topic)
             if is_upgrade:
                 self._hold_until_recorded(topic)
         self.on_topic_change(topic.name, None, True)
         return True
 
-    def _put_meta(self, topic: Topic) -> None:
+    def put_meta(self, topic: Topic) -> None:
+        """Have written what a topic is, and which of its partitions are here."""
         headers_from = {n: each.headers_from for n, each in topic.partitions.items() if each.headers_from}
         record = PutTopicMeta.of(topic.name, topic.meta, topic.partitions, headers_from)
         self._metadata.put(record, must_sync=True)
@@ -622,9 +646,11 @@ class Broker:
 
         Raises:
             TopicNotFound: there is none of that name.
+            TopicConflict: it is replicated.
             StorageError: its directory cannot be renamed.
         """
         topic = self.get_topic(name)
+        self._refuse_replicated(name)
         subscriptions: list[Subscription] = []
         for channel_name in list(topic.channel_names):
             subscriptions += self.delete_channel(topic, channel_name)
@@ -866,7 +892,7 @@ class Broker:
             self.was_changed(channel)
         self._metadata.put_backlog(partition)
         if topic.meta.extend_support:
-            self._put_meta(topic)  # it says from where on messages have headers
+            self.put_meta(topic)  # it says from where on messages have headers
         self._metadata.wait(lambda error: self._cut_log(partition, sequence, done, error))
 
     def _cut_log(self, partition: Partition, sequence: int, done: Waiter, error: BaseException | None) -> None:
@@ -987,6 +1013,12 @@ class Broker:
         for topic in self.topics.values():
             for partition in topic.partitions.values():
                 self.floor_written(partition, wall_ns)
+        for replica in self.replicas.values():
+            if replica.partition is None and not replica.work:
+                try:
+                    drop_consumed(replica, self._retention, wall_ns)
+                except StorageError as error:
+                    self.on_problem(error)
 
     def memory_used(self) -> dict[str, int]:
         """Count the bytes of the memory budget that are used, by share."""

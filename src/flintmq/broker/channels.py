@@ -173,11 +173,22 @@ class Channels:
         self._metadata.put(DeleteProgress(partition.topic_name, partition.number, channel.name), cursor)
         self.forget_cursor(cursor)
 
+    def release(self, channel: Channel) -> int:
+        """Forget a channel that is not this node's to deliver any more, and nothing of what is stored; its number."""
+        self.changed.pop(channel, None)
+        self._budget.waiting.pop(channel, None)
+        cursor, _ = self._cursors.pop(channel)
+        return cursor
+
     def new_cursor(self) -> int:
         """Take a number that no other cursor has."""
         cursor = self._next_cursor
         self._next_cursor += 1
         return cursor
+
+    def new_pack(self) -> int:
+        """Take a number that no other pack of spilled messages has."""
+        return next(self._pack_numbers)
 
     def forget_cursor(self, cursor: int) -> None:
         """Forget the floor of a channel that is gone."""

@@ -120,7 +120,7 @@ class Deliveries:
                 deadline = channel.next_deadline_ns(now_ns, wall_ns)
                 if deadline is not None:
                     self.arm(channel, deadline)
-                if channel.is_changed or channel.spilled.needs_flush:
+                if (channel.is_changed or channel.spilled.needs_flush) and channel in channels:
                     channels.changed[channel] = None
                     if channel.spilled.is_crowded or channel.spilled.is_pressing(wall_ns):
                         channels.is_urgent = True  # the channel goes on behind the flush

@@ -55,6 +55,16 @@ class LogMarks:
         self._limits.pop(partition, None)
         self.grown.pop(partition, None)
 
+    def mark(self, partition: Marked) -> StoredLog:
+        """Return what the database has of a log."""
+        return self._marks[partition]
+
+    def replace(self, partition: Marked, other: Marked) -> None:
+        """Go on under another name with what the database has of a log."""
+        mark = self._marks[partition]
+        self.forget(partition)
+        self.restore(other, mark)
+
     def limit(self, partition: Marked, sequence: int | None) -> None:
         """Have it written that a log ends before ``sequence``, although it does not yet; None: as far as it is."""
         if sequence is None:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flintmq.broker.partition import Partition
-from flintmq.storage.records import PutBacklog, Record
+from flintmq.storage.records import PutBacklog, Record, TopicRecord
 from flintmq.storage.rows import Statement
 
 Waiter = Callable[[BaseException | None], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MetadataBatch:
     """The changes that one flush takes.
 
@@ -37,13 +37,19 @@ class MetadataBatch:
 
 
 class Metadata:
-    """Owner of the statements for the next flush."""
+    """Owner of the statements for the next flush.
 
-    __slots__ = ("_next", "_taken")
+    Attributes:
+        keepers: of topics whose own rows are kept elsewhere: by name, who says what a record writes.
+    """
+
+    __slots__ = ("_handed_on", "_next", "_taken", "keepers")
 
     def __init__(self) -> None:
         self._next = MetadataBatch()
         self._taken: MetadataBatch | None = None
+        self._handed_on: list[MetadataBatch] = []  # written here, and on their way to other nodes
+        self.keepers: dict[str, Callable[[TopicRecord], list[Statement]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._next.statements)
@@ -56,7 +62,10 @@ class Metadata:
             must_sync: whether it has to survive a power loss, whatever the durability policy is.
         """
         self._next.records.append(record)
-        self._next.statements += record.statements(cursor)
+        if self.keepers and isinstance(record, TopicRecord) and record.topic in self.keepers:
+            self._next.statements += self.keepers[record.topic](record)
+        else:
+            self._next.statements += record.statements(cursor)
         self._next.must_sync |= must_sync
 
     def put_own(self, statement: Statement, must_sync: bool = False) -> None:
@@ -87,6 +96,8 @@ class Metadata:
             self._next.waiters.append(waiter)
         elif self._taken is not None and self._taken.statements:
             self._taken.waiters.append(waiter)
+        elif self._handed_on:
+            self._handed_on[-1].waiters.append(waiter)
         else:
             return False
         return True
@@ -112,3 +123,11 @@ class Metadata:
             self._next.records[:0] = batch.records
             self._next.statements[:0] = batch.statements
             self._next.must_sync |= must_sync
+
+    def handing_on(self, batch: MetadataBatch) -> None:
+        """It is written here, and its waiters wait for other nodes."""
+        self._handed_on.append(batch)
+
+    def handed_on(self, batch: MetadataBatch) -> None:
+        """Other nodes have it, or cannot."""
+        self._handed_on.remove(batch)

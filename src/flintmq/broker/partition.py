@@ -149,6 +149,8 @@ class Partition:
     """Owner of one partition's log and channels.
 
     Attributes:
+        adopted: batches of another node that were stored and not committed when this one began to take publishes; None
+            when there were none. What is a duplicate of them ends with it.
         backlog_start: where the first channel begins: what was published while there was no channel.
         paused_at: while the topic is paused or starting, nothing from this sequence on is handed to channels.
         meta: of its topic.
@@ -168,10 +170,11 @@ class Partition:
         watermark: nothing at or beyond this sequence is committed, whatever else is true of it; None for no such limit.
     """
 
-    __slots__ = ("_group", "_groups", "_hold_count", "_meta", "_open", "_open_due_ns", "backlog_start", "bounds",
-                 "bytes_count", "channels", "counted_from", "delayed", "durable_floor", "events", "failed_count",
-                 "headers_from", "is_deleted", "is_open", "is_unwaited", "log", "number", "paused_at", "prefix",
-                 "producers", "topic_name", "watermark", "write_error", "written", "written_weight")  # fmt: skip
+    __slots__ = ("_group", "_groups", "_hold_count", "_meta", "_open", "_open_due_ns", "adopted", "backlog_start",
+                 "bounds", "bytes_count", "channels", "counted_from", "delayed", "durable_floor", "events",
+                 "failed_count", "headers_from", "is_deleted", "is_open", "is_unwaited", "log", "number", "paused_at",
+                 "prefix", "producers", "topic_name", "watermark", "write_error", "written",
+                 "written_weight")  # fmt: skip
 
     def __init__(
         self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
@@ -205,6 +208,7 @@ class Partition:
         self.producers: Producers[PublishGroup] | None = None
         self.written_weight = 0
         self.watermark: int | None = None
+        self.adopted: PublishGroup | None = None
 
     @property
     def meta(self) -> TopicMeta:
@@ -331,6 +335,8 @@ class Partition:
         ranges = producers.new_ranges(producer_id, sequence, end)
         if not ranges:
             carrier = producers.carrier_of(producer_id, sequence, end)
+            if carrier is None and self.adopted is not None and not self.adopted.ended:
+                carrier = self.adopted  # it may be among those, and they may yet be cut off
             if carrier is None:
                 carrier = PublishGroup(self)
                 carrier.end(None)
@@ -403,6 +409,36 @@ class Partition:
             self._count(group, 1, len(body))
         self._open.append(body)
         return group
+
+    def take_over(self) -> None:
+        """Take publishes from now on, behind batches of another node; only the watermark commits these and those."""
+        log = self.log
+        self.watermark = log.committed_sequence
+        if log.committed_sequence < log.next_sequence:
+            group = self.adopted = PublishGroup(self)
+            group.first_sequence, group.end_sequence = log.committed_sequence, log.next_sequence
+            self.written.append(group)
+
+    def hand_over(self, error: BaseException) -> None:
+        """Take no more publishes, and leave the log alone: another node goes on with it.
+
+        Args:
+            error: what those are told whose publishes are not committed; they may be stored all the same.
+        """
+        self.is_deleted, self.is_open = True, False
+        groups, self._groups = [*self.written, *self._groups], deque()
+        self.written.clear()
+        self._group = self._open = None
+        self.delayed.clear()
+        defect: Exception | None = None
+        for group in groups:
+            group.pending.clear()
+            try:
+                group.end(error)
+            except Exception as failure:  # noqa: BLE001 - raised below, when the others have been told
+                defect = defect or failure
+        if defect is not None:
+            raise defect
 
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""

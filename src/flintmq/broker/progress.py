@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels
 from flintmq.broker.log_marks import LogMarks, Marks
-from flintmq.broker.metadata import Metadata, MetadataBatch
+from flintmq.broker.metadata import Metadata, MetadataBatch, Waiter
 from flintmq.broker.partition import Partition
 from flintmq.broker.spilled import LOOKAHEAD_NS, Changes
 from flintmq.errors import StorageError
 from flintmq.storage import ChannelStore, Files, channel_store, packs
-from flintmq.storage.records import PutLog, PutProgress, PutSpilled, Record, ShiftDueTimes
+from flintmq.storage.records import PutLog, PutProgress, PutSpilled, Record, ShiftDueTimes, ShiftSpilled
 
 
 @dataclass(slots=True)
@@ -160,10 +160,11 @@ class Progress:
     Attributes:
         has_more_due: whether the last flush found more messages that are due than it read.
         clock_shift_ns: what is added to due times on their way to the disk.
+        hand_on: given what a flush has written, and whom to tell when other nodes have it; None: nobody wants it.
     """
 
-    __slots__ = ("_channels", "_marks", "_metadata", "_outcome", "_questions", "_removals", "clock_shift_ns",
-                 "has_more_due")  # fmt: skip
+    __slots__ = ("_channels", "_marks", "_metadata", "_outcome", "_questions", "_removals", "_running",
+                 "clock_shift_ns", "hand_on", "has_more_due")  # fmt: skip
 
     def __init__(self, channels: Channels, metadata: Metadata, marks: LogMarks, outcome: FlushOutcome) -> None:
         self._channels = channels
@@ -172,6 +173,8 @@ class Progress:
         self._outcome = outcome
         self._questions: list[Question] = []
         self._removals: list[str] = []
+        self._running: Flush | None = None
+        self.hand_on: Callable[[list[Record], Waiter], None] | None = None
         self.has_more_due = False
         self.clock_shift_ns = 0
 
@@ -197,7 +200,14 @@ class Progress:
         Args:
             shift_ns: wall time minus the clock of due times.
         """
-        self._metadata.put(ShiftDueTimes(shift_ns - self.clock_shift_ns))
+        moved_ns = shift_ns - self.clock_shift_ns
+        if self.hand_on is None:
+            self._metadata.put(ShiftDueTimes(moved_ns))
+        else:  # what is here of other nodes' channels is moved by these
+            for channel in self._channels:
+                cursor, partition = self._channels.cursor(channel), self._channels.partition(channel)
+                where = partition.topic_name, partition.number, channel.name
+                self._metadata.put(ShiftSpilled(*where, moved_ns), cursor)
         self.clock_shift_ns = shift_ns
         self._channels.note_all_changed()
 
@@ -220,6 +230,7 @@ class Progress:
             logs = [(partition.topic_name, partition.number, mark) for partition, mark in flush.marks]
             flush.records += [PutLog(topic, n, mark.log_id, mark.synced, mark.written) for topic, n, mark in logs]
             flush.statements.append(channel_store.put_logs(logs))  # one for all: there may be thousands
+        self._running = flush
         loaded_count = sum(channel.spilled.has_loaded for channel in channels.changed)
         channels.shares.divide(loaded_count, sum(bool(changes.packs) for _, changes in flush.changes))
         return flush
@@ -248,21 +259,64 @@ class Progress:
 
     def ended(self, flush: Flush, answers: list[packs.DuePacks], error: BaseException | None, wall_ns: int) -> None:
         """Take note of a flush: on failure everything in it is tried again with the next one."""
+        self._running = None
         self._metadata.ended(flush.metadata, error, flush.must_sync)
         if error is not None:
             self._failed(flush)
         else:
             self._written(flush, answers, wall_ns)
+        is_handed_on = error is None and self._hand_on(flush)
         for question in flush.questions:
             try:
                 question.then(question.answer, error or question.error)
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; the others are told
                 self._outcome.on_defect("telling what the database answered", defect)
-        for waiter in (*flush.metadata.local, *flush.metadata.waiters):
+        self._tell(flush.metadata.local, error)
+        if not is_handed_on:
+            self._tell(flush.metadata.waiters, error)
+
+    def _tell(self, waiters: Iterable[Waiter], error: BaseException | None) -> None:
+        for waiter in waiters:
             try:
                 waiter(error)
-            except Exception as defect:  # noqa: BLE001 - as above
+            except Exception as defect:  # noqa: BLE001 - on_defect tells it; the others are told
                 self._outcome.on_defect("telling that a change is stored", defect)
+
+    def _hand_on(self, flush: Flush) -> bool:
+        """Give what was written to who wants it; whether the waiters are told then."""
+        if self.hand_on is None or not flush.records:
+            return False
+        batch = flush.metadata
+        waiting = [True]
+
+        def ended(error: BaseException | None) -> None:
+            if waiting:
+                waiting.clear()
+                self._metadata.handed_on(batch)
+                self._tell(batch.waiters, error)
+
+        self._metadata.handing_on(batch)
+        try:
+            self.hand_on(flush.records, ended)
+        except Exception as defect:  # noqa: BLE001 - on_defect tells it; nobody waits for it
+            self._outcome.on_defect("handing on what is written", defect)
+            ended(defect)
+        return True
+
+    def release(self, channel: Channel) -> None:
+        """Have written, with the metadata, all that there is of a channel, which is not asked again."""
+        channels, spilled = self._channels, channel.spilled
+        if self._running is not None:
+            for taken in [each for each in self._running.changes if each[0] is channel]:
+                self._running.changes.remove(taken)
+                spilled.restore_changes(taken[1])  # whether they will have been written is not known
+        changes = spilled.take_changes()
+        cursor, partition = channels.cursor(channel), channels.partition(channel)
+        count = channel_store.UNKNOWN_COUNT if changes.cleared_from is not None else spilled.count
+        where = partition.topic_name, partition.number, channel.name
+        if changes:
+            self._metadata.put(spilled_record(*where, changes, self.clock_shift_ns), cursor)
+        self._metadata.put(progress_record(channel, partition, self.clock_shift_ns, count), cursor)
 
     def _failed(self, flush: Flush) -> None:
         self._removals = flush.removals + self._removals

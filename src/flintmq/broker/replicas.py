@@ -17,11 +17,14 @@ Source: design/cluster.md H1, H3, H5, H6, H7, H14.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
+import msgspec
+
 from flintmq.batch import BatchError, decode_header
+from flintmq.broker.adoption import Adoption
 from flintmq.broker.channels import Channels
 from flintmq.broker.log_marks import LogMarks
 from flintmq.broker.logs import Logs, log_directory
@@ -29,17 +32,41 @@ from flintmq.broker.metadata import Metadata, Waiter
 from flintmq.broker.partition import Partition
 from flintmq.broker.progress import Progress, Question
 from flintmq.broker.publishes import Publishes
+from flintmq.broker.subscription import Subscription
 from flintmq.errors import FlintError, StorageError
 from flintmq.limits import SEQUENCE_MAX
-from flintmq.storage import Creation, Damage, LogPlace, PartitionLog, channel_store
+from flintmq.names import is_ephemeral
+from flintmq.storage import ChannelStore, Creation, Damage, LogPlace, PartitionLog, channel_store
 from flintmq.storage.channel_store import StoredAbout, StoredLog, StoredReplica, StoredTopics
+from flintmq.storage.records import (
+    ChannelRecord,
+    DeleteChannel,
+    DeleteProgress,
+    DeleteTopic,
+    PutBacklog,
+    PutChannel,
+    PutLog,
+    PutProgress,
+    PutSettings,
+    PutSpilled,
+    PutTopic,
+    PutTopicMeta,
+    Record,
+    ShiftDueTimes,
+    TopicRecord,
+)
+from flintmq.storage.rows import Statement
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 _CREATIONS_MAX = 64  # replicas whose files are made at once
 _HISTORY_MAX = 4096  # epochs that are remembered of one replica
+_PROMOTING = "it is being promoted"
 _HELD, _REMOVING, _SETTING_ASIDE = 0, 1, 2
 _NO_MARK = StoredLog(0, 1, 1)
 _Key = tuple[str, int]  # a topic and the number of a partition
+Records = dict[_Key, list[Record]]
+"""Records by topic and partition; those of a topic go with each of its partitions."""
+OnRecords = Callable[[Records, Waiter], None]
 
 
 class ReplicaConflict(FlintError):
@@ -59,12 +86,14 @@ class Replica:
         partition: in ``Broker.topics`` while this node leads it; else None.
         progress: ``(epoch, n)`` of the leader's progress, as much of it as the database has; (0, 0): none of it.
         meta: of the topic, as it was told last.
+        durable_floor: no channel needs the log below this sequence, as the database has it.
         work: what is being done with it, so that nothing else can be; empty: nothing.
         is_deleted: whether it was removed or set aside.
     """
 
-    __slots__ = ("_about", "_cursors", "_floors", "_rows_end", "_state", "epoch", "history", "is_deleted", "log",
-                 "log_id", "number", "partition", "progress", "topic", "topic_number", "work")  # fmt: skip
+    __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_state",
+                 "_taken", "durable_floor", "epoch", "history", "is_deleted", "log", "log_id", "number", "partition",
+                 "progress", "topic", "topic_number", "work")  # fmt: skip
 
     def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
         self.topic = topic
@@ -81,8 +110,13 @@ class Replica:
         self._rows_end = stored.rows_end
         self._state = stored.state
         self._about = stored.about
+        self._taken = stored.progress  # what the database will have
         self._cursors: dict[str, int] = {}  # of its channels
-        self._floors: dict[int, int] = {}  # of channels in order, ahead of the database, by cursor
+        self._kept_floors: dict[int, int] = {}  # of channels in order, ahead of the database, by cursor
+        self._floors: dict[str, int] = {}  # of its channels, as the database will have them
+        self._backlog_start = 1
+        self._packs: dict[int, int] = {}  # the leader's numbers of packs of spilled messages, and those here
+        self.durable_floor = 1
 
     @property
     def topic_name(self) -> str:
@@ -92,6 +126,11 @@ class Replica:
     @property
     def meta(self) -> TopicMeta:
         return decode_meta(self._about.meta)
+
+    @property
+    def floor(self) -> int:
+        """The sequence below which no channel needs the log any more."""
+        return min(self._floors.values(), default=self._backlog_start)
 
     def stored(self) -> StoredReplica:
         """Return what its row has."""
@@ -139,6 +178,10 @@ class Replicas(Mapping[_Key, Replica]):
     Args:
         is_here: whether there is a topic of a name that is not replicated.
         on_damage: told of messages that are missing.
+
+    Attributes:
+        on_records: given, behind each flush that was written, its records of the partitions led here, and whom to tell
+            when other nodes have them: only then those are told who wait for what was changed. None: at once.
     """
 
     def __init__(
@@ -149,6 +192,7 @@ class Replicas(Mapping[_Key, Replica]):
         marks: LogMarks,
         progress: Progress,
         publishes: Publishes,
+        adoption: Adoption,
         is_here: Callable[[str], bool],
         on_damage: Callable[[Damage], None],
     ) -> None:
@@ -158,8 +202,10 @@ class Replicas(Mapping[_Key, Replica]):
         self._marks = marks
         self._progress = progress
         self._publishes = publishes
+        self._adoption = adoption
         self._is_here = is_here
         self._on_damage = on_damage
+        self.on_records: OnRecords | None = None
         self._replicas: dict[_Key, Replica] = {}
         self._by_topic: dict[str, dict[int, Replica]] = {}
         self._new: dict[Replica, NewReplica] = {}
@@ -215,18 +261,29 @@ class Replicas(Mapping[_Key, Replica]):
             return
         logs, _ = self._logs.open_all([_place(key, row, stored) for key, row in held.items()], wall_ns)
         self._logs.start_ended()
-        unsure = {(each.topic, each.partition) for each in stored.cursors if each.is_lost or each.spilled_missing}
+        unsure = {
+            (each.topic, each.partition)
+            for each in stored.cursors
+            # which of its packs is which of the leader's is not written down
+            if each.is_lost or each.spilled_missing or each.spilled_next_due_ns is not None
+        }
         for (key, row), log in zip(held.items(), logs, strict=True):
             if log.log_id != row.log_id:
                 log = self._open_anew(key, row, log, wall_ns)
             replica = self._add(Replica(*key, row, log))
             replica._cursors = cursors.get(key, {})
-            replica._floors = {each: floors[each] for each in replica._cursors.values() if each in floors}
+            replica._kept_floors = {each: floors[each] for each in replica._cursors.values() if each in floors}
+            replica._backlog_start = stored.partitions.get(key, (1, None))[0]
             replica.history = found_history(log, row.history, row.epoch)
             replica.epoch = max([row.epoch, *(epoch for epoch, _ in replica.history[-1:])])
             if stored.is_behind or key in unsure:
-                replica.progress = (0, 0)  # what is missing is not known: it comes as a whole
+                replica.progress = replica._taken = (0, 0)  # what is missing is not known: it comes as a whole
             self._marks.restore(replica, stored.logs.get(key, _NO_MARK))
+        for cursor in stored.cursors:
+            if (cursor.topic, cursor.partition) in held:
+                self._replicas[cursor.topic, cursor.partition]._floors[cursor.channel] = cursor.row.floor
+        for replica in self._replicas.values():
+            replica.durable_floor = replica.floor
 
     def _open_anew(self, key: _Key, row: StoredReplica, log: PartitionLog, wall_ns: int) -> PartitionLog:
         """Set a log aside that is not the one which the database has, and begin an empty one. Blocks."""
@@ -241,6 +298,7 @@ class Replicas(Mapping[_Key, Replica]):
         return log
 
     def _add(self, replica: Replica) -> Replica:
+        self._progress.hand_on = self._hand_on
         self._replicas[replica.topic, replica.number] = replica
         self._by_topic.setdefault(replica.topic, {})[replica.number] = replica
         return replica
@@ -534,6 +592,255 @@ class Replicas(Mapping[_Key, Replica]):
             replica.history, replica._rows_end = before
         self._ended(replica, done, error, must_put=error is not None)
 
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        replica: Replica,
+        position: tuple[int, int],
+        records: Sequence[Record],
+        is_whole: bool,
+        done: Waiter,
+    ) -> None:
+        """Write what the leader's flushes say of the partition, with the next flush, and with it how far that is.
+
+        What it says of its own log is left out. What it says of the topic is kept with this replica, see the head of
+        this file. It may be ahead of the log.
+
+        Args:
+            position: ``(epoch, n)`` of the records.
+            is_whole: they say all that there is: whatever was known before of the partition's channels is forgotten.
+                Else they follow what was applied before.
+
+        Raises:
+            ValueError: they are of another partition, of an epoch that is over or was not noted, or do not follow; or
+                the partition is led here. Nothing of them is written.
+            StorageError: something else is being done with the replica.
+        """
+        self._check_idle(replica)
+        self._check_followed(replica)
+        epoch, n = position
+        if epoch != replica.epoch:
+            raise ValueError(f"{replica.describe()}: progress of epoch {epoch}")
+        if not is_whole and (epoch, n - 1) != replica._taken:
+            raise ValueError(f"{replica.describe()}: progress {n} does not follow {replica._taken}")
+        for record in records:
+            number = getattr(record, "partition", replica.number)
+            if (getattr(record, "topic", ""), number) != (replica.topic, replica.number):
+                raise ValueError(f"{replica.describe()}: {type(record).__name__} is not of this partition")
+        put, about = self._metadata.put_own, replica._about
+        if is_whole:
+            self._forget_rows(replica, {each.channel for each in records if isinstance(each, PutChannel)})
+            about = msgspec.structs.replace(about, paused=False, headers_from=0, settings={})
+        for record in records:
+            if isinstance(record, PutTopic | PutTopicMeta | PutSettings):
+                about = described(about, record, replica.number)
+            elif not isinstance(record, PutLog | DeleteTopic | ShiftDueTimes):
+                for statement in self._statements(replica, record):
+                    put(statement)
+        if is_whole or about != replica._about:
+            replica._about = about
+            if is_whole:
+                replica._rows_end = 0
+            self._put_row(replica, must_sync=False)
+        replica._taken = position
+        where = replica.topic, replica.number
+        put(channel_store.put_replica_progress(*where, position, replica.log.committed_sequence))
+        self._metadata.wait_here(partial(self._applied, replica, position, replica.floor, done))
+
+    def _forget_rows(self, replica: Replica, left: Collection[str]) -> None:
+        """Forget where the channels are, and those that are not among ``left``."""
+        put = self._metadata.put_own
+        for name, cursor in replica._cursors.items():
+            for statement in channel_store.delete_cursor(cursor):
+                put(statement)
+            self._channels.forget_cursor(cursor)
+            if name not in left:
+                put(channel_store.delete_channel(replica.topic, replica.number, name))
+        put(channel_store.delete_partition(replica.topic, replica.number))
+        replica._cursors, replica._floors, replica._packs, replica._kept_floors = {}, {}, {}, {}
+        replica._backlog_start = 1
+
+    def _statements(self, replica: Replica, record: ChannelRecord | PutBacklog) -> list[Statement]:
+        """Find what a record does to this node's database, which has numbers of its own."""
+        if isinstance(record, PutBacklog):
+            replica._backlog_start = record.backlog_start
+            return record.statements()
+        name, cursors = record.channel, replica._cursors
+        if isinstance(record, DeleteProgress):
+            cursor = cursors.pop(name, None)
+            replica._floors.pop(name, None)
+            if cursor is None:
+                return []
+            self._channels.forget_cursor(cursor)
+            return record.statements(cursor)
+        if isinstance(record, DeleteChannel):
+            return record.statements()
+        cursor = cursors.get(name)
+        if cursor is None:
+            cursor = cursors[name] = self._channels.new_cursor()
+        if isinstance(record, PutProgress):
+            replica._floors[name] = record.floor
+        if isinstance(record, PutSpilled):
+            record = self._renumbered(replica._packs, record)
+        return record.statements(cursor)
+
+    def _renumbered(self, numbers: dict[int, int], record: PutSpilled) -> PutSpilled:
+        """Give packs the numbers that they have here; what is said of one that is not here is left out."""
+        for pack in record.packs:
+            if pack.number not in numbers:
+                numbers[pack.number] = self._channels.new_pack()
+        done = {number: sequences for number, sequences in record.done.items() if number in numbers}
+        gone = [number for number in record.gone if number in numbers]
+        record = msgspec.structs.replace(record, done=done, gone=gone).renumbered(numbers)
+        for number in gone:
+            del numbers[number]
+        return record
+
+    def _applied(
+        self, replica: Replica, position: tuple[int, int], floor: int, done: Waiter, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            # the next flush has it all again: nothing is to be sent a second time
+            self._metadata.wait_here(partial(self._applied, replica, position, floor, done))
+            return
+        replica.progress = position
+        replica.durable_floor = floor
+        done(None)
+
+    def whole_state(self, replica: Replica, done: Callable[[list[Record], BaseException | None], None]) -> None:
+        """Have everything read that a new replica of a partition led here needs: records for :meth:`apply`.
+
+        Args:
+            done: given the records, which say what is so behind the flush that ``on_records`` was given last; or
+                nothing, and why they could not be read.
+
+        Raises:
+            ValueError: it is not led here.
+        """
+        if replica.partition is None:
+            raise ValueError(f"{replica.describe()}: it is not led here")
+        partition = replica.partition
+
+        def read(records: list[Record] | None, error: BaseException | None) -> None:
+            if error is None and replica.partition is not partition:
+                error = StorageError(f"topic {replica.topic} partition {replica.number}: it is not led here any more")
+            done([] if error is not None else [*_records_of(replica), *(records or ())], error)
+
+        self._progress.ask(Question(partial(_whole_state, replica.topic, replica.number), read))
+        self._channels.is_urgent = True
+
+    # -- leading -------------------------------------------------------------------------------------------------
+
+    def promote(self, replica: Replica, epoch: int, meta: TopicMeta, done: Waiter) -> None:
+        """Lead a partition: it is in ``Broker.topics`` when ``done`` is called, its channels where a start has them.
+
+        It takes publishes from then on. Nothing that is not known to be committed is delivered before
+        :meth:`Broker.set_watermark` says so. :meth:`note_epoch` comes first, perhaps in the same turn.
+
+        The topic is as the last leader of the partition said: paused, with its settings. When partitions of it are led
+        here already, what is set here for it goes first, and it is paused if either of the two is.
+
+        Args:
+            epoch: that was noted, which its batches carry from now on.
+            meta: of the topic; one that is older than what the partition's last leader knew is not taken.
+
+        Raises:
+            ValueError: another epoch was noted, or it is led here.
+            StorageError: something else is being done with it, or its log takes nothing any more.
+        """
+        if epoch != replica.epoch:
+            raise ValueError(f"{replica.describe()}: epoch {epoch} was not noted")
+        if replica.log.failed is not None:
+            raise StorageError(f"{replica.log.directory}: {replica.log.failed}")
+        self._begin(replica, _PROMOTING)
+        then = partial(self._promoted, replica, meta, done)
+        self._progress.ask(Question(lambda store: store.load_partition(replica.topic, replica.number), then))
+        self._channels.is_urgent = True
+
+    def _promoted(
+        self, replica: Replica, meta: TopicMeta, done: Waiter, stored: StoredTopics, error: BaseException | None
+    ) -> None:
+        if error is None:
+            log = replica.log
+            rows_end = min(replica._rows_end or log.next_sequence, log.next_sequence)
+            try:
+                stored.logs[replica.topic, replica.number] = self._marks.mark(replica)
+                self._adoption.keep_rows(replica.topic, self._keep)
+                log.epoch = replica.epoch
+                replica.partition = self._adoption.begin(
+                    replica.topic, replica.number, log, stored, replica._about, meta, rows_end, replica._kept_floors
+                )
+                self._marks.forget(replica)
+                self._publishes.note_snapshot(replica.partition)
+                replica._packs, replica._rows_end = {}, 0
+                self._put_row(replica, must_sync=False)
+                self._put_progress(replica, (0, 0))
+            except FlintError as failure:
+                error = failure
+        replica.work = ""
+        done(error)
+
+    def demote(self, replica: Replica, error: BaseException) -> list[Subscription]:
+        """Lead a partition no longer; what it has is kept, and :meth:`promote` goes on with it.
+
+        The whole state has to come before :meth:`apply` takes anything of another leader.
+
+        Args:
+            error: what those are told whose publishes are not committed; they may be stored all the same.
+
+        Returns:
+            its consumers, whose connections are to be closed.
+
+        Raises:
+            ValueError: it is not led here.
+        """
+        partition = replica.partition
+        if partition is None:
+            raise ValueError(f"{replica.describe()}: it is not led here")
+        subscriptions, channels = self._adoption.end(partition)
+        replica._cursors = {name: cursor for name, (cursor, _) in channels.items()}
+        replica._floors = {name: floor for name, (_, floor) in channels.items()}
+        replica._backlog_start = partition.backlog_start
+        replica.durable_floor = min(partition.durable_floor, replica.floor)
+        replica._kept_floors = {}
+        replica.partition = None
+        self._marks.replace(partition, replica)
+        if not any(other.partition is not None for other in self._by_topic[replica.topic].values()):
+            self._adoption.keep_rows(replica.topic, None)
+        self._put_progress(replica, (0, 0))
+        partition.hand_over(error)
+        return subscriptions
+
+    def _hand_on(self, records: list[Record], ended: Waiter) -> None:
+        """Give those records of a flush that are of partitions led here to who wants them."""
+        found: Records = {}
+        if self.on_records is not None:
+            for record in records:
+                if isinstance(record, TopicRecord):
+                    for number, replica in self._by_topic.get(record.topic, {}).items():
+                        if replica.partition is not None:
+                            found.setdefault((record.topic, number), []).append(record)
+                elif isinstance(record, ChannelRecord | PutBacklog):
+                    if not isinstance(record, PutBacklog) and is_ephemeral(record.channel):
+                        continue
+                    key = record.topic, record.partition
+                    if key in self._replicas and self._replicas[key].partition is not None:
+                        found.setdefault(key, []).append(record)
+        if found and self.on_records is not None:
+            self.on_records(found, ended)
+        else:
+            ended(None)
+
+    def _keep(self, record: TopicRecord) -> list[Statement]:
+        """Find what is to be written of a topic that is replicated: the rows of those of its partitions led here."""
+        statements = []
+        for number, replica in self._by_topic.get(record.topic, {}).items():
+            if replica.partition is not None or replica.work == _PROMOTING:
+                replica._about = described(replica._about, record, number)
+                statements.append(channel_store.put_replica(replica.topic, number, replica.stored()))
+        return statements
+
     # -- what they have in common --------------------------------------------------------------------------------
 
     def _check_idle(self, replica: Replica) -> None:
@@ -560,7 +867,7 @@ class Replicas(Mapping[_Key, Replica]):
         self._metadata.put_own(channel_store.put_replica(replica.topic, replica.number, replica.stored()), must_sync)
 
     def _put_progress(self, replica: Replica, progress: tuple[int, int]) -> None:
-        replica.progress = progress
+        replica.progress = replica._taken = progress
         committed = replica.log.committed_sequence
         where = replica.topic, replica.number
         self._metadata.put_own(channel_store.put_replica_progress(*where, progress, committed))
@@ -577,6 +884,50 @@ def _place(key: _Key, replica: StoredReplica, stored: StoredTopics) -> LogPlace:
         log_id=replica.log_id,
         is_replica=True,
     )
+
+
+def described(about: StoredAbout, record: TopicRecord, number: int) -> StoredAbout:
+    """Return what is known of a topic when one of its partitions is told this."""
+    replace = msgspec.structs.replace
+    if isinstance(record, PutTopic):
+        return replace(about, paused=record.paused)
+    if isinstance(record, PutTopicMeta):
+        return replace(about, meta=record.meta, headers_from=record.headers_from.get(number, 0))
+    settings = {channel: its for channel, its in about.settings.items() if channel != record.channel}
+    if record.settings is not None:
+        settings[record.channel] = record.settings
+    return replace(about, settings=settings)
+
+
+def _records_of(replica: Replica) -> list[Record]:
+    """Build the records of the topic that a replica has."""
+    topic, about = replica.topic, replica._about
+    headers_from = {replica.number: about.headers_from} if about.headers_from else {}
+    records: list[Record] = [
+        PutTopic(topic, about.paused),
+        PutTopicMeta(topic, about.meta, [replica.number], headers_from),
+    ]
+    return records + [PutSettings(topic, channel, settings) for channel, settings in about.settings.items()]
+
+
+def _whole_state(topic: str, number: int, store: ChannelStore) -> list[Record]:
+    """Read all that the database has of a partition. Blocks; for a worker thread."""
+    stored = store.load_partition(topic, number)
+    records: list[Record] = []
+    if (topic, number) in stored.partitions:
+        records.append(PutBacklog(topic, number, *stored.partitions[topic, number]))
+    for (_, _, name), channel in stored.channels.items():
+        records.append(PutChannel(topic, number, name, channel.paused, channel.skipped))
+    for each in stored.cursors:
+        where = topic, number, each.channel
+        found, done = store.all_packs(each.id)
+        if found:
+            records.append(PutSpilled(*where, None, found, done, []))
+        if not each.is_lost:
+            row, count = each.row, each.spilled_count + each.spilled_missing
+            lists = row.deferred, row.attempts, row.holes
+            records.append(PutProgress(*where, row.floor, each.window, *lists, count))
+    return records
 
 
 def found_history(log: PartitionLog, known: list[tuple[int, int]], noted: int) -> list[tuple[int, int]]:

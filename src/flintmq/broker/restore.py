@@ -164,23 +164,53 @@ class Restore:
     def _channel(
         self, topic: Topic, name: str, parts: dict[int, StoredChannel], told: dict[str, list[tuple[int, int]]]
     ) -> None:
-        stored, channels = self._stored, self._channels
-        _, recorded = stored.metas.get(topic.name, (PLAIN, [0]))
+        _, recorded = self._stored.metas.get(topic.name, (PLAIN, [0]))
         paused = topic.channel_names[name] = all(part.paused for part in parts.values())
         for number, partition in topic.partitions.items():
             part = parts.get(number)
             if part is None and number in recorded:
                 continue  # deleted in this partition
-            cursor = self._cursors.get((topic.name, number), {}).get(name)
-            is_ordered = self._settings.is_ordered(topic, name)
-            is_paused = paused if part is None else part.paused
-            channel = channels.add(topic, partition, name, cursor, is_paused, is_ordered)
-            channel.skipped = part is not None and part.skipped
-            if cursor is not None:
-                ranges = None if stored.is_behind else told[log_directory(topic.name, number)]
-                self._losses.look(partition, channel, cursor, ranges)
-            if part is None or part.cursor != channels.cursor(channel):
-                channels.put(channel)
+            ranges = told[log_directory(topic.name, number)]
+            self._part(topic, partition, name, part, paused if part is None else part.paused, ranges)
+
+    def _part(
+        self,
+        topic: Topic,
+        partition: Partition,
+        name: str,
+        part: StoredChannel | None,
+        is_paused: bool,
+        told: list[tuple[int, int]],
+    ) -> None:
+        """Make a channel of one partition."""
+        stored, channels = self._stored, self._channels
+        cursor = self._cursors.get((topic.name, partition.number), {}).get(name)
+        is_ordered = self._settings.is_ordered(topic, name)
+        channel = channels.add(topic, partition, name, cursor, is_paused, is_ordered)
+        channel.skipped = part is not None and part.skipped
+        if cursor is not None:
+            self._losses.look(partition, channel, cursor, None if stored.is_behind else told)
+        if part is None or part.cursor != channels.cursor(channel):
+            channels.put(channel)
+
+    def adopt(self, topic: Topic, number: int, log: PartitionLog) -> Partition:
+        """Make a partition of a topic that is there, with the channels that it had, as a start would.
+
+        Args:
+            topic: which has the partition then.
+            log: of the partition; it is open.
+        """
+        told: list[tuple[int, int]] = []
+        partition = self._partition(topic.name, number, log, told)
+        if topic.paused or topic.is_starting:
+            partition.paused_at = log.next_sequence if partition.paused_at is None else partition.paused_at
+        elif not self._stored.topics.get(topic.name):
+            partition.paused_at = None
+        topic.add(partition)
+        for (_, _, name), part in self._stored.channels.items():
+            self._part(topic, partition, name, part, part.paused, told)
+            topic.channel_names[name] = all(each.paused for each in topic.channels(name))
+        return partition
 
 
 def _advance(cursor: StoredCursor, floor: int) -> None:

@@ -7,10 +7,10 @@ Source: reference/youzan.md 1.5 (retention in days), design/reliability.md R9.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from flintmq.broker.partition import Partition
-from flintmq.storage import MemoryLog
+from flintmq.storage import MemoryLog, PartitionLog
+from flintmq.topic_meta import TopicMeta
 
 DAY_NS = 86_400 * 1_000_000_000
 
@@ -22,7 +22,26 @@ class Retention(NamedTuple):
     size_bytes: int
 
 
-def drop_consumed(partition: Partition, retention: Retention, wall_ns: int) -> None:
+class Consumed(Protocol):
+    """A partition, or a replica of one.
+
+    Attributes:
+        durable_floor: no channel needs the log below this sequence, as the database has it.
+    """
+
+    durable_floor: int
+
+    @property
+    def meta(self) -> TopicMeta: ...
+
+    @property
+    def floor(self) -> int: ...
+
+    @property
+    def log(self) -> PartitionLog | MemoryLog: ...
+
+
+def drop_consumed(partition: Consumed, retention: Retention, wall_ns: int) -> None:
     """Drop what may go; the topic's own days come before the node's time.
 
     Raises:

@@ -63,6 +63,13 @@ class Topic:
         self.partitions[partition.number] = partition
         self.partitions = dict(sorted(self.partitions.items()))
 
+    def remove(self, number: int) -> None:
+        """Let a partition go, with its part of each channel; a channel that is nowhere else goes with it."""
+        self.partitions = {each: partition for each, partition in self.partitions.items() if each != number}
+        self.channel_names = {
+            name: all(part.paused for part in parts) for name in self.channel_names if (parts := self.channels(name))
+        }
+
     def hold_back(self) -> None:
         """Hand out nothing until it is known which channels there must be: a topic that is starting."""
         self.is_starting = True

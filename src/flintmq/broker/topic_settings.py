@@ -147,6 +147,22 @@ class TopicSettings:
         if self._settings.pop((topic.name, channel), None) is not None:
             self._metadata.put(PutSettings(topic.name, channel, None))
 
+    def adopt(self, topic: str, settings: Mapping[str, Settings]) -> None:
+        """Take over what another node had set for a topic, under an empty name, and for its channels.
+
+        What is set for them here stays.
+        """
+        for channel, theirs in settings.items():
+            own = self.own(topic, channel)
+            names = [name for name in theirs.__struct_fields__ if getattr(own, name) is None]
+            missing = {name: getattr(theirs, name) for name in names}
+            self._settings[topic, channel] = msgspec.structs.replace(own, **missing)
+
+    def release(self, topic: str) -> None:
+        """Forget what is set for a topic that is not here any more, and not what is stored of it."""
+        for key in [key for key in self._settings if key[0] == topic]:
+            del self._settings[key]
+
     # -- what has limits -------------------------------------------------------------------------------------------
 
     def apply(self, topic: Topic) -> None:

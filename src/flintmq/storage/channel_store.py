@@ -28,6 +28,7 @@ from flintmq.storage.files import Database, Files
 from flintmq.storage.integrity import DATABASE_NAME as DATABASE_NAME
 from flintmq.storage.integrity import LISTED, changes_of, open_checked
 from flintmq.storage.rows import Statement as Statement
+from flintmq.storage.rows import Table
 from flintmq.storage.tables import (
     CHANNEL,
     CURSOR,
@@ -358,6 +359,44 @@ class ChannelStore:
         except OSError as error:
             raise StorageError(f"cannot write {LIST_NAME}: {error.strerror or error}") from error
 
+    def load_partition(self, topic: str, number: int) -> StoredTopics:
+        """Read what there is of one partition, but the frames set aside, as :meth:`load` would.
+
+        Raises:
+            StorageError: it cannot be read, or something of it is damaged, which a start repairs.
+        """
+        key = (topic, number)
+        stored = StoredTopics(is_same_boot=True)
+        for _, _, name, cursor, paused, skipped in self._whole_rows(CHANNEL, "topic = ? AND partition = ?", key):
+            stored.channels[topic, number, name] = StoredChannel(cursor, bool(paused), bool(skipped))
+        for _, _, backlog_start, paused_at in self._whole_rows(PARTITION, "topic = ? AND partition = ?", key):
+            stored.partitions[key] = backlog_start, paused_at
+        for (_, _, name), channel in stored.channels.items():
+            rows = self._whole_rows(CURSOR, "id = ?", (channel.cursor,)) if channel.cursor else []
+            aside = packs.count_packed(self._database.query, channel.cursor).get(channel.cursor, (0, None))
+            where = channel.cursor, topic, number, name
+            for *_, expected, blob in rows:
+                row = _decode(blob)
+                window = zlib.decompress(row.done) if row.done else b""
+                found = StoredCursor(*where, row, window, *aside)
+                found.spilled_missing = max(0, expected - found.spilled_count)
+                stored.cursors.append(found)
+            if channel.cursor and not rows:
+                lost = StoredCursor(*where, CursorRow(1), b"", *aside)
+                lost.is_lost = True
+                stored.cursors.append(lost)
+        return stored
+
+    def _whole_rows(self, table: Table, condition: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        rows = self._database.query(f"{table.select} WHERE {condition}", values)
+        if not all(table.is_whole(row) for row in rows):
+            raise StorageError(f"{DATABASE_NAME}: rows of table {table.name} are damaged; restart to have it repaired")
+        return [row[:-1] for row in rows]
+
+    def all_packs(self, cursor: int) -> tuple[list[packs.EncodedPack], dict[int, list[int]]]:
+        """Packs of one cursor as they are stored, see :func:`flintmq.storage.packs.all_packs`."""
+        return packs.all_packs(self._database.query, cursor)
+
     def journal(self) -> bytes | None:
         """Read what :func:`put_journal` wrote last; None when there is nothing."""
         rows, _ = TAKEOVER.read(self._database.query)
@@ -465,6 +504,11 @@ def put_replica(topic: str, partition: int, replica: StoredReplica) -> Statement
 def put_replica_progress(topic: str, partition: int, progress: tuple[int, int], committed: int) -> Statement:
     """Remember how much of its leader's progress a replica has."""
     return REPLICA_PROGRESS.put((topic, partition, *progress, committed))
+
+
+def delete_partition(topic: str, partition: int) -> Statement:
+    """Forget where a partition's backlog begins."""
+    return PARTITION.delete((topic, partition))
 
 
 def delete_replica(topic: str, partition: int) -> list[Statement]:

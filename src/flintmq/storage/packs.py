@@ -485,11 +485,12 @@ def clear_packs(cursor: int, first: int) -> list[Statement]:
     ]
 
 
-def shift_packs(shift_ns: int) -> Statement:
-    """Move every due time, because the wall clock was set."""
+def shift_packs(shift_ns: int, cursor: int | None = None) -> Statement:
+    """Move every due time, or those of one cursor, because the wall clock was set."""
     crc = _crc_with(due_ns="due_ns + ?", last_due_ns="last_due_ns + ?")
     change = f"UPDATE aside_pack SET due_ns = due_ns + ?, last_due_ns = last_due_ns + ?, crc = {crc}"
-    return change, ((shift_ns, shift_ns, shift_ns, shift_ns),)
+    shifts = (shift_ns, shift_ns, shift_ns, shift_ns)
+    return (change, (shifts,)) if cursor is None else (f"{change} WHERE cursor = ?", ((*shifts, cursor),))
 
 
 def _crc_with(**changed: str) -> str:
@@ -591,6 +592,28 @@ def count_packed(query: Query, cursor: int | None = None) -> dict[int, tuple[int
         count, earliest_ns = counts[each]
         counts[each] = count + (left if read.found is None or read.pieces else read.found.message_count), earliest_ns
     return counts
+
+
+def all_packs(query: Query, cursor: int) -> tuple[list[EncodedPack], dict[int, list[int]]]:
+    """Read every pack of a cursor as it is stored, and what of each is finished, has left it or is forgotten.
+
+    Packs that are damaged are left out.
+    """
+    found: list[EncodedPack] = []
+    done: dict[int, list[int]] = {}
+    rows = [row for row in query(f"{PACKS.select} WHERE cursor = ? ORDER BY id", (cursor,)) if PACKS.is_whole(row)]
+    gone = _read_done(query, [row[0] for row in rows])
+    for number, _, due_ns, last_due_ns, first, last, cut, count, size, heads_crc, data_crc, _ in rows:
+        data = _read_data(query, number)
+        read = _checked(data, Found(number, due_ns, cut, size, heads_crc, data_crc, first, last, count))
+        if read.found is not None:
+            continue
+        found.append(EncodedPack(number, due_ns, last_due_ns, first, last, count, data))
+        forgotten = [sequence for piece in read.pieces for sequence in range(max(cut, piece.first), piece.end)]
+        left = sorted({*gone.get(number, ()), *forgotten})
+        if left:
+            done[number] = left
+    return found, done
 
 
 def packed_after(query: Query, cursor: int, wall_ns: int, count_max: int) -> list[tuple[int, Piece]]:

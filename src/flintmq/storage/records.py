@@ -6,7 +6,7 @@ which :meth:`PutSpilled.renumbered` changes. So what a partition's records say c
 
     topic       PutTopic, PutTopicMeta, DeleteTopic, PutSettings
     partition   PutBacklog, PutLog
-    channel     PutChannel, PutProgress, PutSpilled, DeleteChannel, DeleteProgress
+    channel     PutChannel, PutProgress, PutSpilled, ShiftSpilled, DeleteChannel, DeleteProgress
     node        ShiftDueTimes
 
 Rules of this file: data alone; records are applied in their order; times are wall time in ns; sequences' ends are
@@ -236,6 +236,18 @@ class PutSpilled(_Record, frozen=True):
         )
 
 
+class ShiftSpilled(_Record, frozen=True):
+    """The wall clock was set: all due times of a channel's spilled messages move."""
+
+    topic: str
+    partition: int
+    channel: str
+    shift_ns: int
+
+    def statements(self, cursor: int = 0) -> list[Statement]:
+        return [packs.shift_packs(self.shift_ns, cursor)]
+
+
 class ShiftDueTimes(_Record, frozen=True):
     """The wall clock was set: all due times of spilled messages move."""
 
@@ -245,9 +257,11 @@ class ShiftDueTimes(_Record, frozen=True):
         return [packs.shift_packs(self.shift_ns)]
 
 
-ChannelRecord: TypeAlias = PutChannel | DeleteChannel | PutProgress | DeleteProgress | PutSpilled
+ChannelRecord: TypeAlias = PutChannel | DeleteChannel | PutProgress | DeleteProgress | PutSpilled | ShiftSpilled
 PartitionRecord: TypeAlias = ChannelRecord | PutBacklog | PutLog
-Record: TypeAlias = PartitionRecord | PutTopic | PutTopicMeta | DeleteTopic | PutSettings | ShiftDueTimes
+TopicRecord: TypeAlias = PutTopic | PutTopicMeta | PutSettings
+"""Records of a topic that go with each of its partitions to another node."""
+Record: TypeAlias = PartitionRecord | TopicRecord | DeleteTopic | ShiftDueTimes
 
 encode_records = msgspec.msgpack.Encoder().encode
 """The bytes of a list of records."""

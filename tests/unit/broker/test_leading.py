@@ -1,0 +1,655 @@
+"""Leading a replicated partition: it begins as a start of the leader would, whatever its life was; and it ends."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.sim.disk import DiskCrashed
+from tests.unit.broker.test_replicas import LOG_ID, META, NUMBER, TOPIC_NUMBER, World
+from tests.unit.broker.world import MSG_TIMEOUT_NS, SECOND, Consumer
+
+from flintmq.broker.broker import TopicConflict, TopicNotFound
+from flintmq.broker.metadata import Waiter
+from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.replicas import Records
+from flintmq.errors import StorageError
+from flintmq.settings import Settings
+from flintmq.storage.records import PutBacklog, Record, decode_records, encode_records
+from flintmq.topic_meta import TopicMeta
+
+
+class Node(World):
+    """A node that leads a partition or follows it; what its flushes say is kept for others."""
+
+    def __init__(self, seed: int = 1, meta: TopicMeta = META) -> None:
+        self.meta = meta
+        self.flushes: list[list[Record]] = []
+        self.waiting: list[Waiter] = []
+        self.is_waiting = False
+        super().__init__(seed)
+        self.window_max = 16
+        self.make(meta=meta)
+
+    def open(self) -> None:
+        super().open()
+        self.broker.replicas.on_records = self._hand_on
+
+    def _hand_on(self, records: Records, done: Waiter) -> None:
+        self.flushes.append(records["t", NUMBER])
+        if self.is_waiting:
+            self.waiting.append(done)
+        else:
+            done(None)
+
+    def lead(self, epoch: int, meta: TopicMeta | None = None) -> None:
+        self.done.clear()
+        self.broker.replicas.note_epoch(self.replica, epoch, True, self.done.append)
+        self.broker.replicas.promote(self.replica, epoch, meta or self.meta, self.done.append)
+        self.settle()
+        assert self.done == [None, None]
+        self._bound_windows(self.partition.channels.values())
+        self.pump()
+
+    def commit_all(self) -> None:
+        self.broker.set_watermark(self.partition, self.log.next_sequence)
+        self.pump()
+
+    @property
+    def partition(self) -> Partition:
+        return self.broker.topics["t"].partitions[NUMBER]
+
+    def store(self, bodies: list[bytes], due_ns: int = 0, producer: tuple[bytes, int] | None = None) -> PublishGroup:
+        prefix = self.partition.prefix
+        assert prefix is None or producer is None or prefix
+        group = self.broker.publish_to(self.partition, bodies, due_ns, producer=producer)
+        self.broker.commit_groups(self.broker.write_pending(self.clock.wall_ns()))
+        return group
+
+    def whole(self) -> list[Record]:
+        found: list[list[Record]] = []
+
+        def done(records: list[Record], error: BaseException | None) -> None:
+            assert error is None
+            found.append(records)
+
+        self.broker.replicas.whole_state(self.replica, done)
+        self.settle()
+        return found[0]
+
+    def consume(self, channel: str) -> Consumer:
+        return self.subscribe("t", channel, NUMBER)
+
+    def apply(self, position: tuple[int, int], records: list[Record], is_whole: bool = False) -> None:
+        self.done.clear()
+        sent = list(decode_records(encode_records(records)))
+        self.broker.replicas.apply(self.replica, position, sent, is_whole, self.done.append)
+        self.settle()
+        assert self.done == [None] and self.replica.progress == position
+
+    def take_batches(self, leader: Node) -> None:
+        end = self.log.next_sequence
+        while end < leader.log.next_sequence:
+            data, end = leader.log.fetch_stored(end, 300)
+            self.broker.replicas.append(self.replica, data)
+
+
+def picture(node: Node) -> dict[str, Any]:
+    """All that a partition and its topic are."""
+    topic, partition, broker = node.broker.topics["t"], node.partition, node.broker
+    found: dict[str, Any] = {
+        "": (
+            topic.paused,
+            topic.is_starting,
+            topic.meta,
+            partition.backlog_start,
+            partition.paused_at,
+            partition.headers_from,
+            partition.log.next_sequence,
+            broker.own_settings("t"),
+            dict(partition.log.producers.table.items()),
+            topic.channel_names,
+        )
+    }
+    for name, channel in partition.channels.items():
+        packs = broker._store.due(broker._channels.cursor(channel), (-1, -1), 1 << 62, 1 << 40).packs
+        spilled = sorted(
+            (sequence, piece.due_ns, piece.attempts, frame)
+            for pack in packs
+            for piece in pack.pieces
+            for sequence, frame in piece.messages()
+        )
+        found[name] = (
+            channel.state(),
+            channel.paused,
+            channel.skipped,
+            channel.limit,
+            channel.spilled.count,
+            channel.keep_floor is not None,
+            broker.own_settings("t", name),
+            spilled,
+        )
+        channel.check()
+    return found
+
+
+class Pair:
+    """A leader and its follower, and what one does for the other."""
+
+    def __init__(self, seed: int, meta: TopicMeta = META) -> None:
+        self.random = random.Random(seed)
+        self.leader, self.follower = Node(seed, meta), Node(seed + 1, meta)
+        self.leader.lead(1)
+        self.follower.note(1)
+        self.leader.flushes.clear()
+        self.n = 0
+        self.consumers: dict[str, Consumer] = {}
+        self.bring_whole()
+
+    def bring_whole(self) -> None:
+        self.leader.flush()
+        records = self.leader.whole()
+        self.n += len(self.leader.flushes)
+        self.leader.flushes.clear()
+        self.follower.apply((1, self.n), records, is_whole=True)
+
+    def bring(self) -> None:
+        """Let the follower have all that the leader's flushes said."""
+        flushes, self.leader.flushes = self.leader.flushes, []
+        if flushes and self.follower.replica.progress != (1, self.n):
+            self.leader.flushes = flushes
+            self.bring_whole()
+            return
+        for records in flushes:
+            self.n += 1
+            self.follower.apply((1, self.n), records)
+
+    def live(self) -> None:
+        """Something happens."""
+        leader, rng = self.leader, self.random
+        broker, topic, partition = leader.broker, leader.broker.topics["t"], leader.partition
+        names = list(partition.channels)
+        name = rng.choice(names) if names else "c0"
+        choice = rng.randrange(20)
+        if choice < 5:
+            due_ns = leader.due_clock_ns + rng.choice([0, 0, 30, 5000, 90_000]) * SECOND if rng.random() < 0.4 else 0
+            leader.store([b"%d" % rng.randrange(1000)] * rng.randint(1, 9), due_ns)
+            leader.commit_all()
+        elif choice == 5:
+            last = leader.log.producers.table.last(b"p") or 0
+            leader.store([b"once"] * 2, producer=(b"p", last + 1))
+            leader.commit_all()
+        elif choice == 6 or not names:
+            broker.channel(topic, f"c{rng.randrange(4)}")
+            leader._bound_windows(partition.channels.values())
+            leader.flush()
+        elif choice < 13:
+            consumer = self.consumers.get(name)
+            if consumer is None:
+                consumer = self.consumers[name] = leader.consume(name)
+            consumer.ready(rng.randint(1, 6))
+            for each in consumer.received():
+                action = rng.randrange(5)
+                if action < 3:
+                    consumer.finish([each.internal])
+                elif action == 3:
+                    consumer.requeue(each.internal, rng.choice([0, 10, 4000]) * SECOND)
+        elif choice == 13:
+            leader.pass_time(rng.choice([1, 100, 3000]) * SECOND)
+        elif choice == 14:
+            broker.pause_channel(topic, name, rng.random() < 0.5)
+        elif choice == 15:
+            broker.skip_channel(topic, name, rng.random() < 0.3)
+        elif choice == 16:
+            settings = rng.choice([Settings(), Settings(max_attempts=50), Settings(ttl_ms=10**9)])
+            broker.change_settings(topic, rng.choice([None, name]), settings)
+        elif choice == 17:
+            if rng.random() < 0.4:
+                self.leave(name)
+                broker.delete_channel(topic, name)
+            elif rng.random() < 0.5:
+                broker.empty_channel(topic, name)
+        elif choice == 18:
+            broker.pause_topic(topic, rng.random() < 0.5)
+            if rng.random() < 0.3 and not topic.meta.ordered and name not in self.consumers:
+                broker.order_channel(topic, name, rng.random() < 0.5)
+        else:
+            leader.flush()
+        leader.pump()
+
+    def leave(self, name: str) -> None:
+        if name in self.consumers:
+            self.leader.leave(self.consumers.pop(name))
+
+    def end(self) -> None:
+        for name in list(self.consumers):
+            self.leave(name)
+        self.leader.settle()
+        self.leader.flush()
+
+
+@pytest.mark.parametrize("meta", [META, TopicMeta(partition_num=2, extend_support=True)], ids=["plain", "extended"])
+@pytest.mark.parametrize("seed", range(12))
+def test_it_begins_where_a_start_of_the_leader_would(seed, meta):
+    pair = Pair(seed, meta)
+    leader, follower, rng = pair.leader, pair.follower, pair.random
+    for _ in range(150):
+        pair.live()
+        if rng.random() < 0.1:
+            leader.flush()
+        if rng.random() < 0.1:
+            follower.take_batches(leader)
+        if rng.random() < 0.15:
+            pair.bring()
+        if rng.random() < 0.02:
+            follower.flush()
+            follower.die(power_loss=False)
+    pair.end()
+    follower.take_batches(leader)
+    pair.bring()
+    assert follower.replica.progress == (1, pair.n)
+    leader.die(power_loss=False)
+    leader.lead(2)
+    follower.clock.advance(leader.now_ns - follower.now_ns)
+    follower.lead(2)
+    assert picture(follower) == picture(leader)
+    assert not leader.told and not follower.told
+    leader.commit_all()
+    follower.commit_all()
+    for node in (leader, follower):  # it goes on living
+        node.store([b"new"] * 3)
+        node.commit_all()
+        node.flush()
+        node.die(power_loss=False)
+        node.lead(3)
+        node.commit_all()
+    assert picture(follower) == picture(leader)
+
+
+# -- what is not committed
+
+
+def led(seed: int = 1) -> Node:
+    node = Node(seed)
+    node.lead(1)
+    node.broker.channel(node.broker.topics["t"], "c")
+    node.flush()
+    return node
+
+
+def follower_of(leader: Node) -> Node:
+    node = Node(2)
+    node.note(1)
+    node.apply((1, 1), leader.whole(), is_whole=True)
+    node.take_batches(leader)
+    return node
+
+
+def test_nothing_is_delivered_before_the_watermark_moves():
+    leader = led()
+    leader.store([b"a"] * 3)
+    leader.commit_all()
+    leader.store([b"b"] * 2)
+    leader.flush()
+    node = follower_of(leader)
+    node.broker.replicas.advance_committed(node.replica, 3)
+    node.lead(2)
+    consumer = node.consume("c")
+    consumer.ready(100)
+    assert [each.sequence for each in consumer.received()] == [1, 2]
+    mine = node.store([b"mine"])
+    node.pump()
+    assert not mine.ended and consumer.received() == []
+    assert node.log.committed_sequence == 3 and node.partition.depth == 0
+    assert node.log.fetch(1, 100, 1 << 20)[1] <= 4
+    node.broker.set_watermark(node.partition, 6)
+    node.pump()
+    assert [each.sequence for each in consumer.received()] == [3, 4, 5] and not mine.ended
+    node.broker.set_watermark(node.partition, 7)
+    node.pump()
+    assert mine.ended and mine.error is None
+    assert [each.sequence for each in consumer.received()] == [6]
+
+
+def test_a_duplicate_of_what_is_not_committed_waits_for_it():
+    leader = led()
+    leader.store([b"x"], producer=(b"p", 1))
+    node = follower_of(leader)
+    node.lead(2)
+    again = node.store([b"x"], producer=(b"p", 1))
+    behind = node.store([b"y"], producer=(b"p", 2))
+    assert not again.ended and not behind.ended, "the first copy may yet be cut off"
+    assert node.log.next_sequence == 3
+    node.broker.set_watermark(node.partition, 2)
+    assert again.ended and again.error is None and not behind.ended
+    node.commit_all()
+    assert behind.ended and behind.error is None
+    late = node.store([b"x"], producer=(b"p", 1))
+    assert late.ended and late.error is None and node.log.next_sequence == 3
+
+
+def test_a_duplicate_is_told_when_it_is_led_no_longer():
+    leader = led()
+    leader.store([b"x"], producer=(b"p", 1))
+    node = follower_of(leader)
+    node.lead(2)
+    again = node.store([b"x"], producer=(b"p", 1))
+    error = StorageError("another leads")
+    node.broker.replicas.demote(node.replica, error)
+    assert again.error is error
+
+
+def test_its_batches_carry_the_epoch():
+    leader = led()
+    leader.store([b"x"])
+    node = follower_of(leader)
+    node.lead(7)
+    node.store([b"y"])
+    assert node.replica.history == [(1, 1), (7, 2)]
+    node.die(power_loss=False)
+    assert node.replica.history == [(1, 1), (7, 2)] and node.replica.epoch == 7
+    with pytest.raises(ValueError, match="epoch 6 was not noted"):
+        node.broker.replicas.promote(node.replica, 6, META, node.done.append)
+
+
+# -- leading ends
+
+
+def test_what_it_had_is_there_again_when_it_leads_again():
+    node = led()
+    node.broker.channel(node.broker.topics["t"], "other#ephemeral")
+    node.store([b"%d" % n for n in range(40)])
+    node.store([b"late"] * 3, node.due_clock_ns + 9000 * SECOND)
+    node.commit_all()
+    node.broker.change_settings(node.broker.topics["t"], None, Settings(max_attempts=9))
+    consumer = node.consume("c")
+    consumer.ready(30)
+    taken = consumer.received()
+    consumer.finish([each.internal for each in taken[2:7]])
+    consumer.requeue(taken[0].internal, 5000 * SECOND)
+    consumer.requeue(taken[1].internal, 0)
+    waiting = node.store([b"waiting"])
+    error = StorageError("another leads")
+    subscriptions = node.broker.replicas.demote(node.replica, error)
+    assert subscriptions == [consumer.subscription] and waiting.error is error
+    assert "t" not in node.broker.topics and node.replica.partition is None
+    with pytest.raises(TopicConflict):
+        node.broker.topic("t", 1)
+    with pytest.raises(TopicNotFound):
+        node.broker.delete_topic("t")
+    node.consumers.clear()
+    node.pump()
+    node.settle()
+    node.lead(2)
+    first = picture(node)
+    assert first["c"][0].window.count(1) >= 5 and first["c"][4] >= 1
+    assert first[""][7] == Settings(max_attempts=9) and set(first) == {"", "c"}
+    node.flush()
+    node.die(power_loss=True)
+    node.lead(3)
+    assert picture(node) == first
+
+
+def test_what_a_flush_that_fails_had_taken_is_not_forgotten():
+    node = led()
+    node.store([b"late"] * 3, node.due_clock_ns + 9000 * SECOND)
+    node.store([b"x"] * 60)
+    node.commit_all()
+    consumer = node.consume("c")
+    consumer.ready(60)
+    taken = consumer.received()
+    consumer.requeue(taken[0].internal, 8000 * SECOND)
+    consumer.finish([each.internal for each in taken[1:]])
+    flush = node.take_flush()
+    assert flush.changes
+    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.consumers.clear()
+    node.end_flush(flush, [], OSError("disk"))
+    node.settle()
+    node.lead(2)
+    spilled = {sequence for sequence, *_ in picture(node)["c"][7]}
+    assert taken[0].sequence in spilled
+    node.commit_all()
+    assert not node.broker._channels.changed.keys() - {*node.partition.channels.values()}
+
+
+def test_what_a_flush_under_way_writes_is_written_again():
+    node = led()
+    node.store([b"x"] * 60)
+    node.commit_all()
+    consumer = node.consume("c")
+    consumer.ready(60)
+    taken = consumer.received()
+    consumer.requeue(taken[0].internal, 8000 * SECOND)
+    flush = node.take_flush()
+    answers = node.run_flush(flush)
+    consumer.requeue(taken[1].internal, 8000 * SECOND)
+    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.consumers.clear()
+    node.end_flush(flush, answers)
+    node.settle()
+    node.lead(2)
+    found = picture(node)["c"]
+    assert sorted(sequence for sequence, *_ in found[7]) == [taken[0].sequence, taken[1].sequence]
+    assert found[4] == 2
+
+
+def test_a_leader_that_comes_back_follows():
+    leader = led()
+    leader.store([b"a"])
+    leader.commit_all()
+    node = follower_of(leader)
+    leader.store([b"lost"])
+    node.lead(2)
+    node.commit_all()
+    node.store([b"b"] * 2)
+    node.commit_all()
+    leader.broker.replicas.demote(leader.replica, StorageError("another leads"))
+    leader.note(2)
+    leader.done.clear()
+    leader.broker.replicas.cut_back(leader.replica, 2, leader.done.append)
+    leader.settle()
+    assert leader.done == [None]
+    leader.take_batches(node)
+    leader.apply((2, 1), node.whole(), is_whole=True)
+    node.flush()
+    leader.lead(3)
+    node.die(power_loss=False)
+    node.lead(3)
+    assert picture(leader) == picture(node)
+
+
+def test_what_rows_say_of_what_was_cut_off_is_not_believed():
+    node = led()
+    node.store([b"a"] * 4)
+    node.broker.set_watermark(node.partition, 3)
+    node.broker.channel(node.broker.topics["t"], "late")  # begins at the end, which is not committed
+    node.settle()
+    node.broker.replicas.demote(node.replica, StorageError("another leads"))
+    node.note(2)
+    with pytest.raises(ValueError):
+        node.broker.replicas.cut_back(node.replica, 2, node.done.append)
+    node.done.clear()
+    node.broker.replicas.start_over(node.replica, 3, 90, node.done.append)
+    node.settle()
+    assert node.done == [None]
+    for _ in range(2):
+        node.die(power_loss=True)
+    node.lead(3)
+    assert node.partition.channels["late"].next == 3
+    assert node.partition.channels["c"].floor == 3
+
+
+# -- records
+
+
+def test_those_who_wait_are_told_when_the_others_have_it():
+    node = led()
+    node.is_waiting = True
+    told: list[Any] = []
+    node.broker.channel(node.broker.topics["t"], "new")
+    assert node.broker.when_metadata_durable(told.append)
+    node.flush()
+    assert told == [] and len(node.waiting) == 1
+    # one who asks for the same afterwards is not told before
+    assert node.broker.when_metadata_durable(told.append)
+    epochs: list[Any] = []
+    node.broker.replicas.note_epoch(node.replica, 2, False, epochs.append)
+    node.flush()
+    assert epochs == [None], "what concerns this node alone does not wait"
+    node.waiting[0](None)
+    node.waiting[0](None)
+    assert told == [None, None]
+    assert not node.broker.when_metadata_durable(told.append)
+
+
+def test_what_the_others_do_not_get_is_told():
+    node = led()
+    node.is_waiting = True
+    told: list[Any] = []
+    node.broker.channel(node.broker.topics["t"], "new")
+    node.broker.when_metadata_durable(told.append)
+    node.flush()
+    error = StorageError("nobody there")
+    node.waiting[0](error)
+    assert told == [error]
+
+
+def test_nothing_is_handed_on_of_what_is_not_led():
+    node = led()
+    node.create("mine")
+    node.flushes.clear()
+    node.broker.channel(node.broker.topics["mine"], "c")
+    node.broker.channel(node.broker.topics["t"], "e#ephemeral")
+    node.flush()
+    assert node.flushes == []
+
+
+def test_progress_that_does_not_follow_is_refused():
+    leader = led()
+    node = follower_of(leader)
+    for position, is_whole in (((1, 3), False), ((1, 1), False), ((2, 2), False), ((0, 2), True)):
+        with pytest.raises(ValueError):
+            node.broker.replicas.apply(node.replica, position, [], is_whole, node.done.append)
+    with pytest.raises(ValueError, match="PutBacklog is not of this partition"):
+        records: list[Record] = [*leader.whole()[:1], PutBacklog("t", NUMBER + 1, 1, None)]
+        node.broker.replicas.apply(node.replica, (1, 2), records, False, node.done.append)
+    node.apply((1, 2), [])
+    node.note(2)
+    with pytest.raises(ValueError):
+        node.broker.replicas.apply(node.replica, (1, 3), [], False, node.done.append)
+    node.die(power_loss=False)
+    assert node.replica.progress == (1, 2)
+
+
+def test_a_clock_that_was_set_moves_what_is_led_alone():
+    leader = led()
+    leader.store([b"late"] * 2, leader.due_clock_ns + 9000 * SECOND)
+    leader.commit_all()
+    consumer = leader.consume("c")
+    consumer.ready(5)
+    leader.settle()
+    leader.flushes.clear()
+    before = picture(leader)["c"][7]
+    assert before or leader.broker.topics
+    node = follower_of(leader)
+    node.broker.clock_moved(77 * SECOND)
+    node.settle()
+    leader.broker.clock_moved(5 * SECOND)
+    leader.settle()
+    for number, records in enumerate(leader.flushes, 2):
+        node.apply((1, number), records)
+    leader.leave(consumer)
+    leader.die(power_loss=False)
+    leader.lead(2)
+    node.lead(2)
+    mine, theirs = picture(node)["c"], picture(leader)["c"]
+    assert mine[0] == theirs[0] and mine[7] == theirs[7]
+
+
+# -- crashes
+
+
+def do_apply(node: Node, leader: Node) -> None:
+    node.apply((1, 2), leader.flushes[-1])
+
+
+def do_apply_whole(node: Node, leader: Node) -> None:
+    node.apply((1, 9), leader.whole(), is_whole=True)
+
+
+def do_promote(node: Node, leader: Node) -> None:
+    node.lead(2)
+
+
+def do_demote(node: Node, leader: Node) -> None:
+    node.lead(2)
+    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.settle()
+
+
+def begin(seed: int) -> tuple[Node, Node]:
+    leader = led(seed)
+    leader.store([b"x"] * 30)
+    leader.store([b"late"] * 3, leader.due_clock_ns + 9000 * SECOND)
+    leader.commit_all()
+    leader.flush()
+    node = follower_of(leader)
+    leader.flushes.clear()
+    consumer = leader.consume("c")
+    consumer.ready(20)
+    taken = consumer.received()
+    consumer.finish([each.internal for each in taken[3:9]])
+    consumer.requeue(taken[0].internal, 5000 * SECOND)
+    leader.broker.channel(leader.broker.topics["t"], "new")
+    leader.broker.pause_channel(leader.broker.topics["t"], "c", True)
+    leader.flush()
+    assert len(leader.flushes) == 1
+    return leader, node
+
+
+@pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power"])
+@pytest.mark.parametrize(
+    "action", [do_apply, do_apply_whole, do_promote, do_demote], ids=lambda each: each.__name__[3:]
+)
+def test_a_crash_at_every_operation_leaves_progress_as_it_was_or_as_it_is_to_be(action, power_loss):
+    def end(node: Node) -> dict[str, Any]:
+        node.lead(node.replica.epoch + 1)
+        return picture(node)
+
+    before = end(begin(1)[1])
+    leader, node = begin(1)
+    action(node, leader)
+    if node.replica.partition is not None:
+        node.broker.replicas.demote(node.replica, StorageError("x"))
+        node.settle()
+    after = end(node)
+    nth = 1
+    while True:
+        leader, node = begin(nth)
+        node.disk.crash_at(node.disk.operation_count + nth, power_loss, random.Random(nth))
+        try:
+            action(node, leader)
+        except DiskCrashed:
+            node.consumers.clear()
+            node.open()
+        else:
+            break
+        position = node.replica.progress
+        found = end(node)
+        found_end, wanted = found.pop(""), [dict(each) for each in (before, after)]
+        for each in wanted:
+            each.pop("")
+        if power_loss:  # the log may have lost what was not synced, and channels stand no further than it
+            assert found_end[6] <= before[""][6]
+        else:
+            assert found in wanted
+            assert position in ((0, 0), (1, 1)) or found == wanted[1]
+        node.settle()
+        nth += 1
+    assert nth > 2
+
+
+def test_it_is_the_same_number_everywhere():
+    assert (NUMBER, TOPIC_NUMBER, LOG_ID, MSG_TIMEOUT_NS) == (1, 77, 4711, 60 * SECOND)
