@@ -17,6 +17,7 @@ Source: design/cluster.md H1, H3, H5, H6, H7, H14.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -59,6 +60,7 @@ from flintmq.storage.rows import Statement
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 _CREATIONS_MAX = 64  # replicas whose files are made at once
+_CHANGES_MAX = 8  # logs that are cut back, or start over, behind one flush: others wait for it
 _HISTORY_MAX = 4096  # epochs that are remembered of one replica
 _PROMOTING = "it is being promoted"
 _HELD, _REMOVING, _SETTING_ASIDE = 0, 1, 2
@@ -172,6 +174,34 @@ class NewReplica:
         self.is_under_way = False
 
 
+class _Change:
+    """A log that is to be cut back, or to start over.
+
+    Args:
+        before: history and end of the rows, if it cannot be.
+        change: does it; blocks.
+    """
+
+    __slots__ = ("_change", "before", "done", "has_run", "replica")
+
+    def __init__(
+        self, replica: Replica, before: tuple[list[tuple[int, int]], int], change: Callable[[], None], done: Waiter
+    ) -> None:
+        self.replica = replica
+        self.before = before
+        self.done = done
+        self.has_run = False
+        self._change = change
+
+    def run(self, _store: ChannelStore) -> None:
+        """Change the log, in a worker thread."""
+        self.has_run = True
+        try:
+            self._change()
+        except ValueError as error:
+            raise StorageError(str(error)) from error
+
+
 class Replicas(Mapping[_Key, Replica]):
     """Owner of the replicas, by topic and number.
 
@@ -209,6 +239,8 @@ class Replicas(Mapping[_Key, Replica]):
         self._replicas: dict[_Key, Replica] = {}
         self._by_topic: dict[str, dict[int, Replica]] = {}
         self._new: dict[Replica, NewReplica] = {}
+        self._changes: deque[_Change] = deque()
+        self._changing_count = 0
 
     def __getitem__(self, key: _Key) -> Replica:
         return self._replicas[key]
@@ -407,12 +439,24 @@ class Replicas(Mapping[_Key, Replica]):
             self._metadata.wait_here(partial(self._leave, replica, done))
         else:
             replica.log.close()
-            is_removed = replica._state == _REMOVING
-            move = partial(self._logs.move_replica, replica.topic, replica.number, is_removed)
-            self._progress.ask(Question(lambda _store: move(), partial(self._left, replica, done)))
-            self._channels.is_urgent = True
+            self._move(replica, done)
 
-    def _left(self, replica: Replica, done: Waiter, moved: str | None, error: BaseException | None) -> None:
+    def _move(self, replica: Replica, done: Waiter) -> None:
+        begun: list[bool] = []
+
+        def move(_store: ChannelStore) -> str:
+            begun.append(True)
+            return self._logs.move_replica(replica.topic, replica.number, replica._state == _REMOVING)
+
+        self._progress.ask(Question(move, partial(self._left, replica, done, begun)))
+        self._channels.is_urgent = True
+
+    def _left(
+        self, replica: Replica, done: Waiter, begun: list[bool], moved: str | None, error: BaseException | None
+    ) -> None:
+        if not begun:  # the flush failed before it
+            self._move(replica, done)
+            return
         if error is not None:
             # its log is closed: nothing else can be made of it, and the next start goes on with this
             done(error)
@@ -512,7 +556,8 @@ class Replicas(Mapping[_Key, Replica]):
     def cut_back(self, replica: Replica, sequence: int, done: Waiter) -> None:
         """Let the log end before ``sequence``, where its leader's goes on otherwise.
 
-        Nothing can be done with the replica before ``done``. A crash leaves it as it was or as it is to be.
+        It is done in the thread of the flush, and nothing can be done with the replica before ``done``. A crash leaves
+        it as it was or as it is to be.
 
         Args:
             sequence: as for :meth:`flintmq.storage.PartitionLog.cut_back_to`.
@@ -569,28 +614,41 @@ class Replicas(Mapping[_Key, Replica]):
         self._put_row(replica)
         if is_whole:
             self._put_progress(replica, (0, 0))
-        self._metadata.wait_here(partial(self._change, replica, before, change, done))
+        self._metadata.wait_here(partial(self._recorded_change, _Change(replica, before, change, done)))
 
-    def _change(
-        self,
-        replica: Replica,
-        before: tuple[list[tuple[int, int]], int],
-        change: Callable[[], None],
-        done: Waiter,
-        error: BaseException | None,
-    ) -> None:
-        if error is None:
-            if replica.log.is_syncing:
-                self._metadata.wait_here(partial(self._change, replica, before, change, done))
-                return
-            try:
-                change()
-            except (StorageError, ValueError) as failure:
-                error = failure
+    def _recorded_change(self, change: _Change, error: BaseException | None) -> None:
+        if error is not None:
+            self._change_ended(change, error)
+        elif change.replica.log.is_syncing:
+            self._metadata.wait_here(partial(self._recorded_change, change))
+        else:
+            self._changes.append(change)
+            self._begin_changes()
+
+    def _begin_changes(self) -> None:
+        """Have some logs changed behind the next flush, in its thread: it waits for the device."""
+        while self._changes and self._changing_count < _CHANGES_MAX:
+            change = self._changes.popleft()
+            self._changing_count += 1
+            change.replica.log.lend()
+            self._progress.ask(Question(change.run, partial(self._changed, change)))
+            self._channels.is_urgent = True
+
+    def _changed(self, change: _Change, _answer: None, error: BaseException | None) -> None:
+        self._changing_count -= 1
+        change.replica.log.take_back()
+        if not change.has_run:  # the flush failed before it
+            self._changes.append(change)
+        else:
+            self._change_ended(change, error)
+        self._begin_changes()
+
+    def _change_ended(self, change: _Change, error: BaseException | None) -> None:
+        replica = change.replica
         self._marks.limit(replica, None)
         if error is not None and replica.log.failed is None:
-            replica.history, replica._rows_end = before
-        self._ended(replica, done, error, must_put=error is not None)
+            replica.history, replica._rows_end = change.before
+        self._ended(replica, change.done, error, must_put=error is not None)
 
     # -- progress ------------------------------------------------------------------------------------------------
 

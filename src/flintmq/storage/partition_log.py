@@ -216,6 +216,15 @@ class LogPlace:
     is_replica: bool = False
 
 
+@dataclass(slots=True)
+class _Lent:
+    """The things of the event loop that a log does without while a worker thread has it."""
+
+    cache: ReadCache
+    report: Callable[[Corruption], None]
+    reports: list[Corruption]
+
+
 class _Chunk:
     """Batches decoded by one read ahead; every batch stored between ``first`` and ``end`` is in it."""
 
@@ -266,6 +275,7 @@ class PartitionLog:
         self._ticket: SyncTicket | None = None
         self._is_closed = False
         self._table_before_cut: ProducerTable | None = None
+        self._lent: _Lent | None = None
         self._tail: list[bytes | Batch] = []  # bytes until somebody reads it
         self._tail_ends: list[int] = []
         self._tail_bytes = 0
@@ -638,7 +648,7 @@ class PartitionLog:
         ``synced_sequence``. The caller runs the ticket in a worker thread, then calls :meth:`finish_sync` (I4).
         """
         assert self._ticket is None, "a sync is under way"
-        if self._has_sync_failed or self._is_closed or not self.is_created:
+        if self._has_sync_failed or self._is_closed or not self.is_created or self._lent is not None:
             return None
         segments = [*self._unsynced]
         if self.synced_sequence < self.next_sequence and not self._active.is_empty:
@@ -1023,6 +1033,31 @@ class PartitionLog:
         self._adopt(recovered)
         self._unsynced = []
         self._is_directory_dirty = False
+
+    def lend(self) -> None:
+        """Let a worker thread call :meth:`cut_back_to` or :meth:`start_over`; nothing else before :meth:`take_back`."""
+        assert self._ticket is None and self._lent is None, "no sync is under way, and nobody else has it"
+        self._forget_all()
+        self._close_sealed()
+        self._lent = _Lent(self._cache, self._home.report, [])
+        self._cache = self._home.cache = ReadCache()
+        self._home.report = self._lent.reports.append
+
+    def take_back(self) -> None:
+        """Go on with a log behind :meth:`lend`; what was reported meanwhile is reported."""
+        lent, self._lent = self._lent, None
+        assert lent is not None, "it was lent"
+        self._forget_all()
+        self._close_sealed()
+        self._cache = self._home.cache = lent.cache
+        self._home.report = lent.report
+        for each in lent.reports:
+            lent.report(each)
+
+    def _close_sealed(self) -> None:
+        for segment in self._segments:
+            if segment.live_file is None:
+                segment.close()
 
     def begin_cut(self, sequence: int) -> bool:
         """Let producers publish again what :meth:`cut_back_to` will cut off; nothing may be appended before it does.

@@ -76,14 +76,15 @@ class World(BrokerWorld):
 class Batches:
     """A leader's log, as far as a follower sees it."""
 
-    def __init__(self, sequence: int = 1, offset_bytes: int = 0) -> None:
+    def __init__(self, sequence: int = 1, offset_bytes: int = 0, number: int = NUMBER) -> None:
+        self.number = number
         self.sequence = sequence
         self.offset_bytes = offset_bytes
         self.stored: dict[int, bytes] = {}
 
     def next(self, epoch: int, bodies: list[bytes], producer: tuple[bytes, int] | None = None, gap: int = 0) -> bytes:
         self.sequence += gap
-        first = internal_id(NUMBER, self.sequence)
+        first = internal_id(self.number, self.sequence)
         # it has synced all of it, which says nothing about the follower
         data = encode_batch(
             first, self.offset_bytes, 1000, bodies, synced_before=self.sequence + 1, epoch=epoch, producer=producer
@@ -412,6 +413,91 @@ def test_while_the_database_cannot_be_written_nothing_is_changed(world):
     world.settle()
     world.die(power_loss=False)
     assert stored_in(world.log) == leader.stored and world.replica.history == history
+
+
+def test_many_logs_are_cut_behind_several_flushes_and_left_alone_meanwhile(world):
+    for number in range(2, 20):
+        world.make(number, log_id=number)
+    world.done.clear()
+    replicas = [each for key, each in world.broker.replicas.items() if key[1] != NUMBER]
+    for replica in replicas:
+        leader = Batches(number=replica.number)
+        world.broker.replicas.append(replica, leader.next(0, [b"a"] * 3) + leader.next(0, [b"b"]))
+    for replica in replicas:
+        world.broker.replicas.cut_back(replica, 4, world.done.append)
+    world.flush()
+    told = []
+    while len(world.done) < len(replicas):
+        flush = world.take_flush()
+        assert len(flush.questions) <= 8, "others wait for the flush"
+        assert all(log.begin_sync() is None for log in (each.log for each in replicas if each.log._lent))
+        answers = world.run_flush(flush)
+        world.broker.retain_all(1)
+        world.end_flush(flush, answers)
+        told.append(len(world.done))
+    assert told == [8, 16, 18] and world.done == [None] * 18
+    assert {replica.log.next_sequence for replica in replicas} == {4}
+    assert all(replica.log._cache is world.broker._cache for replica in replicas)
+    for replica in replicas:
+        leader = Batches(4, replica.log.end_offset_bytes, replica.number)
+        world.broker.replicas.append(replica, leader.next(0, [b"c"]))
+        assert replica.log.read(4) is not None
+
+
+def test_a_cut_whose_flush_fails_is_done_behind_the_next(world):
+    fill(world)
+    world.done.clear()
+    world.broker.replicas.cut_back(world.replica, 5, world.done.append)
+    world.flush()
+    world.end_flush(world.take_flush(), [], OSError("disk"))
+    assert world.done == [] and world.log.next_sequence > 5
+    world.settle()
+    assert world.done == [None] and world.log.next_sequence == 5
+
+
+@pytest.mark.parametrize("error", [5, 28], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("kind", ["write", "sync", "truncate", "rename", "remove"])
+@pytest.mark.parametrize("action", ["cut_back", "start_over"])
+def test_a_change_that_fails_is_told_and_the_next_start_knows(action, kind, error):
+    world = World()
+    world.make()
+    leader = fill(world)
+    world.sync()
+    world.done.clear()
+    where = (5,) if action == "cut_back" else (5, 400)
+    getattr(world.broker.replicas, action)(world.replica, *where, world.done.append)
+    world.flush()
+    flush = world.take_flush()
+    world.disk.fail(kind, nth=1, error=error)
+    answers = world.run_flush(flush)
+    world.disk.heal()
+    world.end_flush(flush, answers)
+    world.settle()
+    assert len(world.done) == 1
+    world.die(power_loss=False)
+    kept = {first: data for first, data in leader.stored.items() if first < 5}
+    ends = [leader.stored, kept if action == "cut_back" else {}]
+    assert stored_in(world.log) in (ends if world.done[0] is not None else ends[1:])
+    assert not world.told
+
+
+def test_a_database_that_is_gone_is_made_anew_with_the_replicas(world):
+    leader = fill(world)
+    world.flush()
+    world.broker.close()
+    world.files.close()
+    files = world.disk.attach()
+    for name in files.list(""):
+        if name.startswith("channels.db"):
+            files.remove(name)
+    files.close()
+    world.open()
+    replica = world.replica
+    assert (replica.epoch, replica.log_id, replica.progress) == (4, LOG_ID, (0, 0))
+    assert replica.history == [(1, 1), (2, 5), (4, 8)] and stored_in(replica.log) == leader.stored
+    world.note(5)
+    world.die(power_loss=True)
+    assert world.replica.epoch == 5
 
 
 # -- gone
