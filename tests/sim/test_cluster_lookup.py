@@ -341,6 +341,32 @@ def test_a_node_that_drains_gives_its_partitions_away_and_gets_none():
     run(scenario)
 
 
+def test_an_operator_decides_when_nobody_has_everything():
+    async def scenario(world: World) -> None:
+        await created(world, "one", "topic=t&partition_num=1&replicator=2")
+        (row,) = (await world.get("one", "/cluster/status?topic=t"))["topics"][0]["partitions"]
+        first, second = row["replicas"]
+        target = f"/cluster/partition/elect?topic=t&partition=0&node={second}"
+        status, answer = await world.ask("two", "POST", target)
+        assert status == 400 and f"is led by node {first}" in answer["message"]
+        for count, name in ((2, second), (1, first)):
+            world.machines[name].kill()
+            await world.until(lambda n=count: _nodes_are(world, n))  # type: ignore[misc]
+        (row,) = (await world.get("two", "/cluster/status?topic=t"))["topics"][0]["partitions"]
+        assert row["leader"] == "" and "no replica that has everything is alive" in row["reason"]
+        world.start_node(second, boot_id="another")
+        await world.until(lambda: _nodes_are(world, 2))
+        for bad, words in (("x", "INVALID_ARG_PARTITION"), ("7", "no state")):
+            status, answer = await world.ask("two", "POST", target.replace("partition=0", f"partition={bad}"))
+            assert status == 400 and words in answer["message"]
+        status, answer = await world.ask("two", "POST", target)
+        assert status == 200, answer
+        await world.until(lambda: _has_all(world, "two", "t", 1))
+        assert (await world.get("two", "/cluster/status?topic=t"))["topics"][0]["partitions"][0]["in_sync"] == [second]
+
+    run(scenario)
+
+
 # -- masters come and go -----------------------------------------------------------------------------------------------
 
 

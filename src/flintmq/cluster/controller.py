@@ -26,7 +26,7 @@ Source: design/cluster.md section 3 rules 1 and 9, Revision 2 H4, H14, H15.
 from __future__ import annotations
 
 import random as _random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -117,6 +117,8 @@ class Controller:
         self._awaited: dict[str, Swap] = {}  # ended, and the view does not have it yet
         self._waiting_for: dict[str, dict[str, None]] = {}  # a key: the awaited swaps that end when it changes
         self._placing: dict[PartitionId, tuple[str, ...]] = {}
+        self._electing: dict[PartitionId, str] = {}  # who is about to lead, and is not counted yet
+        self._gains: Counter[str] = Counter()  # the same by node
         self._unplaced: dict[str, str] = {}  # topics that lack partitions, and why
 
     # --- what is told
@@ -141,7 +143,7 @@ class Controller:
                     for number in self.view.of_topic.get(change.topic, ()):
                         self._partitions[change.topic, number] = None
                 case PartitionChange():
-                    self._placing.pop(change.partition, None)
+                    self._settled(change.partition)
                     self._partitions[change.partition] = None
                     if change.now is None:
                         self._topics[change.partition[0]] = None
@@ -219,11 +221,17 @@ class Controller:
     def _look_again(self, swap: Swap) -> None:
         partition = self._keys.partition_in(swap.key)
         if partition is not None:
-            self._placing.pop(partition, None)
+            self._settled(partition)
             self._partitions[partition] = None
             self._topics[partition[0]] = None
         elif (topic := self._keys.name_in(swap.key, "topic")) is not None:
             self._topics[topic] = None
+
+    def _settled(self, partition: PartitionId) -> None:
+        """Count no longer what was planned for a partition: the view has it, or it is decided anew."""
+        self._placing.pop(partition, None)
+        if (node := self._electing.pop(partition, None)) is not None:
+            self._gains[node] -= 1
 
     # --- what is to be done
 
@@ -306,6 +314,10 @@ class Controller:
         if chosen is None:
             return None
         now, reason = chosen
+        if now.leader:
+            self._settled(partition)
+            self._electing[partition] = now.leader
+            self._gains[now.leader] += 1
         return self._swap(key, now, f"partition {topic}/{number}: {reason}")
 
     def _chosen(self, state: PartitionState) -> tuple[PartitionState, str] | None:
@@ -334,14 +346,29 @@ class Controller:
             if not state.leader or state.has_leader(self.view.nodes):
                 return None  # it is only suspected, and nobody else can lead
             return without_leader(state), f"nobody leads: {gone}, and {found.value}"
-        return elected(state, found[0], self._members(state)), f"{_led(found[0], state)}: {gone}"
+        best = self._best(state, found)
+        return elected(state, best, self._members(state)), f"{_led(best, state)}: {gone}"
+
+    def _best(self, state: PartitionState, found: Sequence[NodeRecord]) -> NodeRecord:
+        """Return who is to lead: by preference, or else who leads the fewest."""
+        preferred = state.replicas[0] if state.replicas else ""
+        led = self.view.led
+        return min(
+            found,
+            key=lambda node: (
+                node.node in state.leaving,
+                node.is_draining,
+                node.node != preferred,
+                len(led.get(node.node, ())) + self._gains[node.node],
+            ),
+        )
 
     def _handed_over(self, state: PartitionState, leader: NodeRecord) -> tuple[PartitionState, str] | None:
         is_leaving = leader.node in state.leaving
         if not (leader.is_draining or is_leaving):
             return None
         found = candidates(state, self.live)
-        best = None if isinstance(found, NoLeader) else found[0]
+        best = None if isinstance(found, NoLeader) else self._best(state, found)
         if best is None or best.node == leader.node or best.node in state.leaving or best.is_draining:
             return None
         why = "is to keep no copy" if is_leaving else "is draining"
@@ -366,6 +393,32 @@ class Controller:
         if node.incarnation != state.incarnation:
             return f"node {state.leader} was started anew"
         return f"node {state.leader} broke its connection and does not listen"
+
+    def forced(self, partition: PartitionId, node: str) -> Swap:
+        """Return what lets a node lead that may lack some of what was acknowledged, because an operator says so.
+
+        Raises:
+            Refused: somebody leads or can be elected without losing anything, or the node has no copy or is not there.
+        """
+        topic, number = partition
+        state = self.view.partitions.get(partition)
+        if state is None:
+            reason = self.why_no_leader(partition)
+            raise Refused(f"partition {topic}/{number} has no state that can be changed: {reason}")
+        if state.has_leader(self.view.nodes):
+            raise Refused(f"partition {topic}/{number} is led by node {state.leader}")
+        found = candidates(state, self.live)
+        if not isinstance(found, NoLeader):
+            names = ", ".join(each.node for each in found)
+            raise Refused(f"partition {topic}/{number} is about to be led by one of {names}, which have everything")
+        record = self.live.get(node)
+        if node not in state.holders or record is None:
+            there = ", ".join(each for each in state.holders if each in self.live) or "none"
+            raise Refused(
+                f"node {node[:64]} has no copy of partition {topic}/{number} or is not there; there are {there}"
+            )
+        reason = f"partition {topic}/{number}: {_led(record, state)}: an operator said so, what it lacks is lost"
+        return self._swap(self._keys.partition(topic, number), elected(state, record, (record.member,)), reason)
 
     def why_no_leader(self, partition: PartitionId) -> str:
         """Tell why nobody leads a partition, for people; empty: somebody does."""

@@ -37,6 +37,7 @@ from flintmq.topic_meta import (
     asks_for_partitions,
     changed_meta,
     meta_of_query,
+    parse_partition,
 )
 from flintmq.wire.identify import NSQ_VERSION
 
@@ -70,6 +71,7 @@ class ClusterApi(HttpApi):
     def add_routes(self, router: Router) -> None:
         """Answer what a nsqlookupd without a cluster does not know."""
         router.add("GET", "/cluster/status", self.status, takes=("topic",))
+        router.add("POST", "/cluster/partition/elect", self.elect, takes=("topic", "partition", "node"))
 
     # --- questions
 
@@ -185,13 +187,25 @@ class ClusterApi(HttpApi):
             raise HttpError(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
         return self._at_master(request, lambda: self._coordinator.delete(topic), topic, is_there=False)
 
+    def elect(self, request: Request) -> Coroutine[Any, Any, Response]:
+        """Let a node lead a partition that nobody can lead without losing something."""
+        topic, node = valid_argument(request, "topic"), argument(request, "node")
+        number = parse_partition(argument(request, "partition"))
+        if number is None:
+            raise HttpError(400, "INVALID_ARG_PARTITION")
+        return self._at_master(request, lambda: self._coordinator.elect(topic, number, node), topic)
+
     async def _at_master(
-        self, request: Request, change: Callable[[], Coroutine[Any, Any, None]], topic: str, is_there: bool
+        self,
+        request: Request,
+        change: Callable[[], Coroutine[Any, Any, None]],
+        topic: str,
+        is_there: bool | None = None,
     ) -> Response:
         """Change something as the master, or have it do it; return when that is known here.
 
         Args:
-            is_there: the topic is to be there afterwards; False: it is to be gone.
+            is_there: the topic is to be there afterwards; False: it is to be gone; None: nothing is waited for.
         """
         coordinator = self._coordinator
         handed_on = request.header(HANDED_ON)
@@ -211,7 +225,7 @@ class ClusterApi(HttpApi):
             why = "is not the master of the cluster any more" if handed_on else "knows of no master of the cluster"
             raise HttpError(503, f"this nsqlookupd {why}: nothing was changed, ask again presently")
         response = await self._ask_master(request, master)
-        if response.status == 200:
+        if response.status == 200 and is_there is not None:
             await coordinator.until_seen(topic, is_there)
         return response
 

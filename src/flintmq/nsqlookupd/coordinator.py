@@ -39,7 +39,6 @@ from flintmq.cluster.store import (
     Store,
     StoreError,
     StoreRefused,
-    StoreUnavailable,
     Swapped,
     Txn,
     follow,
@@ -64,6 +63,8 @@ SEEN_WITHIN_S = 5.0
 """Until the nsqlookupd that was asked has in its view what the master has done."""
 AGAIN_S = 0.2
 """After the store could not be asked."""
+REFUSED_S = 5.0
+"""After it refused something that has to be: there is no room, or we may not."""
 PROBE_TIMEOUT_S = 1.0
 PROBE_PAUSE_S = 0.2
 PROBE_COUNT = 2
@@ -156,6 +157,7 @@ class Coordinator:
         self._following: asyncio.Task[None] | None = None
         self._joining: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._told_failure = ""
 
     # --- living
 
@@ -182,7 +184,7 @@ class Coordinator:
             except OtherCluster as error:
                 self._fail(str(error))
                 return
-            except (StoreUnavailable, OutcomeUnknown) as error:
+            except StoreError as error:
                 self._warn(error)
                 await asyncio.sleep(AGAIN_S)
         _log.info("CLUSTER: %s, id %s", self._keys.cluster, self.cluster_id)
@@ -240,7 +242,10 @@ class Coordinator:
             await membership.close()
 
     def _warn(self, error: StoreError) -> None:
-        _log.warning("CLUSTER: %s", error)
+        """Say what is wrong with the store, once until it has worked again."""
+        if str(error) != self._told_failure:
+            _log.warning("CLUSTER: %s; it is tried again", error)
+        self._told_failure = str(error)
 
     # --- following
 
@@ -389,9 +394,10 @@ class Coordinator:
             for each in swaps:
                 await self._carry_out(each)
                 known[each.key] = True
-        except (StoreUnavailable, OutcomeUnknown) as error:
+            self._told_failure = ""
+        except StoreError as error:
             self._warn(error)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(REFUSED_S if isinstance(error, StoreRefused) else AGAIN_S)
         finally:
             for each in swaps:
                 controller.ended(each, known.get(each.key, False))
@@ -403,18 +409,17 @@ class Coordinator:
             conditions[Compare(each.key, 0 if each.before is None else each.before.mod_revision)] = None
             conditions.update(dict.fromkeys(each.guards))
             operations.append(Delete(each.key) if each.value is None else Put(each.key, each.value))
-        result = await self._store.txn(Txn(tuple(conditions), tuple(operations)))
+        try:
+            result = await self._store.txn(Txn(tuple(conditions), tuple(operations)))
+        except StoreRefused:
+            return False  # one of them, or too much together
         if result.succeeded:
             for each in swaps:
                 _log.info("CLUSTER: %s", each.reason)
         return result.succeeded
 
     async def _carry_out(self, each: Swap) -> Swapped:
-        try:
-            swapped = await swap(self._store, each.key, each.before, each.value, guards=each.guards)
-        except StoreRefused as error:
-            _log.error("CLUSTER: the store refuses that %s: %s", each.reason, error)
-            raise StoreUnavailable(str(error)) from error
+        swapped = await swap(self._store, each.key, each.before, each.value, guards=each.guards)
         if swapped.fate is Fate.APPLIED:
             _log.info("CLUSTER: %s", each.reason)
         else:
@@ -502,7 +507,7 @@ class Coordinator:
                     swapped = await self._carry_out(change)
                 except OutcomeUnknown as error:
                     raise NotDone(f"it is not known whether {change.reason}: {error}; ask again") from None
-                except StoreUnavailable as error:
+                except StoreError as error:
                     raise NotDone(f"nothing was changed: {error}; ask again") from None
                 if swapped.fate is Fate.APPLIED:
                     return True
@@ -565,6 +570,15 @@ class Coordinator:
             return None if meta.is_like(known) else controller.change(topic, meta)
 
         await self._in_time(self._decided(decide))
+
+    async def elect(self, topic: str, number: int, node: str) -> None:
+        """Let a node lead a partition that nobody can lead without losing something.
+
+        Raises:
+            NotMaster: somebody else decides.
+            NotDone: somebody leads or can, the node has no copy, or the store does not answer.
+        """
+        await self._in_time(self._decided(lambda controller: controller.forced((topic, number), node)))
 
     async def delete(self, topic: str) -> None:
         """Delete a topic; return when the store has nothing of it any more.

@@ -30,6 +30,7 @@ TABLE: Table = {
 
 CLUSTER_TABLE: Table = {
     ("GET", "/cluster/status"): needs(READ),
+    ("POST", "/cluster/partition/elect"): needs(ADMIN),
 }
 """Of a nsqlookupd that is one of a cluster."""
 

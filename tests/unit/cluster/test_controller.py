@@ -211,6 +211,62 @@ def test_thousands_are_elected_in_one_pass():
     assert [found.leader for found in world.states().values()] == ["c", "b"] * 1500
 
 
+def test_what_a_node_led_is_spread_over_the_others():
+    world = World()
+    world.nodes("abcd")
+    world.topic("t")
+    for number in range(12):
+        world.partition("t", number, state("a", "abcd"))
+    world.partition("t", 12, state("d", "dc"))
+    master = Master(world)
+    world.delete(KEYS.node("a"))
+    assert len(master.settle(count_max=20)) == 12
+    leaders = [found.leader for found in world.states().values()]
+    assert sorted(map(leaders.count, "bcd")) == [4, 4, 5]
+
+
+def test_who_is_preferred_leads_again_after_a_restart():
+    world = World()
+    world.nodes("bc")
+    world.node(node("a", incarnation="a2"))
+    world.topic("t")
+    for number in range(3):
+        world.partition("t", number, state("a", "abc"))
+    Master(world).settle()
+    assert {found.leader for found in world.states().values()} == {"a"}
+
+
+# -- an operator decides -----------------------------------------------------------------------------------------------
+
+
+def test_an_operator_lets_a_node_lead_that_lacks_something():
+    world = World()
+    world.nodes("bc")
+    world.topic("t", replica=3)
+    world.partition("t", 0, state("a", "a", "abc"))
+    master = Master(world)
+    for name, words in (("a", "there are b, c"), ("d", "there are b, c")):
+        with pytest.raises(Refused, match=words):
+            master.controller.forced(("t", 0), name)
+    world.swap(master.controller.forced(("t", 0), "c"))
+    now = world.state("t")
+    assert now is not None and (now.leader, now.epoch, now.in_sync_nodes) == ("c", 4, ("c",))
+    master.settle()
+    with pytest.raises(Refused, match="is led by node c"):
+        master.controller.forced(("t", 0), "b")
+    with pytest.raises(Refused, match="not created"):
+        master.controller.forced(("t", 1), "b")
+
+
+def test_an_operator_does_not_lose_what_nobody_has_to():
+    world = World()
+    world.nodes("bc")
+    world.topic("t", replica=3)
+    world.partition("t", 0, state("a", "ab", "abc"))
+    with pytest.raises(Refused, match="one of b, which have everything"):
+        Master(world).controller.forced(("t", 0), "c")
+
+
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
