@@ -6,6 +6,8 @@ It keeps no messages and always has everything; whoever is elected says so at on
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -14,6 +16,7 @@ from flintmq.cluster.state import NodeRecord
 from flintmq.cluster.store import Store, StoreError, follow
 from flintmq.cluster.view import PartitionId, View
 from flintmq.env import Env
+from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.membership import Membership
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire import lookup as wire
@@ -152,3 +155,20 @@ class _Connection(asyncio.Protocol):
         self._task.cancel()
         if self._transport is not None:
             self._transport.abort()
+
+
+def main(url: str, name: str, tcp_port: str, peer_port: str) -> None:
+    """Be a node as a process, on a machine of its own as far as others can tell."""
+    record = NodeRecord(
+        name, f"{name}{os.getpid()}", "boot", False, "127.0.0.1", int(tcp_port), HTTP, int(peer_port), name
+    )
+
+    async def live() -> None:
+        env = Env()
+        await FakeNode(env, EtcdStore(env, EtcdOptions([url])), Keys("default"), record).run()
+
+    asyncio.run(live())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

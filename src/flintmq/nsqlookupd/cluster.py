@@ -41,7 +41,7 @@ class Cluster:
         self._store: EtcdStore | OwnStore
         if options.is_own_store:
             assert own is not None, "the options were checked"
-            self._store = OwnStore(own, env.random)
+            self._store = OwnStore(own, env)
         else:
             file = options.cluster_store_token_file
             self._store = open_store(env, options.cluster_store, TokenFile(file, env) if file else None)

@@ -9,7 +9,6 @@ Source: :class:`flintmq.cluster.store.Store`.
 from __future__ import annotations
 
 import asyncio
-import random as _random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -26,6 +25,7 @@ from flintmq.cluster.store import (
     TxnResult,
 )
 from flintmq.cluster.store_state import StoreState
+from flintmq.env import Env
 from flintmq.nsqlookupd.store import EmbeddedStore
 
 TIMEOUT_S = 4.0
@@ -37,12 +37,12 @@ class OwnStore:
     """A :class:`flintmq.cluster.store.Store` over the one of this process.
 
     Args:
-        random: for the ids of leases.
+        env: for the ids of leases.
     """
 
-    def __init__(self, embedded: EmbeddedStore, random: _random.Random) -> None:
+    def __init__(self, embedded: EmbeddedStore, env: Env) -> None:
         self._embedded = embedded
-        self._random = random
+        self._env = env
 
     async def close(self) -> None:
         """Do nothing: whoever opened the store closes it."""
@@ -67,7 +67,7 @@ class OwnStore:
         return await self._change(lambda state, _: state.apply(txn))
 
     async def grant(self, ttl_s: int) -> Lease:
-        lease_id = self._random.getrandbits(62) + 1
+        lease_id = self._env.random.getrandbits(62) + 1
         return await self._ask(lambda state, now_ns: state.grant(lease_id, ttl_s, now_ns))
 
     async def keepalive(self, lease_id: int) -> int:

@@ -10,6 +10,7 @@ from flintmq.net.http_router import Router
 from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.server import Nsqd
+from flintmq.nsqlookupd.http_permissions import CLUSTER_TABLE as NSQLOOKUPD_CLUSTER_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.server import Nsqlookupd
@@ -33,11 +34,16 @@ async def test_nsqlookupd():
     compare(Nsqlookupd(Env(), NsqlookupdOptions())._http.router, NSQLOOKUPD_TABLE)
 
 
+async def test_nsqlookupd_in_a_cluster():
+    options = NsqlookupdOptions(cluster_store=("a:1",))
+    compare(Nsqlookupd(Env(), options)._http.router, {**NSQLOOKUPD_TABLE, **NSQLOOKUPD_CLUSTER_TABLE})
+
+
 async def test_every_route_says_which_parameters_it_takes(tmp_path):
     """What is not obeyed is refused: a new route has to say what it obeys."""
     files = OsFiles(str(tmp_path))
     nsqd = Nsqd(Env(), files, NsqdOptions()).router()
-    nsqlookupd = Nsqlookupd(Env(), NsqlookupdOptions())._http.router
+    nsqlookupd = Nsqlookupd(Env(), NsqlookupdOptions(cluster_store=("a:1",)))._http.router
     silent = {path for router in (nsqd, nsqlookupd) for _, path, route in router.routes() if route.takes is None}
     assert {path for path in silent if not path.startswith("/debug/")} == {"/ping"}
     files.close()
