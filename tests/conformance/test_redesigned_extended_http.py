@@ -11,6 +11,7 @@ from tests.conformance.conftest import is_ours
 from tests.conformance.protocol_helpers import consumer
 from tests.conformance.redesigned_helpers import BARE, create, extended, headed, one, placed, pub_to, traced
 from tests.integration.daemons import Connection, Daemons, Nsqd, Nsqlookupd, mpub_body, pub, req, wait_until
+from tests.parameters import filled
 
 pytestmark = pytest.mark.skipif(not is_ours("nsqd"), reason="NSQ has neither trace ids nor headers")
 
@@ -56,7 +57,7 @@ def test_pubtrace_to_a_topic_with_headers(nsqd: Nsqd, headered: str):
     ("query", "body", "error"),
     [
         ("topic={topic}&trace_id=1", b"", (406, "MSG_EMPTY")),
-        ("topic={topic}&trace_id=1", b"x" * (1024 * 1024 + 1), (413, "MSG_TOO_BIG")),
+        ("topic={topic}&trace_id=1", 1024 * 1024 + 1, (413, "MSG_TOO_BIG")),
         ("trace_id=1", b"x", (400, "MISSING_ARG_TOPIC")),
         ("topic=a!b&trace_id=1", b"x", (400, "INVALID_TOPIC")),
         ("topic={topic}", b"x", (400, "INVALID_TRACE_ID")),
@@ -68,8 +69,8 @@ def test_pubtrace_to_a_topic_with_headers(nsqd: Nsqd, headered: str):
         ("topic={topic}&partition=x&trace_id=1", b"x", (400, "E_BAD_PARTITION")),
     ],
 )
-def test_pubtrace_refused(nsqd: Nsqd, headered: str, query: str, body: bytes, error: tuple[int, str]):
-    assert nsqd.request("POST", "/pubtrace?" + query.format(topic=headered), body).error == error
+def test_pubtrace_refused(nsqd: Nsqd, headered: str, query: str, body: bytes | int, error: tuple[int, str]):
+    assert nsqd.request("POST", "/pubtrace?" + query.format(topic=headered), filled(body)).error == error
 
 
 def test_pubtrace_to_a_plain_topic(nsqd: Nsqd, topic: str):
@@ -120,7 +121,7 @@ def test_pub_ext_to_a_plain_topic_with_headers(nsqd: Nsqd, topic: str):
     ("ext", "body", "error"),
     [
         ({}, b"", (406, "MSG_EMPTY")),
-        ({}, b"x" * (1024 * 1024 + 1), (413, "MSG_TOO_BIG")),
+        ({}, 1024 * 1024 + 1, (413, "MSG_TOO_BIG")),
         ("", b"x", (400, "E_INVALID_JSON_HEADER")),
         ("{", b"x", (400, "E_INVALID_JSON_HEADER")),
         ("[1]", b"x", (400, "E_INVALID_JSON_HEADER")),
@@ -128,8 +129,8 @@ def test_pub_ext_to_a_plain_topic_with_headers(nsqd: Nsqd, topic: str):
         ({"##trace_id": "x"}, b"x", (400, "INVALID_TRACE_ID")),
     ],
 )
-def test_pub_ext_refused(nsqd: Nsqd, headered: str, ext: object, body: bytes, error: tuple[int, str]):
-    status, answer = pub_ext(nsqd, headered, ext, body)
+def test_pub_ext_refused(nsqd: Nsqd, headered: str, ext: object, body: bytes | int, error: tuple[int, str]):
+    status, answer = pub_ext(nsqd, headered, ext, filled(body))
     assert (status, answer["message"]) == error
 
 

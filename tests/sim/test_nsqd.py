@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from tests.sim import nsqd_world
-from tests.sim.loop import SimulationError, seeds
+from tests.sim.loop import SimulationError, beginning_with, seeds
 
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel, ChannelState
@@ -145,12 +145,14 @@ MUTANTS = [
     answer_a_failed_write_with_ok,
     write_one_byte_less,
 ]
+FOUND_BY = {forget_messages_set_aside: 5}
+"""Where another than seed 0 finds it sooner, which waits in vain for 300 virtual seconds."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bugs_are_found(mutant, monkeypatch):
     mutant(monkeypatch)
-    for seed in range(MUTANT_SEEDS):
+    for seed in beginning_with(FOUND_BY.get(mutant, 0), range(MUTANT_SEEDS)):
         try:
             nsqd_world.run(seed)
         except (AssertionError, SimulationError):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.parameters import filled
 from tests.unit.net.test_http_server import Peer, request
 
 from flintmq.env import Env
@@ -356,13 +357,13 @@ def test_json_says_the_same():
         (as_json(entry(topics=["a"] * (TOPIC_COUNT_MAX + 1))), "more than 100 topics"),
         (as_json(*[entry(token=f"token-number-{n:06}") for n in range(CLIENT_COUNT_MAX + 1)]), "more than 1000"),
         (as_json(entry(name="\xe9")).replace(b"\\u00e9", b"\xff"), "(?i)utf-8"),
-        (b" " * (FILE_SIZE_MAX + 1), "more than 1048576 bytes"),
+        (FILE_SIZE_MAX + 1, "more than 1048576 bytes"),
     ],
 )
 def test_what_is_wrong_with_a_file(content, reason):
     pattern = reason if reason.startswith("(?i)") or "|" in reason else re.escape(reason)
     with pytest.raises(HttpAuthFileError, match=pattern) as caught:
-        parse_clients("f.json", content)
+        parse_clients("f.json", filled(content))
     assert "a-token-of-some-size" not in str(caught.value)
     assert str(caught.value).startswith("f.json: ")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
+from tests.parameters import filled
 
 from flintmq.net import http_blocking
 from flintmq.net.http_client import HttpClient
@@ -89,12 +90,12 @@ def read_request(connection: socket.socket) -> bytes:
     return received
 
 
-def answering(answer: bytes, requests: list[bytes] | None = None) -> Serve:
+def answering(answer: bytes, requests: list[bytes] | None = None, body_bytes: int = 0) -> Serve:
     def serve(connection: socket.socket) -> None:
         received = read_request(connection)
         if requests is not None:
             requests.append(received)
-        connection.sendall(answer)
+        connection.sendall(answer + filled(body_bytes))
 
     return serve
 
@@ -171,8 +172,8 @@ async def test_proxies_of_the_environment_are_not_used(ask: Ask, monkeypatch: py
         (answering(OK[:-1]), "closed before the answer was complete"),
         (answering(b"220 mail\r\n"), "the answer is not HTTP"),
         (answering(b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"), "changes to another protocol"),
-        (answering(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000), "head of the answer is larger than 65536 bytes"),
-        (answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (1024 * 1024 + 1)), "larger than 1048576 bytes"),
+        (answering(b"HTTP/1.1 200 OK\r\nX: ", body_bytes=200_000), "head of the answer is larger than 65536 bytes"),
+        (answering(b"HTTP/1.1 200 OK\r\n\r\n", body_bytes=1024 * 1024 + 1), "larger than 1048576 bytes"),
     ],
     ids=["nothing", "leaves", "speaks first", "cut", "mail", "upgrade", "head", "body"],
 )
