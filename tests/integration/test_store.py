@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sqlite3
@@ -187,8 +188,53 @@ def test_without_the_option_there_is_no_store_and_the_client_says_so(daemons: Da
 
 def test_two_nsqlookupd_do_not_share_a_directory(daemons: Daemons, tmp_path: Path):
     with_store(daemons, tmp_path / "store")
-    with pytest.raises(AssertionError, match="lock"):
+    with pytest.raises(AssertionError, match=r"--store-path=\S+/store: another process has it open") as refused:
         daemons.nsqlookupd(f"--store-path={tmp_path / 'store'}")
+    assert "data-path" not in str(refused.value)
+
+
+def test_a_directory_that_cannot_be_used_is_called_by_its_option(daemons: Daemons, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "store.db").mkdir()
+    for name, text in (
+        ("missing", r"--store-path=\S+/missing: there is no such directory; create it first"),
+        ("file", r"--store-path=\S+/file: Not a directory"),
+        ("closed", r"--store-path=\S+/closed: permission denied: .* belongs to uid"),
+        ("full", r"full/store\.db"),
+    ):
+        if name == "closed" and os.access(tmp_path / "closed", os.R_OK):
+            continue  # who runs this may do everything
+        with pytest.raises(AssertionError, match=text) as refused:
+            daemons.nsqlookupd(f"--store-path={tmp_path / name}")
+        assert "data-path" not in str(refused.value)
+
+
+def test_an_older_store_is_refused_and_taken_by_who_insists(daemons: Daemons, tmp_path: Path):
+    nsqlookupd, url = with_store(daemons, tmp_path / "store")
+
+    async def scenario(store: EtcdStore) -> None:
+        for name in "abc":
+            await put(store, f"/{name}")
+
+    use(scenario, url)
+    nsqlookupd.kill()
+    wal = tmp_path / "store" / "store.db-wal"
+    data = bytearray(wal.read_bytes())
+    data[-2000] ^= 1
+    wal.write_bytes(data)
+    nsqlookupd.launch()
+    assert nsqlookupd.wait() == 1
+    assert "it ends 1 transactions before the last that was acknowledged" in nsqlookupd.log
+    assert "start once with --accept-older-store" in nsqlookupd.log
+    _, url = with_store(daemons, tmp_path / "store", "--accept-older-store")
+
+    async def later(store: EtcdStore) -> None:
+        assert [pair.key for pair in (await store.range(ALL)).found] == ["/a", "/b"]
+        assert await put(store, "/d") > 1_000_000
+
+    use(later, url)
 
 
 def test_it_is_for_those_who_may_and_not_for_pages_of_the_web(daemons: Daemons, tmp_path: Path):

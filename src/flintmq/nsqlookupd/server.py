@@ -17,7 +17,7 @@ from flintmq import __version__
 from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.cluster.state import LookupdRecord
 from flintmq.env import Env
-from flintmq.errors import FlintError
+from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_auth import HttpAuth, TokenFile
 from flintmq.net.http_router import Router
@@ -45,6 +45,23 @@ if TYPE_CHECKING:
     from flintmq.storage import Files
 
 _log = logging.getLogger(__name__)
+
+
+class StorePathError(StorageError):
+    """The directory of the coordination store cannot be used.
+
+    Args:
+        path: as it was given.
+        reason: why not, and what to do.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"--store-path={self.path}: {self.reason}"
 
 
 class Nsqlookupd:
@@ -293,9 +310,29 @@ def run(options: NsqlookupdOptions) -> int:
 
 
 def _files(path: str) -> Files:
+    """Open the directory of the store.
+
+    Raises:
+        StorePathError: it cannot be used.
+    """
     from flintmq.storage import OsFiles  # for those who have a store
 
-    return OsFiles(path)
+    try:
+        return OsFiles(path)
+    except DataPathLocked as error:
+        raise StorePathError(
+            path,
+            f"another process has it open ({error.reason}); every nsqlookupd and nsqd needs a directory of its own",
+        ) from error
+    except PermissionMissing as error:
+        raise StorePathError(path, str(error)) from error
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, FileNotFoundError):
+            raise StorePathError(path, "there is no such directory; create it first") from error
+        raise StorePathError(
+            path, cause.strerror or str(cause) if isinstance(cause, OSError) else str(error)
+        ) from error
 
 
 async def _until_signal(
