@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,32 @@ def test_a_flood_that_holds_the_loop_costs_no_lease(url: str):
                 assert held.is_held, held.failure
             pair = await store.get("/flood")
             assert pair is not None and pair.version == 1
+
+    use(scenario, url)
+
+
+def test_many_idle_watches_ask_one_question_a_second_at_most(url: str, monkeypatch: pytest.MonkeyPatch):
+    """etcd says nothing by itself over this gateway; nsqlookupd does, and is asked nothing where it is not slow."""
+    asked: list[float] = []
+    ask = EtcdStore._ask_at
+
+    async def counted(store: EtcdStore, *args: Any) -> Any:
+        asked.append(time.monotonic())
+        return await ask(store, *args)
+
+    async def scenario(store: EtcdStore) -> None:
+        revision = await put(store, "/idle")
+        async with AsyncExitStack() as stack:
+            watches = [await stack.enter_async_context(store.watch(ALL, revision)) for _ in range(20)]
+            await asyncio.sleep(1)
+            monkeypatch.setattr(EtcdStore, "_ask_at", counted)
+            begun = time.monotonic()
+            await asyncio.sleep(4)
+            seconds = time.monotonic() - begun
+            assert len(asked) <= seconds + 1
+            last = await put(store, "/idle")
+            for watched in watches:
+                assert (await first(watched)).revision == last
 
     use(scenario, url)
 

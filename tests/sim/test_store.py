@@ -26,7 +26,10 @@ from flintmq.cluster.store import (
     swap,
 )
 from flintmq.env import Env
+from flintmq.net import etcd_wire as wire
 from flintmq.net.etcd import EtcdOptions, EtcdStore
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import Answer, Request
 from flintmq.net.lease import holding
 from flintmq.nsqlookupd import server
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -267,3 +270,54 @@ def test_a_change_that_was_not_answered_is_carried_out_later_and_found_out():
             await asyncio.sleep(0.01)
 
     run(8, scenario)
+
+
+def test_an_idle_watch_asks_nothing_and_still_leaves_a_store_that_stands_still(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    async def scenario(sim: Simulation, node: Node, store: EtcdStore) -> None:
+        revision = await put(store, "/a")
+        count = 20
+        heard: list[str] = []
+
+        async def listen() -> None:
+            async with store.watch(ALL, revision) as watched:
+                async for events in watched:
+                    heard.extend(event.key for event in events.events)
+
+        listening = [asyncio.ensure_future(listen()) for _ in range(count)]
+        await asyncio.sleep(5)
+        asked.clear()
+        await asyncio.sleep(60)
+        assert asked == [], "every watch hears that the store lives"
+        node.pause()
+        await asyncio.sleep(3)
+        assert 1 <= asked.count(wire.RANGE) <= 3, "one question for all of them"
+        assert asked.count(wire.WATCH) >= count, "and they try to go on elsewhere"
+        node.resume()
+        await asyncio.sleep(3)
+        await put(store, "/b")
+        while len(heard) < count:
+            await asyncio.sleep(0.1)
+        assert heard == ["/b"] * count
+        asked.clear()
+        node.freeze_disk(10)
+        writing = asyncio.ensure_future(_until_put(store, "/c"))
+        await asyncio.sleep(5)
+        assert wire.RANGE in asked, "a store that cannot write is not one that lives"
+        await writing
+        for task in listening:
+            task.cancel()
+        await asyncio.wait(listening)
+
+    class Counting(HttpClient):
+        async def ask(self, request: Request, **options: object) -> Answer:
+            asked.append(request.target)
+            return await super().ask(request, **options)  # type: ignore[arg-type]
+
+        def stream(self, request: Request, **options: object) -> object:  # type: ignore[override]
+            asked.append(request.target)
+            return super().stream(request, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("flintmq.net.etcd.HttpClient", Counting)
+    run(9, scenario)

@@ -6,9 +6,10 @@ Rules of this file:
   sent, and is :class:`OutcomeUnknown` from then on.
 - An endpoint that fails goes to the end of the line.
 - All endpoints are of one store: an answer of another is no answer.
-- Nothing tells a watch that its endpoint has stopped: a stopped process keeps its connections. So the endpoint is asked
-  something else meanwhile, and when that is not answered the watch goes on elsewhere, from the last revision that was
-  seen. What was seen is never told again, and nothing between is left out.
+- Nothing tells a watch that its endpoint has stopped: a stopped process keeps its connections. So an endpoint that says
+  nothing for a second, in no watch and in no answer, is asked something, once for all watches there; when that is not
+  answered they go on elsewhere, from the last revision that was seen. What was seen is never told again, and nothing
+  between is left out. The store of nsqlookupd says something on every watch twice a second, and is not asked at all.
 
 Source: design/cluster.md section 1 (both traps were measured there), https://etcd.io/docs/v3.5/learning/api/.
 """
@@ -19,8 +20,8 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,7 +56,7 @@ TIMEOUT_S = 4.0
 PAUSE_S = 0.1
 """After every endpoint has failed, before the first is asked again."""
 PROBE_S = 1.0
-"""A watch may be silent for so long before its endpoint is asked something; with ``TRY_TIMEOUT_S`` at most 2 s."""
+"""An endpoint with watches may be silent for so long; then it is asked, and has ``TRY_TIMEOUT_S`` to answer."""
 REOPEN_S = 10.0
 """A watch that is silent for so long while the store changes is made anew: its connection alone may be dead."""
 PAGE_COUNT = 2000
@@ -89,7 +90,7 @@ class EtcdOptions:
         token: shown to a nsqlookupd that asks for one.
         try_timeout_s: for one request to one endpoint.
         timeout_s: for one call.
-        probe_s: how long a watch may be silent before its endpoint is asked whether it lives.
+        probe_s: how long an endpoint with watches may be silent before it is asked whether it lives.
     """
 
     endpoints: Sequence[str]
@@ -126,6 +127,7 @@ class EtcdStore:
         self._token = ""
         self._token_lock = asyncio.Lock()
         self._watches: set[_Watch] = set()
+        self._pulses: dict[Endpoint, _Pulse] = {}
 
     @property
     def endpoints(self) -> list[str]:
@@ -265,6 +267,7 @@ class EtcdStore:
             raise wire.read_error(data) if status != 404 or b"code" in data else _no_store()
         header, found = read(data)
         self._check_cluster(header)
+        self._heard(endpoint, header)
         return found
 
     async def _headers(self) -> dict[str, str]:
@@ -274,6 +277,12 @@ class EtcdStore:
         elif self._token:
             headers["Authorization"] = self._token
         return headers
+
+    def _heard(self, endpoint: Endpoint, header: Header) -> None:
+        """Take note that an endpoint lives, when the state of the store was seen there."""
+        pulse = self._pulses.get(endpoint)
+        if pulse is not None and header.revision:
+            pulse.heard(header.revision)
 
     def _check_cluster(self, header: Header) -> None:
         if not header.cluster_id:
@@ -433,21 +442,21 @@ class _Watch:
             if stream.status != 200:
                 data = b"".join([piece async for piece in stream])
                 raise wire.read_error(data) if stream.status != 404 or b"code" in data else _no_store()
-            reading = asyncio.ensure_future(self._read(stream.__aiter__()))
-            probing = asyncio.ensure_future(self._probe(endpoint))
-            both = {reading, probing}
+            reading = asyncio.ensure_future(self._read(endpoint, stream.__aiter__()))
+            attending = asyncio.ensure_future(self._attend(endpoint))
+            both = {reading, attending}
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in both:
                     task.cancel()
                 await asyncio.wait(both)
-            failures = [task.exception() for task in (reading, probing) if not task.cancelled()]
+            failures = [task.exception() for task in (reading, attending) if not task.cancelled()]
             for failure in failures:
                 if failure is not None:
                     raise failure
 
-    async def _read(self, pieces: AsyncIterator[bytes]) -> None:
+    async def _read(self, endpoint: Endpoint, pieces: AsyncIterator[bytes]) -> None:
         """Hand on what comes.
 
         Raises:
@@ -462,6 +471,7 @@ class _Watch:
             for line in lines:
                 header, events = wire.read_watch(line, self._after)
                 self._store._check_cluster(header)
+                self._store._heard(endpoint, header)
                 self._heard_count += 1
                 self._heard_at = loop.time()
                 if events.events:
@@ -469,8 +479,8 @@ class _Watch:
                     self._after = events.revision
         raise NoAnswer("", "the watch was ended")
 
-    async def _probe(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint for a sign of life whenever the watch is silent.
+    async def _attend(self, endpoint: Endpoint) -> None:
+        """Wait until the endpoint gives no sign of life any more, or this watch none although others do.
 
         Returns when the watch should be made anew: the store has changed and it has been silent for long.
 
@@ -478,33 +488,113 @@ class _Watch:
             NoAnswer, ServerError, BadAnswer: it does not live, or is cut off from the store.
             Compacted: the store is an older one than it was.
         """
-        store, options = self._store, self._store._options
+        store = self._store
         loop = asyncio.get_running_loop()
-        body = wire.range_request(Span.of_key(self._span.start or "\0"), is_counted=True)
         self._heard_at = silent_since = loop.time()
-        asked_at, changed_revision = silent_since, 0
-        while True:
-            pause_s = max(self._heard_at, asked_at) + options.probe_s - loop.time()
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-                continue
-            if self._heard_at > silent_since:
-                silent_since, changed_revision = self._heard_at, 0
-            asked_at = loop.time()
-            try:
-                found = await store._ask_at(endpoint, wire.RANGE, body, wire.read_range, options.try_timeout_s)
-            except ServerError as error:
-                if store._wants_token(error):
-                    await store._renew_token(store._token, options.try_timeout_s)
-                    continue
-                raise
-            if found.revision < self._after:
-                raise Compacted(found.revision)
-            if not changed_revision and found.revision > self._known_revision:
-                changed_revision = found.revision
-            if changed_revision and loop.time() - silent_since > REOPEN_S:
-                self._known_revision = changed_revision
+        changed_revision = 0
+        async with aclosing(_beats(store, endpoint, self._span)) as beats:
+            async for revision in beats:
+                if revision < self._after:
+                    raise Compacted(revision)
+                if self._heard_at > silent_since:
+                    silent_since, changed_revision = self._heard_at, 0
+                if not changed_revision and revision > self._known_revision:
+                    changed_revision = revision
+                if changed_revision and loop.time() - silent_since > REOPEN_S:
+                    self._known_revision = changed_revision
+                    return
+
+
+class _Pulse:
+    """The signs of life of an endpoint, for all watches there.
+
+    Args:
+        span: which its user may read.
+
+    Attributes:
+        user_count: watches that want to know.
+        revision: of the store, as the endpoint said it last.
+        failure: why it is taken for dead.
+    """
+
+    def __init__(self, store: EtcdStore, endpoint: Endpoint, span: Span) -> None:
+        self.user_count = 0
+        self.revision = 0
+        self.failure: NoAnswer | BadAnswer | ServerError | None = None
+        self._store = store
+        self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._body = wire.range_request(Span.of_key(span.start or "\0"), is_counted=True)
+        self._heard_at = self._loop.time()
+        self._beaten = self._loop.create_future()
+        self._task = self._loop.create_task(self._beat())
+        self._task.add_done_callback(tell("asking the store for a sign of life"))
+
+    def heard(self, revision: int) -> None:
+        """Take note of a sign of life, in which the store was at a revision."""
+        self._heard_at = self._loop.time()
+        self.revision = revision
+
+    async def beat(self) -> None:
+        """Wait for the next sign of life, or until it is known that there is none."""
+        await asyncio.shield(self._beaten)
+
+    def close(self) -> None:
+        """Ask no longer."""
+        self._task.cancel()
+        self._beaten.cancel()
+
+    async def _beat(self) -> None:
+        options = self._store._options
+        while self.failure is None:
+            heard_at = self._heard_at
+            await asyncio.sleep(max(0.0, heard_at + options.probe_s - self._loop.time()))
+            if self._heard_at == heard_at:
+                await self._ask()
+            beaten, self._beaten = self._beaten, self._loop.create_future()
+            beaten.set_result(None)
+
+    async def _ask(self) -> None:
+        store, timeout_s = self._store, self._store._options.try_timeout_s
+        token = store._token
+        try:
+            await store._ask_at(self._endpoint, wire.RANGE, self._body, wire.read_range, timeout_s)
+        except ServerError as error:
+            if not store._wants_token(error):
+                self.failure = error
                 return
+            try:
+                await store._renew_token(token, timeout_s)
+            except StoreRefused as refused:
+                self.failure = ServerError(wire.UNAUTHENTICATED, str(refused))
+        except (NoAnswer, BadAnswer) as error:
+            self.failure = error
+
+
+async def _beats(store: EtcdStore, endpoint: Endpoint, span: Span) -> AsyncGenerator[int, None]:
+    """Yield the revision of the store with every sign of life of an endpoint.
+
+    Raises:
+        NoAnswer, ServerError, BadAnswer: there is none.
+    """
+    pulse = store._pulses.get(endpoint)
+    if pulse is None or pulse.failure is not None:
+        pulse = store._pulses[endpoint] = _Pulse(store, endpoint, span)
+    pulse.user_count += 1
+    try:
+        while True:
+            if pulse.failure is None:
+                await pulse.beat()
+            if pulse.failure is not None:
+                raise pulse.failure
+            if pulse.revision:
+                yield pulse.revision
+    finally:
+        pulse.user_count -= 1
+        if not pulse.user_count:
+            pulse.close()
+            if store._pulses.get(endpoint) is pulse:
+                del store._pulses[endpoint]
 
 
 def _endpoint(url: str) -> Endpoint:

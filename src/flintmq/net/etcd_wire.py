@@ -248,8 +248,9 @@ def read_txn(data: bytes) -> tuple[Header, TxnResult]:
 
 
 def watch_request(span: Span, after: int) -> bytes:
-    """Ask for what happens in a span after a revision."""
-    return msgspec.json.encode({"create_request": {**_interval(span), "start_revision": max(1, after)}})
+    """Ask for what happens in a span after a revision, and for a sign of life when nothing does."""
+    fields = {**_interval(span), "start_revision": max(1, after), "progress_notify": True}
+    return msgspec.json.encode({"create_request": fields})
 
 
 def read_watch(data: bytes, after: int) -> tuple[Header, Events]:
@@ -379,6 +380,7 @@ class _CreateRequest(_Request, frozen=True):
     key: bytes = b""
     range_end: bytes = b""
     start_revision: int = 0
+    progress_notify: bool = False
 
 
 class _WatchRequest(_Request, frozen=True):
@@ -465,10 +467,13 @@ def _parse_operation(asked: _OperationRequest) -> Operation:
     return Get(_text(get.key))
 
 
-def parse_watch(data: bytes) -> tuple[Span, int]:
-    """Read what :func:`watch_request` writes: the span, and from which revision on; 0: from the next one."""
+def parse_watch(data: bytes) -> tuple[Span, int, bool]:
+    """Read what :func:`watch_request` writes: the span, from which revision on, and whether signs of life are wanted.
+
+    Revision 0 is that of the next change.
+    """
     asked = _read(data, _WatchRequest).create_request
-    return _span(asked.key, asked.range_end), max(0, asked.start_revision)
+    return _span(asked.key, asked.range_end), max(0, asked.start_revision), asked.progress_notify
 
 
 def parse_lease(data: bytes) -> LeaseRequest:

@@ -47,6 +47,8 @@ TICK_S = 0.25
 """The pause between two looks at the leases."""
 STALL_NS = 1_000_000_000
 """Beyond a tick; then leases could not be renewed, and begin again."""
+PROGRESS_NS = 450_000_000
+"""After which a watch that wants signs of life has one; whoever watches asks for it after a second."""
 WRITE_AGAIN_S = 1.0
 DIGEST_MODULUS = 1 << 63
 FORGOTTEN_REVISIONS = 1_000_000
@@ -145,6 +147,9 @@ class EmbeddedStore:
         self._is_closing = False
         self._failure = ""
         self._turned_ns = 0
+        self._could_answer_ns = 0  # when nothing waited for the disk
+        self._progress_ns = 0
+        self._progress = b""
         self._watchers: dict[_Watcher, None] = {}
         self._listeners: dict[Callable[[], None], None] = {}
         self._lines: dict[tuple[Span, int, int], tuple[int, bytes]] = {}
@@ -326,6 +331,7 @@ class EmbeddedStore:
         while True:
             await asyncio.sleep(TICK_S)
             now_ns = self._now_ns()
+            self._give_signs_of_life(now_ns)
             if self._failure:
                 self._state.restart_leases(now_ns)
                 continue
@@ -336,6 +342,22 @@ class EmbeddedStore:
                     await self._until_durable()
                 except StoreUnavailable:
                     continue  # it is logged, and tried again
+
+    def _give_signs_of_life(self, now_ns: int) -> None:
+        """Tell those who watch that the store lives, while what it is asked can be answered."""
+        if self._writing is None:
+            self._could_answer_ns = now_ns
+        if self._failure or now_ns - self._could_answer_ns > STALL_NS or now_ns - self._progress_ns < PROGRESS_NS:
+            return
+        self._progress_ns = now_ns
+        self._progress = self.answers.line(self.answers.plain(self._durable_revision))
+        for watcher in list(self._watchers):
+            watcher.give_sign_of_life()
+
+    @property
+    def progress(self) -> bytes:
+        """The line that says that nothing has happened."""
+        return self._progress
 
     # --- writing
 
@@ -407,11 +429,12 @@ class EmbeddedStore:
 
     # --- watching
 
-    def watch(self, span: Span, start_revision: int) -> StreamingResponse:
+    def watch(self, span: Span, start_revision: int, wants_progress: bool = False) -> StreamingResponse:
         """Tell what happens in a span from a revision on.
 
         Args:
             start_revision: 0: from the next one.
+            wants_progress: tell now and then that nothing does.
 
         Raises:
             StoreUnavailable: there are too many watches.
@@ -421,7 +444,7 @@ class EmbeddedStore:
         after = start_revision - 1 if start_revision else self._durable_revision
         if start_revision == self._state.compacted:
             after = start_revision  # as etcd: what came after it is remembered
-        watcher = _Watcher(self, span, after)
+        watcher = _Watcher(self, span, after, wants_progress)
         self._watchers[watcher] = None
         return watcher.response
 
@@ -489,7 +512,9 @@ class EmbeddedStore:
 class _Watcher:
     """One watch: how far it is told."""
 
-    def __init__(self, store: EmbeddedStore, span: Span, after: int) -> None:
+    def __init__(self, store: EmbeddedStore, span: Span, after: int, wants_progress: bool) -> None:
+        self._wants_progress = wants_progress
+        self._is_due = False
         self._store = store
         self._span = span
         self._after = after
@@ -500,6 +525,12 @@ class _Watcher:
     def wake(self) -> None:
         self.response.wake()
 
+    def give_sign_of_life(self) -> None:
+        """Tell how far the store is, if nothing else is to be told."""
+        if self._wants_progress:
+            self._is_due = True
+            self.wake()
+
     def _next_piece(self) -> bytes | None:
         store = self._store
         if not self._is_created:
@@ -509,11 +540,14 @@ class _Watcher:
             return None
         try:
             self._after, line = store.lines_after(self._span, self._after)
-            return line
         except Compacted as error:
             self._has_ended = True
             fields: dict[str, Any] = {"canceled": True, "compact_revision": str(error.revision)}
             return store.answers.line(store.answers.plain(store.durable_revision, **fields))
+        if not line and self._is_due:
+            line = store.progress
+        self._is_due = False
+        return line
 
     def _closed(self) -> None:
         self._store.forget(self)
