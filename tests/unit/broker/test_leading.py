@@ -16,7 +16,16 @@ from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.replicas import Records
 from flintmq.errors import StorageError
 from flintmq.settings import Settings
-from flintmq.storage.records import PutBacklog, Record, decode_records, encode_records
+from flintmq.storage.records import (
+    PutBacklog,
+    PutChannel,
+    PutProgress,
+    PutSettings,
+    PutTopic,
+    Record,
+    decode_records,
+    encode_records,
+)
 from flintmq.topic_meta import TopicMeta
 
 
@@ -653,3 +662,137 @@ def test_a_crash_at_every_operation_leaves_progress_as_it_was_or_as_it_is_to_be(
 
 def test_it_is_the_same_number_everywhere():
     assert (NUMBER, TOPIC_NUMBER, LOG_ID, MSG_TIMEOUT_NS) == (1, 77, 4711, 60 * SECOND)
+
+
+# -- several partitions of a topic
+
+
+class Both(Node):
+    """A node with two partitions of a topic."""
+
+    def __init__(self, meta: TopicMeta = META) -> None:
+        super().__init__(1, meta)
+        self.broker.replicas.create("t", 0, TOPIC_NUMBER, LOG_ID + 1, meta, self.done.append)
+        self.settle()
+
+    def _hand_on(self, records: Records, done: Waiter) -> None:
+        for key in sorted(records):
+            self.flushes.append(records[key])
+        done(None)
+
+    def lead_both(self, epoch: int, meta: TopicMeta | None = None) -> None:
+        self.done.clear()
+        for replica in self.broker.replicas.values():
+            self.broker.replicas.note_epoch(replica, epoch, True, self.done.append)
+            self.broker.replicas.promote(replica, epoch, meta or self.meta, self.done.append)
+        self.settle()
+        assert self.done == [None] * 4
+
+    def follow(self, number: int, records: list[Record]) -> None:
+        replica = self.broker.replicas["t", number]
+        self.done.clear()
+        self.broker.replicas.note_epoch(replica, 3, False, self.done.append)
+        self.broker.replicas.apply(replica, (3, 1), records, True, self.done.append)
+        self.settle()
+        assert self.done == [None, None]
+
+
+def test_what_is_said_of_a_topic_goes_with_each_of_its_partitions():
+    node = Both()
+    node.lead_both(1)
+    topic = node.broker.topics["t"]
+    assert list(topic.partitions) == [0, 1]
+    node.flushes.clear()
+    node.broker.channel(topic, "c")
+    node.broker.pause_topic(topic, True)
+    node.broker.change_settings(topic, "c", Settings(max_attempts=3))
+    node.settle()
+    assert len(node.flushes) == 2
+    for number in (0, 1):
+        kinds = [type(record).__name__ for record in node.flushes[number]]
+        assert kinds.count("PutTopic") == kinds.count("PutSettings") == kinds.count("PutChannel") == 1
+    stored = node.broker._store._database.query("SELECT name FROM topic", ())
+    assert stored == [], "its rows are those of its replicas"
+    for replica in list(node.broker.replicas.values()):
+        node.broker.replicas.demote(replica, StorageError("x"))
+    node.settle()
+    assert node.broker.topics == {} and node.broker.own_settings("t", "c") == Settings()
+    node.die(power_loss=True)
+    node.lead_both(2)
+    topic = node.broker.topics["t"]
+    assert topic.paused and node.broker.own_settings("t", "c") == Settings(max_attempts=3)
+    assert [partition.paused_at for partition in topic.partitions.values()] == [1, 1]
+    node.create("mine")
+    node.die(power_loss=False)
+    assert list(node.broker.topics) == ["mine"]
+
+
+@pytest.mark.parametrize("is_paused_here", [False, True])
+def test_a_partition_that_comes_to_a_topic_takes_its_pause_and_leaves_it_its_settings(is_paused_here):
+    node = Both()
+    node.done.clear()
+    node.note(1, begins=True)
+    node.broker.replicas.promote(node.replica, 1, META, node.done.append)
+    node.settle()
+    topic = node.broker.topics["t"]
+    node.broker.channel(topic, "here")
+    node.broker.change_settings(topic, None, Settings(max_attempts=7))
+    node.broker.pause_topic(topic, is_paused_here)
+    node.settle()
+    theirs: list[Record] = [
+        PutTopic("t", not is_paused_here),
+        PutSettings.of("t", "", Settings(max_attempts=9, ttl_ms=10**6)),
+        PutChannel("t", 0, "there", False, False),
+        PutProgress("t", 0, "there", 1, b"", [], [], [], 0),
+    ]
+    node.follow(0, theirs)
+    assert not node.broker.topics["t"].paused or is_paused_here, "a replica that is followed changes nothing here"
+    node.done.clear()
+    node.broker.replicas.promote(node.broker.replicas["t", 0], 3, META, node.done.append)
+    node.settle()
+    assert node.done == [None]
+    assert topic.paused and all(each.paused_at is not None for each in topic.partitions.values())
+    assert set(topic.channel_names) == {"here", "there"}
+    assert set(topic.partitions[0].channels) == {"there"} and set(topic.partitions[1].channels) == {"here"}
+    assert node.broker.own_settings("t") == Settings(max_attempts=7, ttl_ms=10**6)
+    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.settle()
+    assert set(topic.channel_names) == {"there"} and list(topic.partitions) == [0]
+    node.die(power_loss=False)
+    node.lead_both(4)
+    assert node.broker.topics["t"].paused
+    assert node.broker.own_settings("t") == Settings(max_attempts=7, ttl_ms=10**6)
+
+
+def test_headers_that_the_topic_got_meanwhile_begin_behind_what_is_stored():
+    leader = led()
+    leader.store([bytes(8) + b"plain"])
+    leader.commit_all()
+    node = follower_of(leader)
+    newer = TopicMeta(partition_num=3, extend_support=True, version=1)
+    node.lead(2, newer)
+    node.commit_all()
+    assert node.partition.meta == newer and node.partition.headers_from == 2
+    assert not node.partition.has_headers(1) and node.partition.has_headers(2)
+    node.settle()
+    node.die(power_loss=False)
+    node.lead(3, META)  # what somebody says who has missed the change
+    assert node.partition.meta == newer and node.partition.headers_from == 2
+    node.commit_all()
+    assert not isinstance(node.store([b"x"]).error, Exception)
+
+
+def test_a_topic_of_replicas_is_nobodys_to_create_or_delete():
+    node = Both()
+    for _ in range(2):
+        with pytest.raises(TopicConflict, match="replicated"):
+            node.broker.topic("t", 1)
+        with pytest.raises(TopicConflict, match="replicated"):
+            node.broker.create_partitions("t", META, [2], 1)
+        if not node.broker.topics:
+            node.lead_both(1)
+            assert node.broker.topic("t", 1) is node.broker.topics["t"]
+            with pytest.raises(TopicConflict, match="replicated"):
+                node.broker.delete_topic("t")
+            node.broker.replicas.demote(node.replica, StorageError("x"))
+            node.broker.replicas.demote(node.broker.replicas["t", 0], StorageError("x"))
