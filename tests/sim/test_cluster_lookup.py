@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -13,8 +14,8 @@ from tests.cluster_nodes import HTTP, PEER, TCP, FakeNode
 from tests.sim.loop import Node, Simulation
 
 from flintmq.cluster.keys import Keys
-from flintmq.cluster.state import LEASE_TTL_S, NodeRecord
-from flintmq.cluster.store import Delete, Put, Txn
+from flintmq.cluster.state import LEASE_TTL_S, NodeRecord, PartitionState, decode
+from flintmq.cluster.store import Delete, Events, KeyValue, Put, StoreError, Txn, follow
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed
 from flintmq.net.etcd import EtcdOptions, EtcdStore
@@ -183,6 +184,23 @@ def test_a_plain_topic_is_led_by_every_node():
         assert status["meta"]["partition_num"] == 0, "ids are NSQ's"
 
     run(scenario)
+
+
+def test_a_plain_topic_is_as_the_options_say():
+    async def scenario(world: World) -> None:
+        for name in world.lookups:
+            world.lookups[name].kill()
+            world.start_lookup(name, default_partitions=2, default_replicator=1)
+        await world.until_whole()
+        await world.until(lambda: _can_create_plain(world))
+        (status,) = (await world.get("one", "/cluster/status?topic=plain"))["topics"]
+        assert status["partition_num"] == 2 and status["replicator"] == 1
+
+    run(scenario)
+
+
+async def _can_create_plain(world: World) -> bool:
+    return (await world.ask("one", "POST", "/topic/create?topic=plain"))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -410,6 +428,130 @@ def test_without_a_master_there_is_a_clear_answer():
         assert status == 503 and ("master" in answer["message"] or "nothing was changed" in answer["message"])
 
     run(scenario)
+
+
+class Chaos:
+    """Requests and faults at random, and what the store was seen to be told meanwhile."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = world.sim.random
+        self.made: set[str] = set()
+        self.deleted: set[str] = set()
+        self.states: dict[str, PartitionState] = {}
+        self.election_count = 0
+
+    async def watch(self) -> None:
+        while True:
+            try:
+                async with aclosing(follow(self.world.driver, KEYS.partitions())) as following:
+                    async for told in following:
+                        if isinstance(told, Events):
+                            for event in told.events:
+                                self.take(event.key, event.now, is_step=True)
+                        else:
+                            self.states = {}
+                            for pair in told.found:
+                                self.take(pair.key, pair, is_step=False)
+            except StoreError:
+                await asyncio.sleep(0.1)
+
+    def take(self, key: str, pair: KeyValue | None, is_step: bool) -> None:
+        before = self.states.pop(key, None)
+        if pair is None:
+            return
+        now = self.states[key] = decode(key, pair.value, PartitionState)
+        if not is_step or before is None:
+            return
+        assert now.log_id == before.log_id and now.in_sync
+        is_new_leader = (now.leader, now.incarnation) != (before.leader, before.incarnation) and bool(now.leader)
+        assert now.epoch == before.epoch + is_new_leader, (before, now)
+        assert set(now.in_sync_nodes) <= set(before.in_sync_nodes)
+        self.election_count += is_new_leader
+
+    async def ask(self) -> None:
+        for number in range(60):
+            await asyncio.sleep(self.random.uniform(0.0, 1.0))
+            lookup = self.random.choice(sorted(self.world.lookups))
+            topic = f"t{number}"
+            try:
+                status, _ = await self.world.ask(
+                    lookup, "POST", f"/topic/create?topic={topic}&partition_num=2&replicator={number % 3 + 1}"
+                )
+                if status == 200:
+                    self.made.add(topic)
+                if self.made and self.random.random() < 0.3:
+                    topic = self.random.choice(sorted(self.made))
+                    self.made.discard(topic)  # whatever the answer is
+                    if (await self.world.ask(lookup, "POST", f"/topic/delete?topic={topic}&partition=**"))[0] == 200:
+                        self.deleted.add(topic)
+            except ConnectionFailed:
+                continue
+
+    async def break_things(self) -> None:
+        world, rng = self.world, self.random
+        while True:
+            await asyncio.sleep(rng.uniform(0.5, 4.0))
+            name = rng.choice([*world.lookups, *world.machines])
+            node = world.lookups.get(name) or world.machines[name]
+            fault = rng.randrange(4)
+            if fault == 0:
+                node.kill()
+                await asyncio.sleep(rng.uniform(0.0, 5.0))
+                self.start(name)
+            elif fault == 1:
+                node.pause()
+                await asyncio.sleep(rng.uniform(0.1, 6.0))
+                node.resume()
+            elif fault == 2:
+                world.sim.network.isolate(name)
+                await asyncio.sleep(rng.uniform(0.1, 6.0))
+                world.sim.network.heal()
+            else:
+                world.lookups["one"].freeze_disk(rng.uniform(0.1, 3.0))
+
+    def start(self, name: str) -> None:
+        if name in self.world.lookups:
+            self.world.start_lookup(name)
+        else:
+            self.world.start_node(name)
+
+    async def is_settled(self) -> bool:
+        for lookup in self.world.lookups:
+            known = set((await self.world.get(lookup, "/topics"))["topics"])
+            assert self.made <= known, "a topic that was answered OK is gone"
+            if self.deleted & known:
+                return False
+            for topic in sorted(known):
+                for access in "rw":
+                    if len(await self.world.leaders(lookup, topic, access)) != 2:
+                        return False
+        return True
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_while_everything_breaks(seed: int):
+    async def scenario(world: World) -> None:
+        chaos = Chaos(world)
+        watching = asyncio.ensure_future(chaos.watch())
+        breaking = asyncio.ensure_future(chaos.break_things())
+        await chaos.ask()
+        breaking.cancel()
+        world.sim.network.heal()
+        for name, node in (world.lookups | world.machines).items():
+            if node.process is None or not node.process.is_alive:
+                chaos.start(name)
+            elif not node.process.is_scheduled:
+                node.resume()
+        await world.until_whole()
+        await world.until(chaos.is_settled, 60.0)
+        watching.cancel()
+        await asyncio.wait({watching, breaking})
+        for task in (watching, breaking):
+            assert task.cancelled(), task.exception()
+        assert chaos.made and chaos.election_count
+
+    run(scenario, seed)
 
 
 # -- other clusters ----------------------------------------------------------------------------------------------------

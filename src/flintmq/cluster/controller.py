@@ -326,6 +326,8 @@ class Controller:
         leader = live.get(state.leader)
         if leader is not None and leader.incarnation == state.incarnation:
             return self._handed_over(state, leader)
+        if self._keys.node(state.leader) in self.view.unreadable:
+            return None  # it may live
         gone = self._gone(state)
         if not state.epoch and not state.in_sync:
             members = tuple(live[node].member for node in state.replicas if node in live)

@@ -29,6 +29,7 @@ from flintmq.cluster.state import (
     decode,
 )
 from flintmq.cluster.store import Events, KeyValue, Snapshot
+from flintmq.limits import PARTITION_COUNT_MAX
 
 DELETED_COUNT_MAX = 10_000
 """Numbers of deleted topics that are remembered."""
@@ -161,12 +162,9 @@ class View:
             return None
         return self.nodes[state.leader]
 
-    def node_at(self, host: str, tcp_port: int) -> NodeRecord | None:
-        """Return the node that clients reach at an address."""
-        for node in self.nodes.values():
-            if (node.host, node.tcp_port) == (host, tcp_port):
-                return node
-        return None
+    def nodes_at(self, host: str, tcp_port: int) -> list[NodeRecord]:
+        """Return the nodes that clients reach at an address: several while the lease of one before has not run out."""
+        return [node for node in self.nodes.values() if (node.host, node.tcp_port) == (host, tcp_port)]
 
     # --- inside
 
@@ -197,6 +195,8 @@ class View:
             return NodeChange(key, node, _set(self.nodes, node, record), record)
         if (topic := keys.name_in(key, "topic")) is not None:
             meta = _value(key, pair, TopicRecord)
+            if meta is not None and not 1 <= meta.partition_num <= PARTITION_COUNT_MAX:
+                raise BadState(key, f"it has {meta.partition_num} partitions, it must be 1 to {PARTITION_COUNT_MAX}")
             if meta is not None and meta.is_deleting:
                 self._remember_deleted(meta.number)
             return TopicChange(key, topic, _set(self.topics, topic, meta), meta)

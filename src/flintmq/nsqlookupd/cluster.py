@@ -58,7 +58,8 @@ class Cluster:
     ) -> ClusterApi:
         """Return the handlers of the HTTP API."""
         allows_writing = options.allow_write_with_nochannels
-        return ClusterApi(database, env.clock, admin, me, allows_writing, self.coordinator)
+        defaults = options.default_partitions, options.default_replicator
+        return ClusterApi(database, env.clock, admin, me, allows_writing, self.coordinator, *defaults)
 
     def watch(self, sessions: Sessions, admin: TopicAdmin) -> None:
         """Hear of nsqds that come and go, and of what they register."""

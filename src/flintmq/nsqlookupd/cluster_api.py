@@ -30,6 +30,7 @@ from flintmq.nsqlookupd.coordinator import Coordinator, Leader, NotDone, NotMast
 from flintmq.nsqlookupd.http_api import HttpApi, LookupdAddress, argument, producer_row, valid_argument
 from flintmq.nsqlookupd.topics import TopicAdmin
 from flintmq.topic_meta import (
+    PARTITION_NUM_MAX,
     PLAIN,
     REPLICATOR_MAX,
     BadTopicMeta,
@@ -45,8 +46,8 @@ HANDED_ON = "X-Flintmq-Handed-On"
 """Of a request that another nsqlookupd has handed on, with the id of its cluster; it is not handed on again."""
 HAND_ON_TIMEOUT_S = 25.0
 """Longer than the master takes for anything."""
-DEFAULT_COPIES = 3
-"""Of the partitions of a topic that is made without saying how many; fewer when there are fewer nodes."""
+DEFAULT_COPIES_MAX = 3
+"""Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""
 
 
 class ClusterApi(HttpApi):
@@ -54,6 +55,7 @@ class ClusterApi(HttpApi):
 
     Args:
         coordinator: this nsqlookupd's part in the cluster.
+        default_partitions, default_copies: of a topic that is made without saying how many; 0: by the number of nodes.
     """
 
     def __init__(
@@ -64,9 +66,13 @@ class ClusterApi(HttpApi):
         me: Callable[[], LookupdAddress],
         allow_write_without_channels: bool,
         coordinator: Coordinator,
+        default_partitions: int = 0,
+        default_copies: int = 0,
     ) -> None:
         super().__init__(database, clock, admin, me, allow_write_without_channels)
         self._coordinator = coordinator
+        self._default_partitions = default_partitions
+        self._default_copies = default_copies
 
     def add_routes(self, router: Router) -> None:
         """Answer what a nsqlookupd without a cluster does not know."""
@@ -154,8 +160,9 @@ class ClusterApi(HttpApi):
                 "delete it there first",
             )
         if not asks_for_partitions(query):
-            count = max(1, coordinator.takers_count())
-            meta = msgspec.structs.replace(PLAIN, replica=min(DEFAULT_COPIES, coordinator.places_count()))
+            count = self._default_partitions or min(max(1, coordinator.takers_count()), PARTITION_NUM_MAX)
+            copies = self._default_copies or min(DEFAULT_COPIES_MAX, coordinator.places_count())
+            meta = msgspec.structs.replace(PLAIN, replica=copies)
             await coordinator.create(topic, meta, count, is_any_fine=True)
             return
         try:

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -158,6 +158,7 @@ class Coordinator:
         self._joining: asyncio.Task[None] | None = None
         self._is_closing = False
         self._told_failure = ""
+        self._cluster_revision = 0  # at which the record of the cluster was there
 
     # --- living
 
@@ -217,6 +218,7 @@ class Coordinator:
                 f"the cluster {self._keys.cluster} has values of version {record.version}, this nsqlookupd knows "
                 f"{CLUSTER_VERSION} and takes no part; run releases that fit together"
             )
+        self._cluster_revision = pair.mod_revision
         return record.cluster_id
 
     def _replaced(self, error: Replaced) -> None:
@@ -273,7 +275,8 @@ class Coordinator:
         if self._controller is not None:
             self._controller.see(changes, isinstance(told, Snapshot))
         found = self.view.cluster
-        if self.cluster_id and (found is None or found.cluster_id != self.cluster_id):
+        is_current = bool(self.cluster_id) and self.view.revision >= self._cluster_revision
+        if is_current and (found is None or found.cluster_id != self.cluster_id):
             there = "has no cluster" if found is None else f"has the cluster {found.cluster_id}"
             self._fail(
                 f"the store {there} under the name {self._keys.cluster}, this nsqlookupd is of {self.cluster_id}: the "
@@ -308,16 +311,19 @@ class Coordinator:
 
     def connected(self, node: NsqdNode) -> None:
         """An nsqd has introduced itself."""
-        record = self.view.node_at(node.broadcast_address, node.tcp_port)
-        if record is not None and self._controller is not None:
-            self._controller.trust(record.node, record.incarnation)
-            self._changed()
+        for record in self.view.nodes_at(node.broadcast_address, node.tcp_port):
+            if self._controller is not None:
+                self._controller.trust(record.node, record.incarnation)
+                self._changed()
 
     def disconnected(self, node: NsqdNode) -> None:
         """The connection of an nsqd has ended: look whether it lives."""
-        record = self.view.node_at(node.broadcast_address, node.tcp_port)
-        if record is not None and self._controller is not None and not self._is_closing:
-            self._begin(self._look_after(record), f"looking after node {record.node}")
+        self._look_at(self.view.nodes_at(node.broadcast_address, node.tcp_port))
+
+    def _look_at(self, nodes: Iterable[NodeRecord]) -> None:
+        if self._controller is not None and not self._is_closing:
+            for node in nodes:
+                self._begin(self._look_after(node), f"looking after node {node.node}")
 
     async def _look_after(self, record: NodeRecord) -> None:
         for number in range(PROBE_COUNT):
@@ -348,6 +354,9 @@ class Coordinator:
         self._working = asyncio.get_running_loop().create_task(
             kept_up(lambda: self._work(controller), "coordinating the cluster", pause_s=AGAIN_S)
         )
+        # connections may have ended while nobody was master
+        connected = {(node.broadcast_address, node.tcp_port) for node in self._database.all_nodes()}
+        self._look_at(node for node in self.view.nodes.values() if (node.host, node.tcp_port) not in connected)
         self._changed()
 
     def _lost(self, reason: str) -> None:

@@ -12,7 +12,21 @@ from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.http_envelope import NSQ, STYLES
 from flintmq.net.log import LOG_FILE_HELP
 from flintmq.net.origin import check_origins
-from flintmq.options import MILLISECOND, MINUTE, SECOND, Address, Choice, Duration, Items, Options, Switch, Text, option
+from flintmq.options import (
+    MILLISECOND,
+    MINUTE,
+    SECOND,
+    Address,
+    Choice,
+    Duration,
+    Integer,
+    Items,
+    Options,
+    Switch,
+    Text,
+    option,
+)
+from flintmq.topic_meta import PARTITION_NUM_MAX, REPLICATOR_MAX
 
 OWN_STORE = "own"
 
@@ -128,6 +142,25 @@ class NsqlookupdOptions(Options):
         "let several copies of a partition be on one machine",
         group=_PRODUCERS,
         origin="flintmq",
+        hidden=True,
+    )
+
+    default_partitions: int = option(
+        Integer(0, PARTITION_NUM_MAX),
+        0,
+        "partitions of a topic of the cluster that is made without saying how many",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="one for each nsqd",
+        hidden=True,
+    )
+    default_replicator: int = option(
+        Integer(0, REPLICATOR_MAX),
+        0,
+        "copies of each partition of such a topic",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="3, or one on each machine where there are fewer",
         hidden=True,
     )
 

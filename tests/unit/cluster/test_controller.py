@@ -559,6 +559,18 @@ def test_a_topic_that_cannot_be_read_keeps_its_leaders():
             call()
 
 
+def test_a_leader_whose_record_cannot_be_read_is_left_alone():
+    world = World()
+    world.nodes("b")
+    world.put(KEYS.node("a"), b'{"node": "a", "version": "of a newer kind"}')
+    world.topic("t", partition_num=2)
+    world.partition("t", 0, state("a", "ab"))
+    world.partition("t", 1, state("b", "ab"))
+    assert not Master(world).settle()
+    world.delete(KEYS.node("a"))
+    assert len(Master(world).settle()) == 1
+
+
 def test_a_state_of_no_topic_is_left_alone():
     world = World()
     world.nodes("b")

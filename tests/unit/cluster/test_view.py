@@ -32,8 +32,8 @@ def test_everything_has_its_place():
     assert (view.cluster, view.master, view.lookupds) == (ClusterRecord("c"), lookupd, {"l": lookupd})
     assert view.nodes == {"a": node("a"), "b": node("b")}
     assert view.leader(("t", 0)) == node("a")
-    assert view.node_at("b.example", 4150) == node("b")
-    assert view.node_at("b.example", 1) is None
+    assert view.nodes_at("b.example", 4150) == [node("b")]
+    assert not view.nodes_at("b.example", 1)
     assert view.led == {"a": {("t", 0): None}}
     assert view.held == {"a": {("t", 0): None}, "b": {("t", 0): None}}
     assert not view.unreadable
@@ -70,7 +70,11 @@ def test_every_step_is_told_in_order_with_what_was_before():
 _VALUES: dict[str, list[msgspec.Struct | bytes]] = {
     KEYS.node("a"): [node("a"), node("a", incarnation="a2"), b"?"],
     KEYS.node("b"): [node("b"), node("c")],
-    KEYS.topic("t"): [TopicRecord(1, PLAIN, 1), TopicRecord(1, PLAIN, 1, is_deleting=True), b""],
+    KEYS.topic("t"): [
+        TopicRecord(1, PLAIN, 1),
+        TopicRecord(1, PLAIN, 1, is_deleting=True),
+        TopicRecord(1, PLAIN, 10**9),
+    ],
     KEYS.partition("t", 0): [state("a", "ab"), state("b", "ab"), state("b", "a"), PartitionState(1, 2)],
     KEYS.partition("t", 1): [state("a", "a", "ac", leaving=("d",)), b"null"],
     KEYS.partition("u/v", 1): [state("a", "a")],
