@@ -263,6 +263,29 @@ def test_a_topic_goes_everywhere_and_can_be_made_anew():
     run(scenario)
 
 
+def test_who_hears_late_of_a_deletion_leaves_nothing_behind():
+    async def scenario(world: World) -> None:
+        await created(world, "one", "topic=t&partition_num=3")
+        late = world.nodes["a"]
+        held = (
+            late.view.topics["t"],
+            dict(late.view.partitions),
+            {key: dict(each) for key, each in late.view.led.items()},
+        )
+        status, _ = await world.ask("one", "POST", "/topic/delete?topic=t&partition=**")
+        assert status == 200
+        await world.until(lambda: _topics_are(world, []))
+        late.view.topics["t"], late.view.partitions, late.view.led = held
+        late.tell()
+        await world.until(lambda: _topics_are(world, ["t"]))
+        late.view.led = {}
+        late.tell()
+        await world.until(lambda: _topics_are(world, []))
+        assert (await world.ask("two", "GET", "/lookup?topic=t"))[0] == 404
+
+    run(scenario)
+
+
 def test_a_topic_is_changed_in_the_store():
     async def scenario(world: World) -> None:
         await created(world, "one", "topic=t&partition_num=1")

@@ -71,6 +71,7 @@ class Cluster:
                 admin.registered(topic)
 
         sessions.on_change = registered
+        sessions.on_left = coordinator.left
         sessions.on_identified = coordinator.connected
         sessions.on_gone = coordinator.disconnected
         sessions.cluster_id = lambda: coordinator.cluster_id

@@ -65,6 +65,8 @@ AGAIN_S = 0.2
 """After the store could not be asked."""
 REFUSED_S = 5.0
 """After it refused something that has to be: there is no room, or we may not."""
+GONE_COUNT_MAX = 10_000
+"""Deleted topics whose names are remembered."""
 PROBE_TIMEOUT_S = 1.0
 PROBE_PAUSE_S = 0.2
 PROBE_COUNT = 2
@@ -158,6 +160,7 @@ class Coordinator:
         self._joining: asyncio.Task[None] | None = None
         self._is_closing = False
         self._told_failure = ""
+        self._gone: dict[str, None] = {}  # topics that were deleted
         self._cluster_revision = 0  # at which the record of the cluster was there
 
     # --- living
@@ -271,7 +274,7 @@ class Coordinator:
             if isinstance(change, Unreadable):
                 _log.error("CLUSTER: %s; what it is about stays as it is", change.error)
             elif isinstance(change, TopicChange) and change.now is None and change.before is not None:
-                self._database.delete_topic(change.topic)
+                self._forget(change.topic)
         if self._controller is not None:
             self._controller.see(changes, isinstance(told, Snapshot))
         found = self.view.cluster
@@ -303,7 +306,20 @@ class Coordinator:
                     await future
         return is_so()
 
+    def _forget(self, topic: str) -> None:
+        """Forget what nsqds said of a topic that the cluster has no longer."""
+        self._database.delete_topic(topic)
+        self._gone.pop(topic, None)
+        self._gone[topic] = None
+        if len(self._gone) > GONE_COUNT_MAX:
+            del self._gone[next(iter(self._gone))]
+
     # --- connections of nsqds
+
+    def left(self, topic: str) -> None:
+        """An nsqd has a topic no longer; it may have said that it has it after that was deleted."""
+        if topic in self._gone and not self.has_topic(topic) and not self._database.holders(topic):
+            self._database.delete_topic(topic)
 
     def registered(self, _topic: str) -> None:
         """An nsqd has registered something."""

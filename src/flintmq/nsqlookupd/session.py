@@ -67,6 +67,7 @@ class Sessions:
         self.idle_deadline_s = max(idle_deadline_s, IDLE_DEADLINE_MIN_S)
         self.connections_max = connections_max
         self.on_change: Callable[[str], None] = lambda _topic: None  # told of a topic that was registered for
+        self.on_left: Callable[[str], None] = lambda _topic: None  # told of a topic that a node has no longer
         self.on_identified: Callable[[NsqdNode], None] = lambda _node: None
         self.on_gone: Callable[[NsqdNode], None] = lambda _node: None
         self.cluster_id: Callable[[], str] = lambda: ""  # of which a node must be that is of any
@@ -100,6 +101,8 @@ class Sessions:
             removed = self.database.remove_node(node.node_id)
             self._node_ids.pop(node.node_id, None)
             _log.info("CLIENT(%s): closing, %d registrations removed", node.node_id, len(removed))
+            for topic in dict.fromkeys(topic for topic, _ in removed):
+                self.on_left(topic)
             self.on_gone(node)
 
     def new_node_id(self, remote_address: str) -> str:
@@ -292,6 +295,8 @@ class LookupSession(asyncio.Protocol):
         gone = self._sessions.database.unregister(self._node_id, event.topic, event.channel, event.partition)
         for topic, channel in gone:
             _log.info("DB: client(%s) UNREGISTER topic:%s channel:%s", self._node_id, topic, channel)
+        if gone:
+            self._sessions.on_left(event.topic)
 
     # --- closing
 
