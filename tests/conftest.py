@@ -25,31 +25,33 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # compiling all tests takes a
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script started with "&": children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TOGETHER = {
-    "Java": (  # one JVM at a time, because each takes 0.5 GB; those that share a session last
-        "tests/integration/test_demo.py",
-        "tests/integration/test_docs.py::test_the_examples_of_spark",
-        "tests/integration/test_up.py::test_the_printed_spark_command",
-        "tests/spark/test_crash.py",
-        "tests/spark/test_without_java.py",
-        "tests/spark/test_secured_spark.py",
-        "tests/spark/test_spark.py",
-    ),
-    "a dozen daemons": (
-        "tests/foreign/test_ansq.py",
-        "tests/foreign/test_asyncnsq.py",
-        "tests/foreign/test_gnsq.py",
-        "tests/foreign/test_nsqjs.py",
-        "tests/foreign/test_pynsq.py",
-    ),
-}
-"""Tests that go to one process, by the beginnings of their ids and in that order, and what they have in common."""
-SHARING = {beginning: shared for shared, beginnings in TOGETHER.items() for beginning in beginnings}
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-Xms64m -XX:MaxNewSize=32m")  # Java would begin with a 64th of the memory
+
+LARGE = (
+    "tests/integration/test_origins.py::test_a_real_browser",
+    "tests/integration/test_demo.py",
+    "tests/integration/test_docs.py::test_the_examples_of_spark",
+    "tests/integration/test_up.py::test_the_printed_spark_command",
+    "tests/spark/test_crash.py",
+    "tests/spark/test_without_java.py",
+    "tests/spark/test_secured_spark.py",
+    "tests/spark/test_spark.py",
+    "tests/foreign/test_ansq.py",
+    "tests/foreign/test_asyncnsq.py",
+    "tests/foreign/test_gnsq.py",
+    "tests/foreign/test_nsqjs.py",
+    "tests/foreign/test_pynsq.py",
+)
+"""Tests with a browser, a JVM or a dozen daemons, each 0.5 GB or more, by the beginnings of their ids.
+
+They go to one process, one after the other in this order; those that share a session of Spark, which lives long, are
+the last with a JVM.
+"""
 
 
 def beginning_of(nodeid: str) -> str:
-    """The one of ``SHARING`` that the id of a test begins with; empty when there is none."""
-    return next(filter(nodeid.startswith, SHARING), "")
+    """The one of ``LARGE`` that the id of a test begins with; empty when there is none."""
+    return next(filter(nodeid.startswith, LARGE), "")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -68,14 +70,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile``: by file, and those of ``TOGETHER`` together."""
+    """With ``--dist loadfile``: by file, and those of ``LARGE`` together."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     scheduling = LoadFileScheduling(config, log)
     file_of = scheduling._split_scope
-    scheduling._split_scope = lambda nodeid: SHARING.get(beginning_of(nodeid)) or file_of(nodeid)
+    scheduling._split_scope = lambda nodeid: "large" if beginning_of(nodeid) else file_of(nodeid)
     return scheduling
 
 
@@ -83,6 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Where several processes share the work, begin with what takes longest, so that it does not come last."""
     if not hasattr(config, "workerinput"):
         return
-    order = {beginning: number for number, beginning in enumerate(TOGETHER["Java"])}
+    order = {beginning: number for number, beginning in enumerate(LARGE)}
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: order.get(beginning_of(item.nodeid), len(order) + (item.path not in slow)))

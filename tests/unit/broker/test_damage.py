@@ -220,6 +220,7 @@ def test_without_damage_nothing_is_told(damaged, state):
     assert check(copy(state), expected) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("state", "name"), [("killed", WAL), ("stopped", DATABASE), ("killed", LIST)])
 def test_a_flipped_bit(damaged, state, name, seed):

@@ -335,7 +335,7 @@ class Publishing(RuleBasedStateMachine):
 
 
 Publishing.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestPublishing = Publishing.TestCase
+TestPublishing = pytest.mark.slow(Publishing.TestCase)
 
 
 def test_what_was_lost_with_the_first_segment_is_stored_when_it_is_sent_again():
