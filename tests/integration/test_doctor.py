@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, pub, wait_until
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
@@ -26,9 +26,9 @@ class Report:
     """What doctor printed with ``--json``, and how it ended."""
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "flintmq", "doctor", "--json", "--timeout=2s", *flags]
+        command = [sys.executable, "-m", "flintmq", "doctor", "--json", "--timeout=10s", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
         self.code = done.returncode
         self.stderr = done.stderr
         self.findings = [json.loads(line) for line in done.stdout.splitlines()]
@@ -229,7 +229,7 @@ def test_text_and_mistakes():
 
     def run(*flags: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "flintmq", "doctor", *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
 
     text = run("--nsqd-tcp-address=127.0.0.1:1").stdout
     assert "nsqd 127.0.0.1:1\n  problem  cannot be used:" in text and text.endswith("\n\n1 problem\n")

@@ -342,7 +342,7 @@ async def test_our_clients_show_a_token(daemons: Daemons, tmp_path: Path):
         await producer.pub("t", b"asyncio")
     with BlockingProducer(nsqlookupd_http_addresses=where, options=options) as blocking:
         blocking.pub("t", b"blocking")
-    async with Producer(nsqlookupd_http_addresses=where, timeout=0.5) as producer:
+    async with Producer(nsqlookupd_http_addresses=where, timeout=3) as producer:
         with pytest.raises(PublishError) as refused:
             await producer.pub("t", b"x")
     assert "401" in str(refused.value) or "401" in str(refused.value.__cause__)

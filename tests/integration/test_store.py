@@ -138,7 +138,7 @@ def test_a_stopped_nsqlookupd_ends_its_watches_and_says_nothing_wrong(daemons: D
             await put(store, "/b")
             await first(watched)
             await asyncio.to_thread(nsqlookupd.stop)
-            impatient = EtcdStore(Env(), EtcdOptions([url], timeout_s=0.5))
+            impatient = EtcdStore(Env(), EtcdOptions([url], timeout_s=3))
             with pytest.raises(StoreUnavailable, match="refused"):
                 await impatient.get("/a")
 
