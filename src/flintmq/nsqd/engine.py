@@ -25,6 +25,7 @@ from flintmq.limits import CURSOR_FLUSH_S
 from flintmq.net.tasks import kept_up
 from flintmq.net.turns import Turns
 from flintmq.nsqd.durability import durability_of
+from flintmq.nsqd.leadership import Replication
 from flintmq.nsqd.memory import MemoryWatch
 from flintmq.storage import create_logs, run_tickets
 
@@ -61,6 +62,7 @@ class Engine:
     Attributes:
         turns: of connections of clients that have more to do than fits into one.
         received_bytes: by connections in this turn, in large reads.
+        replication: told what was written and synced, where a node belongs to a cluster; None where it does not.
         on_defect: told what was being done, and the exception that nobody expected there: what one connection, channel
             or partition fails with is not to keep the others from their turn. It is logged unless told otherwise.
     """
@@ -85,6 +87,7 @@ class Engine:
         self.health: str | None = None
         self.on_metadata: Callable[[], None] = lambda: None  # topics, channels or pauses on disk have changed
         self.on_defect: Callable[[str, Exception], None] = self._log_defect
+        self.replication: Replication | None = None
         self._defects: dict[str, float] = {}
         broker.on_defect = self._tell_defect
         self.received_bytes = 0
@@ -123,6 +126,8 @@ class Engine:
     def _end_turn(self) -> None:
         broker, publishes, deliveries = self.broker, self._publishes, self._deliveries
         try:
+            if self.replication is not None:
+                self.replication.look()
             # what this makes ready is written below, so that it needs no turn of its own
             if publishes.pending:
                 self._sync_or_commit(publishes.write_pending(self.env.clock.wall_ns()))
@@ -230,6 +235,8 @@ class Engine:
         if not groups:
             return
         written = self.durability.written(groups)
+        if self.replication is not None:
+            self.replication.written(groups)
         self._unsynced += written.syncing
         self._logs_due |= written.due
         is_too_late = self._sync_task is not None  # a sync that runs has begun without these
@@ -244,6 +251,11 @@ class Engine:
         if group.meet_condition() and not group.ended:
             self.broker.commit_groups([group])
             self.schedule()
+
+    def sync_soon(self, log: Any) -> None:
+        """Sync a log although nobody here waits for it."""
+        self._logs_due[log] = None
+        self._start_sync()
 
     def _start_sync(self) -> None:
         if self._sync_timer is not None:
@@ -272,6 +284,8 @@ class Engine:
                 await self._sync_logs(logs)
                 if not self.durability.waits_for_syncs:
                     self.broker.note_synced()
+                if self.replication is not None:
+                    self.replication.synced()
                 self._synced(groups)
             except Exception as error:
                 for group in groups:

@@ -15,6 +15,7 @@ from typing import ClassVar
 from flintmq.errors import OptionError
 from flintmq.limits import ATTEMPTS_MAX, BATCH_SIZE_MAX, MEMORY_BUDGET_MIN, SEQUENCE_MAX
 from flintmq.names import is_valid_name
+from flintmq.net.address import split_address
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.http_envelope import NSQ, STYLES
 from flintmq.net.log import LOG_FILE_HELP
@@ -42,6 +43,8 @@ NODE_ID_COUNT = 1024
 MAX_MSG_SIZE_MAX = BATCH_SIZE_MAX - 1024  # one message with its headers must fit one batch of the log
 INT32_MAX = (1 << 31) - 1  # sizes and counts are int32 on the wire
 TOPOLOGY_AWARE = "topology-aware-consumption"
+DEFAULT_CLUSTER = "default"
+DEFAULT_PEER_ADDRESS = "0.0.0.0:4153"
 
 _LOGGING = "Logging"
 _OPERATION = "Operation"
@@ -58,6 +61,7 @@ _AUTH = "Authorisation"
 _HTTP_AUTH = "HTTP clients"
 _TOPOLOGY = "Topology"
 _TLS = "TLS"
+_CLUSTER = "Cluster"
 _COMPRESSION = "Compression"
 
 
@@ -462,6 +466,47 @@ class NsqdOptions(Options):
         default_text="none",
     )
 
+    cluster_store: tuple[str, ...] = option(
+        Items(Text("ADDRESS")),
+        (),
+        "address of the coordination store of the cluster that this node belongs to: of the members of an etcd, or of "
+        "a nsqlookupd that keeps a store",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,  # like the others of this group, until topics can be replicated
+    )
+    cluster_store_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for the nsqlookupd that keeps the store; read again when it changes",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster: str = option(
+        Text("NAME"), DEFAULT_CLUSTER, "name of the cluster in its store", group=_CLUSTER, origin="flintmq", hidden=True
+    )
+    peer_address: str = option(
+        Address(),
+        DEFAULT_PEER_ADDRESS,
+        "address where the other nodes of the cluster reach this one",
+        group=_CLUSTER,
+        origin="flintmq",
+        hidden=True,
+    )
+    cluster_secret_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the secret that all nodes of the cluster share, at least 16 bytes; without it whoever reaches "
+        "--peer-address is taken for a node",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+
     tls_cert: str = option(
         Text("FILE"), "", "certificate of this server, which may be followed by its chain", group=_TLS
     )
@@ -538,12 +583,39 @@ class NsqdOptions(Options):
             raise OptionError("memory_budget", str(self.memory_budget), allowed, "argument")
         check_http_auth(self)
         check_origins(self.http_allow_origin)
+        self._check_cluster()
         refusal = check_node(self.settings)
         if refusal is not None:
             raise OptionError("dead_letter_topic", self.dead_letter_topic, refusal, "argument")
         if self.min_output_buffer_timeout_ns > self.max_output_buffer_timeout_ns:
             allowed = "it must not be more than max_output_buffer_timeout"
             raise OptionError("min_output_buffer_timeout_ns", self.min_output_buffer_timeout_ns, allowed, "argument")
+
+    def _check_cluster(self) -> None:
+        if not self.cluster_store:
+            for attribute, default in (
+                ("cluster", DEFAULT_CLUSTER),
+                ("peer_address", DEFAULT_PEER_ADDRESS),
+                ("cluster_secret_file", ""),
+                ("cluster_store_token_file", ""),
+            ):
+                value = getattr(self, attribute)
+                if value != default:
+                    raise OptionError(attribute, value, "it needs --cluster-store as well", "argument")
+            return
+        from flintmq.cluster.keys import CLUSTER_NAME  # only nodes of a cluster need these
+        from flintmq.net.cluster_store import read_addresses
+
+        if CLUSTER_NAME.fullmatch(self.cluster) is None:
+            raise OptionError("cluster", self.cluster, "it must be 1 to 64 of A-Z a-z 0-9 _ . -", "argument")
+        try:
+            read_addresses(self.cluster_store)
+        except ValueError as error:
+            raise OptionError("cluster_store", "", str(error), "argument") from None  # there may be a password in it
+        address = split_address(self.peer_address)
+        if address is None:
+            what = "it must be host:port: other nodes are on other machines"
+            raise OptionError("peer_address", self.peer_address, what, "argument")
 
 
 def node_id_of(hostname: str) -> int:

@@ -17,6 +17,7 @@ from flintmq.broker.bounds import TopicFull
 from flintmq.nsqd import extended, partitions
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.pending_reply import PendingReply, Receipt
 from flintmq.nsqd.topics import Topics
 from flintmq.wire.bodies import Kind
@@ -25,12 +26,17 @@ from flintmq.wire.server import Publish
 
 
 class Publishing:
-    """Takes what is published to one nsqd."""
+    """Takes what is published to one nsqd.
+
+    Attributes:
+        leadership: asked which partitions are led here; None: all that are here.
+    """
 
     def __init__(self, engine: Engine, drain: Drain, topics: Topics) -> None:
         self._engine = engine
         self._drain = drain
         self._topics = topics
+        self.leadership: Leadership | None = None
 
     def publish(self, event: Publish) -> PendingReply:
         """Take messages; they are written at the end of the turn. What is returned ends when they are stored.
@@ -48,7 +54,8 @@ class Publishing:
         producer = None if event.producer_id is None else (event.producer_id, event.sequence)
         if drain.is_on and producer is None:
             drain.check(command, name, broker.topics)
-        found = partitions.to_publish(broker.topics, event)
+        leadership = self.leadership
+        found = partitions.to_publish(broker.topics, event) if leadership is None else leadership.to_publish(event)
         if drain.is_on and producer and not (found and found.has_published(producer[0], event.last)):
             drain.check(command, name, broker.topics)
         bodies, form = event.bodies, None

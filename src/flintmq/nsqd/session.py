@@ -92,6 +92,7 @@ class Session(Client, asyncio.Protocol):
         self._terms = terms
         self._publishing = node.publishing
         self._subscribing = node.subscribing
+        self._leadership = node.leadership
         self._ready_count = 0  # that RDY said last
         self._ready_limit: int | None = None  # that an operator has set
         self._pub_partition: Partition | None = None
@@ -971,16 +972,18 @@ class Session(Client, asyncio.Protocol):
     def _offsets(self, event: wire.Offsets) -> None:
         if not self._may(event, "OFFSETS", event.topic, None):
             return
-        self._read(offsets, event)
+        self._read(offsets, event, None)
 
     def _fetch(self, event: wire.Fetch) -> None:
         if not self._may(event, "FETCH", event.topic, None):
             return
-        self._read(fetch, event)
+        self._read(fetch, event, event.partition)
         self.flush()  # written at once, so that the transport says when enough has gathered
 
-    def _read(self, read: Callable[[Broker, Any], bytes], event: wire.Event) -> None:
+    def _read(self, read: Callable[[Broker, Any], bytes], event: wire.Offsets | wire.Fetch, number: int | None) -> None:
         try:
+            if self._leadership is not None:
+                self._leadership.check_read(type(event).__name__.upper(), event.topic, number)
             self._reply(read(self.engine.broker, event))
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
@@ -988,6 +991,12 @@ class Session(Client, asyncio.Protocol):
     def _cursor(self, event: wire.Cursor) -> None:
         if not self._may(event, "CURSOR", event.topic, event.channel):
             return
+        if self._leadership is not None:
+            try:
+                self._leadership.check_read("CURSOR", event.topic, event.partition)
+            except RemoteProtocolError as error:
+                self._fail(error.code, error.detail)
+                return
         topic = self.engine.broker.topics.get(event.topic)
         if topic is None or event.partition not in topic.partitions:
             self._fail("E_TOPIC_NOT_EXIST", f"CURSOR {event.topic} partition {event.partition} is not on this nsqd")

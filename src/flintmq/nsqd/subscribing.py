@@ -22,6 +22,7 @@ from flintmq.nsqd import extended, partitions, start_place
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.topics import Topics
 from flintmq.nsqd.topology import Topology
@@ -34,7 +35,11 @@ _HOLD_AGAIN_NS = 1_000_000_000  # before publishes to a topic have to wait for a
 
 
 class Subscribing:
-    """Attaches clients to channels, and detaches them."""
+    """Attaches clients to channels, and detaches them.
+
+    Attributes:
+        leadership: asked which partitions are led here; None: all that are here.
+    """
 
     def __init__(self, engine: Engine, drain: Drain, topics: Topics, options: NsqdOptions) -> None:
         self._engine = engine
@@ -45,6 +50,7 @@ class Subscribing:
         self._msg_timeout_ms = options.msg_timeout_ns // 1_000_000
         self._max_msg_timeout_ns = options.max_msg_timeout_ns
         self._consumers_max = options.max_channel_consumers
+        self.leadership: Leadership | None = None
 
     def subscribe(self, client: Client, event: Subscribe) -> Ended:
         """Attach a client to a channel; what is returned ends when the channel can be relied on.
@@ -57,7 +63,11 @@ class Subscribing:
         """
         self._drain.check_exiting()
         broker = self._broker
-        numbers = partitions.to_consume(broker.topics, event, broker.is_order_must)
+        leadership = self.leadership
+        if leadership is None:
+            numbers = partitions.to_consume(broker.topics, event, broker.is_order_must)
+        else:
+            numbers = leadership.to_consume(event)
         start = start_place.start_of(event)
         knows_headers = client.request.extend_support
         extended.check_support(broker.topics, event, knows_headers)
@@ -84,6 +94,8 @@ class Subscribing:
                 log.info("TOPIC(%s): client %s: channel %s %s", topic.name, client.peer, event.channel, what)
         is_passing = topic.ephemeral or is_ephemeral(event.channel)
         is_simple = (is_new or is_passing) and not event.is_ordered and start is None
+        if leadership is not None and leadership.is_replicated(topic.name):
+            is_simple = False  # another node may go on, which has to know the channel
         if is_simple and (
             (is_passing and topic.first_partition.log.is_created)
             or self._hold_until_durable(client, topic, event.command)

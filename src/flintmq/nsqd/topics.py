@@ -25,6 +25,7 @@ from flintmq.nsqd import extended
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.drain import Drain, Draining
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.lookup import Lookup
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.topic_meta import TopicMeta
@@ -41,6 +42,7 @@ class Topics:
 
     Attributes:
         are_created: whether publishing and subscribing create topics (``--auto-create-topics``).
+        leadership: asked which topics may be made here; None: all.
     """
 
     def __init__(self, engine: Engine, drain: Drain, lookup: Lookup, clients: Clients, options: NsqdOptions) -> None:
@@ -51,6 +53,7 @@ class Topics:
         self._lookup = lookup
         self._clients = clients
         self._starting: dict[asyncio.Task[None], None] = {}
+        self.leadership: Leadership | None = None
 
     # -- creating ----------------------------------------------------------------------------------------------------
 
@@ -59,11 +62,12 @@ class Topics:
 
         Raises:
             Exiting: this nsqd is shutting down.
+            OfTheCluster: the cluster has a topic of that name, and nothing of it is led here.
         """
         topic = self._broker.topics.get(name)
         if topic is not None:
             return topic
-        self._drain.check_exiting()
+        self._check_new(name)
         topic = self._broker.topic(name, self._engine.env.clock.wall_ns(), bool(self._lookup), later=True)
         return self._created(topic, True, "")
 
@@ -85,9 +89,13 @@ class Topics:
         Raises:
             Exiting: this nsqd is shutting down.
             TopicConflict: there is a topic of that name that was created otherwise.
+            OfTheCluster: as for :meth:`create`.
         """
-        self._drain.check_exiting()
         is_new = name not in self._broker.topics
+        if is_new:
+            self._check_new(name)
+        else:
+            self._drain.check_exiting()
         topic = self._broker.extended_topic(name, self._engine.env.clock.wall_ns(), bool(self._lookup))
         if topic.meta.is_partitioned or not topic.meta.extend_support:
             what = "with partitions" if topic.meta.is_partitioned else "without headers"
@@ -101,8 +109,9 @@ class Topics:
             Exiting, Draining: this nsqd is shutting down, or about to.
             TopicConflict: there is a topic of that name that was created otherwise.
             StorageError: a partition cannot be added.
+            OfTheCluster: the cluster has a topic of that name.
         """
-        self._drain.check_exiting()
+        self._check_new(name)
         if self._drain.is_on:
             raise Draining
         is_new = name not in self._broker.topics
@@ -110,6 +119,11 @@ class Topics:
         topic = self._broker.create_partitions(name, meta, numbers, wall_ns, bool(self._lookup))
         held = ",".join(map(str, topic.partitions))
         return self._created(topic, is_new, f", partitions {held} of {meta.partition_num}")
+
+    def _check_new(self, name: str) -> None:
+        self._drain.check_exiting()
+        if self.leadership is not None:
+            self.leadership.check_create(name)
 
     def _created(self, topic: Topic, is_new: bool, about: str) -> Topic:
         self._engine.schedule()
@@ -191,7 +205,13 @@ class Topics:
     # -- deleting ----------------------------------------------------------------------------------------------------
 
     def delete(self, name: str) -> None:
-        """Delete a topic with its channels and close their consumers."""
+        """Delete a topic with its channels and close their consumers.
+
+        Raises:
+            OfTheCluster: it is not this node's alone.
+        """
+        if self.leadership is not None:
+            self.leadership.check_delete(name)
         self._close_consumers(self._broker.delete_topic(name))
         log.info("TOPIC(%s): deleted", name)
 

@@ -35,6 +35,7 @@ from flintmq.nsqd.api.arguments import (
     topic_name,
 )
 from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_ADMIN, Route
+from flintmq.nsqd.leadership import NOT_LEADER, OfTheCluster
 from flintmq.nsqd.node import Node
 from flintmq.topic_meta import (
     CHANGE_WORDS,
@@ -51,6 +52,10 @@ log = logging.getLogger(__name__)
 
 Change: TypeAlias = Callable[[Node, Topic, str, int | None], object]
 """Does something to a channel of that name, in one partition or in all."""
+
+
+def _not_leader(error: OfTheCluster) -> HttpError:
+    return HttpError(400, f"{NOT_LEADER} {error}")
 
 
 class TopicsApi:
@@ -74,6 +79,8 @@ class TopicsApi:
         """Answer when a topic exists and will."""
         try:
             topic = self._topics.create(name)
+        except OfTheCluster as error:
+            raise _not_leader(error) from None
         except FlintError:
             raise HttpError(500, "INTERNAL_ERROR") from None
         return self._durable(topic, answer)
@@ -104,6 +111,8 @@ class TopicsApi:
             topic = self._topics.create_extended(name)
         except TopicConflict as error:
             raise HttpError(400, str(error)) from None
+        except OfTheCluster as error:
+            raise _not_leader(error) from None
         except FlintError:
             raise HttpError(503, "EXITING") from None
         return self._durable(topic)
@@ -120,6 +129,8 @@ class TopicsApi:
             topic = self._topics.create_partitions(name, meta, numbers)
         except (BadTopicMeta, TopicConflict) as error:
             raise HttpError(400, str(error)) from None
+        except OfTheCluster as error:
+            raise _not_leader(error) from None
         except FlintError:
             raise HttpError(503, "EXITING") from None
         return self._durable(topic)
@@ -143,7 +154,10 @@ class TopicsApi:
     def delete(self, request: Request) -> PendingResponse:
         """``/topic/delete``."""
         topic = found_topic(self._broker, any_topic_name(request))
-        self._topics.delete(topic.name)
+        try:
+            self._topics.delete(topic.name)
+        except OfTheCluster as error:
+            raise HttpError(400, f"OF_THE_CLUSTER: {error}") from None
         return self._durable()
 
     def empty(self, request: Request) -> PendingResponse:

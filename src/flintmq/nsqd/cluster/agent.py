@@ -1,0 +1,968 @@
+"""A node's part in a cluster: it follows the store, and leads and follows the partitions that the store gives it.
+
+::
+
+    store --follow--> view --> role_of --> create, follow, lead, set aside, remove        broker/replicas.py
+                                   |
+                 Leading (one per partition led)   <--- links --->   Following (one per copy)
+                    |         |
+      engine: written, synced   watermark -> Broker.set_watermark -> publishers and consumers
+
+Rules of this file:
+
+- What may be acknowledged or delivered is asked immediately before: :meth:`Agent.look` runs before every turn's end.
+- One thing at a time is done with a partition; what the store says meanwhile is looked at when that has ended.
+- What a partition fails with is told and tried again, and is no other partition's.
+- What is done for every publish or turn is a dictionary look-up; what is done ten times a second is done for those
+  partitions alone that are not at rest.
+
+Source: design/cluster.md section 3, Revision 2 H1, H2, H4, H11, H14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+
+from flintmq.broker.broker import Broker
+from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.replicas import Replica
+from flintmq.broker.subscription import Subscription
+from flintmq.cluster.following import Following
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.leading import Leading
+from flintmq.cluster.link import FollowerLink
+from flintmq.cluster.state import LEASE_TTL_S, BadState, NodeRecord, PartitionState, decode, encode
+from flintmq.cluster.store import (
+    KeyValue,
+    OutcomeUnknown,
+    Snapshot,
+    Store,
+    StoreError,
+    follow,
+    swap,
+)
+from flintmq.cluster.view import Change, NodeChange, PartitionChange, PartitionId, TopicChange, Unreadable, View
+from flintmq.env import Env
+from flintmq.errors import FlintError, StorageError
+from flintmq.net.isolation import for_each
+from flintmq.net.membership import Membership, Replaced
+from flintmq.net.tasks import kept_up, tell
+from flintmq.nsqd import partitions
+from flintmq.nsqd.client import Client, Clients
+from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, synced_end
+from flintmq.nsqd.cluster.led import Led
+from flintmq.nsqd.cluster.peers import Peers
+from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.leadership import NOT_LEADER, OfTheCluster, not_leader, not_writable
+from flintmq.storage.records import encode_records
+from flintmq.topic_meta import TopicMeta
+from flintmq.wire.peer import Identity, Open, Refusal
+from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+AGAIN_S = 0.2
+"""After the store, or something of a partition, failed."""
+FOLLOW_AGAIN_S = 1.0
+"""Before a copy that could not be written is tried again."""
+SWAPS_MAX = 32
+"""Changes of partitions' states that are under way at the same time."""
+_LEASE_NS = LEASE_TTL_S * 1_000_000_000
+
+
+class NotLedAnyMore(StorageError):
+    """What was published may be stored or not: another node decides that."""
+
+    def __str__(self) -> str:
+        return "this node leads the partition no longer; whether it is stored is not known, publish it again"
+
+
+class _Copy:
+    """What is here of one partition of the cluster, and what is being done with it."""
+
+    __slots__ = ("again", "followed", "following", "is_busy", "last_leader", "led", "partition", "replica")
+
+    def __init__(self, partition: PartitionId, replica: Replica | None) -> None:
+        self.partition = partition
+        self.replica = replica
+        self.following: Following | None = None
+        self.followed: FollowedLog | None = None
+        self.led: Led | None = None
+        self.is_busy = False
+        self.last_leader: tuple[str, str] | None = None  # another process, as the store said
+        self.again: asyncio.TimerHandle | None = None
+
+
+class Agent:
+    """This node in the cluster.
+
+    Args:
+        node_id: identity of the data directory.
+        boot_id: of the machine's start.
+        secret: that all nodes share.
+        on_ready: called with a topic of which a partition can be read here from now on, or can be no longer.
+        dismissed: called with those whose partition is not led here any more, a code, and why.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        engine: Engine,
+        store: Store,
+        keys: Keys,
+        node_id: str,
+        boot_id: str,
+        secret: bytes,
+        clients: Clients,
+        on_ready: Callable[[str], None],
+    ) -> None:
+        self.view = View(keys)
+        self.node_id = node_id
+        self.incarnation = f"{env.random.getrandbits(64):016x}"
+        self.problem = ""
+        self._env = env
+        self._engine = engine
+        self._broker: Broker = engine.broker
+        self._replicas = engine.broker.replicas
+        self._store = store
+        self._keys = keys
+        self._boot_id = boot_id
+        self._clients = clients
+        self._on_ready = on_ready
+        self._syncs = engine.durability.waits_for_syncs
+        self._record: NodeRecord | None = None
+        self._membership: Membership | None = None
+        self._peers = Peers(env, self._identity, secret, self, self._find_node, self._appended, self._refused)
+        self._copies: dict[PartitionId, _Copy] = {}
+        self._led: dict[PartitionId, Led] = {}
+        self._by_partition: dict[Partition, Led] = {}
+        self._moving: dict[Led, None] = {}  # not every follower has everything
+        self._changed: dict[Led, None] = {}
+        self._unready: dict[Led, None] = {}
+        self._unsynced: dict[Following, None] = {}
+        self._has_cluster = asyncio.Event()  # its record is known, which the first nsqlookupd makes
+        self._is_looking = False
+        self._is_held = False
+        self._is_closing = False
+        self._due: dict[PartitionId, None] = {}
+        self._is_settling = False
+        self._swaps = asyncio.Semaphore(SWAPS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self, address: str, record: NodeRecord) -> None:
+        """Listen for other nodes, follow the store, and be one of the cluster.
+
+        Args:
+            record: of this node, but for what is known here.
+
+        Raises:
+            ListenFailed: it cannot be listened for them.
+        """
+        _, port = await self._peers.listen(address)
+        self._record = msgspec.structs.replace(
+            record, node=self.node_id, incarnation=self.incarnation, boot_id=self._boot_id, peer_port=port,
+            syncs=self._syncs,
+        )  # fmt: skip
+        log.info("PEER: listening on %s for other nodes; this is node %s", port, self.node_id)
+        for partition, replica in self._replicas.items():
+            self._follow(self._add(partition, replica), self._env.clock.monotonic_ns())
+        self._replicas.on_records = self._hand_on
+        self._engine.replication = self
+        self._begin(kept_up(self._follow_store, "following the cluster", pause_s=AGAIN_S), "following the cluster")
+        self._begin(self._join(self._record), "joining the cluster")
+        self._tick()
+
+    async def _join(self, record: NodeRecord) -> None:
+        await self._has_cluster.wait()
+        key = self._keys.node(self.node_id)
+        self._membership = Membership(
+            self._store,
+            self._env.clock,
+            key,
+            record,
+            on_held=self._held,
+            on_lost=self._lost,
+            on_replaced=self._replaced,
+        )
+        self._membership.start()
+
+    async def close(self) -> None:
+        """Lead nothing any more, and leave the cluster."""
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for led in list(self._led.values()):
+            self._fence(led, "this node ends")
+        if self._membership is not None:
+            await self._membership.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+        await self._peers.close()
+        for led in list(self._led.values()):
+            led.leading.ended()
+        self._replicas.on_records = None
+        self._engine.replication = None
+        close = getattr(self._store, "close", None)
+        if close is not None:
+            await close()
+
+    async def drain(self, is_draining: bool) -> None:
+        """Tell the cluster whether this node is to lead nothing."""
+        if self._membership is None:
+            return
+        record = self._membership.record
+        assert isinstance(record, NodeRecord)
+        await self._membership.update(msgspec.structs.replace(record, is_draining=is_draining))
+
+    def _begin(self, work: object, what: str) -> None:
+        task: asyncio.Task[None] = self._engine.loop.create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell(what))
+
+    def _identity(self) -> Identity:
+        cluster_id = "" if self.view.cluster is None else self.view.cluster.cluster_id
+        version = 1 if self._record is None else self._record.version
+        return Identity(cluster_id, self.node_id, self.incarnation, self._boot_id, self._syncs, version)
+
+    # -- the store -----------------------------------------------------------------------------------------------------
+
+    async def _follow_store(self) -> None:
+        told = ""
+        while True:
+            try:
+                async with aclosing(follow(self._store, self._keys.all)) as following:
+                    async for what in following:
+                        told = ""
+                        self._take(self.view.feed(what), isinstance(what, Snapshot))
+            except StoreError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("CLUSTER: the store is not followed, what is known stays in force: %s", error)
+            await asyncio.sleep(AGAIN_S)
+
+    def _take(self, changes: Iterable[Change], is_whole: bool) -> None:
+        if self.view.cluster is not None:
+            self._has_cluster.set()
+        for change in changes:
+            match change:
+                case PartitionChange():
+                    self._state_changed(change)
+                    self._due[change.partition] = None
+                case TopicChange():
+                    self._topic_changed(change)
+                case NodeChange():
+                    self._node_changed(change)
+                case Unreadable():
+                    log.error("CLUSTER: %s", change.error)
+        if is_whole:
+            self._due |= dict.fromkeys(self._copies)
+            self._due |= dict.fromkeys(self.view.held.get(self.node_id, ()))
+        self._look_at_lease()
+        self._settle_soon()
+
+    def _state_changed(self, change: PartitionChange) -> None:
+        before, copy = change.before, self._copies.get(change.partition)
+        if before is not None and before.leader and copy is not None:
+            copy.last_leader = before.leader, before.incarnation
+        led = self._led.get(change.partition)
+        if led is None:
+            return
+        pair = self.view.pairs.get(change.key)
+        if change.now is None or pair is None:
+            led.leading.ended()
+        else:
+            self._adopt(led, pair, change.now)
+
+    def _adopt(self, led: Led, pair: KeyValue, state: PartitionState) -> None:
+        if pair.mod_revision > led.pair.mod_revision:
+            led.pair = pair
+        led.leading.state_changed(state, pair.mod_revision)
+        self._note(led)
+
+    def _topic_changed(self, change: TopicChange) -> None:
+        for number in self.view.of_topic.get(change.topic, ()):
+            self._due[change.topic, number] = None
+        for number in self._replicas.of_topic(change.topic):
+            self._due[change.topic, number] = None
+            led = self._led.get((change.topic, number))
+            if led is not None and change.now is not None:
+                led.leading.min_in_sync_changed(change.now.min_in_sync)
+
+    def _node_changed(self, change: NodeChange) -> None:
+        self._peers.nodes_changed()
+        before, now = change.before, change.now
+        if before is not None and now is not None and before.incarnation != now.incarnation:
+            self._is_dead(before)  # one process at a time has the data directory
+        if change.now is None and change.node != self.node_id:
+            for link in self._peers.links():
+                if link.node == change.node and not link.is_connected:
+                    link.presume_dead()
+
+    def _find_node(self, node: str) -> NodeRecord | None:
+        return self.view.nodes.get(node)
+
+    def _is_dead(self, record: NodeRecord) -> None:
+        """A process is dead: what it led is delivered by nobody else any more."""
+        for led in self._unready:
+            if led.previous == (record.node, record.incarnation):
+                led.deliver_from_ns = 0
+                self._note(led)
+
+    def _refused(self, record: NodeRecord) -> None:
+        """Nobody listens where a node did: its process is dead."""
+        self._is_dead(record)
+        for link in self._peers.links():
+            if link.node == record.node and not link.is_connected:
+                link.presume_dead()
+
+    # -- the lease -----------------------------------------------------------------------------------------------------
+
+    def _held(self, pair: KeyValue) -> None:
+        log.info("CLUSTER: this is node %s, incarnation %s", self.node_id, self.incarnation)
+        self._look_at_lease()
+        self._due |= dict.fromkeys(self._copies)
+        self._settle_soon()
+
+    def _lost(self, reason: str) -> None:
+        self._look_at_lease()
+
+    def _replaced(self, error: Replaced) -> None:
+        self.problem = str(error)
+        self._look_at_lease()
+
+    def look(self) -> None:
+        """Before a turn ends: fence what may not be acknowledged or delivered any more."""
+        membership = self._membership
+        if self._led and (membership is None or membership.is_held is not self._is_held or not self._is_held):
+            self._look_at_lease()
+
+    def _look_at_lease(self) -> None:
+        """Fence, or let go on, what is led here."""
+        membership = self._membership
+        is_held = membership is not None and membership.is_held
+        if is_held:
+            assert membership is not None and membership.pair is not None
+            # who was gone for the store has to know first what happened meanwhile
+            is_held = self.view.revision >= membership.pair.mod_revision
+        now_ns = self._env.clock.monotonic_ns()
+        self._is_held = is_held
+        for led in list(self._led.values()):
+            may_act = led.may_act(is_held, now_ns) and not self._is_closing
+            if may_act and led.is_fenced:
+                led.is_fenced = False
+                self._unready[led] = None
+                self._note(led)
+                log.warning("CLUSTER: %s goes on", _name(led))
+            elif not may_act and not led.is_fenced:
+                self._fence(led, "its lease is gone, and not every replica confirms that it leads")
+
+    def _fence(self, led: Led, why: str) -> None:
+        led.is_fenced = True
+        log.warning("CLUSTER: %s is held: %s", _name(led), why)
+        self._set_ready(led, False)
+        self._clients.look_up_again()
+        self._dismiss(self._consumers_of(led.partition), f"{_name(led)}: {why}")
+
+    def _consumers_of(self, partition: Partition) -> list[Subscription]:
+        return [each for channel in partition.channels.values() for each in channel.subscriptions]
+
+    def _dismiss(self, subscriptions: Iterable[Subscription], why: str) -> None:
+        owners = {each.owner: None for each in subscriptions if isinstance(each.owner, Client)}
+        for_each(owners, lambda client: client.dismiss(NOT_LEADER, why), "closing")
+
+    # -- what is to be done --------------------------------------------------------------------------------------------
+
+    def _settle_soon(self) -> None:
+        if not self._is_settling:
+            self._is_settling = True
+            self._engine.loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        self._is_settling = False
+        due, self._due = self._due, {}
+        if self._is_closing or not self.view.is_fed:
+            return
+        for partition in due:
+            try:
+                self._settle_one(partition)
+            except Exception as error:
+                log.error("CLUSTER: %s/%d: %r", *partition, error, exc_info=error)
+                self._settle_later(partition)
+        self._engine.schedule()
+
+    def _settle_later(self, partition: PartitionId, after_s: float = AGAIN_S) -> None:
+        def again() -> None:
+            self._due[partition] = None
+            self._settle_soon()
+
+        self._engine.loop.call_later(after_s, again)
+
+    def _settle_one(self, partition: PartitionId) -> None:
+        copy = self._copies.get(partition)
+        if copy is not None and copy.is_busy:
+            return  # it is looked at when that has ended
+        if self._record is None:
+            return
+        replica = None if copy is None else copy.replica
+        here = None if replica is None else Here(replica.topic_number, replica.log_id)
+        role = role_of(self.view, self._record, partition, here)
+        if copy is None:
+            if role is Role.CREATE:
+                self._create(partition)
+            return
+        if role is not Role.LEAD and copy.led is not None:
+            self._depose(copy)
+        match role:
+            case Role.LEAD:
+                self._lead(copy)
+            case Role.FOLLOW:
+                state = self.view.partitions.get(partition)
+                if copy.following is None:
+                    self._follow(copy, self._env.clock.monotonic_ns())
+                if state is not None and state.leader and copy.following is not None:
+                    self._heard_of(copy, state)
+            case Role.SET_ASIDE | Role.REMOVE:
+                self._let_go(copy, role)
+
+    def _heard_of(self, copy: _Copy, state: PartitionState) -> None:
+        """Another node leads: who led before is refused."""
+        assert copy.following is not None
+        if state.epoch > copy.following.epoch and state.leader != self.node_id:
+            # the new leader itself opens a stream of this epoch; whoever comes with a lower one is refused
+            copy.following.superseded(state.epoch - 1)
+
+    def _ended(self, copy: _Copy, error: BaseException | None, what: str) -> None:
+        """Something that was done with a copy has ended."""
+        copy.is_busy = False
+        if error is not None:
+            log.error("CLUSTER: %s/%d: %s failed: %s", *copy.partition, what, error)
+            self._settle_later(copy.partition, FOLLOW_AGAIN_S)
+        else:
+            self._due[copy.partition] = None
+            self._settle_soon()
+        self._engine.schedule()
+
+    # -- replicas ------------------------------------------------------------------------------------------------------
+
+    def _add(self, partition: PartitionId, replica: Replica | None) -> _Copy:
+        copy = self._copies[partition] = _Copy(partition, replica)
+        return copy
+
+    def _create(self, partition: PartitionId) -> None:
+        topic, number = partition
+        state, record = self.view.partitions[partition], self.view.topics[topic]
+        copy = self._add(partition, None)
+        copy.is_busy = True
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                copy.replica = self._replicas[partition]
+                # nobody was ever told that this copy follows
+                self._follow(copy, self._env.clock.monotonic_ns() - _LEASE_NS)
+            else:
+                del self._copies[partition]
+            self._ended(copy, error, "making a replica")
+
+        try:
+            self._replicas.create(topic, number, state.topic_number, state.log_id, record.meta, done)
+        except FlintError:
+            del self._copies[partition]
+            raise
+        self._engine.schedule()
+
+    def _follow(self, copy: _Copy, confirmed_ns: int) -> None:
+        """Let another node change a copy."""
+        replica = copy.replica
+        assert replica is not None
+        if copy.followed is None or copy.followed.replica is not replica:
+            syncs = partial(self._counts_synced, replica)
+            copy.followed = FollowedLog(self._replicas, replica, syncs, self._engine.schedule)
+        copy.following = Following(
+            replica.topic, replica.number, replica.topic_number, replica.log_id, copy.followed, confirmed_ns
+        )
+
+    def _counts_synced(self, replica: Replica) -> bool:
+        """Whether only what is synced of a log is acknowledged."""
+        return self._syncs or replica.meta.syncdisk == 1
+
+    def _let_go(self, copy: _Copy, role: Role) -> None:
+        replica = copy.replica
+        assert replica is not None
+        if copy.following is not None:
+            copy.following.retire()
+            copy.following = None
+        copy.is_busy = True
+        what = "removing its replica" if role is Role.REMOVE else "setting its replica aside"
+        log.warning(
+            "CLUSTER: %s/%d: %s (topic %d, log %d)", *copy.partition, what, replica.topic_number, replica.log_id
+        )
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                del self._copies[copy.partition]
+            self._ended(copy, error, what)
+
+        try:
+            if role is Role.REMOVE:
+                self._replicas.remove(replica, done)
+            else:
+                self._replicas.set_aside(replica, done)
+        except FlintError as error:
+            self._ended(copy, error, what)
+
+    # -- leading -------------------------------------------------------------------------------------------------------
+
+    def _lead(self, copy: _Copy) -> None:
+        state = self.view.partitions[copy.partition]
+        replica = copy.replica
+        assert replica is not None
+        if copy.led is not None:
+            if copy.led.leading.epoch == state.epoch and not copy.led.leading.is_ended:
+                return
+            self._depose(copy)
+        if copy.following is None:
+            self._follow(copy, self._env.clock.monotonic_ns())
+        following = copy.following
+        assert following is not None
+        following.superseded(state.epoch)
+        if replica.work:
+            self._settle_later(copy.partition, TICK_S)
+            return
+        confirmed_ns = following.confirmed_ns
+        copy.is_busy = True
+        copy.following = None  # whoever opens a stream is refused by find
+
+        def noted(error: BaseException | None) -> None:
+            if error is not None:
+                self._ended(copy, error, f"noting epoch {state.epoch}")
+                return
+            try:
+                self._replicas.promote(replica, state.epoch, self._meta_of(copy), promoted)
+            except (FlintError, ValueError) as failure:
+                self._ended(copy, failure, "leading it")
+            self._engine.schedule()
+
+        def promoted(error: BaseException | None) -> None:
+            if error is not None:
+                self._ended(copy, error, "leading it")
+                return
+            assert replica.partition is not None
+            self._begin_leading(copy, replica, replica.partition, state, confirmed_ns)
+            self._ended(copy, None, "leading it")
+
+        try:
+            self._replicas.note_epoch(replica, state.epoch, True, noted)
+        except (FlintError, ValueError) as error:
+            self._ended(copy, error, f"noting epoch {state.epoch}")
+
+    def _meta_of(self, copy: _Copy) -> TopicMeta:
+        record = self.view.topics.get(copy.partition[0])
+        assert copy.replica is not None
+        return copy.replica.meta if record is None else record.meta
+
+    def _begin_leading(
+        self, copy: _Copy, replica: Replica, partition: Partition, state: PartitionState, confirmed_ns: int
+    ) -> None:
+        topic, number = copy.partition
+        key = self._keys.partition(topic, number)
+        pair = self.view.pairs.get(key)
+        record = self.view.topics.get(topic)
+        progress: list[Leading] = []
+        led_log = LedLog(self._replicas, replica, lambda: progress[0].progress_number, self._engine.schedule)
+        leading = Leading(
+            topic,
+            number,
+            self.node_id,
+            state,
+            pair.mod_revision if pair is not None else self.view.revision,
+            led_log,
+            end=replica.log.next_sequence,
+            min_in_sync=1 if record is None else record.min_in_sync,
+            needs_sync=self._counts_synced(replica),
+            on_change=self._leading_changed,
+        )
+        progress.append(leading)
+        assert pair is not None
+        led = Led(replica, partition, leading, pair, confirmed_ns + _LEASE_NS, copy.last_leader)
+        copy.led = self._led[copy.partition] = self._by_partition[partition] = led
+        if leading.epoch and self._counts_synced(replica):
+            leading.synced(synced_end(replica.log))
+            self._engine.sync_soon(replica.log)
+        self._unready[led] = None
+        self._relink(led)
+        self._look_at_lease()
+        self._clients.look_up_again()
+        self._note(led)
+        log.info("CLUSTER: %s is led here, its log ends at %d", _name(led), replica.log.next_sequence)
+        current = self.view.partitions.get(copy.partition)
+        if current is not None and pair.mod_revision > leading.revision:
+            self._adopt(led, pair, current)
+
+    def _relink(self, led: Led) -> None:
+        """Send a partition to the nodes that its state names."""
+        leading = led.leading
+        wanted = [] if leading.is_ended else followers_of(leading.state, self.node_id)
+        for node in [node for node in led.linked if node not in wanted]:
+            del led.linked[node]
+            self._peers.link(node).remove(leading.topic, leading.number)
+        for node in wanted:
+            if node not in led.linked:
+                led.linked[node] = None
+                self._peers.link(node).add(leading)
+
+    def _depose(self, copy: _Copy) -> None:
+        """Lead a partition no more."""
+        led, replica = copy.led, copy.replica
+        assert led is not None and replica is not None
+        leading = led.leading
+        leading.ended()
+        self._relink(led)
+        self._set_ready(led, False)
+        copy.led = None
+        del self._led[copy.partition]
+        del self._by_partition[led.partition]
+        for group in (self._moving, self._changed, self._unready):
+            group.pop(led, None)
+        subscriptions = self._replicas.demote(replica, NotLedAnyMore())
+        log.warning("CLUSTER: %s is led here no longer", _name(led))
+        self._clients.look_up_again()
+        self._dismiss(subscriptions, f"{_name(led)} is led elsewhere now")
+        self._follow(copy, self._env.clock.monotonic_ns())
+        self._engine.schedule()
+
+    def _leading_changed(self, leading: Leading) -> None:
+        """Note that something may have to be done; called in the middle of things."""
+        led = self._led.get((leading.topic, leading.number))
+        if led is not None and led.leading is leading:
+            self._note(led)
+
+    def _note(self, led: Led) -> None:
+        self._changed[led] = None
+        if not self._is_looking:
+            self._is_looking = True
+            self._engine.loop.call_soon(self._look_at_changes)
+
+    def _look_at_changes(self) -> None:
+        self._is_looking = False
+        changed, self._changed = self._changed, {}
+        for led in changed:
+            try:
+                self._look_at(led)
+            except Exception as error:
+                log.error("CLUSTER: %s: %r", _name(led), error, exc_info=error)
+
+    def _look_at(self, led: Led) -> None:
+        leading = led.leading
+        partition = (leading.topic, leading.number)
+        if self._led.get(partition) is not led:
+            return
+        if leading.is_ended:
+            copy = self._copies[partition]
+            if not copy.is_busy:
+                self._depose(copy)
+                self._due[partition] = None
+                self._settle_soon()
+            return
+        if leading.is_level:
+            self._moving.pop(led, None)
+        else:
+            self._moving[led] = None
+        self._move_watermark(led)
+        if led in self._unready:
+            self._look_at_ready(led)
+        if not led.is_swapping and leading.wanted_state() is not None:
+            led.is_swapping = True
+            self._begin(self._swap(led), f"changing who is in sync of {_name(led)}")
+        if any(node not in led.linked for node in followers_of(leading.state, self.node_id)) or any(
+            node not in leading.followers for node in led.linked
+        ):
+            self._relink(led)
+
+    def _move_watermark(self, led: Led) -> None:
+        watermark = led.leading.watermark
+        stored = led.partition.log
+        if watermark is None or led.is_fenced or watermark <= stored.committed_sequence:
+            return
+        if not led.may_act(self._membership is not None and self._membership.is_held, self._env.clock.monotonic_ns()):
+            self._look_at_lease()
+            return
+        self._broker.set_watermark(led.partition, watermark)
+        self._engine.schedule()
+
+    def _look_at_ready(self, led: Led) -> None:
+        is_known = led.leading.watermark is not None
+        if is_known and not led.is_fenced and self._env.clock.monotonic_ns() >= led.deliver_from_ns:
+            del self._unready[led]
+            self._set_ready(led, True)
+
+    def _set_ready(self, led: Led, is_ready: bool) -> None:
+        if led.is_ready != is_ready:
+            led.is_ready = is_ready
+            if is_ready:
+                log.info("CLUSTER: %s is ready, committed up to %s", _name(led), led.leading.watermark)
+            self._on_ready(led.leading.topic)
+
+    async def _swap(self, led: Led) -> None:
+        """Write what a leader wants of the store, as long as it wants it."""
+        leading = led.leading
+        try:
+            async with self._swaps:
+                wanted = leading.wanted_state()
+                if wanted is None:
+                    return
+                leading.swap_began(wanted)
+                members = ",".join(wanted.in_sync_nodes)
+                try:
+                    key = self._keys.partition(leading.topic, leading.number)
+                    swapped = await swap(self._store, key, led.pair, encode(wanted))
+                except OutcomeUnknown as error:
+                    log.warning("CLUSTER: %s: in sync %s: %s", _name(led), members, error)
+                    leading.swap_ended(None)
+                    await asyncio.sleep(AGAIN_S)
+                    return
+                except StoreError as error:
+                    log.warning("CLUSTER: %s: in sync %s: %s", _name(led), members, error)
+                    leading.swap_not_sent()
+                    await asyncio.sleep(AGAIN_S)
+                    return
+                now = swapped.now
+                if now is None:
+                    leading.swap_not_sent()
+                    leading.ended()
+                    return
+                led.pair = now if now.mod_revision > led.pair.mod_revision else led.pair
+                try:
+                    state = decode(now.key, now.value, PartitionState)
+                except BadState as error:
+                    log.error("CLUSTER: %s", error)
+                    leading.swap_ended(None)
+                    await asyncio.sleep(FOLLOW_AGAIN_S)
+                    return
+                leading.swap_ended(state, now.mod_revision)
+                log.info("CLUSTER: %s: in sync now %s", _name(led), ",".join(state.in_sync_nodes))
+        finally:
+            led.is_swapping = False
+            self._note(led)
+
+    # -- the engine ----------------------------------------------------------------------------------------------------
+
+    def written(self, groups: Sequence[PublishGroup]) -> None:
+        """Groups were written: what is led here is sent on."""
+        by_partition = self._by_partition
+        if not by_partition:
+            return
+        for group in groups:
+            led = by_partition.get(group.partition)
+            if led is not None:
+                led.leading.written(led.partition.log.next_sequence)
+        if self._changed:
+            self._look_at_changes_now()
+
+    def _look_at_changes_now(self) -> None:
+        """What needs nobody else is committed with this turn."""
+        for led in list(self._changed):
+            self._move_watermark(led)
+
+    def synced(self) -> None:
+        """Logs were synced: what is led here may be committed, and what is followed acknowledged."""
+        for led in self._led.values():
+            led.leading.synced(synced_end(led.replica.log))
+        unsynced, self._unsynced = self._unsynced, {}
+        for following in unsynced:
+            following.synced()
+            if following.log.acknowledged_end < following.log.end:
+                self._unsynced[following] = None
+
+    def _hand_on(self, records: Mapping[PartitionId, Sequence[object]], done: Callable[..., None]) -> None:
+        """Send what a flush has written to the followers; ``done`` when every one that is in sync has it."""
+        waiting = dict.fromkeys(records)
+        failed: list[BaseException] = []
+
+        def one_done(partition: PartitionId, error: BaseException | None) -> None:
+            waiting.pop(partition, None)
+            if error is not None:
+                failed.append(error)
+            if not waiting:
+                done(failed[0] if failed else None)
+                self._engine.schedule()
+
+        for partition, of_it in records.items():
+            led = self._led.get(partition)
+            if led is None:
+                # it is being promoted, so its followers are sent the whole state; or it is led no longer
+                copy = self._copies.get(partition)
+                one_done(partition, None if copy is not None and copy.is_busy else NotLedAnyMore())
+                continue
+            leading = led.leading
+            number = leading.progress(encode_records(of_it), led.partition.log.committed_sequence)
+            leading.when_progress_replicated(number, partial(one_done, partition))
+
+    # -- following -----------------------------------------------------------------------------------------------------
+
+    def find(self, frame: Open, peer: Identity) -> Following | tuple[Refusal, int, str]:
+        """Return the copy that a node says it leads; or why it is not followed."""
+        partition = (frame.topic, frame.partition)
+        copy = self._copies.get(partition)
+        if copy is None or copy.replica is None:
+            return Refusal.NOT_HERE, 0, ""
+        if copy.led is not None:
+            epoch = copy.led.leading.epoch
+            if frame.epoch > epoch:
+                copy.led.leading.ended(frame.epoch)
+                return Refusal.NOT_HERE, epoch, "it was led here until now"
+            return Refusal.HIGHER_EPOCH, epoch, ""
+        if copy.following is None:
+            if copy.replica.epoch > frame.epoch:
+                return Refusal.HIGHER_EPOCH, copy.replica.epoch, ""
+            return Refusal.NOT_HERE, copy.replica.epoch, "it is being changed"
+        self._sync_soon(copy.following)
+        return copy.following
+
+    def _appended(self, link: FollowerLink) -> None:
+        """Have synced what was appended to, where that is the rule."""
+        for following in link.take_appended():
+            self._sync_soon(following)
+
+    def _sync_soon(self, following: Following) -> None:
+        followed = following.log
+        if isinstance(followed, FollowedLog) and followed.acknowledged_end < followed.end:
+            self._unsynced[following] = None
+            self._engine.sync_soon(followed.replica.log)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = self._engine.loop.call_later(TICK_S, self._tick)
+        now_ns = self._env.clock.monotonic_ns()
+        try:
+            self._look_at_lease()
+            self._peers.tick(now_ns)
+            for led in list(self._moving):
+                led.leading.tick(now_ns)
+                self._note(led)
+            for led in list(self._unready):
+                self._note(led)
+            for copy in list(self._copies.values()):
+                following = copy.following
+                if following is not None and following.broken is not None and not copy.is_busy:
+                    self._mend(copy, following)
+            self._peers.leave_idle()
+        except Exception as error:
+            log.error("CLUSTER: %r", error, exc_info=error)
+
+    def _mend(self, copy: _Copy, following: Following) -> None:
+        """Try again with a copy that could not be written."""
+        if copy.again is not None:
+            return
+        assert copy.replica is not None
+        log.error("CLUSTER: %s/%d: the copy here could not be written: %s", *copy.partition, following.broken)
+
+        def again() -> None:
+            copy.again = None
+            replica = copy.replica
+            if copy.following is following and replica is not None and not replica.work and replica.log.failed is None:
+                self._follow(copy, following.confirmed_ns)
+
+        copy.again = self._engine.loop.call_later(FOLLOW_AGAIN_S, again)
+
+    # -- what clients ask ----------------------------------------------------------------------------------------------
+
+    def to_publish(self, event: Publish) -> Partition | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        topics, name, number = self._broker.topics, event.topic, event.partition
+        if self.is_replicated(name):
+            is_named = number is not None and number != NOT_A_NUMBER
+            if is_named and number is not None:
+                if (name, number) not in self._led and self._is_of_cluster(name, number):
+                    raise not_leader(event.command, name, number, "is led by another node", fatal=False)
+            elif name not in topics:
+                raise not_leader(event.command, name, None, "is led by other nodes", fatal=False)
+        found = partitions.to_publish(topics, event)
+        if found is not None and (led := self._by_partition.get(found)) is not None and not led.is_writable:
+            raise not_writable(event.command, name, found.number, "has too few replicas that acknowledge")
+        return found
+
+    def to_consume(self, event: Subscribe) -> list[int] | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        topics, name, number = self._broker.topics, event.topic, event.partition
+        is_named = number is not None and number != NOT_A_NUMBER
+        if self.is_replicated(name):
+            if name not in topics or (
+                is_named
+                and number is not None
+                and (name, number) not in self._led
+                and self._is_of_cluster(name, number)
+            ):
+                raise not_leader(
+                    event.command, name, number if is_named else None, "is led by another node", fatal=True
+                )
+        numbers = partitions.to_consume(topics, event, self._broker.is_order_must)
+        if self.is_replicated(name):
+            for each in topics[name].partitions if numbers is None else numbers:
+                led = self._led.get((name, each))
+                if led is None or not led.is_ready:
+                    why = "is not ready: its leader was elected a moment ago"
+                    raise not_leader(event.command, name, each, why, fatal=True)
+        return numbers
+
+    def check_read(self, command: str, topic: str, number: int | None) -> None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        if not self.is_replicated(topic):
+            return
+        held = self._broker.topics.get(topic)
+        numbers = ([] if held is None else list(held.partitions)) if number is None else [number]
+        if number is not None and not self._is_of_cluster(topic, number):
+            return
+        for each in numbers:
+            led = self._led.get((topic, each))
+            if led is None or not led.is_ready:
+                why = "is led by another node" if led is None else "is not ready: its leader was elected a moment ago"
+                raise not_leader(command, topic, each, why, fatal=False)
+        if not numbers:
+            raise not_leader(command, topic, None, "is led by other nodes", fatal=False)
+
+    def check_create(self, topic: str) -> None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        if self.is_replicated(topic):
+            raise OfTheCluster(topic)
+
+    def is_replicated(self, topic: str) -> bool:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        return topic in self.view.topics or bool(self._replicas.of_topic(topic))
+
+    def is_ready(self, topic: str, number: int) -> bool:
+        """Whether a partition may be read here; also of what is no business of the cluster."""
+        led = self._led.get((topic, number))
+        return led.is_ready if led is not None else not self.is_replicated(topic)
+
+    def _is_of_cluster(self, topic: str, number: int) -> bool:
+        return (topic, number) in self.view.partitions or number in self._replicas.of_topic(topic)
+
+    def describe(self) -> str:
+        """The state of everything, for humans and failing tests."""
+        lines = [f"node {self.node_id} incarnation={self.incarnation} held={self._is_held} {self.problem}"]
+        lines += [
+            f"  {led.leading.describe()} ready={led.is_ready} fenced={led.is_fenced}" for led in self._led.values()
+        ]
+        for link in self._peers.links():
+            lines += [f"  {stream.describe()}" for stream in link.streams.values()]
+        lines += [f"  {copy.replica.describe()}" for copy in self._copies.values() if copy.replica is not None]
+        return "\n".join(lines)
+
+
+def _name(led: Led) -> str:
+    return f"{led.leading.topic}/{led.leading.number} epoch {led.leading.epoch}"

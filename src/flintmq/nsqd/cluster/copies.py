@@ -1,0 +1,176 @@
+"""A replica as the two ends of replication want it: a leader's log to be read, a follower's to be changed.
+
+Rules of this file: nothing is decided here; whatever has to be durable ends with a flush, which is asked for at once.
+
+Source: ``cluster/leading.py`` and ``cluster/following.py`` for what is promised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from flintmq.batch import BatchError, decode_header
+from flintmq.broker.replicas import Replica, Replicas
+from flintmq.cluster.history import LogShape
+from flintmq.cluster.leading import Done, NotInLog, StateDone, WholeState
+from flintmq.errors import FlintError, StorageError
+from flintmq.storage import PartitionLog
+from flintmq.storage.records import decode_records, encode_records
+
+log = logging.getLogger(__name__)
+
+PART_COUNT = 512
+"""Records of a whole state that travel together; one that is about many messages is large."""
+
+
+def shape_of(replica: Replica) -> LogShape:
+    """Return the history, the start and the end of a replica's log."""
+    stored = replica.log
+    offset_bytes = stored.end_offset_bytes
+    if stored.start_sequence < stored.next_sequence:
+        data, _ = stored.fetch_stored(stored.start_sequence, 1)
+        if data:
+            offset_bytes = decode_header(data).offset_bytes
+    return LogShape(tuple(replica.history), stored.start_sequence, stored.next_sequence, offset_bytes)
+
+
+def synced_end(stored: PartitionLog) -> int:
+    """Return the sequence up to which a log would survive a power loss; of an empty one that is its end."""
+    return max(stored.synced_sequence, stored.start_sequence)
+
+
+class LedLog:
+    """The log of a partition that is led here.
+
+    Args:
+        number_of: the number of the progress that was handed over last.
+    """
+
+    def __init__(
+        self, replicas: Replicas, replica: Replica, number_of: Callable[[], int], schedule: Callable[[], None]
+    ) -> None:
+        self._replicas = replicas
+        self._replica = replica
+        self._number_of = number_of
+        self._schedule = schedule
+
+    def shape(self) -> LogShape:
+        return shape_of(self._replica)
+
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
+        stored = self._replica.log
+        if not stored.start_sequence <= sequence < stored.next_sequence:
+            raise NotInLog(f"{sequence} is not between {stored.start_sequence} and {stored.next_sequence}")
+        data, end = stored.fetch_stored(sequence, bytes_max)
+        if not data or decode_header(data).first_sequence < sequence:
+            raise NotInLog(f"no batch begins at {sequence} in {stored.directory}")
+        return data, end
+
+    def whole_state(self, done: StateDone) -> None:
+        def read(records: Sequence[Any], error: BaseException | None) -> None:
+            if error is not None:
+                log.warning("state of %s/%d: %s", self._replica.topic, self._replica.number, error)
+                done(None)
+                return
+            rows = iter(records)
+            parts = [encode_records(part) for part in iter(lambda: list(islice(rows, PART_COUNT)), [])]
+            done(WholeState(self._number_of(), self._replica.log.committed_sequence, parts))
+
+        try:
+            self._replicas.whole_state(self._replica, read)
+        except (ValueError, FlintError) as error:
+            log.warning("state of %s/%d: %s", self._replica.topic, self._replica.number, error)
+            done(None)
+            return
+        self._schedule()
+
+
+class FollowedLog:
+    """The log and the state of a copy of what another node leads.
+
+    Args:
+        syncs: only what is synced may be acknowledged.
+        schedule: has the turn ended, so that a flush is written that something waits for.
+    """
+
+    def __init__(
+        self, replicas: Replicas, replica: Replica, syncs: Callable[[], bool], schedule: Callable[[], None]
+    ) -> None:
+        self.replica = replica
+        self._replicas = replicas
+        self._syncs = syncs
+        self._schedule = schedule
+        self._epoch = replica.epoch
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return self.replica.progress
+
+    @property
+    def end(self) -> int:
+        return self.replica.log.next_sequence
+
+    @property
+    def acknowledged_end(self) -> int:
+        stored = self.replica.log
+        return synced_end(stored) if self._syncs() else stored.next_sequence
+
+    def shape(self) -> LogShape:
+        return shape_of(self.replica)
+
+    def note_epoch(self, epoch: int, done: Done) -> None:
+        def noted(error: BaseException | None) -> None:
+            if error is None:
+                self._epoch = max(self._epoch, epoch)
+            done(_told(error))
+
+        self._do(lambda: self._replicas.note_epoch(self.replica, epoch, False, noted), done)
+
+    def append(self, data: memoryview) -> int:
+        try:
+            return self._replicas.append(self.replica, bytes(data), after_gap=True)
+        except BatchError as error:
+            raise ValueError(str(error)) from error
+
+    def commit(self, sequence: int) -> None:
+        self._replicas.commit(self.replica, sequence)
+
+    def cut_back(self, sequence: int, done: Done) -> None:
+        self._do(lambda: self._replicas.cut_back(self.replica, sequence, lambda error: done(_told(error))), done)
+
+    def start_over(self, sequence: int, offset_bytes: int, done: Done) -> None:
+        def start() -> None:
+            self._replicas.start_over(self.replica, sequence, offset_bytes, lambda error: done(_told(error)))
+
+        self._do(start, done)
+
+    def apply(self, position: tuple[int, int], parts: list[bytes], is_whole: bool, done: Done) -> None:
+        def write() -> None:
+            try:
+                records = [record for part in parts for record in decode_records(part)]
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise StorageError(f"progress {position} cannot be read: {error}") from None
+            self._replicas.apply(self.replica, position, records, is_whole, lambda error: done(_told(error)))
+
+        self._do(write, done)
+
+    def _do(self, work: Callable[[], None], done: Done) -> None:
+        """Begin something; what it is refused with ends it."""
+        try:
+            work()
+        except (ValueError, FlintError) as error:
+            done(error)
+        self._schedule()
+
+
+def _told(error: BaseException | None) -> Exception | None:
+    return error if error is None or isinstance(error, Exception) else StorageError(repr(error))

@@ -1,0 +1,91 @@
+"""What a node needs to be one of a cluster, read from its options, its data directory and its machine.
+
+Source: design/cluster.md H4, H14, H15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.state import NodeRecord
+from flintmq.env import Env
+from flintmq.errors import OptionError
+from flintmq.net.cluster_store import open_store
+from flintmq.net.http_auth import TokenFile
+from flintmq.nsqd.client import Clients
+from flintmq.nsqd.cluster.agent import Agent
+from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.identity import Identity
+from flintmq.nsqd.options import NsqdOptions
+from flintmq.storage import Files, node_id
+from flintmq.wire.peer import SECRET_BYTES_MIN
+
+_MACHINE_ID = "/etc/machine-id"
+_SECRET_BYTES_MAX = 4096
+
+
+async def new_agent(
+    env: Env, files: Files, options: NsqdOptions, engine: Engine, clients: Clients, on_ready: Callable[[str], None]
+) -> Agent:
+    """Return this node's part in the cluster that its options name; it begins with :meth:`Agent.start`.
+
+    Raises:
+        OptionError: the secret cannot be read.
+        StorageError: the data directory has no identity, and none can be made.
+        StoreRefused: the addresses of the store cannot be used.
+    """
+    secret = await env.run_blocking(read_secret, options.cluster_secret_file)
+    identity = await env.run_blocking(node_id, files)
+    file = options.cluster_store_token_file
+    store = open_store(env, options.cluster_store, TokenFile(file, env) if file else None)
+    keys = Keys(options.cluster)
+    return Agent(env, engine, store, keys, identity, files.boot_id(), secret, clients, on_ready)
+
+
+def record_of(options: NsqdOptions, identity: Identity) -> NodeRecord:
+    """Return what others are told of this node, but for what its agent knows. Blocks for a small file."""
+    me = identity.peer()
+    return NodeRecord(
+        node="",
+        incarnation="",
+        boot_id="",
+        syncs=False,
+        host=me.broadcast_address,
+        tcp_port=me.tcp_port,
+        http_port=me.http_port,
+        peer_port=0,
+        host_id=_machine_id(),
+        zone=options.topology_zone,
+        number=identity.node_id,
+    )
+
+
+def read_secret(path: str) -> bytes:
+    """Read the secret that all nodes share; empty without a file. Blocks.
+
+    Raises:
+        OptionError: it cannot be read, or is none.
+    """
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            secret = file.read(_SECRET_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise OptionError(
+            "cluster_secret_file", path, f"it cannot be read: {error.strerror or error}", "file"
+        ) from None
+    if not SECRET_BYTES_MIN <= len(secret) <= _SECRET_BYTES_MAX:
+        what = f"it must have {SECRET_BYTES_MIN} to {_SECRET_BYTES_MAX} bytes besides white space at its ends"
+        raise OptionError("cluster_secret_file", path, what, "file")
+    return secret
+
+
+def _machine_id() -> str:
+    """The identity of this machine; empty when it has none."""
+    try:
+        with open(_MACHINE_ID, encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,75 @@
+"""A partition that this node leads, between its log, its followers and the store.
+
+Rules of this file: what may be done is asked of :class:`flintmq.cluster.leading.Leading`; here is kept what was done:
+how far the watermark is set, whether readers are let in, which change of the state is under way.
+
+Source: design/cluster.md H1, H11.
+"""
+
+from __future__ import annotations
+
+from flintmq.broker.partition import Partition
+from flintmq.broker.replicas import Replica
+from flintmq.cluster.leading import Leading
+from flintmq.cluster.store import KeyValue
+
+
+class Led:
+    """One epoch of a partition at its leader.
+
+    Args:
+        partition: in the broker.
+        pair: its state in the store.
+        deliver_from_ns: monotonic time from which on nobody else can deliver any more, whoever lives.
+        previous: node and incarnation of the leader before, as far as that is known; when that process is dead nobody
+            else delivers.
+
+    Attributes:
+        leading: decides.
+        is_ready: whoever reads may be let in.
+        is_fenced: nothing may be acknowledged or delivered, because others may lead by now.
+        is_swapping: the store is being asked to change its state.
+        linked: nodes that it is sent to.
+    """
+
+    __slots__ = (
+        "deliver_from_ns",
+        "is_fenced",
+        "is_ready",
+        "is_swapping",
+        "leading",
+        "linked",
+        "pair",
+        "partition",
+        "previous",
+        "replica",
+    )
+
+    def __init__(
+        self,
+        replica: Replica,
+        partition: Partition,
+        leading: Leading,
+        pair: KeyValue,
+        deliver_from_ns: int,
+        previous: tuple[str, str] | None = None,
+    ) -> None:
+        self.replica = replica
+        self.partition = partition
+        self.leading = leading
+        self.pair = pair
+        self.deliver_from_ns = deliver_from_ns
+        self.previous = previous
+        self.is_ready = False
+        self.is_fenced = False
+        self.is_swapping = False
+        self.linked: dict[str, None] = {}
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is published now can be acknowledged."""
+        return self.leading.is_writable and not self.is_fenced
+
+    def may_act(self, is_held: bool, now_ns: int) -> bool:
+        """Whether this node may acknowledge and deliver: it has its lease, or all followers have just confirmed."""
+        return is_held or self.leading.is_confirmed(now_ns)

@@ -1,0 +1,485 @@
+"""Connections between the nodes of a cluster: who leads dials who has copies.
+
+One connection for each pair of nodes and direction, for all partitions. What goes over it is decided by the ends of
+:mod:`flintmq.cluster.link`; here are sockets, the handshake, deadlines, and dialling again.
+
+::
+
+    LeaderLink   <- Outgoing --(TCP)-- Incoming -> FollowerLink
+       ^ one for a node, for ever          ^ one for a connection
+
+Rules of this file: whoever breaks a rule, or is slow, loses its connection, and nobody else notices; nothing is written
+to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay.
+
+Source: design/cluster.md rule 13, Revision 2; reference: wire/peer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from flintmq.cluster.link import FollowerLink, FollowerOwner, LeaderLink, Piece
+from flintmq.cluster.state import NodeRecord
+from flintmq.env import Env
+from flintmq.net.address import format_address, format_peer
+from flintmq.net.listen import Listener, listen
+from flintmq.net.tasks import kept_up
+from flintmq.wire.peer import (
+    HANDSHAKE_BYTES_MAX,
+    NONCE_BYTES,
+    Acceptor,
+    Dialer,
+    Farewell,
+    Frame,
+    Identity,
+    PeerError,
+    PeerReader,
+    encode_one,
+    shorten,
+)
+
+log = logging.getLogger(__name__)
+
+CONNECT_DEADLINE_S = 1.0
+HANDSHAKE_DEADLINE_S = 2.0
+AGAIN_S = 0.05, 0.5
+"""The pause before a node is dialled again: at first, and at most; each is taken by chance from its upper half."""
+INCOMING_MAX = 1024
+"""Connections from other nodes; there are not so many nodes."""
+_BUFFER_BYTES = 1024 * 1024  # that a transport holds
+_SIZE_BYTES = 4
+
+
+def new_nonce() -> bytes:
+    """Return bytes that were never used before."""
+    return os.urandom(NONCE_BYTES)  # noqa: TID251 - a secret is proved by them
+
+
+class _Handshake:
+    """The frames of a handshake, one by one; what follows them is left alone."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._reader = PeerReader()
+
+    def receive(self, data: bytes) -> None:
+        self._data += data
+
+    def next_frame(self) -> Frame | None:
+        """Return the next frame; None when more bytes are needed.
+
+        Raises:
+            PeerError: it is none of a handshake.
+        """
+        data = self._data
+        if len(data) < _SIZE_BYTES:
+            return None
+        end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "big")
+        if end > HANDSHAKE_BYTES_MAX:
+            raise PeerError(f"the peer sent a first frame of {end} bytes; it is not a node of FlintMQ")
+        if len(data) < end:
+            return None
+        self._reader.receive(bytes(data[:end]))
+        del data[:end]
+        found = self._reader.next_frame()
+        if found is None:
+            raise PeerError("the peer sent a frame whose sizes contradict each other")
+        return found[0]
+
+    def rest(self) -> bytes:
+        """Return what stands behind it."""
+        data, self._data = bytes(self._data), bytearray()
+        return data
+
+
+class _Connection(asyncio.Protocol):
+    """One end of a connection.
+
+    Attributes:
+        peer: its address, for the log.
+        closed: is done when it is gone.
+        reason: why it is, as far as that is known.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._env = env
+        self._transport: asyncio.Transport | None = None
+        self._handshake: _Handshake | None = _Handshake()
+        self._is_paused = False
+        self._is_scheduled = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self.peer = "@"
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.reason = ""
+
+    @property
+    def now_ns(self) -> int:
+        return self._env.clock.monotonic_ns()
+
+    # --- the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        self.peer = format_peer(transport.get_extra_info("peername"))
+        self._deadline = self._loop.call_later(HANDSHAKE_DEADLINE_S, self._too_late)
+        self.made()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reason = self.reason or (str(exc) if exc is not None else "it was closed")
+        self._transport = None
+        self._end_deadline()
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self.lost()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            handshake = self._handshake
+            if handshake is None:
+                self.received(data)
+                return
+            handshake.receive(data)
+            while self._handshake is not None and (frame := handshake.next_frame()) is not None:
+                self.greeted(frame)
+            if self._handshake is None and self._transport is not None and (rest := handshake.rest()):
+                self.received(rest)
+        except PeerError as error:
+            self.fail(str(error))
+        except Exception as error:
+            log.error("PEER(%s): ended unexpectedly: %r", self.peer, error, exc_info=error)
+            self.fail(f"internal error {error!r}")
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.schedule()
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def schedule(self) -> None:
+        """Write what there is when the loop has called everything that is ready now."""
+        if not self._is_scheduled and self._handshake is None:
+            self._is_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_scheduled = False
+        try:
+            while self._transport is not None and not self._is_paused:
+                pieces = self.take_output()
+                if not pieces:
+                    return
+                self._transport.writelines(pieces)
+        except PeerError as error:
+            self.fail(str(error))
+        except Exception as error:
+            log.error("PEER(%s): ended unexpectedly: %r", self.peer, error, exc_info=error)
+            self.fail(f"internal error {error!r}")
+
+    def fail(self, reason: str) -> None:
+        """Say farewell and close."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.reason = self.reason or reason
+        transport.write(encode_one(Farewell(shorten(reason))))
+        transport.close()
+        self._loop.call_later(HANDSHAKE_DEADLINE_S, transport.abort)  # it need not read
+
+    def abort(self, reason: str) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self.reason = self.reason or reason
+            self._transport.abort()
+
+    def _too_late(self) -> None:
+        self.fail("the handshake took too long")
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def trusted(self) -> None:
+        """The handshake is over."""
+        self._handshake = None
+        self._end_deadline()
+
+    # --- what both ends do in their own way
+
+    def made(self) -> None: ...
+
+    def greeted(self, frame: Frame) -> None: ...
+
+    def received(self, data: bytes) -> None: ...
+
+    def take_output(self) -> Sequence[Piece]:
+        return ()
+
+    def lost(self) -> None: ...
+
+
+class _Outgoing(_Connection):
+    """The end that dialled: this node leads something."""
+
+    def __init__(self, peers: Peers, link: LeaderLink) -> None:
+        super().__init__(peers.env)
+        self._peers = peers
+        self._link = link
+        self._is_connected = False
+        self._dialer = Dialer(peers.me(), peers.secret, new_nonce(), link.node)
+
+    def made(self) -> None:
+        self.write(self._dialer.hello())
+
+    def greeted(self, frame: Frame) -> None:
+        identity, proof = self._dialer.welcomed(frame)
+        self.write(proof)
+        self.trusted()
+        self._is_connected = True
+        log.info("PEER(%s): connected to node %s", self.peer, identity.node)
+        self._link.connected(identity, self.now_ns)
+        self._link.tick(self.now_ns)
+        self.schedule()
+
+    def received(self, data: bytes) -> None:
+        self._link.receive(data, self.now_ns)
+        self.schedule()
+
+    def take_output(self) -> Sequence[Piece]:
+        return self._link.take_output(self.now_ns)
+
+    def lost(self) -> None:
+        if self._is_connected:
+            log.info("PEER(%s): node %s is not connected any more: %s", self.peer, self._link.node, self.reason)
+            self._link.disconnected(self.now_ns)
+
+
+class _Incoming(_Connection):
+    """The end that was dialled: this node has copies of what the other one leads."""
+
+    def __init__(self, peers: Peers) -> None:
+        super().__init__(peers.env)
+        self._peers = peers
+        self._acceptor = Acceptor(peers.me(), peers.secret, new_nonce())
+        self._is_greeted = False
+        self.link: FollowerLink | None = None
+
+    def made(self) -> None:
+        if not self._peers.admit(self):
+            self.fail("too many connections")
+
+    def greeted(self, frame: Frame) -> None:
+        if not self._is_greeted:
+            self._is_greeted = True
+            self.write(self._acceptor.greeted(frame))
+            return
+        identity = self._acceptor.proved(frame)
+        self.trusted()
+        self.link = FollowerLink(identity, self._peers.owner, self.schedule)
+        self._peers.accepted(self, identity)
+
+    def received(self, data: bytes) -> None:
+        assert self.link is not None
+        try:
+            self.link.receive(data)
+        finally:
+            self._peers.on_appended(self.link)
+
+    def take_output(self) -> Sequence[Piece]:
+        return () if self.link is None else self.link.take_output(self.now_ns)
+
+    def lost(self) -> None:
+        if self.link is not None:
+            self.link.closed()
+        self._peers.forget(self)
+
+
+@dataclass(slots=True)
+class _Dialling:
+    """A node that is dialled for as long as something is led here that it has copies of."""
+
+    link: LeaderLink
+    task: asyncio.Task[None] | None = None
+    connection: _Outgoing | None = None
+
+
+class Peers:
+    """All connections of this node to others.
+
+    Args:
+        me: this process; asked for each connection.
+        secret: that all nodes share; empty: none.
+        owner: of the copies here.
+        find: the record of a node that lives; None: it does not, as far as is known.
+        on_appended: is called with a link when something came that may have been appended to copies.
+        on_refused: is called with the record of a node that nobody answers for: its process is dead.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        me: Callable[[], Identity],
+        secret: bytes,
+        owner: FollowerOwner,
+        find: Callable[[str], NodeRecord | None],
+        on_appended: Callable[[FollowerLink], None],
+        on_refused: Callable[[NodeRecord], None],
+    ) -> None:
+        self.env = env
+        self.me = me
+        self.secret = secret
+        self.owner = owner
+        self.on_appended = on_appended
+        self._find = find
+        self._on_refused = on_refused
+        self._dialled: dict[str, _Dialling] = {}
+        self._incoming: dict[_Incoming, None] = {}
+        self._by_node: dict[str, _Incoming] = {}
+        self._listener: Listener | None = None
+        self._wake = asyncio.Event()
+
+    async def listen(self, address: str) -> tuple[str, int]:
+        """Listen; return where.
+
+        Raises:
+            ListenFailed: it cannot be listened there.
+        """
+        self._listener = await listen(lambda: _Incoming(self), address)
+        assert self._listener.address is not None
+        return self._listener.address
+
+    async def close(self) -> None:
+        """End all of them."""
+        if self._listener is not None:
+            self._listener.close()
+        for node in list(self._dialled):
+            self.leave(node)
+        for incoming in list(self._incoming):
+            incoming.fail("this node ends")
+
+    # --- who is dialled
+
+    def link(self, node: str) -> LeaderLink:
+        """Return the link to a node; it is dialled from now on."""
+        found = self._dialled.get(node)
+        if found is None:
+            link = LeaderLink(node, self.env.clock.monotonic_ns(), on_output=lambda: self._has_output(node))
+            found = self._dialled[node] = _Dialling(link)
+            work = kept_up(lambda: self._dial(node), f"dialling node {node}", pause_s=AGAIN_S[1])
+            found.task = asyncio.get_running_loop().create_task(work)
+        return found.link
+
+    def leave(self, node: str) -> None:
+        """Dial a node no more."""
+        found = self._dialled.pop(node, None)
+        if found is not None:
+            assert found.task is not None
+            found.task.cancel()
+            if found.connection is not None:
+                found.connection.fail("nothing is led here that you have")
+
+    def leave_idle(self) -> None:
+        """Dial those no more for whom nothing is led here."""
+        for node in [node for node, found in self._dialled.items() if not found.link.streams]:
+            self.leave(node)
+
+    def links(self) -> list[LeaderLink]:
+        """Return all that are dialled."""
+        return [found.link for found in self._dialled.values()]
+
+    def nodes_changed(self) -> None:
+        """Look again for nodes that were not known."""
+        self._wake.set()
+
+    def tick(self, now_ns: int) -> None:
+        """Have each link do what is due."""
+        for found in self._dialled.values():
+            found.link.tick(now_ns)
+
+    def _has_output(self, node: str) -> None:
+        found = self._dialled.get(node)
+        if found is not None and found.connection is not None:
+            found.connection.schedule()
+
+    async def _dial(self, node: str) -> None:
+        pause_s = AGAIN_S[0]
+        told = ""
+        while True:
+            record = self._find(node)
+            if record is None:
+                self._wake.clear()
+                await self._wake.wait()
+                pause_s = AGAIN_S[0]
+                continue
+            began_ns = self.env.clock.monotonic_ns()
+            reason = await self._connected(node, record)
+            if self.env.clock.monotonic_ns() - began_ns > HANDSHAKE_DEADLINE_S * 1e9:
+                pause_s, told = AGAIN_S[0], ""
+            if reason != told:
+                told = reason
+                where = format_address(record.host, record.peer_port)
+                log.warning("PEER(%s): node %s: %s; it is dialled again", where, node, reason)
+            await asyncio.sleep(self.env.random.uniform(pause_s / 2, pause_s))
+            pause_s = min(pause_s * 2, AGAIN_S[1])
+
+    async def _connected(self, node: str, record: NodeRecord) -> str:
+        """Dial a node and stay until the connection is gone; return why."""
+        found = self._dialled[node]
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_DEADLINE_S):
+                _, connection = await loop.create_connection(
+                    lambda: _Outgoing(self, found.link), record.host, record.peer_port
+                )
+        except TimeoutError:
+            return "it does not answer"
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                self._on_refused(record)
+            return error.strerror or str(error)
+        found.connection = connection
+        try:
+            await connection.closed
+        finally:
+            found.connection = None
+            connection.abort("it is not wanted any more")
+        return connection.reason
+
+    # --- who dialled
+
+    def admit(self, incoming: _Incoming) -> bool:
+        """Count a connection in; False when there are too many."""
+        if len(self._incoming) >= INCOMING_MAX:
+            return False
+        self._incoming[incoming] = None
+        return True
+
+    def accepted(self, incoming: _Incoming, identity: Identity) -> None:
+        """Take note of who is at the other end; an earlier connection of that node is over."""
+        earlier = self._by_node.get(identity.node)
+        self._by_node[identity.node] = incoming
+        log.info("PEER(%s): node %s is connected", incoming.peer, identity.node)
+        if earlier is not None:
+            earlier.abort("the node has connected again")
+
+    def forget(self, incoming: _Incoming) -> None:
+        """A connection is gone."""
+        self._incoming.pop(incoming, None)
+        if incoming.link is not None:
+            node = incoming.link.peer.node
+            log.info("PEER(%s): node %s is not connected any more: %s", incoming.peer, node, incoming.reason)
+            if self._by_node.get(node) is incoming:
+                del self._by_node[node]

@@ -1,0 +1,321 @@
+"""Topics with copies on several nodes: real nsqds and a nsqlookupd with their coordination store.
+
+Every test finds all nodes alive, and leaves them as it likes. What takes how long is printed, never asserted.
+
+Source: design/cluster.md section 3, Revision 2.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from struct import Struct
+
+import pytest
+from tests.integration.daemons import (
+    ERROR,
+    PATIENCE_S,
+    Closed,
+    Cluster,
+    Connection,
+    Daemons,
+    Frame,
+    Nsqd,
+    sized,
+    wait_until,
+)
+
+_HEADER = Struct(">QH8s8s")
+_topics = (f"topic{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
+    cluster = Cluster(daemons)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        daemons.close()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Iterator[Cluster]:
+    """All nodes of the cluster are alive, and known."""
+    started.mend()
+    yield started
+    for node in started.nodes:
+        if node.is_running:
+            node.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with one partition on three nodes."""
+    name = next(_topics)
+    cluster.create(name)
+    cluster.wait_in_sync(name, 3)
+    return name
+
+
+def _pub(topic: str, body: bytes, number: int = 0) -> bytes:
+    return b"PUB %s %d\n%s" % (topic.encode(), number, sized(body))
+
+
+def _answer(connection: Connection, topic: str, body: bytes) -> Frame:
+    connection.send(_pub(topic, body))
+    return connection.frame()
+
+
+class Publisher:
+    """Publishes to whoever leads, until each message is acknowledged."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.acknowledged: list[bytes] = []
+        self.longest_s = 0.0
+        self._cluster = cluster
+        self._topic = topic
+        self._connection: Connection | None = None
+
+    def publish(self, *bodies: bytes) -> None:
+        for body in bodies:
+            began = time.monotonic()
+            wait_until(lambda body=body: self._try(body), f"{body!r} is acknowledged")  # type: ignore[misc]
+            self.acknowledged.append(body)
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+
+    def _try(self, body: bytes) -> bool:
+        try:
+            if self._connection is None:
+                leader = self._cluster.found_leader(self._topic, access="w")
+                if leader is None or not leader.is_running:
+                    return False
+                self._connection = leader.connect()
+            kind, data = _answer(self._connection, self._topic, body)
+        except (OSError, Closed, AssertionError):
+            self.close()
+            return False
+        if kind != ERROR:
+            assert data == b"OK"
+            return True
+        assert data.startswith((b"E_FAILED_ON_NOT_LEADER", b"E_FAILED_ON_NOT_WRITABLE", b"E_PUB_FAILED")), data
+        self.close()
+        return False
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _consumer(node: Nsqd, topic: str, rdy_count: int = 100) -> Connection:
+    connection = node.connect()
+    connection.ok(b"SUB %s ch 0\n" % topic.encode())
+    connection.rdy(rdy_count)
+    return connection
+
+
+def _received(connection: Connection, bodies: set[bytes]) -> list[bytes]:
+    """Consume until all of ``bodies`` have come; return everything that came."""
+    missing, came = set(bodies), []
+    while missing:
+        message = connection.message()
+        connection.finish(message)
+        came.append(message.body)
+        missing.discard(message.body)
+    return came
+
+
+def _stored(node: Nsqd, topic: str) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(node.data_path.glob(f"topics/*{topic}/p-0000/*.log")))
+
+
+def test_what_is_acknowledged_is_on_every_node_byte_for_byte(cluster: Cluster, topic: str) -> None:
+    bodies = [b"body-%d" % number for number in range(50)]
+    leader = cluster.leader(topic)
+    with leader.connect() as connection:
+        for body in bodies:
+            connection.ok(_pub(topic, body))
+    stored = [_stored(node, topic) for node in cluster.nodes]
+    assert all(body in each for body in bodies for each in stored)
+    batches = {each[each.index(b"FMQB") if b"FMQB" in each else 64 :] for each in stored}
+    assert len(batches) == 1
+
+
+def test_a_node_that_does_not_lead_says_so(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    other = next(node for node in cluster.nodes if node is not leader)
+    with other.connect() as connection:
+        for command in (_pub(topic, b"x"), b"PUB %s\n%s" % (topic.encode(), sized(b"x"))):
+            assert connection.error(command).startswith("E_FAILED_ON_NOT_LEADER ")  # and goes on
+        assert connection.error(b"OFFSETS %s\n" % topic.encode()).startswith("E_FAILED_ON_NOT_LEADER ")
+        connection.settle()
+    with other.connect() as connection:
+        assert connection.error(b"SUB %s ch 0\n" % topic.encode()).startswith("E_FAILED_ON_NOT_LEADER ")
+        connection.wait_closed()
+    answer = other.request("POST", f"/pub?topic={topic}&partition=0", b"x")
+    assert answer.error == (400, "E_FAILED_ON_NOT_LEADER")
+    assert other.request("POST", f"/topic/create?topic={topic}").status == 400
+    with leader.connect() as connection:
+        connection.ok(_pub(topic, b"x"))
+
+
+def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(cluster: Cluster, topic: str) -> None:
+    publisher = Publisher(cluster, topic)
+    publisher.publish(*(b"before-%d" % number for number in range(30)))
+    leader = cluster.leader(topic)
+    with _consumer(leader, topic) as connection:
+        seen = _received(connection, {b"before-%d" % number for number in range(10)})
+        wait_until(lambda: leader.stats(topic, "ch")["depth"] == 0)
+        time.sleep(0.3)  # what is finished travels every 0.1 s; more may come again and be no loss
+    began = time.monotonic()
+    leader.kill()
+    publisher.publish(b"after-0")
+    published_s = time.monotonic() - began
+    publisher.publish(*(b"after-%d" % number for number in range(1, 10)))
+    successor = cluster.leader(topic, but=leader)
+    with _consumer(successor, topic) as connection:
+        came = _received(connection, set(publisher.acknowledged) - set(seen))
+        delivered_s = time.monotonic() - began
+    publisher.close()
+    again = set(came) & set(seen)
+    print(f"\nkill -9: publishing goes on after {published_s:.3f} s, delivering after {delivered_s:.3f} s")
+    print(f"{len(again)} of {len(seen)} finished messages came again")
+    assert len(came) - len(set(came)) == 0
+
+    began = time.monotonic()
+    leader.start()
+    cluster.wait_in_sync(topic, 3)
+    print(f"restarted and in sync after {time.monotonic() - began:.3f} s")
+    with successor.connect() as connection:
+        connection.ok(_pub(topic, b"with all three"))
+    assert b"after-9" in _stored(leader, topic) and b"with all three" in _stored(leader, topic)
+
+
+def test_each_node_may_die_once_and_the_next_one_goes_on(cluster: Cluster, topic: str) -> None:
+    publisher = Publisher(cluster, topic)
+    for round_number in range(3):
+        publisher.publish(*(b"%d-%d" % (round_number, number) for number in range(20)))
+        leader = cluster.leader(topic, access="w")
+        leader.kill()
+        publisher.publish(b"%d-last" % round_number)
+        leader.start()
+        cluster.wait_in_sync(topic, 3)
+    print(f"\nthe longest wait of a publisher: {publisher.longest_s:.3f} s")
+    publisher.close()
+    with _consumer(cluster.leader(topic), topic) as connection:
+        _received(connection, set(publisher.acknowledged))
+
+
+def test_a_channel_is_kept_as_it_was_answered(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    with leader.connect() as connection:
+        connection.ok(b"SUB %s first 0\n" % topic.encode())
+    leader.post(f"/channel/create?topic={topic}&channel=second&partition=0")
+    leader.post(f"/channel/pause?topic={topic}&channel=second&partition=0")
+    leader.kill()
+    successor = cluster.leader(topic, but=leader)
+    assert successor.stats(topic, "first")["paused"] is False
+    assert successor.stats(topic, "second")["paused"] is True
+
+
+def test_a_follower_that_stands_still_holds_publishers_for_a_while(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    follower = next(node for node in cluster.nodes if node is not leader)
+    with leader.connect() as connection:
+        connection.ok(_pub(topic, b"before"))
+        follower.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        connection.ok(_pub(topic, b"during"))
+        print(f"\nSIGSTOP of a follower: a publisher waits {time.monotonic() - began:.3f} s")
+        connection.ok(_pub(topic, b"without it"))
+        cluster.wait_in_sync(topic, 2)
+        began = time.monotonic()
+        follower.send_signal(signal.SIGCONT)
+        cluster.wait_in_sync(topic, 3)
+        print(f"in sync {time.monotonic() - began:.3f} s after SIGCONT")
+        assert b"without it" in _stored(follower, topic)
+
+
+def test_a_leader_that_stood_still_acknowledges_and_delivers_nothing_more(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    publisher = Publisher(cluster, topic)
+    publisher.publish(b"before")
+    with leader.connect() as late, _consumer(leader, topic, 1) as consumer:
+        assert consumer.message().body == b"before"
+        leader.send_signal(signal.SIGSTOP)
+        late.send(_pub(topic, b"too late"))
+        publisher.close()
+        began = time.monotonic()
+        successor = cluster.leader(topic, access="w", but=leader)
+        publisher.publish(b"after")
+        print(f"\nSIGSTOP of the leader: publishing goes on after {time.monotonic() - began:.3f} s")
+        leader.send_signal(signal.SIGCONT)
+        kind, data = late.frame()
+        assert kind == ERROR and data.startswith((b"E_FAILED_ON_NOT", b"E_PUB_FAILED")), data
+        rest = consumer.wait_closed()
+        assert rest and rest[-1].data.startswith(b"E_FAILED_ON_NOT_LEADER"), rest
+    publisher.close()
+    cluster.wait_in_sync(topic, 3)
+    assert cluster.leader(topic, but=leader) is successor
+    with _consumer(successor, topic) as connection:
+        _received(connection, {b"before", b"after"})
+
+
+def test_with_too_few_copies_nothing_is_acknowledged(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    others = [node for node in cluster.nodes if node is not leader]
+    for node in others:
+        node.kill()
+    with leader.connect() as connection:
+        kind, data = _answer(connection, topic, b"alone")
+        while kind != ERROR or not data.startswith(b"E_FAILED_ON_NOT_WRITABLE"):
+            assert (kind, data) != (0, b"OK")
+            kind, data = _answer(connection, topic, b"alone")
+        answer = leader.request("POST", f"/pub?topic={topic}&partition=0", b"x")
+        assert answer.error == (400, "E_FAILED_ON_NOT_WRITABLE")
+        others[0].start()
+
+        def is_taken() -> bool:
+            return _answer(connection, topic, b"two") == (0, b"OK")
+
+        wait_until(is_taken, "two of three copies are enough")
+
+
+def test_publishing_and_delivering_go_on_without_the_store(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    cluster.nsqlookupd.kill()
+    try:
+        with leader.connect() as connection, _consumer(leader, topic) as consumer:
+            deadline = time.monotonic() + 6.0  # two leases
+            sent = 0
+            while time.monotonic() < deadline:
+                connection.ok(_pub(topic, b"%d" % sent))
+                message = consumer.message()
+                assert message.body == b"%d" % sent
+                consumer.finish(message)
+                sent += 1
+                time.sleep(0.05)
+    finally:
+        cluster.nsqlookupd.start()
+    assert PATIENCE_S > 6.0 and sent
+    assert cluster.leader(topic) is leader
+
+
+def test_a_deleted_topic_is_gone_from_every_node(cluster: Cluster, topic: str) -> None:
+    publisher = Publisher(cluster, topic)
+    publisher.publish(b"x")
+    publisher.close()
+    away = next(node for node in cluster.nodes if node is not cluster.leader(topic))
+    cluster.nsqlookupd.post(f"/topic/delete?topic={topic}&partition=**")
+    for node in cluster.nodes:
+        wait_until(lambda node=node: not _directories(node, topic), f"{topic} is gone")  # type: ignore[misc]
+    assert away.is_running
+
+
+def _directories(node: Nsqd, topic: str) -> list[Path]:
+    return list(node.data_path.glob(f"topics/*{topic}/p-*"))
