@@ -412,9 +412,13 @@ class Daemon:
         """Start the process and wait until it listens."""
         begun = time.monotonic()
         self.launch()
-        self.tcp, self.http = self._listening("TCP"), self._listening("HTTP")
+        self.wait_listening()
         self.started_in_s = time.monotonic() - begun
         return self
+
+    def wait_listening(self) -> None:
+        """Wait until a process that was launched listens."""
+        self.tcp, self.http = self._listening("TCP"), self._listening("HTTP")
 
     def _listening(self, what: str) -> tuple[str, int]:
         pattern = re.compile(what + r": listening on (\S+):(\d+)\n")
@@ -608,6 +612,98 @@ class Nsqlookupd(Daemon):
         return sorted(self.get(f"/channels?topic={topic}")["channels"])
 
 
+class Cluster:
+    """Several nsqds and a nsqlookupd that keeps their coordination store, as real processes.
+
+    Args:
+        copies_on: how many nsqds there are.
+        flags: of each of them.
+    """
+
+    def __init__(self, daemons: Daemons, copies_on: int = 3, flags: Iterable[str] = ()) -> None:
+        store_path = daemons.new_directory("store")
+        self.nsqlookupd = daemons.nsqlookupd(
+            "--broadcast-address=127.0.0.1", f"--store-path={store_path}", "--cluster-store=own", "--allow-same-host"
+        )
+        host, tcp_port = self.nsqlookupd.tcp
+        http_port = self.nsqlookupd.http[1]
+        self._reserved = [reserved_port() for _ in range(copies_on)]
+        self.nodes = [
+            daemons.new_nsqd(
+                f"--cluster-store={host}:{http_port}",
+                f"--peer-address=127.0.0.1:{reserved.getsockname()[1]}",
+                f"--lookupd-tcp-address={host}:{tcp_port}",
+                *flags,
+            )
+            for reserved in self._reserved
+        ]
+        self.mend()
+
+    def mend(self) -> None:
+        """Start the nodes that do not run, and wait until all of them are in the store."""
+        stopped = [node for node in self.nodes if not node.is_running]
+        for node in stopped:
+            node.discard()
+            node.launch()
+        for node in stopped:
+            node.wait_listening()
+
+        def is_whole() -> bool:
+            rows = self.status()["nodes"]
+            ports = {row["tcp_port"] for row in rows if not row["suspected"]}
+            return ports == {node.tcp[1] for node in self.nodes}
+
+        wait_until(is_whole, "the nodes are registered")
+
+    def close(self) -> None:
+        """Let go of the ports; the processes are ended by who started them."""
+        while self._reserved:
+            self._reserved.pop().close()
+
+    def status(self, topic: str = "") -> Any:
+        """What the nsqlookupd says of the cluster."""
+        return self.nsqlookupd.get(f"/cluster/status?topic={topic}" if topic else "/cluster/status")
+
+    def create(self, topic: str, partition_num: int = 1, copies: int = 3) -> None:
+        """Create a topic, and wait until each of its partitions can be read."""
+        target = f"/topic/create?topic={topic}&partition_num={partition_num}&replicator={copies}"
+        wait_until(lambda: self.nsqlookupd.request("POST", target).status == 200, f"{topic} is created")
+        for number in range(partition_num):
+            self.leader(topic, number)
+
+    def partition(self, topic: str, number: int = 0) -> dict[str, Any]:
+        """The row of a partition in the status."""
+        (row,) = self.status(topic)["topics"]
+        found: dict[str, Any] = next(each for each in row["partitions"] if each["partition"] == number)
+        return found
+
+    def found_leader(self, topic: str, number: int = 0, access: str = "r") -> Nsqd | None:
+        """The node that nsqlookupd names to consumers (or publishers) of a partition; None: it names none."""
+        accept = {"Accept": "application/vnd.nsq; version=1.0"}
+        answer = self.nsqlookupd.request("GET", f"/lookup?topic={topic}&access={access}&metainfo=true", None, accept)
+        peer = (answer.json.get("partitions") or {}).get(str(number)) if answer.status == 200 else None
+        return next((node for node in self.nodes if peer and node.tcp[1] == peer["tcp_port"]), None)
+
+    def leader(self, topic: str, number: int = 0, access: str = "r", but: Nsqd | None = None) -> Nsqd:
+        """As :meth:`found_leader`, once there is one.
+
+        Args:
+            but: another one than this.
+        """
+
+        def look() -> Nsqd | None:
+            found = self.found_leader(topic, number, access)
+            return None if found is but else found
+
+        found = wait_until(look, lambda: f"a leader of {topic}/{number}: {self.status(topic)}")
+        assert found is not None
+        return found
+
+    def wait_in_sync(self, topic: str, count: int, number: int = 0) -> None:
+        """Wait until so many copies of a partition are in sync."""
+        wait_until(lambda: len(self.partition(topic, number)["in_sync"]) == count, lambda: str(self.status(topic)))
+
+
 class Daemons:
     """Starts daemons in a directory and ends them all.
 
@@ -636,6 +732,12 @@ class Daemons:
         nsqd = Nsqd(data_path or self._directory / name, self._directory / f"{name}.log", flags, limits)
         self._started.append(nsqd)
         return nsqd
+
+    def new_directory(self, name: str) -> Path:
+        """A directory for something else."""
+        path = self._directory / f"{name}-{len(self._started)}"
+        path.mkdir()
+        return path
 
     def nsqlookupd(self, *flags: str, limits: Sequence[str] = ()) -> Nsqlookupd:
         """A running nsqlookupd; ``limits`` as for :meth:`nsqd`."""

@@ -29,6 +29,7 @@ from tests.integration.daemons import (
 )
 
 _HEADER = Struct(">QH8s8s")
+_BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 _topics = (f"topic{number}" for number in count())
 
 
@@ -157,7 +158,7 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster, topic: str) -> None
     with other.connect() as connection:
         assert connection.error(b"SUB %s ch 0\n" % topic.encode()).startswith("E_FAILED_ON_NOT_LEADER ")
         connection.wait_closed()
-    answer = other.request("POST", f"/pub?topic={topic}&partition=0", b"x")
+    answer = other.request("POST", f"/pub?topic={topic}&partition=0", b"x", _BARE)
     assert answer.error == (400, "E_FAILED_ON_NOT_LEADER")
     assert other.request("POST", f"/topic/create?topic={topic}").status == 400
     with leader.connect() as connection:
@@ -276,7 +277,7 @@ def test_with_too_few_copies_nothing_is_acknowledged(cluster: Cluster, topic: st
         while kind != ERROR or not data.startswith(b"E_FAILED_ON_NOT_WRITABLE"):
             assert (kind, data) != (0, b"OK")
             kind, data = _answer(connection, topic, b"alone")
-        answer = leader.request("POST", f"/pub?topic={topic}&partition=0", b"x")
+        answer = leader.request("POST", f"/pub?topic={topic}&partition=0", b"x", _BARE)
         assert answer.error == (400, "E_FAILED_ON_NOT_WRITABLE")
         others[0].start()
 

@@ -35,6 +35,9 @@ _CHANNELS_MAX = 1000  # created ahead for one topic
 _FIRST_TRY_DEADLINE_S = 2.5  # a connection and IDENTIFY have 2 s
 
 
+IsReady = Callable[[str, int], bool]
+
+
 class _Channels(msgspec.Struct):
     channels: list[str] = []
 
@@ -52,6 +55,9 @@ class Lookup:
     Args:
         me: what they are told of this nsqd.
         registrations: everything they have to know.
+
+    Attributes:
+        is_ready: whether consumers of a partition are to come here; None: of all that are.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Lookup:
         self._peers: dict[str, LookupPeer] = {}
         self._leaving: dict[asyncio.Task[None], None] = {}
         self._turns = asyncio.Semaphore(_CONCURRENT_MAX)
+        self.is_ready: IsReady | None = None
 
     def set(self, addresses: Iterable[str]) -> None:
         """Talk to these from now on, and no longer to others."""
@@ -100,12 +107,31 @@ class Lookup:
         Args:
             topic: of that name; None when there is none any more.
         """
-        if topic is None or not exists or topic.meta == PLAIN:
+        if topic is not None and exists and self.is_ready is not None:
+            rows = registrations_of([topic], self.is_ready)
+        elif topic is None or not exists or topic.meta == PLAIN:
+            rows = None
+        else:
+            rows = registrations_of([topic])
+        if rows is None:
             self._register(Registration(name, channel or ""), exists)
             return
-        for row in registrations_of([topic]):
+        for row in rows:
             if not channel or channel == row.channel:
                 self._register(row, True)
+
+    def ready_changed(self, name: str, topic: Topic | None) -> None:
+        """Tell all that consumers of a partition are to come here, or not any more.
+
+        Args:
+            topic: of that name; None when nothing of it is here any more.
+        """
+        channels = [] if topic is None else list(topic.channel_names)
+        rows = [] if topic is None else registrations_of([topic], self.is_ready)
+        for channel in (*channels, ""):
+            self._register(Registration(name, channel), False)
+        for row in rows:
+            self._register(row, True)
 
     def introduce_again(self) -> None:
         """Tell all again who this nsqd is, because that has changed."""
@@ -191,13 +217,20 @@ class Lookup:
         return "\n".join(f"nsqlookupd {address} connected={state}" for address, state in self.connected().items())
 
 
-def registrations_of(topics: Iterable[Topic]) -> list[Registration]:
-    """Return topics and their channels; of a plain one the channels alone, which name the topic as well."""
+def registrations_of(topics: Iterable[Topic], is_ready: IsReady | None = None) -> list[Registration]:
+    """Return topics and their channels; of a plain one the channels alone, which name the topic as well.
+
+    Args:
+        is_ready: which of their partitions; None: all.
+    """
     rows: list[Registration] = []
     for topic in topics:
+        ready = tuple(n for n in topic.partitions if is_ready is None or is_ready(topic.name, n))
+        if not ready and topic.partitions:
+            continue
         if topic.meta == PLAIN:
             rows += [Registration(topic.name, channel) for channel in topic.channel_names] or [Registration(topic.name)]
         else:
-            held = tuple(topic.partitions) if topic.meta.is_partitioned else ()
+            held = ready if topic.meta.is_partitioned else ()
             rows += [Registration(topic.name, channel, held, topic.meta) for channel in ("", *topic.channel_names)]
     return rows

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,7 +33,9 @@ from flintmq.nsqd.damage import DamageRegister
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
+from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.lookup import Lookup, registrations_of
+from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.subscribing import Subscribing
@@ -43,6 +46,9 @@ from flintmq.storage.channel_list import LIST_NAME
 from flintmq.storage.channel_store import DATABASE_NAME
 from flintmq.topic_meta import PLAIN
 from flintmq.wire.lookup import PeerInfo
+
+if TYPE_CHECKING:
+    from flintmq.nsqd.cluster.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +61,8 @@ class Node:
 
     Attributes:
         engine, drain, topics, publishing, subscribing, lookup, damage, tracing: see above.
+        agent: its part in a cluster; None: it belongs to none.
+        leadership: asked which partitions are led here; None: all that are.
     """
 
     def __init__(self, env: Env, files: Files, options: NsqdOptions, identity: Identity, clients: Clients) -> None:
@@ -77,11 +85,13 @@ class Node:
             sync_every=options.sync_every,
             sync_timeout_ns=options.sync_timeout_ns,
         )
-        self.lookup = Lookup(env, options, self._peer_info, lambda: registrations_of(broker.topics.values()))
+        self.agent: Agent | None = None
+        self.lookup = Lookup(env, options, self._peer_info, self._registrations)
         self.drain = Drain(env, self.engine, options.drain_timeout_ns, self._drain_changed)
         self.topics = Topics(self.engine, self.drain, self.lookup, clients, options)
         self.publishing = Publishing(self.engine, self.drain, self.topics)
         self.subscribing = Subscribing(self.engine, self.drain, self.topics, options)
+        self.leadership: Leadership | None = None
         self.tracing = Tracing(
             self.engine, options.trace_topic, options.trace_max_rate, self.topics.create, clients.look_up_again
         )
@@ -117,10 +127,40 @@ class Node:
         broker.on_topic_change = self._topic_changed
         broker.on_problem = self._problem
         broker.on_dead_letter_topic = lambda name, _wall_ns: self.topics.create_extended(name)
+        if options.cluster_store:
+            await self._join()
         self.engine.on_metadata = self._metadata_file.changed
         self.engine.start()
         self.engine.schedule()
         await self._metadata_file.start()
+
+    async def _join(self) -> None:
+        """Prepare to be one of a cluster."""
+        from flintmq.nsqd.cluster.join import new_agent  # nobody else needs it
+
+        agent = self.agent = await new_agent(
+            self._env,
+            self._files,
+            self._options,
+            self.engine,
+            self._clients,
+            self._ready_changed,
+            self.topics.change_meta,
+        )
+        self.leadership = self.topics.leadership = agent
+        self.publishing.leadership = self.subscribing.leadership = agent
+        self.lookup.is_ready = agent.is_ready
+
+    async def enter(self) -> None:
+        """Be one of the cluster that this node belongs to, if it does; its addresses are known.
+
+        Raises:
+            ListenFailed: it cannot be listened for other nodes.
+        """
+        if self.agent is not None:
+            from flintmq.nsqd.cluster.join import record_of
+
+            await self.agent.start(self._options.peer_address, record_of(self._options, self._identity))
 
     def begin(self) -> None:
         """Tell nsqlookupds where this node listens, and hand out messages."""
@@ -135,8 +175,10 @@ class Node:
         self.drain.close()
 
     async def leave(self) -> None:
-        """Have every nsqlookupd forget this node."""
+        """Have the cluster, and every nsqlookupd, forget this node."""
         self.topics.stop_starting()
+        if self.agent is not None:
+            await self.agent.close()
         await self.lookup.close()
 
     async def close(self) -> None:
@@ -192,10 +234,16 @@ class Node:
     def _peer_info(self) -> PeerInfo:
         """Return what a nsqlookupd is told; a node with partitions or headers has an id, as the redesigned NSQ's."""
         me = msgspec.structs.replace(self._identity.peer(), draining=self.drain.is_on)
-        if all(topic.meta == PLAIN for topic in self._broker.topics.values()):
+        if self.agent is None and all(topic.meta == PLAIN for topic in self._broker.topics.values()):
             return me
         number = self._identity.node_id
         return msgspec.structs.replace(me, distributed_id=f"{me.broadcast_address}:0:{me.tcp_port}:{number}")
+
+    def _registrations(self) -> list[Registration]:
+        return registrations_of(self._broker.topics.values(), self.lookup.is_ready)
+
+    def _ready_changed(self, name: str) -> None:
+        self.lookup.ready_changed(name, self._broker.topics.get(name))
 
     def _problem(self, error: StorageError) -> None:
         log.error("%s", error)

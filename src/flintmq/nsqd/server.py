@@ -118,6 +118,7 @@ class Nsqd:
         await self.node.open(self.restoring, stop)
         self._announce()
         await self._listen()
+        await self.node.enter()
         self.node.begin()
         self._figures.start()
 
@@ -211,6 +212,8 @@ class Nsqd:
         parts = [self.node.engine.broker.describe(), *(client.describe() for client in self.clients)]
         parts += [server.describe() for server in (self._http, self._https) if server is not None]
         parts.append(self.node.lookup.describe())
+        if self.node.agent is not None:
+            parts.append(self.node.agent.describe())
         return "\n".join(part for part in parts if part)
 
 

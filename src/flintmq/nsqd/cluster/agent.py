@@ -33,6 +33,7 @@ from flintmq.broker.broker import Broker
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.replicas import Replica
 from flintmq.broker.subscription import Subscription
+from flintmq.broker.topic import Topic
 from flintmq.cluster.following import Following
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.leading import Leading
@@ -85,6 +86,13 @@ class NotLedAnyMore(StorageError):
         return "this node leads the partition no longer; whether it is stored is not known, publish it again"
 
 
+class NotEnoughCopies(StorageError):
+    """What was published is stored here, and nobody can tell whether it stays: too few replicas have it."""
+
+    def __str__(self) -> str:
+        return "too few replicas acknowledge; whether it stays stored is not known, publish it again"
+
+
 class _Copy:
     """What is here of one partition of the cluster, and what is being done with it."""
 
@@ -109,7 +117,7 @@ class Agent:
         boot_id: of the machine's start.
         secret: that all nodes share.
         on_ready: called with a topic of which a partition can be read here from now on, or can be no longer.
-        dismissed: called with those whose partition is not led here any more, a code, and why.
+        change_meta: puts another state of a topic into force.
     """
 
     def __init__(
@@ -123,6 +131,7 @@ class Agent:
         secret: bytes,
         clients: Clients,
         on_ready: Callable[[str], None],
+        change_meta: Callable[[Topic, TopicMeta], bool],
     ) -> None:
         self.view = View(keys)
         self.node_id = node_id
@@ -137,6 +146,7 @@ class Agent:
         self._boot_id = boot_id
         self._clients = clients
         self._on_ready = on_ready
+        self._change_meta = change_meta
         self._syncs = engine.durability.waits_for_syncs
         self._record: NodeRecord | None = None
         self._membership: Membership | None = None
@@ -301,6 +311,10 @@ class Agent:
             led = self._led.get((change.topic, number))
             if led is not None and change.now is not None:
                 led.leading.min_in_sync_changed(change.now.min_in_sync)
+        topic = self._broker.topics.get(change.topic)
+        if topic is not None and change.now is not None and self._replicas.of_topic(change.topic):
+            if change.now.meta.rank > topic.meta.rank:
+                self._change_meta(topic, change.now.meta)
 
     def _node_changed(self, change: NodeChange) -> None:
         self._peers.nodes_changed()
@@ -375,7 +389,13 @@ class Agent:
         log.warning("CLUSTER: %s is held: %s", _name(led), why)
         self._set_ready(led, False)
         self._clients.look_up_again()
+        self._end_publishes(led, NotLedAnyMore())
         self._dismiss(self._consumers_of(led.partition), f"{_name(led)}: {why}")
+
+    def _end_publishes(self, led: Led, error: StorageError) -> None:
+        """Tell those who wait for an answer that there is none to be had; what they published may be kept."""
+        for group in list(led.partition.written):
+            group.end(error)
 
     def _consumers_of(self, partition: Partition) -> list[Subscription]:
         return [each for channel in partition.channels.values() for each in channel.subscriptions]
@@ -682,6 +702,8 @@ class Agent:
         else:
             self._moving[led] = None
         self._move_watermark(led)
+        if not led.is_writable:
+            self._end_publishes(led, NotLedAnyMore() if led.is_fenced else NotEnoughCopies())
         if led in self._unready:
             self._look_at_ready(led)
         if not led.is_swapping and leading.wanted_state() is not None:
@@ -769,6 +791,8 @@ class Agent:
             led = by_partition.get(group.partition)
             if led is not None:
                 led.leading.written(led.partition.log.next_sequence)
+                if not led.is_writable:  # they were taken a moment before
+                    self._note(led)
         if self._changed:
             self._look_at_changes_now()
 
@@ -939,6 +963,8 @@ class Agent:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
         if self.is_replicated(topic):
             raise OfTheCluster(topic)
+
+    check_delete = check_create
 
     def is_replicated(self, topic: str) -> bool:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""

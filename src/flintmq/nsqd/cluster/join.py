@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord
 from flintmq.env import Env
@@ -19,6 +20,7 @@ from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.storage import Files, node_id
+from flintmq.topic_meta import TopicMeta
 from flintmq.wire.peer import SECRET_BYTES_MIN
 
 _MACHINE_ID = "/etc/machine-id"
@@ -26,7 +28,13 @@ _SECRET_BYTES_MAX = 4096
 
 
 async def new_agent(
-    env: Env, files: Files, options: NsqdOptions, engine: Engine, clients: Clients, on_ready: Callable[[str], None]
+    env: Env,
+    files: Files,
+    options: NsqdOptions,
+    engine: Engine,
+    clients: Clients,
+    on_ready: Callable[[str], None],
+    change_meta: Callable[[Topic, TopicMeta], bool],
 ) -> Agent:
     """Return this node's part in the cluster that its options name; it begins with :meth:`Agent.start`.
 
@@ -40,7 +48,7 @@ async def new_agent(
     file = options.cluster_store_token_file
     store = open_store(env, options.cluster_store, TokenFile(file, env) if file else None)
     keys = Keys(options.cluster)
-    return Agent(env, engine, store, keys, identity, files.boot_id(), secret, clients, on_ready)
+    return Agent(env, engine, store, keys, identity, files.boot_id(), secret, clients, on_ready, change_meta)
 
 
 def record_of(options: NsqdOptions, identity: Identity) -> NodeRecord:
