@@ -142,7 +142,7 @@ class FollowedLog:
             raise ValueError(str(error)) from error
 
     def commit(self, sequence: int) -> None:
-        self._replicas.commit(self.replica, sequence)
+        self._replicas.advance_committed(self.replica, sequence)
 
     def cut_back(self, sequence: int, done: Done) -> None:
         self._do(lambda: self._replicas.cut_back(self.replica, sequence, lambda error: done(_told(error))), done)
