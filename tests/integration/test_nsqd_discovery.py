@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import time
 
+import pytest
 from tests.integration.daemons import SOON_S, Daemons, Nsqd, Nsqlookupd, pub, wait_until
+
+from flintmq.env import Env
+from flintmq.nsqd import lookup_peer
+from flintmq.wire.lookup import PeerInfo
 
 BACK_WITHIN_S = SOON_S
 
@@ -156,3 +163,25 @@ def test_two_nsqds_with_one_topic(daemons: Daemons):
     node = f"127.0.0.1:{nsqds[0].http[1]}"
     nsqlookupd.post(f"/topic/tombstone?topic=t&node={node}")
     assert nsqlookupd.producers("t") == [nsqds[1].tcp[1]]
+
+
+def test_a_name_that_is_looked_up_for_too_long_is_given_up_in_silence(monkeypatch: pytest.MonkeyPatch):
+    """With uvloop the end of the lookup, which comes later, was logged as an error that nobody has asked for."""
+    uvloop = pytest.importorskip("uvloop")
+    monkeypatch.setattr(lookup_peer, "_CONNECT_DEADLINE_S", 0.0005)
+    told: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        me = PeerInfo(version="1", tcp_port=1, http_port=2, hostname="h", broadcast_address="b")
+        peer = lookup_peer.LookupPeer("no-such-host.invalid:4160", Env(), lambda: me, list)
+        with pytest.raises((TimeoutError, socket.gaierror)):
+            await peer._connect()
+        with pytest.raises(socket.gaierror):  # behind the one that was given up
+            await loop.getaddrinfo("no-such-host.invalid", 4160)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    uvloop.run(main())
+    assert told == []
