@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from tests.sim.loop import Simulation
 from tests.sim.threads import Threads
-from tests.unit.client.blocking_producer import ASYNCIO, SYNC, new_producer, seeds_of_both, threads_of
+from tests.unit.client.blocking_client import ASYNCIO, SYNC, new_producer, seeds_of_both, threads_of
 
 from flintmq import Consumer, Message, Producer, PublishError
 from flintmq.nsqd.options import NsqdOptions

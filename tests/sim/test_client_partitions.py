@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.unit.client.blocking_producer import seeds_of_both
+from tests.unit.client.blocking_client import seeds_of_both
 from tests.unit.client.cluster_world import ClusterWorld
 from tests.unit.client.fake_cluster import HANG_UP, OK, SILENCE, STORE_AND_HANG_UP
 from tests.unit.client.world import until

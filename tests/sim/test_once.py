@@ -13,7 +13,7 @@ from tests.sim.loop import Simulation
 from tests.sim.test_client import World
 from tests.sim.test_client import quiet as quiet
 from tests.sim.threads import Threads
-from tests.unit.client.blocking_producer import ASYNCIO, SYNC, seeds_of_both, threads_of
+from tests.unit.client.blocking_client import ASYNCIO, SYNC, seeds_of_both, threads_of
 
 from flintmq import Message, Producer
 

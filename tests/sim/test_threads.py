@@ -16,7 +16,7 @@ from tests.sim.threads import Threads
 def code() -> Any:
     """A module that has imported what blocking code waits with."""
     module: Any = ModuleType("code")
-    module.threading = module.socket = module.select = None
+    module.threading = module.socket = module.select = module.selectors = None
     return module
 
 
@@ -135,6 +135,43 @@ def test_a_connection_that_cannot_be_made(error: type[OSError]):
             await threads.call(connect)
 
     play(scenario)
+
+
+def test_a_selector_notices_what_is_registered_and_sent_meanwhile():
+    async def scenario(sim: Simulation, threads: Threads, it: Any) -> list[object]:
+        told: list[object] = []
+        selector = it.selectors.DefaultSelector()
+        (one, other), (late, waker) = it.socket.socketpair(), it.socket.socketpair()
+        selector.register(one, it.selectors.EVENT_READ, "one")
+
+        def wait() -> None:
+            for _ in range(4):
+                told.append((sim.now_s, [(key.data, events) for key, events in selector.select(2.0)]))
+                for key, _ in selector.select(0.0):
+                    key.fileobj.recv(10)
+            with pytest.raises(BlockingIOError):
+                one.recv(1)
+
+        def act() -> None:
+            pause = it.threading.Event()
+            pause.wait(3.0)
+            other.send(b"x")
+            pause.wait(0.5)
+            waker.send(b"y")
+            selector.register(late, it.selectors.EVENT_READ, "late")
+            pause.wait(0.5)
+            selector.unregister(late)
+            waker.send(b"z")
+
+        await asyncio.gather(threads.call(wait), threads.call(act))
+        selector.close()
+        late.close()
+        with pytest.raises(BrokenPipeError):
+            waker.send(b"z")
+        return told
+
+    read = 1
+    assert play(scenario) == [(0.0, []), (2.0, [("one", read)]), (3.0, [("late", read)]), (3.5, [])]
 
 
 def test_what_fails_in_a_thread_fails_the_run():

@@ -10,7 +10,8 @@ hands it the baton in a callback and gets it back as soon as the thread has to w
 more than one that runs, who is next is decided by the loop, and a seed gives the same run.
 
 Rules of this file: what blocking code may wait for is here and nowhere else (:meth:`Threads.wait`); a thread never
-waits with the baton in its hand. What the client does not use of ``threading``, ``socket`` and ``select`` is not there.
+waits with the baton in its hand. What the client does not use of ``threading``, ``socket``, ``select`` and
+``selectors`` is not there.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ import contextvars
 import errno
 import os
 import select as real_select
+import selectors as real_selectors
 import socket as real_socket
 import threading as real_threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from unittest import mock
 
 from tests.sim.loop import SimTransport, Simulation, SimulationError
@@ -88,6 +91,8 @@ class Threads:
         self._process = sim.driver.process
         self._current: _Thread | None = None
         self._living: dict[_Thread, None] = {}
+        self._numbers = count(1)
+        self._sockets: dict[int, Ready] = {}
 
     def __enter__(self) -> Threads:
         return self
@@ -100,7 +105,12 @@ class Threads:
     @contextmanager
     def installed(self, *modules: ModuleType) -> Iterator[None]:
         """Let these modules find simulated threads and sockets where they imported real ones."""
-        simulated = {"threading": self._threading(), "socket": self._socket(), "select": self._select()}
+        simulated = {
+            "threading": self._threading(),
+            "socket": self._socket(),
+            "select": self._select(),
+            "selectors": self._selectors(),
+        }
         with ExitStack() as stack:
             for module in modules:
                 for name, thing in simulated.items():
@@ -134,7 +144,9 @@ class Threads:
         def run() -> None:
             try:
                 result = function()
-            except Exception as error:  # noqa: BLE001 - for whoever awaits it
+            except _Ended:
+                raise
+            except BaseException as error:  # noqa: BLE001 - for whoever awaits it
                 if not done.cancelled():
                     done.set_exception(error)
             else:
@@ -228,6 +240,7 @@ class Threads:
     def _socket(self) -> SimpleNamespace:
         return SimpleNamespace(
             socket=lambda *_: Socket(self, self._process),
+            socketpair=lambda: Pipe.pair(self),
             getaddrinfo=self._find,
             SOCK_STREAM=real_socket.SOCK_STREAM,
             IPPROTO_TCP=real_socket.IPPROTO_TCP,
@@ -236,6 +249,23 @@ class Threads:
 
     def _find(self, host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
         return [(real_socket.AF_INET, real_socket.SOCK_STREAM, 0, "", (self.loop.network.address_of(host), port))]
+
+    def number(self, thing: Ready) -> int:
+        """A number by which a selector finds it; they are not used again."""
+        number = next(self._numbers)
+        self._sockets[number] = thing
+        return number
+
+    def socket_of(self, number: int) -> Ready:
+        """The inverse of :meth:`number`."""
+        return self._sockets[number]
+
+    def _selectors(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            DefaultSelector=lambda: Selector(self),
+            EVENT_READ=real_selectors.EVENT_READ,
+            EVENT_WRITE=real_selectors.EVENT_WRITE,
+        )
 
     def _select(self) -> SimpleNamespace:
         return SimpleNamespace(poll=lambda: Poll(self), POLLIN=real_select.POLLIN, POLLOUT=real_select.POLLOUT)
@@ -354,11 +384,22 @@ class Event:
             return self._condition.wait_for(lambda: self._is_set, timeout)
 
 
+class Ready(Protocol):
+    """Is read from or written to when it is ready."""
+
+    watchers: dict[Selector, None]
+
+    def ready(self, mask: int) -> int:
+        """Which of ``POLLIN`` and ``POLLOUT`` can be done without waiting."""
+
+
 class Socket(asyncio.Protocol):
     """A TCP socket on the simulated network."""
 
     def __init__(self, threads: Threads, process: Any) -> None:
+        self.watchers: dict[Selector, None] = {}
         self._threads = threads
+        self._number = threads.number(self)
         self._process = process
         self._timeout_s: float | None = None
         self._transport: SimTransport | None = None
@@ -395,6 +436,8 @@ class Socket(asyncio.Protocol):
         waiting, self._waiting = self._waiting, []
         for wake in waiting:
             wake()
+        for selector in self.watchers:
+            selector.note_change()
 
     def ready(self, mask: int) -> int:
         """Which of these can be done without waiting."""
@@ -407,6 +450,9 @@ class Socket(asyncio.Protocol):
         self._waiting.append(wake)
 
     # -- as code has it
+
+    def fileno(self) -> int:
+        return self._number
 
     def settimeout(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -482,3 +528,102 @@ class Poll:
             if not self._threads.wait(until):
                 return []
         return [(self._socket, events)]
+
+
+class Pipe:
+    """One end of a pair of sockets that wakes whoever waits for the other."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.watchers: dict[Selector, None] = {}
+        self._other: Pipe
+        self._number = threads.number(self)
+        self._received = bytearray()
+        self._is_closed = False
+
+    @classmethod
+    def pair(cls, threads: Threads) -> tuple[Pipe, Pipe]:
+        """Two ends of one."""
+        one, other = cls(threads), cls(threads)
+        one._other, other._other = other, one
+        return one, other
+
+    def fileno(self) -> int:
+        return self._number
+
+    def setblocking(self, is_blocking: bool) -> None:
+        assert not is_blocking, "reads and writes that wait are not simulated"
+
+    def ready(self, mask: int) -> int:
+        return mask & (real_select.POLLOUT | (real_select.POLLIN if self._received else 0))
+
+    def send(self, data: bytes) -> int:
+        if self._is_closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if self._other._is_closed:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        self._other._received += data
+        for selector in self._other.watchers:
+            selector.note_change()
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        if not self._received:
+            raise BlockingIOError
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+class Selector:
+    """Waits for several sockets; what is registered meanwhile is noticed, as with epoll."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._watched: dict[Any, tuple[Ready, SimpleNamespace]] = {}
+        self._waiting: list[Callable[[], None]] = []
+
+    def register(self, thing: Any, events: int, data: object = None) -> None:
+        assert thing not in self._watched
+        socket = self._threads.socket_of(thing.fileno())
+        self._watched[thing] = socket, SimpleNamespace(fileobj=thing, events=events, data=data)
+        socket.watchers[self] = None
+        self.note_change()
+
+    def modify(self, thing: Any, events: int, data: object = None) -> None:
+        self._watched[thing][1].__dict__.update(events=events, data=data)
+        self.note_change()
+
+    def unregister(self, thing: Any) -> None:
+        socket, _ = self._watched.pop(thing)
+        del socket.watchers[self]
+
+    def note_change(self) -> None:
+        """Look again at what is ready."""
+        waiting, self._waiting = self._waiting, []
+        for wake in waiting:
+            wake()
+
+    def select(self, timeout_s: float) -> list[tuple[SimpleNamespace, int]]:
+        until = self._threads.loop.time() + timeout_s
+        while not (found := self._ready()) and self._threads.loop.time() < until:
+            self._waiting.append(self._threads.waiter())
+            if not self._threads.wait(until):
+                break
+        return found
+
+    def _ready(self) -> list[tuple[SimpleNamespace, int]]:
+        found = []
+        for socket, key in self._watched.values():
+            can_read = key.events & real_selectors.EVENT_READ and socket.ready(real_select.POLLIN)
+            can_write = key.events & real_selectors.EVENT_WRITE and socket.ready(real_select.POLLOUT)
+            events = (real_selectors.EVENT_READ if can_read else 0) | (real_selectors.EVENT_WRITE if can_write else 0)
+            if events:
+                found.append((key, events))
+        return found
+
+    def close(self) -> None:
+        for thing in [*self._watched]:
+            self.unregister(thing)

@@ -7,17 +7,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from tests.sim.loop import Simulation
-from tests.unit.client.blocking_producer import ASYNCIO, new_producer, threads_of
+from tests.unit.client.blocking_client import ASYNCIO, new_consumer, new_producer, threads_of
 from tests.unit.client.fake_cluster import Cluster
-
-from flintmq import Consumer
 
 
 class ClusterWorld:
     """Nodes by name, each on a machine of its own.
 
     Args:
-        client: ``asyncio`` or ``sync``: whose producers these are.
+        client: ``asyncio`` or ``sync``: whose producers and consumers these are.
     """
 
     def __init__(self, *names: str, seed: int = 0, client: str = ASYNCIO) -> None:
@@ -51,9 +49,11 @@ class ClusterWorld:
         options.setdefault("nsqlookupd_http_addresses", self.cluster.lookups[0])
         return new_producer(self.threads, env=self.sim.driver.env, fetch=self.cluster, **options)
 
-    def consumer(self, topic: str = "t", channel: str = "ch", **options: Any) -> Consumer:
+    def consumer(self, topic: str = "t", channel: str = "ch", **options: Any) -> Any:
+        """A consumer of the client that the world is for; each shell is called alike."""
         options.setdefault("nsqlookupd_http_addresses", self.cluster.lookups[0])
-        return Consumer(topic, channel, env=self.sim.driver.env, fetch=self.cluster, **options)
+        env = self.sim.driver.env
+        return new_consumer(self.threads, topic, channel, env=env, fetch=self.cluster, **options)
 
     @property
     def now(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.client.blocking_producer import ASYNCIO, SYNC
+from tests.unit.client.blocking_client import ASYNCIO, SYNC
 
 
 @pytest.fixture(params=[ASYNCIO, SYNC])

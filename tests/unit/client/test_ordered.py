@@ -42,7 +42,7 @@ def finished(world, topic: str) -> int:
 # --- a connection per partition ---
 
 
-def test_each_partition_has_a_connection():
+def test_each_partition_has_a_connection(client):
     async def scenario(world):
         world.cluster.create("t", 5)
         await fill(world, "t", 20)
@@ -62,10 +62,10 @@ def test_each_partition_has_a_connection():
         assert message.trace_id == int(message.body)
         assert (message.offset, message.raw_size, message.headers, message.tag) == (None, None, {}, "")
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_message_without_partition():
+def test_a_message_without_partition(client):
     async def scenario(world):
         world.fake.add(b"x")
         async with world.consumer() as consumer:
@@ -77,11 +77,11 @@ def test_a_message_without_partition():
                 break
             assert consumer.partitions == {}
 
-    with World() as world:
+    with World(client=client) as world:
         world.run(scenario(world))
 
 
-def test_what_is_asked_of_nsqlookupd():
+def test_what_is_asked_of_nsqlookupd(client):
     async def scenario(world):
         world.cluster.create("t", 1)
         async with world.consumer():
@@ -89,11 +89,11 @@ def test_what_is_asked_of_nsqlookupd():
         how = "/lookup?topic=t&access=r&metainfo=true"
         assert world.cluster.asked[:3] == ["http://l1:4161/listlookup", f"http://l1:4161{how}", f"http://l2:4161{how}"]
 
-    play(scenario)
+    play(scenario, client=client)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_leader_that_moved_is_followed_within_seconds(ordered):
+def test_a_leader_that_moved_is_followed_within_seconds(ordered, client):
     async def scenario(world):
         world.cluster.create("t", 3)
         messages: list[Message] = []
@@ -112,10 +112,10 @@ def test_a_leader_that_moved_is_followed_within_seconds(ordered):
             assert seen_of(messages, 0) == list(range(15))
             assert consumer.stats().order_violations == 0
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_an_old_leader_is_not_kept_beside_the_new_one():
+def test_an_old_leader_is_not_kept_beside_the_new_one(client):
     async def scenario(world):
         world.cluster.create("t", 1)
         async with world.consumer() as consumer:
@@ -124,10 +124,10 @@ def test_an_old_leader_is_not_kept_beside_the_new_one():
             await until(lambda: consumer.partitions == {0: "b:4150"}, 8)
             assert [len(world.cluster.nodes[name].sessions) for name in "ab"] == [0, 1]
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_partition_without_leader_is_found_again():
+def test_a_partition_without_leader_is_found_again(client):
     async def scenario(world):
         topic = world.cluster.create("t", 2)
         messages: list[Message] = []
@@ -142,13 +142,13 @@ def test_a_partition_without_leader_is_found_again():
             await until(lambda: len(messages) == 6)
             assert world.now - began < 5
 
-    play(scenario)
+    play(scenario, client=client)
 
 
 # --- in order ---
 
 
-def test_in_order_one_message_at_a_time():
+def test_in_order_one_message_at_a_time(client):
     async def scenario(world):
         topic = world.cluster.create("t", 3, is_ordered=True)
         await fill(world, "t", 10)
@@ -174,10 +174,10 @@ def test_in_order_one_message_at_a_time():
         counts = {count for node in world.cluster.nodes.values() for _, count in node.rdy}
         assert counts <= {0, 1}
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_youzans_name_of_the_command_is_tried_first_where_it_is_youzans_nsqd():
+def test_youzans_name_of_the_command_is_tried_first_where_it_is_youzans_nsqd(client):
     """It answers E_INVALID to the other name, and closes: each connection was made twice."""
 
     async def scenario(world):
@@ -195,10 +195,10 @@ def test_youzans_name_of_the_command_is_tried_first_where_it_is_youzans_nsqd():
         assert [line.split()[0] for line in nodes["c"].subscribed] == ["SUB_ORDER"]
         assert [violation for node in nodes.values() for violation in node.violations] == []
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_an_nsqd_that_knows_neither_name_is_not_asked_without_end():
+def test_an_nsqd_that_knows_neither_name_is_not_asked_without_end(client):
     """Two connections, then the usual delay between attempts."""
 
     async def scenario(world):
@@ -210,10 +210,10 @@ def test_an_nsqd_that_knows_neither_name_is_not_asked_without_end():
         (tries,) = [len(node.subscribed) for node in world.cluster.nodes.values() if node.subscribed]
         assert 2 <= tries <= 30
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_the_name_of_the_command_is_remembered_per_nsqd_where_its_version_does_not_tell():
+def test_the_name_of_the_command_is_remembered_per_nsqd_where_its_version_does_not_tell(client):
     async def scenario(world):
         world.cluster.create("t", 3, is_ordered=True)
         await fill(world, "t", 2)
@@ -232,10 +232,10 @@ def test_the_name_of_the_command_is_remembered_per_nsqd_where_its_version_does_n
         ]
         assert [line.split()[0] for line in world.cluster.nodes["c"].subscribed] == ["SUB_ORDER"]
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_failed_message_blocks_its_partition_until_it_is_done(caplog):
+def test_a_failed_message_blocks_its_partition_until_it_is_done(caplog, client):
     caplog.set_level(logging.WARNING, "flintmq.client")
 
     async def scenario(world):
@@ -261,10 +261,10 @@ def test_a_failed_message_blocks_its_partition_until_it_is_done(caplog):
         levels = [record.levelname for record in caplog.records if "is blocked" in record.message]
         assert levels == ["WARNING", "ERROR"], "attempts 11 and 13"
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_failed_message_comes_again_only_after_the_backoff():
+def test_a_failed_message_comes_again_only_after_the_backoff(client):
     async def scenario(world):
         world.cluster.create("t", 1, is_ordered=True)
         await fill(world, "t", 1)
@@ -280,10 +280,10 @@ def test_a_failed_message_comes_again_only_after_the_backoff():
         assert times[1] - times[0] > 7
         assert times[2] - times[1] > 14
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_while_one_partition_waits_the_others_go_on():
+def test_while_one_partition_waits_the_others_go_on(client):
     async def scenario(world):
         world.cluster.create("t", 3, is_ordered=True)
         messages: list[Message] = []
@@ -304,10 +304,10 @@ def test_while_one_partition_waits_the_others_go_on():
             world.cluster.nodes["a"].sessions[0].hang_up()
             await until(lambda: consumer.stats().failed == 2, 10)  # a new connection has not failed yet
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_body_that_cannot_be_read_is_not_skipped():
+def test_a_body_that_cannot_be_read_is_not_skipped(client):
     async def scenario(world):
         world.cluster.create("t", 1, is_ordered=True)
         for body in (b"1", b"not a number", b"3"):
@@ -323,10 +323,10 @@ def test_a_body_that_cannot_be_read_is_not_skipped():
         assert values == [1]
         assert finished(world, "t") == 1
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_discarding_is_the_handlers_decision():
+def test_discarding_is_the_handlers_decision(client):
     from flintmq import Discard
 
     async def scenario(world):
@@ -339,10 +339,10 @@ def test_discarding_is_the_handlers_decision():
         async with world.consumer(ordered=True, handler=handle, inline=True):
             await until(lambda: finished(world, "t") == 3)
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_pausing_in_order():
+def test_pausing_in_order(client):
     async def scenario(world):
         world.cluster.create("t", 2, is_ordered=True)
         await fill(world, "t", 2)
@@ -357,10 +357,10 @@ def test_pausing_in_order():
             consumer.unpause()
             await until(lambda: len(messages) == 8)
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_fewer_permits_than_partitions():
+def test_fewer_permits_than_partitions(client):
     async def scenario(world):
         world.cluster.create("t", 6, is_ordered=True)
         await fill(world, "t", 5)
@@ -371,10 +371,10 @@ def test_fewer_permits_than_partitions():
         for number in range(6):
             assert seen_of(messages, number) == list(range(5))
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_messages_out_of_order_are_told():
+def test_messages_out_of_order_are_told(client):
     async def scenario(world):
         topic = world.cluster.create("t", 1, is_ordered=True)
         await fill(world, "t", 6)
@@ -391,7 +391,7 @@ def test_messages_out_of_order_are_told():
         assert (violation.found[0], violation.before[0]) == (4, 5)
         assert "t partition 0: message with id 4 at offset" in str(violation)
 
-    play(scenario)
+    play(scenario, client=client)
 
 
 def record(internal_id: int, attempts: int = 1) -> tuple[int, int, bytes, bytes]:
@@ -418,7 +418,7 @@ def test_what_counts_as_out_of_order():
 # --- what the topic says ---
 
 
-def test_a_topic_that_must_be_consumed_in_order_is_told_to_the_user():
+def test_a_topic_that_must_be_consumed_in_order_is_told_to_the_user(client):
     async def scenario(world):
         world.cluster.create("t", 3, is_ordered=True)
         world.kill("c")
@@ -429,16 +429,16 @@ def test_a_topic_that_must_be_consumed_in_order_is_told_to_the_user():
             async with consumer:
                 pass
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_topic_without_partitions_cannot_be_consumed_in_order():
+def test_a_topic_without_partitions_cannot_be_consumed_in_order(client):
     async def scenario(world):
         consumer = Consumer("t", "c", nsqlookupd_http_addresses="l", env=world.env, fetch=PlainLookup(), ordered=True)
         with pytest.raises(DiscoveryError, match="has no partitions"):
             await consumer.start()
 
-    with World() as world:
+    with World(client=client) as world:
         world.run(scenario(world))
 
 
@@ -466,7 +466,7 @@ def test_wrong_tags(tag):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_headers_and_tags(ordered):
+def test_headers_and_tags(ordered, client):
     async def scenario(world):
         topic = world.cluster.create("t", 1, is_extended=True)
         partition = topic.partitions[0]
@@ -486,10 +486,10 @@ def test_headers_and_tags(ordered):
         (request,) = world.cluster.nodes["a"].identified
         assert (request["extend_support"], request["desired_tag"]) == (True, "x")
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_topic_without_headers_is_not_told_of_any():
+def test_a_topic_without_headers_is_not_told_of_any(client):
     async def scenario(world):
         world.cluster.create("t", 1)
         async with world.consumer(desired_tag="x") as consumer:
@@ -498,10 +498,10 @@ def test_a_topic_without_headers_is_not_told_of_any():
         assert "extend_support" not in request
         assert "desired_tag" not in request
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_a_topic_that_is_given_headers_while_it_is_consumed():
+def test_a_topic_that_is_given_headers_while_it_is_consumed(client):
     async def scenario(world):
         topic = world.cluster.create("t", 1)
         async with world.consumer(lookup_interval=3600) as consumer:
@@ -511,10 +511,10 @@ def test_a_topic_that_is_given_headers_while_it_is_consumed():
             await until(lambda: any(session.is_extended for session in world.cluster.nodes["a"].sessions), 20)
             await until(lambda: consumer.partitions)
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_an_nsqd_that_disagrees_for_long_is_told_to_the_user():
+def test_an_nsqd_that_disagrees_for_long_is_told_to_the_user(client):
     async def scenario(world):
         world.cluster.create("t", 1)
         topic = world.cluster.topics["t"]
@@ -527,10 +527,10 @@ def test_an_nsqd_that_disagrees_for_long_is_told_to_the_user():
                 async for _ in consumer:
                     pass
 
-    play(scenario)
+    play(scenario, client=client)
 
 
-def test_headers_that_are_no_json():
+def test_headers_that_are_no_json(client):
     async def scenario(world):
         topic = world.cluster.create("t", 1, is_extended=True)
         topic.partitions[0].append(0, b"[1]", 4, b"x", True)
@@ -543,7 +543,7 @@ def test_headers_that_are_no_json():
             await until(lambda: given_up)
         assert given_up[0].body == b"x"
 
-    play(scenario)
+    play(scenario, client=client)
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_messages_that_are_too_short(is_extended, is_ordered, data):
         take_apart([(0, 1, bytes(16), data)], is_extended, is_ordered)
 
 
-def test_nonsense_from_nsqd_ends_the_connection():
+def test_nonsense_from_nsqd_ends_the_connection(client):
     async def scenario(world):
         world.cluster.create("t", 1, is_ordered=True)
         async with world.consumer(ordered=True) as consumer:
@@ -565,14 +565,14 @@ def test_nonsense_from_nsqd_ends_the_connection():
             await until(lambda: session not in world.cluster.nodes["a"].sessions)
             assert consumer.stats().received == 0
 
-    play(scenario)
+    play(scenario, client=client)
 
 
 # --- trace ---
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_tracing_is_switched_while_running(caplog, ordered):
+def test_tracing_is_switched_while_running(caplog, ordered, client):
     caplog.set_level(logging.INFO, "flintmq.trace")
 
     async def scenario(world):
@@ -604,4 +604,4 @@ def test_tracing_is_switched_while_running(caplog, ordered):
             "nsqd": "a:4150",
         }
 
-    play(scenario)
+    play(scenario, client=client)

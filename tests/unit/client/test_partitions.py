@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.client.blocking_producer import ASYNCIO
+from tests.unit.client.blocking_client import ASYNCIO
 from tests.unit.client.cluster_world import PlainLookup, play
 from tests.unit.client.fake_cluster import HANG_UP, OK, SILENCE, STORE_AND_HANG_UP
 from tests.unit.client.world import World, until

@@ -7,7 +7,7 @@ from datetime import timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.unit.client.blocking_producer import ASYNCIO, SYNC
+from tests.unit.client.blocking_client import ASYNCIO, SYNC
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 

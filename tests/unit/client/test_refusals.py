@@ -117,22 +117,25 @@ def test_a_publish_that_finds_its_permission_ended_goes_again_when_the_secret_ca
 # --- consumer ---
 
 
-def test_a_consumer_starts_unless_every_nsqd_refuses():
+def test_a_consumer_starts_unless_every_nsqd_refuses(client):
     async def scenario(world):
         world.fakes["a"].secrets = world.fakes["b"].secrets = []
         errors: list = []
         async with world.consumer(options=KNOWN, on_error=errors.append) as consumer:
             assert consumer.connections == ("c:4150",)
+            iterating = asyncio.create_task(anext(aiter(consumer)))  # a thread that iterates calls on_error
+            await until(lambda: len(errors) >= 2)
             assert {error.code for error in errors} == {"E_AUTH_FAILED"}
+            iterating.cancel()
         world.fakes["c"].secrets = []
         with pytest.raises(NsqdError, match="E_AUTH_FAILED"):
             async with world.consumer(options=KNOWN):
                 pass
 
-    run(scenario, "a", "b", "c", features=GUARDED)
+    run(scenario, "a", "b", "c", features=GUARDED, client=client)
 
 
-def test_one_that_is_down_may_accept_us_later():
+def test_one_that_is_down_may_accept_us_later(client):
     async def scenario(world):
         world.kill("b")
         world.fakes["a"].secrets = []
@@ -141,19 +144,19 @@ def test_one_that_is_down_may_accept_us_later():
             world.start("b")
             await until(lambda: consumer.connections == ("b:4150",))
 
-    run(scenario, "a", "b", features=GUARDED)
+    run(scenario, "a", "b", features=GUARDED, client=client)
 
 
-def test_no_tls_where_tls_was_asked_for():
+def test_no_tls_where_tls_was_asked_for(client):
     async def scenario(world):
         with pytest.raises(TlsRefused, match="offers no TLS"):
             async with world.consumer(options=ConnectionOptions(tls=True)):
                 pass
 
-    run(scenario)
+    run(scenario, client=client)
 
 
-def test_a_secret_that_can_be_renewed_is_never_final():
+def test_a_secret_that_can_be_renewed_is_never_final(client):
     async def scenario(world):
         secrets = iter(["wrong", "wrong"])
         options = ConnectionOptions(auth_secret=lambda: next(secrets, "known"))
@@ -161,10 +164,10 @@ def test_a_secret_that_can_be_renewed_is_never_final():
             await until(lambda: consumer.connections)
         assert world.fake.secrets_given == [b"wrong", b"wrong", b"known"]
 
-    run(scenario, features=GUARDED)
+    run(scenario, features=GUARDED, client=client)
 
 
-def test_an_outage_of_the_auth_server_does_not_end_a_consumer():
+def test_an_outage_of_the_auth_server_does_not_end_a_consumer(client):
     async def scenario(world):
         async with world.consumer(options=KNOWN) as consumer:
             world.fake.secrets = []
@@ -179,4 +182,4 @@ def test_an_outage_of_the_auth_server_does_not_end_a_consumer():
                 async for _ in consumer:
                     pass
 
-    run(scenario, features=GUARDED)
+    run(scenario, features=GUARDED, client=client)

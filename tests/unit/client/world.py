@@ -16,10 +16,9 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from tests.sim.loop import Simulation
-from tests.unit.client.blocking_producer import ASYNCIO, new_producer, threads_of
+from tests.unit.client.blocking_client import ASYNCIO, new_consumer, new_producer, threads_of
 from tests.unit.client.fake_nsqd import PORT, FakeNsqd, Ledger
 
-from flintmq import Consumer
 from flintmq.env import Env
 from flintmq.wire.identify import ServerFeatures
 
@@ -30,7 +29,7 @@ class World:
     """Scripted nsqds by name.
 
     Args:
-        client: ``asyncio`` or ``sync``: whose producers these are.
+        client: ``asyncio`` or ``sync``: whose producers and consumers these are.
 
     Attributes:
         ledger: what is in flight over all of them.
@@ -87,9 +86,11 @@ class World:
         self.sim.node(name).kill(power_loss)
         self.fakes[name].crash()
 
-    def consumer(self, topic: str = "t", channel: str = "c", **options: Any) -> Consumer:
-        options.setdefault("nsqd_tcp_addresses", self.addresses)
-        return Consumer(topic, channel, env=self.env, **options)
+    def consumer(self, topic: str = "t", channel: str = "c", **options: Any) -> Any:
+        """A consumer of the client that the world is for; each shell is called alike."""
+        if "nsqlookupd_http_addresses" not in options:
+            options.setdefault("nsqd_tcp_addresses", self.addresses)
+        return new_consumer(self.threads, topic, channel, env=self.env, **options)
 
     def producer(self, *addresses: str, **options: Any) -> Any:
         """A producer of the client that the world is for; each shell is called alike."""

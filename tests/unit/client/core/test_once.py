@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from tests.unit.client.blocking_producer import ASYNCIO
+from tests.unit.client.blocking_client import ASYNCIO
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
