@@ -1,15 +1,12 @@
 """Discovery for the blocking producer: asks nsqlookupd where topics are, and learns from what they say.
 
-Rules of this file: part of :mod:`flintmq.client.blocking.producer`, which has the rest; everything is called with the
-lock held.
+Rules of this file: everything is called with the producer's lock held.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -29,39 +26,60 @@ LOOK_AGAIN_S = 1.0
 GAPS_S = 5.0  # between two lookups of a topic that has a partition which takes nothing
 
 
-class Discovery(ABC):
-    """The part of a producer that finds out where to publish."""
+class Discovery:
+    """Finds out where to publish, and keeps that up to date.
 
-    _asked: dict[str, bool]
-    _changed: threading.Condition
-    _env: Env
-    _gaps_at: float
-    _last_error: FlintError | None
-    _lookup: Lookup | None
-    _lookup_interval_s: float
-    _refresh_at: float
-    _routes: Routes
-    _time: Callable[[], float]
-    _timers: Timers
-    _under_way: dict[str, None]
-    _waiting: dict[str, int]
+    Args:
+        lookup: is asked.
+        routes: take what is learnt.
+        interval_s: seconds between two lookups of a topic, without jitter.
+        waiting: topics that calls wait for.
+        learned: called when the routes have changed.
+        failed: told why it is not known where a topic is.
+    """
 
-    @abstractmethod
-    def _keep(self, wanted: Iterable[str]) -> None: ...
+    def __init__(
+        self,
+        lookup: Lookup,
+        routes: Routes,
+        interval_s: float,
+        timers: Timers,
+        env: Env,
+        waiting: Collection[str],
+        learned: Callable[[], object],
+        failed: Callable[[FlintError], object],
+    ) -> None:
+        self._lookup = lookup
+        self._routes = routes
+        self._interval_s = interval_s
+        self._timers = timers
+        self._env = env
+        self._waiting = waiting
+        self._learned = learned
+        self._failed = failed
+        self._asked: dict[str, bool] = {}  # lately; whether somebody wanted to ask again meanwhile
+        self._under_way: dict[str, None] = {}
+        self._refresh_at = timers.time() + interval_s
+        self._gaps_at = 0.0
 
-    def _follow(self, now: float) -> None:
+    def end(self) -> None:
+        """Ask no more."""
+        self._lookup.end()
+
+    def follow(self) -> None:
         """Refresh every topic again and again, and those that calls wait for, or with gaps, more often."""
+        now = self._timers.time()
         topics = dict.fromkeys(self._waiting)
         if now >= self._gaps_at:
             topics.update(dict.fromkeys(self._routes.gaps))
             self._gaps_at = now + GAPS_S
         if now >= self._refresh_at:
             topics.update(dict.fromkeys(self._routes.topics))
-            self._refresh_at = now + jittered_s(self._lookup_interval_s, LOOKUP_JITTER, self._env.random.random())
+            self._refresh_at = now + jittered_s(self._interval_s, LOOKUP_JITTER, self._env.random.random())
         for topic in topics:
-            self._look_up(topic)
+            self.look_up(topic)
 
-    def _look_up(self, topic: str, at_once: bool = False) -> None:
+    def look_up(self, topic: str, at_once: bool = False) -> None:
         """Refresh what is known of a topic, once at a time.
 
         Args:
@@ -71,18 +89,17 @@ class Discovery(ABC):
             return
         if topic in self._asked and not at_once:
             self._asked[topic] = True
-        elif self._lookup is not None:
+        else:
             self._asked[topic] = False
             self._under_way[topic] = None
-            distrusted = self._routes.distrusted(topic, self._time())
+            distrusted = self._routes.distrusted(topic, self._timers.time())
             self._lookup.ask(topic_path(topic, "w"), partial(self._found, topic), distrusted)
 
     def _end_asking(self, topic: str) -> None:
         if self._asked.pop(topic, False):
-            self._look_up(topic)
+            self.look_up(topic)
 
     def _found(self, topic: str, outcome: Topology | DiscoveryError) -> None:
-        assert self._lookup is not None
         if isinstance(outcome, DiscoveryError) or outcome.nodes or outcome.is_partitioned:
             self._learn(topic, outcome)
         elif outcome.is_refused:
@@ -98,14 +115,13 @@ class Discovery(ABC):
     def _learn(self, topic: str, outcome: Topology | DiscoveryError, is_guess: bool = False) -> None:
         del self._under_way[topic]  # who asked meanwhile has this answer
         self._asked[topic] = False
-        self._timers.call_later(min(LOOK_AGAIN_S, self._lookup_interval_s), self._end_asking, topic)
+        self._timers.call_later(min(LOOK_AGAIN_S, self._interval_s), self._end_asking, topic)
         if isinstance(outcome, DiscoveryError):
-            self._last_error = outcome
+            self._failed(outcome)
             log.warning("discovery of %s failed: %s", topic, outcome)
             return
         if not outcome.nodes:
             reason = outcome.reason if outcome.is_refused else "the nsqlookupd list no nsqd"
-            self._last_error = NoNsqd(topic, reason)
+            self._failed(NoNsqd(topic, reason))
         self._routes.learn(topic, outcome, is_guess)
-        self._keep(self._routes.addresses())
-        self._changed.notify_all()
+        self._learned()

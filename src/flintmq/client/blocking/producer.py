@@ -82,7 +82,7 @@ class _NotYet:
 _NOT_YET: Final = _NotYet()
 
 
-class Producer(Discovery):
+class Producer:
     """Publishes messages, from any number of threads.
 
     ::
@@ -141,7 +141,6 @@ class Producer(Discovery):
         )
         check_options(settings.options)
         self._env, self._policy = settings.env, settings.policy
-        self._lookup_interval_s = settings.lookup_interval_s
         self._pool_size = whole(pool_size, "pool_size", 1, POOL_SIZE_MAX)
         self._timeout_s = settings.policy.timeout_s
         self._stats = ProducerStats()
@@ -158,15 +157,13 @@ class Producer(Discovery):
         self._changed = threading.Condition(self._lock)
         self._timers = Timers(self._env.clock)
         self._threads = ThreadPool("flintmq-connect")
-        self._lookup: Lookup | None = None
+        self._discovery: Discovery | None = None
         self._ticker: Ticker | None = None
         self._pools: dict[str, Pool] = {}
         self._turns: dict[str, Turns] = {}
         self._routes = Routes(self._settings.nsqd)
         self._writers = new_writers(self._settings.producer_id, self._env, self._pool_size)
         self._queues = Queues()
-        self._asked: dict[str, bool] = {}
-        self._under_way: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
         self._rules = RetryRules(
@@ -175,8 +172,6 @@ class Producer(Discovery):
         self._calls: dict[Publish, None] = {}
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
-        self._refresh_at = 0.0
-        self._gaps_at = 0.0
 
     def __repr__(self) -> str:
         up = sum(pool.is_up for pool in self._pools.values())
@@ -214,14 +209,20 @@ class Producer(Discovery):
             if self._ticker is not None:
                 return
             if self._settings.lookups:
-                threads = ThreadPool("flintmq-lookup")
-                self._lookup = Lookup(
-                    self._settings.lookups, self._settings.lookup_timeout_s, self._fetch, threads, self._timers,
-                    self._lock, self._changed.notify_all,
-                )  # fmt: skip
-                self._refresh_at = self._time() + self._lookup_interval_s
+                self._discovery = self._new_discovery()
             self._keep(self._settings.nsqd)
             self._ticker = Ticker(self._tick, TICK_S, "flintmq-producer")
+
+    def _new_discovery(self) -> Discovery:
+        settings, timers = self._settings, self._timers
+        lookup = Lookup(
+            settings.lookups, settings.lookup_timeout_s, self._fetch, ThreadPool("flintmq-lookup"), timers, self._lock,
+            self._changed.notify_all,
+        )  # fmt: skip
+        return Discovery(
+            lookup, self._routes, settings.lookup_interval_s, timers, self._env, self._waiting, self._learned,
+            self._note_error,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Take no more, wait until what was taken has ended (each by its own deadline), and close the connections."""
@@ -235,8 +236,8 @@ class Producer(Discovery):
             ticker, self._ticker = self._ticker, None
             pools, self._pools = self._pools, {}
             self._threads.end()
-            if self._lookup is not None:
-                self._lookup.end()
+            if self._discovery is not None:
+                self._discovery.end()
         if ticker is not None:
             ticker.end()
         for pool in pools.values():
@@ -703,6 +704,18 @@ class Producer(Discovery):
 
     # --- connecting, with the lock held unless said otherwise ---
 
+    def _look_up(self, topic: str, at_once: bool = False) -> None:
+        """Have it found out where a topic is, unless the nsqd are given; see :meth:`Discovery.look_up`."""
+        if self._discovery is not None:
+            self._discovery.look_up(topic, at_once)
+
+    def _learned(self) -> None:
+        self._keep(self._routes.addresses())
+        self._changed.notify_all()
+
+    def _note_error(self, error: FlintError) -> None:
+        self._last_error = error
+
     def _keep(self, wanted: Iterable[str]) -> None:
         """Have these nsqd connected, and no others."""
         listed = dict.fromkeys(wanted)
@@ -774,5 +787,5 @@ class Producer(Discovery):
                         self._lost(pool, line)
                 if not pool.is_up and not pool.opening_count and now >= pool.retry_at:
                     self._open(pool)
-            if self._lookup is not None:
-                self._follow(now)
+            if self._discovery is not None:
+                self._discovery.follow()
