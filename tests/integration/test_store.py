@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Certificates
+from tests.certificates import Certificates, Files
 from tests.integration.daemons import PATIENCE_S, Daemons, Nsqlookupd, wait_until
 from tests.integration.etcd import Etcd
 from tests.integration.proxy import Proxy
@@ -36,12 +36,15 @@ from flintmq.cluster.store import (
     swap,
 )
 from flintmq.env import Env
+from flintmq.net import etcd_wire as wire
+from flintmq.net.cluster_store import StoreFiles, open_store
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import Request
 from flintmq.net.lease import holding
 from flintmq.net.tls import client_context
+from flintmq.nsqlookupd.http_permissions import STORE_TABLE
 
 ALL = Span.of_prefix("/")
 PATIENT: dict[str, Any] = {"try_timeout_s": PATIENCE_S, "timeout_s": 2 * PATIENCE_S}
@@ -595,7 +598,7 @@ def test_users_and_passwords_and_a_token_that_is_refused(tmp_path: Path):
                 await store.get("/a")
 
         async def refused(store: EtcdStore) -> None:
-            with pytest.raises(StoreRefused, match=r"authentication failed|user name is empty"):
+            with pytest.raises(StoreRefused, match=r"authentication failed.*correct user|user name is empty.*give its"):
                 await store.get("/a")
 
         use(enable, etcd.url, user="root", password="whatever")
@@ -605,6 +608,90 @@ def test_users_and_passwords_and_a_token_that_is_refused(tmp_path: Path):
         use(refused, etcd.url)
     finally:
         etcd.discard()
+
+
+def test_the_addresses_and_files_of_an_option_are_enough_for_a_secured_etcd(tmp_path: Path, daemons: Daemons):
+    """Two addresses, of which one is nobody's; TLS with certificates of both sides; user, and password in a file."""
+    certificates = Certificates(tmp_path / "certificates")
+    server, client = certificates.server, certificates.client("good")
+    flags = (
+        f"--cert-file={server.cert}",
+        f"--key-file={server.key}",
+        "--client-cert-auth",
+        f"--trusted-ca-file={certificates.ca}",
+    )
+    etcd = Etcd(tmp_path, "one", *flags, scheme="https")
+    for name, text in (("password", "secret\n"), ("wrong", "guess\n")):
+        (tmp_path / name).write_text(text)
+    addresses = ["https://root@127.0.0.1:1", etcd.url.replace("://", "://root@")]
+
+    nameless = certificates._leaf("nameless", certificates._ca, "client.example")
+
+    def opened(password: str, shown: Files = nameless) -> EtcdStore:
+        files = StoreFiles(str(tmp_path / password), certificates.ca, shown.cert, shown.key)
+        return open_store(Env(), addresses, None, files)
+
+    async def until_answered(ask: Callable[[], Awaitable[Any]]) -> Any:
+        while True:  # a busy machine may take longer than the deadline of a call
+            try:
+                return await ask()
+            except (OutcomeUnknown, StoreUnavailable):
+                continue
+
+    async def scenario() -> None:
+        context = client_context(certificates.ca, cert=client.cert, key=client.key)
+        for path, body in (
+            ("user/add", b'{"name":"root","password":"secret"}'),
+            ("user/grant", b'{"user":"root","role":"root"}'),
+            ("enable", b"{}"),
+        ):
+            asked = Request.to("POST", f"{etcd.url}/v3/auth/{path}", {}, body)
+            assert (await HttpClient().ask(asked, timeout_s=PATIENCE_S, context=context)).status == 200
+        store = opened("password")
+        await until_answered(lambda: put(store, "/a"))
+        revision = await until_answered(lambda: put(store, "/a"))
+        async with store.watch(ALL, revision - 1) as watched:
+            assert [event.key for event in (await first(watched)).events] == ["/a"]
+        await store.close()
+        for store, text in (
+            (opened("wrong"), "does not let user 'root' in: .*; correct user and password"),
+            (opened("password", client), "takes only a client certificate without a common name"),
+        ):
+            with pytest.raises(StoreRefused, match=text):
+                await until_answered(partial(store.get, "/a"))
+            await store.close()
+
+    try:
+        etcd.launch().wait()
+        asyncio.run(scenario())
+        with pytest.raises(AssertionError, match=r"--cluster-store: .* is of no use: the addresses name no user"):
+            daemons.nsqlookupd(
+                f"--cluster-store={etcd.url}",
+                f"--cluster-store-password-file={tmp_path / 'wrong'}",
+                f"--cluster-store-root-ca-file={certificates.ca}",
+            )
+    finally:
+        etcd.discard()
+
+
+def test_a_stranger_reaches_nothing_of_the_store(daemons: Daemons, tmp_path: Path):
+    """Whoever has no token, or one without the permission admin, can neither read nor write, by any request."""
+    reader = "b" * 32
+    clients = tmp_path / "clients.toml"
+    clients.write_text(f'[[client]]\nname = "dashboard"\ntoken = "{reader}"\npermissions = ["read", "publish"]\n')
+    clients.chmod(0o600)
+    _, url = with_store(daemons, tmp_path / "store", f"--http-auth-tokens-file={clients}")
+    paths = [path for _, path in STORE_TABLE]
+    assert len(paths) == len({*paths, wire.RANGE, wire.TXN, wire.WATCH, wire.LEASE_GRANT, wire.LEASE_REVOKE})
+
+    async def scenario() -> None:
+        for path in paths:
+            for headers, status in (({}, 401), ({"Authorization": f"Bearer {reader}"}, 403)):
+                asked = Request.to("POST", f"{url}{path}", headers, b"{}")
+                answer = await HttpClient().ask(asked, timeout_s=PATIENCE_S)
+                assert answer.status == status, (path, headers, answer)
+
+    asyncio.run(scenario())
 
 
 def test_tls_with_client_certificates(tmp_path: Path):

@@ -9,6 +9,8 @@ Source: design/cluster.md section 2, Revision 2 H12.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from flintmq.env import Env
@@ -18,6 +20,7 @@ from flintmq.net.http_auth import TokenFile
 from flintmq.net.tls import client_context
 
 FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
+_PASSWORD_BYTES_MAX = 1024
 _DEFAULT_PORTS = {"http": 2379, "https": 2379}
 
 
@@ -59,17 +62,57 @@ def _read(text: str) -> tuple[str, str, str]:
     return f"{parts.scheme}://{address}", unquote(parts.username or ""), unquote(parts.password or "")
 
 
-def open_store(env: Env, addresses: Sequence[str], token: TokenFile | None = None) -> EtcdStore:
+@dataclass(frozen=True, slots=True)
+class StoreFiles:
+    """What the way to a store needs besides addresses; each is the path of a file, or empty.
+
+    Attributes:
+        password: one line, the password of the user that the addresses name; read once.
+        root_ca: authorities of servers in PEM; those of the system when empty.
+        cert, key: what this client shows, in PEM.
+    """
+
+    password: str = ""
+    root_ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+def open_store(
+    env: Env, addresses: Sequence[str], token: TokenFile | None = None, files: StoreFiles | None = None
+) -> EtcdStore:
     """Return the store behind addresses; nothing is asked yet.
 
     Args:
         token: shown to a nsqlookupd that asks for one.
 
     Raises:
-        ValueError: an address cannot be read.
+        ValueError: an address cannot be read, or does not go with the files.
         StoreRefused: there is none.
+        TlsSetupError: a file for TLS cannot be used.
     """
+    files = files or StoreFiles()
     endpoints, user, password = read_addresses(addresses)
+    if files.password:
+        if not user or password:
+            what = "have a password already" if password else "name no user"
+            raise ValueError(f"the file with the password {files.password} is of no use: the addresses {what}")
+        password = _read_password(files.password)
     is_secured = any(endpoint.startswith("https:") for endpoint in endpoints)
-    context = client_context() if is_secured else None
+    if (files.root_ca or files.cert or files.key) and not is_secured:
+        raise ValueError("files for TLS are of no use: no address of the store begins with https://")
+    context = client_context(files.root_ca, cert=files.cert, key=files.key) if is_secured else None
     return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token))
+
+
+def _read_password(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            lines = file.read(_PASSWORD_BYTES_MAX + 1).splitlines()
+        if len(lines) == 1 and len(lines[0]) <= _PASSWORD_BYTES_MAX and lines[0]:
+            return lines[0].decode()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        pass
+    raise ValueError(f"{path}: it must have one line of UTF-8, the password, of at most {_PASSWORD_BYTES_MAX} bytes")

@@ -70,7 +70,9 @@ WATCH_COUNT_MAX = 64
 """Answers of a watch that wait for its reader; then nothing more is read from the endpoint."""
 
 _AUTH_IS_OFF = "authentication is not enabled"
-_TOKEN_IS_OLD = ("user name is empty", "revision of auth store is old", "invalid auth token")
+_NAMED_CERTIFICATE = "CommonName of client sending a request against gateway"
+_NAMELESS = "user name is empty"
+_TOKEN_IS_OLD = (_NAMELESS, "revision of auth store is old", "invalid auth token")
 _PASSED_ON = (wire.UNAVAILABLE, wire.DEADLINE, 1, 2, 10, 13)  # cancelled, unknown, aborted, internal
 
 _log = logging.getLogger(__name__)
@@ -306,7 +308,12 @@ class EtcdStore:
             raise LeaseExists(0) from None
         if error.reason == wire.COMPACTED:
             raise Compacted(0) from None
+        if _NAMED_CERTIFICATE in error.reason:
+            text += "; with users, etcd takes only a client certificate without a common name over HTTP"
+            raise StoreRefused(text) from None
         if error.code not in (wire.OK, wire.EXHAUSTED, *_PASSED_ON):
+            if not self._options.user and _NAMELESS in error.reason:
+                text += "; this store asks who we are: give its address as http(s)://user:password@host:port"
             raise StoreRefused(text) from None
         if error.code == wire.OK and error.reason in ("UNAUTHORIZED", "FORBIDDEN", "TOO_MANY_FAILURES"):
             raise StoreRefused(f"{text}: its --http-auth-tokens-file must have our token, with the permission admin")
@@ -334,7 +341,10 @@ class EtcdStore:
                     if _AUTH_IS_OFF in error.reason:
                         return
                     if error.code not in (wire.OK, *_PASSED_ON):
-                        reason = f"{endpoint.address} does not let user {self._options.user!r} in: {error.reason}"
+                        reason = (
+                            f"{endpoint.address} does not let user {self._options.user!r} in: {error.reason}; correct "
+                            "user and password of the store"
+                        )
                         raise StoreRefused(reason) from None
                     self._failed(endpoint)
 

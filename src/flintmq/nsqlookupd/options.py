@@ -35,6 +35,13 @@ _ADDRESSES = "Addresses"
 _PRODUCERS = "Producers"
 _TLS = "TLS"
 _HTTP_AUTH = "HTTP clients"
+_OF_STORES_ELSEWHERE = (
+    "cluster_store_token_file",
+    "cluster_store_password_file",
+    "cluster_store_root_ca_file",
+    "cluster_store_cert",
+    "cluster_store_key",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +130,42 @@ class NsqlookupdOptions(Options):
         Text("FILE"),
         "",
         "file with the token for the nsqlookupd that keeps the store; read again when it changes",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_store_password_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the password of the user that the addresses of the store name",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_store_root_ca_file: str = option(
+        Text("FILE"),
+        "",
+        "certificate authorities of the store",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="those of the system",
+        hidden=True,
+    )
+    cluster_store_cert: str = option(
+        Text("FILE"),
+        "",
+        "certificate shown to the store",
+        group=_PRODUCERS,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_store_key: str = option(
+        Text("FILE"),
+        "",
+        "private key of that certificate, without a passphrase",
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
@@ -252,6 +295,12 @@ class NsqlookupdOptions(Options):
     def _check_cluster(self) -> None:
         if CLUSTER_NAME.fullmatch(self.cluster) is None:
             raise OptionError("cluster", self.cluster, "it must be 1 to 64 of A-Z a-z 0-9 _ . -", "argument")
+        if not self.cluster_store or self.is_own_store:
+            for name in _OF_STORES_ELSEWHERE:
+                if given := getattr(self, name):
+                    raise OptionError(
+                        name, given, "it is for a --cluster-store that is elsewhere: give that", "argument"
+                    )
         if not self.cluster_store:
             return
         if self.is_own_store and not self.store_path:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from flintmq.net.cluster_store import read_addresses
+from flintmq.env import Env
+from flintmq.net.cluster_store import StoreFiles, open_store, read_addresses
 
 
 @pytest.mark.parametrize(
@@ -48,3 +51,35 @@ def test_a_password_is_not_told():
         with pytest.raises(ValueError) as refused:
             read_addresses(addresses)
         assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "files", "text"),
+    [
+        (["a:1"], {"password": "good"}, "the addresses name no user"),
+        (["http://u:p@a:1"], {"password": "good"}, "the addresses have a password already"),
+        (["http://u@a:1"], {"password": "none"}, "No such file"),
+        (["http://u@a:1"], {"password": "empty"}, "it must have one line"),
+        (["http://u@a:1"], {"password": "two"}, "it must have one line"),
+        (["http://u@a:1"], {"password": "latin"}, "one line of UTF-8"),
+        (["a:1"], {"root_ca": "good"}, "no address of the store begins with https"),
+        (["http://a:1"], {"key": "good"}, "files for TLS are of no use"),
+    ],
+)
+def test_files_that_would_not_be_used_or_cannot_be_are_refused(
+    tmp_path: Path, addresses: list[str], files: dict[str, str], text: str
+):
+    for name, data in (("good", b"secret\n"), ("empty", b"\n"), ("two", b"a\nb\n"), ("latin", b"\xe9\n")):
+        (tmp_path / name).write_bytes(data)
+    paths = {kind: str(tmp_path / name) for kind, name in files.items()}
+    with pytest.raises(ValueError, match=text) as refused:
+        open_store(Env(), addresses, None, StoreFiles(**paths))
+    assert "secret" not in str(refused.value) and "p@" not in str(refused.value)
+
+
+def test_a_password_comes_from_its_file(tmp_path: Path):
+    (tmp_path / "password").write_text("päss word \n")
+    store = open_store(Env(), ["http://u@a:1", "b:2"], None, StoreFiles(password=str(tmp_path / "password")))
+    assert store.endpoints == ["a:1", "b:2"]
+    assert (store._options.user, store._options.password) == ("u", "päss word ")
+    assert "päss" not in repr(store._options)
