@@ -893,13 +893,13 @@ class Broker:
         self._metadata.put_backlog(partition)
         if topic.meta.extend_support:
             self.put_meta(topic)  # it says from where on messages have headers
-        self._metadata.wait(lambda error: self._cut_log(partition, sequence, done, error))
+        self._metadata.wait_here(lambda error: self._cut_log(partition, sequence, done, error))
 
     def _cut_log(self, partition: Partition, sequence: int, done: Waiter, error: BaseException | None) -> None:
         log = partition.log
         if error is None and not partition.is_deleted and isinstance(log, PartitionLog):
             if log.is_syncing:
-                self._metadata.wait(lambda error: self._cut_log(partition, sequence, done, error))
+                self._metadata.wait_here(lambda error: self._cut_log(partition, sequence, done, error))
                 return
             try:
                 log.cut_back_to(sequence)

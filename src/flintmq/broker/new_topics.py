@@ -86,7 +86,7 @@ class NewTopics:
         """
         new = self._by_topic[topic] = NewTopic(topic, creations, is_recorded)
         if not is_recorded:
-            self._metadata.wait(lambda error: self._recorded(new, error))
+            self._metadata.wait_here(lambda error: self._recorded(new, error))
 
     def _recorded(self, new: NewTopic, error: BaseException | None) -> None:
         """The database has a new topic's meta, or could not take it."""
