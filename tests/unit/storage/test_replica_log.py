@@ -71,6 +71,20 @@ def test_after_a_power_loss_it_is_a_beginning_of_its_leaders(seed):
     assert max(read_all(log), default=0) == ENDS[-1] - 1
 
 
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_what_its_leader_had_synced_is_synced_here_before_it_is_called_so(count):
+    kit = Kit()
+    log = open_replica(kit)
+    for data in BATCHES[:count]:
+        log.append_batch(data)
+    assert log.synced_sequence <= 1
+    kit.disk.crash(power_loss=False, rng=random.Random(1))
+    log = open_replica(kit)
+    assert log.synced_sequence == log.next_sequence == ENDS[count - 1]
+    kit.disk.crash(power_loss=True, rng=random.Random(count))
+    assert open_replica(kit).next_sequence == ENDS[count - 1]
+
+
 def test_a_segment_that_is_gone_ends_it():
     kit = Kit()
     log = open_replica(kit)
