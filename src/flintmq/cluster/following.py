@@ -192,6 +192,11 @@ class Following:
         return self._stream
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way that changes the copy: it can be led, or removed."""
+        return self._busy_count == 0
+
+    @property
     def confirmed_ns(self) -> int:
         """Time at which this node last told a leader that it follows it. Once elected it delivers ``LEASE_TTL_S`` after
         that, because the leader before may act on it until then.

@@ -1,0 +1,104 @@
+"""Leaders, followers and links of a cluster under faults, and the rules without which something is lost.
+
+More of it: ``python -m tests.sim.test_cluster_cores FIRST END [rule]`` plays seeds and counts what it finds.
+"""
+
+import re
+import sys
+import time
+from collections import Counter
+
+import pytest
+from tests.sim.cluster_world import FAULTS, Broken, Rules, World, play
+from tests.sim.loop import beginning_with, seeds
+
+SEEDS_MAX = 2000
+"""Within so many each rule has to be missed."""
+INVARIANT = re.compile(r"seed \d+ at [0-9.]+ s: ([IH]\d+):")
+
+MISSING = [  # rule, what goes wrong so that it shows, the seed that showed it first as the code stands
+    ("new_incarnation_is_dead", ("power", "kill", "stumble"), 0),
+    ("written_before_acknowledged", FAULTS, 2),
+    ("epochs_decide_truncation", FAULTS, 6),
+    ("followers_refuse_lower_epochs", ("estrange", "reset"), 0),
+    ("shrink_before_watermark", FAULTS, 32),
+    ("fencing", FAULTS, 13),
+    ("h1", ("isolate", "stumble", "stumble", "cut", "kill"), 5),
+    ("h2", FAULTS, 4),
+    ("h3", FAULTS, 1),
+    ("h4", FAULTS, 3),
+    ("h5", FAULTS, 4),
+]
+
+
+def test_nothing_is_lost_whatever_happens():
+    acked = excused = 0
+    played = list(seeds(200))
+    for seed in played:
+        world = play(seed)
+        acked += world.facts.acked_count
+        excused += world.is_excused
+    assert acked > 100 * len(played) and excused <= 1 + len(played) // 20
+
+
+@pytest.mark.parametrize(
+    "faults", [("estrange", "reset"), ("pause", "isolate", "store"), ("power", "stumble", "reset")]
+)
+def test_nothing_is_lost_when_the_same_happens_again_and_again(faults):
+    for seed in seeds(25):
+        play(seed, faults=faults)
+
+
+@pytest.mark.parametrize(("rule", "faults", "found_by"), MISSING, ids=[rule for rule, _, _ in MISSING])
+def test_a_rule_that_nobody_keeps_is_missed(rule, faults, found_by):
+    assert missed(rule, faults, beginning_with(found_by, range(SEEDS_MAX))) is not None
+
+
+def missed(rule, faults, candidates):
+    """The first seed in which an invariant breaks because a rule is missing, and which."""
+    for seed in candidates:
+        try:
+            play(seed, Rules.without(rule), faults)
+        except Broken as error:
+            found = INVARIANT.match(str(error))
+            if found is not None:
+                return seed, found[1]
+    return None
+
+
+def test_every_rule_is_tried():
+    assert {rule for rule, _, _ in MISSING} == set(Rules.__dataclass_fields__)
+
+
+def test_the_same_seed_is_the_same_run():
+    stories = []
+    for _ in range(2):
+        world = World(7)
+        world.run()
+        stories.append((world.story(), world.facts.acked, world.facts.states))
+    assert stories[0] == stories[1] and len(stories[0][0]) > 500
+
+
+def main(first: int, end: int, rule: str = "") -> None:
+    """Play seeds and print what they found."""
+    faults = {name: kinds for name, kinds, _ in MISSING}.get(rule, FAULTS)
+    found: Counter[str] = Counter()
+    acked, excused, began_s = 0, 0, time.process_time()
+    for seed in range(first, end):
+        try:
+            world = play(seed, Rules.without(rule) if rule else None, faults)
+            acked += world.facts.acked_count
+            excused += world.is_excused
+        except Broken as error:
+            text = str(error) if not rule else str(error).splitlines()[0]
+            print(text, flush=True)
+            invariant = INVARIANT.match(text)
+            found[invariant[1] if invariant else "end"] += 1
+    spent_s = time.process_time() - began_s
+    print(
+        f"{end - first} seeds, {spent_s:.1f} s of CPU, {acked} acknowledged, {excused} given up, broken: {dict(found)}"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
