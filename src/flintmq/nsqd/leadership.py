@@ -36,7 +36,7 @@ class OfTheCluster(FlintError):
 
 
 class Leadership(Protocol):
-    """What this node leads, asked by whoever serves clients."""
+    """Knows what this node leads; asked by whoever serves clients."""
 
     def to_publish(self, event: Publish) -> Partition | None:
         """As :func:`flintmq.nsqd.partitions.to_publish`, of what is led here and can be written.
@@ -84,7 +84,7 @@ class Leadership(Protocol):
 
 
 class Replication(Protocol):
-    """What other nodes have of the logs here, told by the engine."""
+    """Knows what other nodes have of the logs here; told by the engine."""
 
     def look(self) -> None:
         """A turn ends: see to it that nothing is acknowledged or delivered that may not be any more."""

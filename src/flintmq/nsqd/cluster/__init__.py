@@ -1,1 +1,1 @@
-"""What an nsqd does as a node of a cluster; nothing of it is imported by one that belongs to none."""
+"""An nsqd as a node of a cluster; one that belongs to none imports nothing of it."""

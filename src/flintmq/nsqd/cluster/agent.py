@@ -80,23 +80,33 @@ _LEASE_NS = LEASE_TTL_S * 1_000_000_000
 
 
 class NotLedAnyMore(StorageError):
-    """What was published may be stored or not: another node decides that."""
+    """A publish may be stored or not: another node decides that."""
 
     def __str__(self) -> str:
         return "this node leads the partition no longer; whether it is stored is not known, publish it again"
 
 
 class NotEnoughCopies(StorageError):
-    """What was published is stored here, and nobody can tell whether it stays: too few replicas have it."""
+    """A publish is stored here, and nobody can tell whether it stays: too few replicas have it."""
 
     def __str__(self) -> str:
         return "too few replicas acknowledge; whether it stays stored is not known, publish it again"
 
 
 class _Copy:
-    """What is here of one partition of the cluster, and what is being done with it."""
+    """One partition of the cluster, as far as it is here, and what is being done with it."""
 
-    __slots__ = ("again", "followed", "following", "is_busy", "last_leader", "led", "partition", "replica")
+    __slots__ = (
+        "again",
+        "ended_epoch",
+        "followed",
+        "following",
+        "is_busy",
+        "last_leader",
+        "led",
+        "partition",
+        "replica",
+    )
 
     def __init__(self, partition: PartitionId, replica: Replica | None) -> None:
         self.partition = partition
@@ -105,6 +115,7 @@ class _Copy:
         self.followed: FollowedLog | None = None
         self.led: Led | None = None
         self.is_busy = False
+        self.ended_epoch = 0  # in which this process led last: it leads no more before the store names a later one
         self.last_leader: tuple[str, str] | None = None  # another process, as the store said
         self.again: asyncio.TimerHandle | None = None
 
@@ -556,6 +567,8 @@ class Agent:
             self._depose(copy)
         if copy.following is None:
             self._follow(copy, self._env.clock.monotonic_ns())
+        if state.epoch <= max(copy.ended_epoch, replica.epoch - 1):
+            return  # what is known of the store is old
         following = copy.following
         assert following is not None
         following.superseded(state.epoch)
@@ -653,6 +666,7 @@ class Agent:
         self._relink(led)
         self._set_ready(led, False)
         copy.led = None
+        copy.ended_epoch = leading.epoch
         del self._led[copy.partition]
         del self._by_partition[led.partition]
         for group in (self._moving, self._changed, self._unready):
@@ -797,7 +811,7 @@ class Agent:
             self._look_at_changes_now()
 
     def _look_at_changes_now(self) -> None:
-        """What needs nobody else is committed with this turn."""
+        """Commit with this turn what needs nobody else."""
         for led in list(self._changed):
             self._move_watermark(led)
 

@@ -1,4 +1,4 @@
-"""What a node needs to be one of a cluster, read from its options, its data directory and its machine.
+"""A node is made one of a cluster: from its options, its data directory and its machine.
 
 Source: design/cluster.md H4, H14, H15.
 """
@@ -6,6 +6,7 @@ Source: design/cluster.md H4, H14, H15.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
@@ -78,7 +79,7 @@ def read_secret(path: str) -> bytes:
     if not path:
         return b""
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             secret = file.read(_SECRET_BYTES_MAX + 1).strip()
     except OSError as error:
         raise OptionError(
@@ -93,7 +94,6 @@ def read_secret(path: str) -> bytes:
 def _machine_id() -> str:
     """The identity of this machine; empty when it has none."""
     try:
-        with open(_MACHINE_ID, encoding="ascii", errors="replace") as file:
-            return file.read(64).strip()
+        return Path(_MACHINE_ID).read_text(encoding="ascii", errors="replace")[:64].strip()
     except OSError:
         return ""

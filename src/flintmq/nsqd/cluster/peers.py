@@ -56,11 +56,6 @@ _BUFFER_BYTES = 1024 * 1024  # that a transport holds
 _SIZE_BYTES = 4
 
 
-def new_nonce() -> bytes:
-    """Return bytes that were never used before."""
-    return os.urandom(NONCE_BYTES)  # noqa: TID251 - a secret is proved by them
-
-
 class _Handshake:
     """The frames of a handshake, one by one; what follows them is left alone."""
 
@@ -239,7 +234,7 @@ class _Outgoing(_Connection):
         self._peers = peers
         self._link = link
         self._is_connected = False
-        self._dialer = Dialer(peers.me(), peers.secret, new_nonce(), link.node)
+        self._dialer = Dialer(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES), link.node)
 
     def made(self) -> None:
         self.write(self._dialer.hello())
@@ -273,7 +268,7 @@ class _Incoming(_Connection):
     def __init__(self, peers: Peers) -> None:
         super().__init__(peers.env)
         self._peers = peers
-        self._acceptor = Acceptor(peers.me(), peers.secret, new_nonce())
+        self._acceptor = Acceptor(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES))
         self._is_greeted = False
         self.link: FollowerLink | None = None
 
@@ -326,6 +321,7 @@ class Peers:
         find: the record of a node that lives; None: it does not, as far as is known.
         on_appended: is called with a link when something came that may have been appended to copies.
         on_refused: is called with the record of a node that nobody answers for: its process is dead.
+        random_bytes: returns so many that were never used before.
     """
 
     def __init__(
@@ -337,12 +333,14 @@ class Peers:
         find: Callable[[str], NodeRecord | None],
         on_appended: Callable[[FollowerLink], None],
         on_refused: Callable[[NodeRecord], None],
+        random_bytes: Callable[[int], bytes] = os.urandom,  # noqa: TID251 - the secret is proved by them
     ) -> None:
         self.env = env
         self.me = me
         self.secret = secret
         self.owner = owner
         self.on_appended = on_appended
+        self.random_bytes = random_bytes
         self._find = find
         self._on_refused = on_refused
         self._dialled: dict[str, _Dialling] = {}

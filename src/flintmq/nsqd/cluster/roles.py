@@ -1,4 +1,4 @@
-"""What a node has to do about a partition, from what the store says and what is here.
+"""The role of a node in a partition, from what the store says and what is here.
 
 Rules of this file: no IO, no state; what cannot be told for certain leaves everything as it is.
 
@@ -15,7 +15,7 @@ from flintmq.cluster.view import Fate, PartitionId, View
 
 
 class Role(Enum):
-    """What a node is to do about one partition."""
+    """Things to do about one partition."""
 
     NOTHING = "nothing"
     CREATE = "make a replica"
@@ -75,7 +75,7 @@ def role_of(view: View, me: NodeRecord, partition: PartitionId, here: Here | Non
 
 
 def _of_another(view: View, topic: str, here: Here) -> Role:
-    """What is here has the name of something else."""
+    """Return the role where something else of that name is here."""
     return Role.REMOVE if view.fate(topic, here.topic_number) is Fate.DELETED else Role.SET_ASIDE
 
 

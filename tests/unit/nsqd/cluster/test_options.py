@@ -1,0 +1,58 @@
+"""The options of a cluster: what does not fit together is refused with what to do, and without them nothing is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flintmq.errors import OptionError
+from flintmq.nsqd.cluster.join import read_secret
+from flintmq.nsqd.options import NsqdOptions
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"cluster": "mine"}, "--cluster-store"),
+        ({"peer_address": "127.0.0.1:9"}, "--cluster-store"),
+        ({"cluster_secret_file": "/secret"}, "--cluster-store"),
+        ({"cluster_store_token_file": "/token"}, "--cluster-store"),
+        ({"cluster_store": ("host:2379",), "cluster": "a/b"}, "1 to 64"),
+        ({"cluster_store": ("nonsense",)}, "host:port"),
+        ({"cluster_store": ("host:2379",), "peer_address": "nonsense"}, "peer_address"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given: dict[str, object], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        NsqdOptions(**given)  # type: ignore[arg-type]
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    with pytest.raises(OptionError) as caught:
+        NsqdOptions(cluster_store=("http://me:hunter2@host:1/path",))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_secret_is_as_its_file_has_it(tmp_path: Path) -> None:
+    assert read_secret("") == b""
+    path = tmp_path / "secret"
+    path.write_bytes(b"0123456789abcdef\n")
+    assert read_secret(str(path)) == b"0123456789abcdef"
+    for bad in (b"short", b"x" * 5000):
+        path.write_bytes(bad)
+        with pytest.raises(OptionError, match="16 to 4096 bytes"):
+            read_secret(str(path))
+    with pytest.raises(OptionError, match="cannot be read"):
+        read_secret(str(tmp_path / "missing"))
+
+
+def test_a_node_of_no_cluster_loads_nothing_of_one() -> None:
+    code = (
+        "import sys, flintmq.nsqd.server; "
+        "print([name for name in sys.modules if 'nsqd.cluster' in name or name.endswith(('.etcd', '.leading', '.link'))])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
