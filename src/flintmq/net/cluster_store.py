@@ -64,7 +64,7 @@ def _read(text: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """What the way to a store needs besides addresses; each is the path of a file, or empty.
+    """Files that the way to a store needs besides addresses: the path of each, or empty.
 
     Attributes:
         password: one line, the password of the user that the addresses name; read once.
