@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from struct import Struct
+from typing import Any
 
 import pytest
 from tests.integration.daemons import (
@@ -27,8 +27,8 @@ from tests.integration.daemons import (
     sized,
     wait_until,
 )
+from tests.integration.flavours import Flavour
 
-_HEADER = Struct(">QH8s8s")
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 _topics = (f"topic{number}" for number in count())
 
@@ -111,6 +111,16 @@ class Publisher:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class Seen:
+    """A handler that finishes everything."""
+
+    def __init__(self) -> None:
+        self.bodies: set[bytes] = set()
+
+    def __call__(self, message: Any) -> None:
+        self.bodies.add(message.body)
 
 
 def _consumer(node: Nsqd, topic: str, rdy_count: int = 100) -> Connection:
@@ -210,6 +220,80 @@ def test_each_node_may_die_once_and_the_next_one_goes_on(cluster: Cluster, topic
     publisher.close()
     with _consumer(cluster.leader(topic), topic) as connection:
         _received(connection, set(publisher.acknowledged))
+
+
+def test_a_node_that_ends_hands_over_at_once(cluster: Cluster, topic: str) -> None:
+    publisher = Publisher(cluster, topic)
+    publisher.publish(b"before")
+    leader = cluster.leader(topic)
+    publisher.longest_s = 0.0
+    leader.send_signal(signal.SIGTERM)
+    numbers = count()
+    while leader.is_running:
+        publisher.publish(b"during-%d" % next(numbers))
+    publisher.publish(b"after")
+    print(f"\nSIGTERM of the leader: the longest wait of a publisher is {publisher.longest_s:.3f} s")
+    publisher.close()
+    assert leader.wait() == 0, leader.log
+    with _consumer(cluster.leader(topic, but=leader), topic) as connection:
+        _received(connection, set(publisher.acknowledged))
+
+
+def test_all_nodes_die_at_once_and_come_back(cluster: Cluster, topic: str) -> None:
+    publisher = Publisher(cluster, topic)
+    publisher.publish(*(b"%d" % number for number in range(20)))
+    publisher.close()
+    for node in cluster.nodes:
+        node.kill()
+    began = time.monotonic()
+    cluster.mend()
+    leader = cluster.leader(topic)
+    print(f"\nall killed: led again after {time.monotonic() - began:.3f} s")
+    with _consumer(leader, topic) as connection:
+        _received(connection, set(publisher.acknowledged))
+    cluster.wait_in_sync(topic, 3)
+
+
+def test_partitions_that_one_node_led_are_led_by_the_others(cluster: Cluster) -> None:
+    topic, partition_num = next(_topics), 6
+    cluster.create(topic, partition_num)
+    leaders = [cluster.leader(topic, number) for number in range(partition_num)]
+    assert len(set(leaders)) == len(cluster.nodes)
+    for number, leader in enumerate(leaders):
+        with leader.connect() as connection:
+            connection.ok(_pub(topic, b"%d" % number, number))
+    dead = leaders[0]
+    dead.kill()
+    for number, leader in enumerate(leaders):
+        now = cluster.leader(topic, number, but=dead)
+        assert leader is dead or now is leader
+        with now.connect() as connection:
+            connection.ok(b"SUB %s ch %d\n" % (topic.encode(), number))
+            connection.rdy(1)
+            message = connection.message()
+            assert message.body == b"%d" % number
+            connection.finish(message)
+
+
+def test_the_client_goes_on_when_a_leader_dies(cluster: Cluster, topic: str, flavour: Flavour) -> None:
+    address = "http://{}:{}".format(*cluster.nsqlookupd.http)
+    bodies = [b"%d" % number for number in range(40)]
+    handler = Seen()
+    with (
+        flavour.consumer(topic, "ch", handler, nsqlookupd_http_addresses=address, lookup_interval=0.2),
+        flavour.producer(nsqlookupd_http_addresses=address) as producer,
+    ):
+        for body in bodies[:20]:
+            producer.submit(topic, body, PATIENCE_S).result()
+        leader = cluster.leader(topic)
+        leader.kill()
+        began = time.monotonic()
+        for body in bodies[20:]:
+            producer.submit(topic, body, PATIENCE_S).result()
+        published_s = time.monotonic() - began
+        wait_until(lambda: handler.bodies.issuperset(bodies), lambda: f"everything: {sorted(handler.bodies)}")
+        print(f"\n{flavour.name}: after kill -9 20 messages are published in {published_s:.3f} s, ", end="")
+        print(f"and consumed in {time.monotonic() - began:.3f} s")
 
 
 def test_a_channel_is_kept_as_it_was_answered(cluster: Cluster, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""The options of a cluster: what does not fit together is refused with what to do, and without them nothing is loaded."""
+"""The options of a cluster: what does not fit together is refused, and without them nothing of it is loaded."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_secret_is_as_its_file_has_it(tmp_path: Path) -> None:
 
 def test_a_node_of_no_cluster_loads_nothing_of_one() -> None:
     code = (
-        "import sys, flintmq.nsqd.server; "
-        "print([name for name in sys.modules if 'nsqd.cluster' in name or name.endswith(('.etcd', '.leading', '.link'))])"
+        "import sys, flintmq.nsqd.server; ends = ('.etcd', '.leading', '.link'); "
+        "print([name for name in sys.modules if 'nsqd.cluster' in name or name.endswith(ends)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -30,10 +30,12 @@ class End:
         self.refused: list[str] = []
         self.appended: list[FollowerLink] = []
         me = Identity(cluster, name, f"{name}1", f"boot {name}", False, 1)
-        self.peers = Peers(
-            Env(), lambda: me, secret, self, self.nodes.get, self.appended.append, lambda each: self.refused.append(each.node)
-        )  # fmt: skip
+        find, appended = self.nodes.get, self.appended.append
+        self.peers = Peers(Env(), lambda: me, secret, self, find, appended, self._refused)
         self.port = 0
+
+    def _refused(self, record: NodeRecord) -> None:
+        self.refused.append(record.node)
 
     async def listen(self) -> End:
         self.port = (await self.peers.listen("127.0.0.1:0"))[1]
