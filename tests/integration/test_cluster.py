@@ -239,6 +239,20 @@ def test_a_node_that_ends_hands_over_at_once(cluster: Cluster, topic: str) -> No
         _received(connection, set(publisher.acknowledged))
 
 
+def test_a_node_that_drains_leads_nothing_more(cluster: Cluster, topic: str) -> None:
+    publisher = Publisher(cluster, topic)
+    publisher.publish(b"before")
+    leader = cluster.leader(topic)
+    with _consumer(leader, topic, 0) as waiting:
+        leader.post("/drain?timeout=0")
+        publisher.publish(b"after")
+        assert waiting.wait_closed()[-1].data.startswith(b"E_FAILED_ON_NOT_LEADER")
+    publisher.close()
+    assert leader.wait() == 0, leader.log
+    with _consumer(cluster.leader(topic, but=leader), topic) as connection:
+        _received(connection, {b"before", b"after"})
+
+
 def test_all_nodes_die_at_once_and_come_back(cluster: Cluster, topic: str) -> None:
     publisher = Publisher(cluster, topic)
     publisher.publish(*(b"%d" % number for number in range(20)))

@@ -161,6 +161,8 @@ class Node:
             from flintmq.nsqd.cluster.join import record_of
 
             await self.agent.start(self._options.peer_address, record_of(self._options, self._identity))
+            if self.drain.is_on:
+                self.agent.set_draining(True)
 
     def begin(self) -> None:
         """Tell nsqlookupds where this node listens, and hand out messages."""
@@ -226,6 +228,8 @@ class Node:
         """Publishes are refused from now on, or taken again; nsqlookupds are told."""
         self._clients.look_up_again()
         self.lookup.introduce_again()
+        if self.agent is not None:
+            self.agent.set_draining(self.drain.is_on)
 
     def _topic_changed(self, name: str, channel: str | None, exists: bool) -> None:
         self.tracing.changed(name, channel)

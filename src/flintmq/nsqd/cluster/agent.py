@@ -201,11 +201,13 @@ class Agent:
         self._replicas.on_records = self._hand_on
         self._engine.replication = self
         self._begin(kept_up(self._follow_store, "following the cluster", pause_s=AGAIN_S), "following the cluster")
-        self._begin(self._join(self._record), "joining the cluster")
+        self._begin(self._join(), "joining the cluster")
         self._tick()
 
-    async def _join(self, record: NodeRecord) -> None:
+    async def _join(self) -> None:
         await self._has_cluster.wait()
+        record = self._record
+        assert record is not None
         key = self._keys.node(self.node_id)
         self._membership = Membership(
             self._store,
@@ -240,13 +242,19 @@ class Agent:
         if close is not None:
             await close()
 
-    async def drain(self, is_draining: bool) -> None:
+    def set_draining(self, is_draining: bool) -> None:
         """Tell the cluster whether this node is to lead nothing."""
-        if self._membership is None:
-            return
-        record = self._membership.record
-        assert isinstance(record, NodeRecord)
-        await self._membership.update(msgspec.structs.replace(record, is_draining=is_draining))
+        if self._record is None:
+            return  # it is asked again when it has begun
+        self._record = msgspec.structs.replace(self._record, is_draining=is_draining)
+        if self._membership is not None:
+            self._begin(self._update(self._membership, self._record), "telling the cluster that this node drains")
+
+    async def _update(self, membership: Membership, record: NodeRecord) -> None:
+        try:
+            await membership.update(record)
+        except Replaced as error:
+            log.error("CLUSTER: %s", error)
 
     def _begin(self, work: object, what: str) -> None:
         task: asyncio.Task[None] = self._engine.loop.create_task(work)  # type: ignore[arg-type]
