@@ -618,19 +618,20 @@ class Cluster:
     Args:
         copies_on: how many nsqds there are.
         flags: of each of them.
+        store: the address of a store; empty: the nsqlookupd keeps it.
     """
 
-    def __init__(self, daemons: Daemons, copies_on: int = 3, flags: Iterable[str] = ()) -> None:
-        store_path = daemons.new_directory("store")
-        self.nsqlookupd = daemons.nsqlookupd(
-            "--broadcast-address=127.0.0.1", f"--store-path={store_path}", "--cluster-store=own", "--allow-same-host"
-        )
+    def __init__(self, daemons: Daemons, copies_on: int = 3, flags: Iterable[str] = (), store: str = "") -> None:
+        kept = [f"--cluster-store={store or 'own'}"]
+        if not store:
+            kept.append(f"--store-path={daemons.new_directory('store')}")
+        self.nsqlookupd = daemons.nsqlookupd("--broadcast-address=127.0.0.1", "--allow-same-host", *kept)
         host, tcp_port = self.nsqlookupd.tcp
-        http_port = self.nsqlookupd.http[1]
+        store = store or f"{host}:{self.nsqlookupd.http[1]}"
         self._reserved = [reserved_port() for _ in range(copies_on)]
         self.nodes = [
             daemons.new_nsqd(
-                f"--cluster-store={host}:{http_port}",
+                f"--cluster-store={store}",
                 f"--peer-address=127.0.0.1:{reserved.getsockname()[1]}",
                 f"--lookupd-tcp-address={host}:{tcp_port}",
                 *flags,

@@ -27,6 +27,7 @@ from tests.integration.daemons import (
     sized,
     wait_until,
 )
+from tests.integration.etcd import Etcd
 from tests.integration.flavours import Flavour
 
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -418,3 +419,29 @@ def test_a_deleted_topic_is_gone_from_every_node(cluster: Cluster, topic: str) -
 
 def _directories(node: Nsqd, topic: str) -> list[Path]:
     return list(node.data_path.glob(f"topics/*{topic}/p-*"))
+
+
+def test_etcd_may_keep_what_the_nodes_agree_on(tmp_path: Path, daemons: Daemons) -> None:
+    etcd = Etcd(tmp_path, "one").launch().wait()
+    cluster = None
+    try:
+        cluster = Cluster(daemons, store=etcd.url)
+        topic = next(_topics)
+        cluster.create(topic)
+        cluster.wait_in_sync(topic, 3)
+        publisher = Publisher(cluster, topic)
+        publisher.publish(*(b"before-%d" % number for number in range(20)))
+        leader = cluster.leader(topic)
+        began = time.monotonic()
+        leader.kill()
+        publisher.publish(b"after")
+        print(f"\netcd, kill -9: publishing goes on after {time.monotonic() - began:.3f} s")
+        publisher.close()
+        with _consumer(cluster.leader(topic, but=leader), topic) as connection:
+            _received(connection, set(publisher.acknowledged))
+        leader.start()
+        cluster.wait_in_sync(topic, 3)
+    finally:
+        if cluster is not None:
+            cluster.close()
+        etcd.discard()
