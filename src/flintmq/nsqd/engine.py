@@ -285,7 +285,7 @@ class Engine:
                 if not self.durability.waits_for_syncs:
                     self.broker.note_synced()
                 if self.replication is not None:
-                    self.replication.synced()
+                    self.replication.synced(logs)
                 self._synced(groups)
             except Exception as error:
                 for group in groups:

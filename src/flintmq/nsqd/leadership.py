@@ -9,8 +9,8 @@ Source: reference/youzan.md 1.3 (error table: a publisher's connection goes on, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.errors import FlintError, RemoteProtocolError
@@ -94,8 +94,8 @@ class Replication(Protocol):
         """Groups were written, and those of partitions that are led here are to be sent on."""
         ...
 
-    def synced(self) -> None:
-        """Logs were synced."""
+    def synced(self, logs: Iterable[Any]) -> None:
+        """These logs were synced."""
         ...
 
 

@@ -26,6 +26,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -62,6 +63,7 @@ from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.leadership import NOT_LEADER, OfTheCluster, not_leader, not_writable
+from flintmq.storage import PartitionLog
 from flintmq.storage.records import encode_records
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire.peer import Identity, Open, Refusal
@@ -165,6 +167,7 @@ class Agent:
         self._copies: dict[PartitionId, _Copy] = {}
         self._led: dict[PartitionId, Led] = {}
         self._by_partition: dict[Partition, Led] = {}
+        self._by_log: dict[PartitionLog, Led] = {}
         self._moving: dict[Led, None] = {}  # not every follower has everything
         self._changed: dict[Led, None] = {}
         self._unready: dict[Led, None] = {}
@@ -639,7 +642,7 @@ class Agent:
         progress.append(leading)
         assert pair is not None
         led = Led(replica, partition, leading, pair, confirmed_ns + _LEASE_NS, copy.last_leader)
-        copy.led = self._led[copy.partition] = self._by_partition[partition] = led
+        copy.led = self._led[copy.partition] = self._by_partition[partition] = self._by_log[replica.log] = led
         if leading.epoch and self._counts_synced(replica):
             leading.synced(synced_end(replica.log))
             self._engine.sync_soon(replica.log)
@@ -677,6 +680,7 @@ class Agent:
         copy.ended_epoch = leading.epoch
         del self._led[copy.partition]
         del self._by_partition[led.partition]
+        del self._by_log[replica.log]
         for group in (self._moving, self._changed, self._unready):
             group.pop(led, None)
         subscriptions = self._replicas.demote(replica, NotLedAnyMore())
@@ -823,10 +827,12 @@ class Agent:
         for led in list(self._changed):
             self._move_watermark(led)
 
-    def synced(self) -> None:
+    def synced(self, logs: Iterable[Any]) -> None:
         """Logs were synced: what is led here may be committed, and what is followed acknowledged."""
-        for led in self._led.values():
-            led.leading.synced(synced_end(led.replica.log))
+        for each in logs:
+            led = self._by_log.get(each)
+            if led is not None:
+                led.leading.synced(synced_end(led.replica.log))
         unsynced, self._unsynced = self._unsynced, {}
         for following in unsynced:
             following.synced()
