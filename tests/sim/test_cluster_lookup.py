@@ -71,7 +71,7 @@ class World:
         machine.start(run)
 
     async def ask(self, lookup: str, method: str, target: str) -> tuple[int, Any]:
-        status, body = await ask(method, lookup, LOOKUP_HTTP, target, connect_timeout_s=1.0, request_timeout_s=40.0)
+        status, body = await ask(method, lookup, LOOKUP_HTTP, target, connect_timeout_s=1.0, request_timeout_s=60.0)
         return status, msgspec.json.decode(body) if body else None
 
     async def get(self, lookup: str, target: str) -> Any:

@@ -51,6 +51,8 @@ from flintmq.topic_meta import TopicMeta
 
 MIN_IN_SYNC_FROM_COPIES = 3
 """With so many copies two have to be in sync before anything is acknowledged; with fewer one has to."""
+LOOKS_MAX = 2000
+"""Partitions that are looked at before others have their turn: some 20 ms."""
 _ID_BITS = 62
 
 
@@ -117,6 +119,7 @@ class Controller:
         self._awaited: dict[str, Swap] = {}  # ended, and the view does not have it yet
         self._waiting_for: dict[str, dict[str, None]] = {}  # a key: the awaited swaps that end when it changes
         self._placing: dict[PartitionId, tuple[str, ...]] = {}
+        self._looks_left = 0
         self._electing: dict[PartitionId, str] = {}  # who is about to lead, and is not counted yet
         self._gains: Counter[str] = Counter()  # the same by node
         self._unplaced: dict[str, str] = {}  # topics that lack partitions, and why
@@ -240,8 +243,15 @@ class Controller:
         """Whether the view says so, too; nothing is decided before it does."""
         return self._master is None or self._holds(self._master)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether something is to be looked at still."""
+        return self.is_master and bool(self._partitions or self._topics or self._planned)
+
     def next_swaps(self, count_max: int) -> list[Swap]:
         """Return swaps to carry out now, elections first; each is told the end of by :meth:`ended`.
+
+        No more than ``LOOKS_MAX`` partitions are looked at; :attr:`has_work` tells whether there are others.
 
         Args:
             count_max: so many at most.
@@ -249,6 +259,7 @@ class Controller:
         found: list[Swap] = []
         if not self.is_master:
             return found
+        self._looks_left = LOOKS_MAX
         while len(found) < count_max:
             swap = self._next()
             if swap is None:
@@ -259,6 +270,9 @@ class Controller:
 
     def _next(self) -> Swap | None:
         while self._partitions:
+            if not self._looks_left:
+                return None
+            self._looks_left -= 1
             partition = next(iter(self._partitions))
             del self._partitions[partition]
             swap = self._of_partition(partition)

@@ -44,7 +44,7 @@ from flintmq.wire.identify import NSQ_VERSION
 
 HANDED_ON = "X-Flintmq-Handed-On"
 """Of a request that another nsqlookupd has handed on, with the id of its cluster; it is not handed on again."""
-HAND_ON_TIMEOUT_S = 25.0
+HAND_ON_TIMEOUT_S = 40.0
 """Longer than the master takes for anything."""
 DEFAULT_COPIES_MAX = 3
 """Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""

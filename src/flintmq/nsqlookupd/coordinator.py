@@ -376,7 +376,8 @@ class Coordinator:
         self._changed()
 
     def _lost(self, reason: str) -> None:
-        _log.warning("CLUSTER: this nsqlookupd is the master no longer: %s", reason)
+        level = logging.INFO if self._is_closing else logging.WARNING
+        _log.log(level, "CLUSTER: this nsqlookupd is the master no longer: %s", reason)
         self._controller = None
         if self._working is not None:
             self._working.cancel()
@@ -398,10 +399,14 @@ class Coordinator:
             while self.is_master and len(self._batches) < BATCHES_MAX:
                 swaps = controller.next_swaps(BATCH_COUNT_MAX)
                 if not swaps:
-                    break
+                    if not controller.has_work:
+                        break
+                    await asyncio.sleep(0)
+                    continue
                 task = asyncio.get_running_loop().create_task(self._carry_out_all(controller, swaps))
                 self._batches.add(task)
                 task.add_done_callback(self._batch_ended)
+                await asyncio.sleep(0)
             await self._todo.wait()
 
     def _batch_ended(self, task: asyncio.Task[None]) -> None:

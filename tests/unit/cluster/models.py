@@ -123,6 +123,8 @@ class Master:
 
     def swaps(self, count_max: int = 1000) -> list[Swap]:
         swaps = self.controller.next_swaps(count_max)
+        while len(swaps) < count_max and self.controller.has_work:
+            swaps += self.controller.next_swaps(count_max - len(swaps))
         self.reasons += [swap.reason for swap in swaps]
         return swaps
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
-from flintmq.cluster.controller import Refused, why_no_leader
+from flintmq.cluster.controller import LOOKS_MAX, Refused, why_no_leader
 from flintmq.cluster.state import LookupdRecord, PartitionState, encode
 from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
@@ -202,6 +202,8 @@ def test_thousands_are_elected_in_one_pass():
     assert not master.settle()
     world.delete(KEYS.node("a"))
     master.follow()
+    assert len(master.controller.next_swaps(5000)) == LOOKS_MAX < 3000, "others have their turn"
+    master = Master(world)
     swaps = master.swaps(5000)
     assert len(swaps) == 3000 and not master.swaps(5000)
     for swap in swaps:
