@@ -77,20 +77,12 @@ class Logs:
             found.partitions[name] = sorted(numbers)
         return found
 
-    def new(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
-        """A log that has no files yet; see :meth:`flintmq.storage.PartitionLog.new`."""
-        return PartitionLog.new(
-            self._files,
-            log_directory(topic, number),
-            partition=number,
-            segment_bytes=self._segment_bytes,
-            cache=self._cache,
-            report=self._damaged,
-            created_ns=wall_ns,
-        )
+    def new(self, topic: str, number: int, log_id: int, is_replica: bool = False) -> PartitionLog:
+        """A log that has no files yet; see :meth:`flintmq.storage.PartitionLog.new`.
 
-    def new_replica(self, topic: str, number: int, log_id: int) -> PartitionLog:
-        """As :meth:`new`, of a log that has the identity it has on other nodes."""
+        Args:
+            log_id: its identity; of a replica the one that it has on other nodes, else wall time in ns will do.
+        """
         return PartitionLog.new(
             self._files,
             log_directory(topic, number),
@@ -99,7 +91,7 @@ class Logs:
             cache=self._cache,
             report=self._damaged,
             created_ns=log_id,
-            is_replica=True,
+            is_replica=is_replica,
         )
 
     def open(self, topic: str, number: int, wall_ns: int) -> PartitionLog:

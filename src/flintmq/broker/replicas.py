@@ -364,7 +364,7 @@ class Replicas(Mapping[_Key, Replica]):
         if self._is_here(topic):
             raise ReplicaConflict(f"there is a topic {topic} on this node alone: delete it, or take another name")
         stored = StoredReplica(topic_number, log_id, 0, [], 0, _HELD, StoredAbout(encode_meta(topic_meta)))
-        replica = self._add(Replica(topic, number, stored, self._logs.new_replica(topic, number, log_id)))
+        replica = self._add(Replica(topic, number, stored, self._logs.new(topic, number, log_id, is_replica=True)))
         replica.work = "it is being created"
         for statement in channel_store.create_replica_tables():
             self._metadata.put_own(statement)
