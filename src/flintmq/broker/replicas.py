@@ -502,6 +502,8 @@ class Replicas(Mapping[_Key, Replica]):
         history = replica.history
         if history and epoch <= history[-1][0]:
             raise ValueError(f"{replica.describe()}: epoch {epoch} does not follow")
+        while history and history[-1][1] == first:
+            del history[-1]  # it has no batch, and gets none
         history.append((epoch, first))
         below = [index for index, (_, begin) in enumerate(history) if begin <= replica.log.start_sequence]
         del history[: max(below[-1] if below else 0, len(history) - _HISTORY_MAX)]
@@ -554,7 +556,8 @@ class Replicas(Mapping[_Key, Replica]):
         replica.log.advance_committed(sequence)
 
     def cut_back(self, replica: Replica, sequence: int, done: Waiter) -> None:
-        """Let the log end before ``sequence``, where its leader's goes on otherwise.
+        """Let the log end before ``sequence``, where its leader's goes on otherwise; and its history: an epoch that
+        began there, and has no batch, goes also when nothing else does.
 
         It is done in the thread of the flush, and nothing can be done with the replica before ``done``. A crash leaves
         it as it was or as it is to be.
@@ -567,12 +570,30 @@ class Replicas(Mapping[_Key, Replica]):
         """
         self._check_idle(replica)
         self._check_followed(replica)
-        if replica.log.check_cut(sequence) is None:
-            done(None)
-            return
         history = [(epoch, first) for epoch, first in replica.history if first < sequence]
+        if replica.log.check_cut(sequence) is None:
+            if history == replica.history:
+                done(None)
+            else:
+                self._cut_history(replica, history, done)
+            return
         cut = partial(replica.log.cut_back_to, sequence)
         self._change_log(replica, "its log is being cut back", sequence, history, cut, done)
+
+    def _cut_history(self, replica: Replica, history: list[tuple[int, int]], done: Waiter) -> None:
+        """Forget epochs that have no batch, before there is another one's in their place: the next start, which finds
+        them in the database, would take that for theirs.
+        """
+        self._begin(replica, "its history is being cut back")
+        before, replica.history = replica.history, history
+
+        def written(error: BaseException | None) -> None:
+            if error is not None:
+                replica.history = before
+            self._ended(replica, done, error, must_put=error is not None)
+
+        self._put_row(replica)
+        self._metadata.wait_here(written)
 
     def start_over(self, replica: Replica, sequence: int, offset_bytes: int, done: Waiter) -> None:
         """Let go of the log's batches: it begins with ``sequence``, where its leader's does, and is empty.
@@ -1006,6 +1027,8 @@ def found_history(log: PartitionLog, known: list[tuple[int, int]], noted: int) -
     while found is not None and last is not None:
         epoch, first = found
         if not history or epoch > history[-1][0]:
+            while history and history[-1][1] == first:
+                del history[-1]  # it has no batch
             history.append((epoch, first))
         if last[0] <= history[-1][0]:
             break

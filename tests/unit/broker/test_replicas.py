@@ -341,6 +341,7 @@ def test_an_epoch_that_began_behind_the_last_flush_is_found_again(world):
     assert found_history(world.log, [], 9) == wanted
     assert found_history(world.log, wanted[:2], 9) == wanted
     assert found_history(world.log, [*wanted, (10, 10**6)], 10) == wanted
+    assert found_history(world.log, [wanted[0], (2, wanted[1][1])], 9) == wanted
 
 
 def test_an_epoch_without_a_batch_is_remembered(world):
@@ -381,6 +382,67 @@ def test_cutting_at_the_end_is_done_at_once(world):
     world.done.clear()
     world.broker.replicas.cut_back(world.replica, leader.sequence, world.done.append)
     assert world.done == [None]
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_an_epoch_without_a_batch_goes_when_its_leader_has_older_ones_there(world, power_loss):
+    leader = fill(world, (1, 1))
+    end = leader.sequence
+    world.note(2, begins=True)  # it was elected, wrote nothing, and who led before leads again
+    world.note(3)
+    world.sync()
+    world.done.clear()
+    world.broker.replicas.cut_back(world.replica, end, world.done.append)
+    assert not world.done, "it is not durable yet"
+    with pytest.raises(StorageError, match="being cut back"):
+        world.broker.replicas.append(world.replica, b"")
+    world.settle()
+    assert world.done == [None] and world.replica.history == [(1, 1)]
+    world.die(power_loss)
+    assert world.replica.history == [(1, 1)]
+    world.broker.replicas.append(world.replica, leader.next(1, [b"older"]) + leader.next(3, [b"new"]))
+    world.sync()
+    assert world.replica.history == [(1, 1), (3, end + 1)]
+    world.die(power_loss)
+    assert world.replica.history == [(1, 1), (3, end + 1)] and stored_in(world.log) == leader.stored
+
+
+def test_an_epoch_without_a_batch_stays_while_the_database_cannot_be_written(world):
+    leader = fill(world, (1,))
+    world.note(2, begins=True)
+    world.done.clear()
+    history = list(world.replica.history)
+    world.broker.replicas.cut_back(world.replica, leader.sequence, world.done.append)
+    world.end_flush(world.take_flush(), [], OSError("disk"))
+    assert [type(error) for error in world.done] == [OSError]
+    assert world.replica.history == history and not world.replica.work
+    world.broker.replicas.cut_back(world.replica, leader.sequence, world.done.append)
+    world.settle()
+    assert world.done[1:] == [None] and world.replica.history == [(1, 1)]
+    world.die(power_loss=True)
+    assert world.replica.history == [(1, 1)]
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_an_epoch_without_a_batch_gives_way_to_the_next_that_begins_there(restarts, world):
+    leader = fill(world, (1,))
+    for epoch in (2, 3):
+        world.note(epoch, begins=True)
+        if restarts:
+            world.die(power_loss=True)
+    assert world.replica.history == [(1, 1), (3, leader.sequence)]
+
+
+def test_a_log_that_starts_over_has_no_epoch_without_a_batch(world):
+    leader = fill(world, (1,))
+    world.note(2, begins=True)
+    world.note(3)
+    world.broker.replicas.start_over(world.replica, leader.sequence, leader.offset_bytes, world.done.append)
+    world.settle()
+    world.die(power_loss=True)
+    assert world.replica.history == []
+    world.broker.replicas.append(world.replica, leader.next(1, [b"older"]))
+    assert world.replica.history == [(1, leader.sequence - 1)]
 
 
 @pytest.mark.parametrize("sequence", [3, 500])
