@@ -163,6 +163,7 @@ class Play:
                 assert "to t" not in producer.describe()
             assert producer.stats().bytes_in_flight == 0
             self.is_calm = True
+            await asyncio.sleep(DEADLINE_S)  # what a lost connection had sent may be stored until then
             await until(lambda: self.finished() == len(cluster.stored("t")), 300)
             assert consumer.stats().order_violations == 0
 

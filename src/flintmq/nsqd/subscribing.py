@@ -93,7 +93,11 @@ class Subscribing:
                 what = "is consumed in order, so this consumer gets one message at a time"
                 log.info("TOPIC(%s): client %s: channel %s %s", topic.name, client.peer, event.channel, what)
         is_passing = topic.ephemeral or is_ephemeral(event.channel)
-        is_simple = (is_new or is_passing) and not event.is_ordered and start is None
+        is_owed = any(
+            channel.depth or channel.end < topic.partitions[number].log.next_sequence
+            for number, channel in channels.items()
+        )
+        is_simple = (is_new or is_passing) and not (event.is_ordered or is_owed) and start is None
         if leadership is not None and leadership.is_replicated(topic.name):
             is_simple = False  # another node may go on, which has to know the channel
         if is_simple and (
@@ -125,10 +129,9 @@ class Subscribing:
     def _hold_until_durable(self, client: Client, topic: Topic, command: str) -> bool:
         """Let nothing be stored in a topic before a channel is that a client has subscribed to; False: not now.
 
-        So the client can be answered at once, and has every message that is acknowledged from then on. A kill before
-        that can forget the channel, which then comes with the next subscription, as if that were the first: a backlog
-        belongs to the first channel that there is. Publishes do not wait for the new channels of one client after the
-        other.
+        So the client can be answered at once, and has every message that is acknowledged from then on. What is stored
+        already would not be its own after a kill, so the channel must be owed none of it. Publishes do not wait for the
+        new channels of one client after the other.
         """
         now_ns = self._engine.env.clock.monotonic_ns
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from flintmq.cluster.keys import CLUSTER_NAME
 from flintmq.errors import OptionError
-from flintmq.net.cluster_store import read_addresses
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.http_envelope import NSQ, STYLES
 from flintmq.net.log import LOG_FILE_HELP
@@ -306,6 +305,8 @@ class NsqlookupdOptions(Options):
         if self.is_own_store and not self.store_path:
             raise OptionError("cluster_store", OWN_STORE, "own needs --store-path, where it is", "argument")
         if not self.is_own_store:
+            from flintmq.net.cluster_store import read_addresses  # only a nsqlookupd of a cluster needs it
+
             try:
                 read_addresses(self.cluster_store)
             except ValueError as error:
