@@ -105,8 +105,8 @@ class SpilledStore:
     """
 
     __slots__ = ("_changes", "_entry_count", "_far", "_fresh", "_loaded_bytes", "_now_ns", "_numbers", "_packs",
-                 "_shares", "_soon", "_soon_bytes", "_through", "_touched", "count", "far_bytes", "generation",
-                 "loaded", "next_due_ns", "ready")  # fmt: skip
+                 "_shares", "_soon", "_soon_bytes", "_taken", "_through", "_touched", "count", "far_bytes",
+                 "generation", "loaded", "next_due_ns", "ready")  # fmt: skip
 
     def __init__(
         self,
@@ -134,6 +134,7 @@ class SpilledStore:
         self._through = (-1, -1)
         self._now_ns = 0
         self._changes = Changes()
+        self._taken = Changes()  # which the database may be writing, behind the last that it was asked
 
     @property
     def memory_bytes(self) -> int:
@@ -430,6 +431,7 @@ class SpilledStore:
                 changes.done.pop(pack.number, None)
                 del self._packs[pack.number]
         self._touched = {}
+        self._taken = changes
         return changes
 
     def _count_far(self) -> None:
@@ -501,15 +503,17 @@ class SpilledStore:
     def drop_stored(self, sequence: int, number: int, generation: int) -> bool | None:
         """Forget a message that the database has in a pack; None when that may no longer be so.
 
+        What the database said with one flush is good until the next one has ended, which may have been taken before.
+
         Args:
             generation: what :attr:`generation` was when the database was asked.
         """
-        if generation != self.generation or number in self._packs or number in self._changes.gone:
+        changes, taken = self._changes, self._taken
+        if generation != self.generation or any(number in each for each in (self._packs, changes.gone, taken.gone)):
             return None
-        done = self._changes.done.setdefault(number, [])
-        if sequence in done:
+        if any(sequence in each.done.get(number, ()) for each in (changes, taken)):
             return False
-        done.append(sequence)
+        changes.done.setdefault(number, []).append(sequence)
         self.count -= 1
         return True
 

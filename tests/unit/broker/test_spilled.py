@@ -368,6 +368,53 @@ def load_due(disk, wall_ns):
     disk.broker.flush_ended(flush, disk.broker.run_flush(flush, wall_ns, False), None, wall_ns)
 
 
+def where_is(disk, aside, sequence, wall_ns=0):
+    """What the database says with a flush that has ended: the pack of a message, and the generation."""
+    disk.write(aside.take_changes(wall_ns))
+    return disk.store.find_spilled(CURSOR, sequence), aside.generation
+
+
+def test_what_was_finished_meanwhile_is_not_dropped_again_while_that_is_written():
+    disk, aside = AsideDisk(), SpilledStore()
+    aside.put_ready(1, 1, frame_of(1))
+    aside.put_ready(2, 1, frame_of(2))
+    (each, _) = take_ready(aside, owner := somebody())
+    pack, generation = where_is(disk, aside, 1)
+    aside.finish_held(owner, [1, 2], 0)
+    aside.put(3, 1000 * SECOND, 1, frame_of(3))
+    assert aside.take_changes().gone == {pack: None}, "of which the database did not know"
+    assert (aside.drop(each.sequence), aside.drop_stored(1, pack, generation)) == (None, None), "it is asked again"
+    assert aside.count == 1
+
+
+def test_what_was_dropped_meanwhile_is_not_dropped_again_while_that_is_written():
+    disk, aside = AsideDisk(), SpilledStore()
+    for sequence in (1, 2):
+        aside.put(sequence, 1000 * SECOND, 1, frame_of(sequence))
+    pack, generation = where_is(disk, aside, 1)
+    assert aside.drop_stored(1, pack, generation)
+    assert aside.take_changes().done == {pack: [1]}
+    assert aside.drop_stored(1, pack, generation) is False
+    assert aside.count == 1
+
+
+def test_what_enters_another_pack_meanwhile_is_dropped_from_there():
+    """Read with another that comes due, and not due for long itself, a message leaves the pack it was found in."""
+    disk, aside = AsideDisk(), SpilledStore()
+    for sequence, seconds in ((1, 5), (2, 15)):
+        aside.put(sequence, seconds * SECOND, 1, frame_of(sequence))
+    pack, generation = where_is(disk, aside, 2)
+    aside.accept_due(disk.read_due(aside, 4 * SECOND), generation, 4 * SECOND)  # what the same flush read
+    aside.drop(1)
+    disk.write(taken := aside.take_changes(4 * SECOND))
+    assert taken.gone == {pack: None}
+    assert (aside.drop(2), aside.drop_stored(2, pack, generation)) == (None, None), "it is asked again"
+    pack, generation = where_is(disk, aside, 2, 4 * SECOND)
+    assert aside.drop_stored(2, pack, generation)
+    disk.write(aside.take_changes(4 * SECOND))
+    assert (disk.rows(), aside.count) == ({}, 0)
+
+
 # -- every interleaving ------------------------------------------------------------------------------------------------
 
 
