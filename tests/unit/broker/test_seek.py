@@ -376,6 +376,7 @@ class SeekMachine(ChannelMachine):
             if sequence >= place:
                 self.finished.discard(sequence)
                 self.attempts.pop(sequence, None)
+                self.owed.pop(sequence, None)
                 self.held.pop(sequence, None)
                 self.due.pop(sequence, None)
                 batch = self.log.read(sequence)
@@ -386,7 +387,16 @@ class SeekMachine(ChannelMachine):
                 self.held.pop(sequence, None)
         for consumer in self.consumers:
             consumer.over = max(0, consumer.in_flight_count - consumer.rdy_count)
+        self.move_turns()
         self.pump()
+
+    def move_turns(self):
+        """What new ones are still owed to, they are owed from where the cursor is now."""
+        self.reached = self.channel.next
+        new = next((s for s in range(self.channel.next, self.log.next_sequence) if self.is_new(s)), None)
+        for sequence, (delivered, waited, _) in self.owed.items():
+            if waited is not None:
+                self.owed[sequence] = delivered, new, self.reached
 
     @rule(data=st.data())
     @precondition(lambda self: self.log.next_sequence > 1)
@@ -425,6 +435,44 @@ class SeekMachine(ChannelMachine):
 
 TestSeekMachine = pytest.mark.slow(SeekMachine.TestCase)
 TestSeekMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+class Drawn:
+    """What a rule draws, given."""
+
+    def __init__(self, *values):
+        self.values = [*values]
+
+    def draw(self, _):
+        return self.values.pop(0)
+
+
+def test_what_comes_again_and_what_a_seek_made_new_again_take_turns():
+    """The same message waits behind both seeks, and was delivered between them."""
+    machine = SeekMachine()
+    machine.begin(window_max=8)
+    machine.publish(count=19, batch=1)
+    machine.connect(rdy=12)
+    machine.connect(rdy=6)
+    first, second = machine.consumers
+    assert machine.held[1] is first
+    machine.change_rdy(Drawn(second), rdy=0)
+    machine.publish(count=13, batch=1)
+    machine.requeue(Drawn(1), delay=0)
+    machine.publish(count=9, batch=2)
+    machine.finish(Drawn(first, [2, 3, 4, 5], []))
+    machine.requeue(Drawn(1), delay=100)
+    machine.disconnect(Drawn(second))
+    machine.retain()
+    machine.seek(count=0)
+    assert machine.attempts[14] == 2 and 20 not in machine.held, "20 waits"
+    machine.disconnect(Drawn(first))
+    machine.seek(count=0)
+    machine.connect(rdy=13)
+    assert 14 not in machine.held and 20 in machine.held, "it was its turn"
+    machine.seek(count=0)
+    assert machine.attempts[14] == 3 and 20 not in machine.held, "which waits again"
+    machine.teardown()
 
 
 def test_move_keeps_what_is_stuck_aside_with_its_consumer():
