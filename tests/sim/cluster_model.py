@@ -73,7 +73,7 @@ class Disk:
     def shape(self) -> LogShape:
         return LogShape(list(self.history), self.start, self.end, self.start * ID_BYTES)
 
-    def read(self, sequence: int, bytes_max: int) -> tuple[bytes, int]:
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes, int, int]:
         self.read_count += 1
         index = bisect_left(self.ends, sequence + 1)
         if index == len(self.batches) or self.batches[index][0] != sequence:
@@ -85,7 +85,7 @@ class Disk:
                 break
             found.append(data)
             size += len(data)
-        return b"".join(found), self.batches[index + len(found) - 1][1]
+        return b"".join(found), self.batches[index + len(found) - 1][1], 0
 
     def whole_state(self, done: StateDone) -> None:
         names = [*self.channels]
@@ -130,7 +130,9 @@ class Disk:
 
         self.later(commit)
 
-    def append(self, data: memoryview) -> int:
+    def append(self, data: memoryview, gap: int = 0) -> int:
+        if gap:
+            raise ValueError(f"a gap of {gap}, and no log here has one")
         at = 0
         while at < len(data):
             first, count, epoch, size = HEADER.unpack_from(data, at)

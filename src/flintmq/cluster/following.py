@@ -80,12 +80,14 @@ class FollowerLog(Protocol):
         """Remember, durably, that nothing lower is followed."""
         ...
 
-    def append(self, data: memoryview) -> int:
-        """Append whole batches, verified, byte for byte; return the new end. The first may begin behind the end: the
-        leader has nothing in between.
+    def append(self, data: memoryview, gap: int) -> int:
+        """Append whole batches, verified, byte for byte; return the new end.
+
+        Args:
+            gap: messages behind the end that the leader does not have, so that the first batch begins behind them.
 
         Raises:
-            ValueError: they are no batches, or do not follow what is there.
+            ValueError: they are no batches, or do not follow what is there, or the gap.
             StorageError: they cannot be written.
         """
         ...
@@ -349,8 +351,11 @@ class Following:
         self._stream.send(Ready(self._stream.number, self.log.end))
         self._stream.acknowledge()
 
-    def append(self, stream: FollowerStream, first: int, watermark: int, body: memoryview) -> bool:
+    def append(self, stream: FollowerStream, first: int, watermark: int, body: memoryview, gap: int = 0) -> bool:
         """Append batches; return whether there was something to append, so that it can be synced when the turn ends.
+
+        Args:
+            gap: messages from ``first`` on that the leader does not have.
 
         Raises:
             PeerError: it is not the time for that, or they do not follow what is there.
@@ -361,11 +366,14 @@ class Following:
         log = self.log
         if first != log.end:
             raise self._wrong(f"batches from {first}, the log ends at {log.end}")
+        if gap and not len(body):
+            raise self._wrong(f"a gap of {gap} messages from {first} on, and nothing behind it")
         if len(body):
             try:
-                log.append(body)
+                log.append(body, gap)
             except ValueError as error:
-                raise self._wrong(f"batches from {first} that cannot be appended: {error}") from error
+                behind = f" behind a gap of {gap}" if gap else ""
+                raise self._wrong(f"batches from {first}{behind} that cannot be appended: {error}") from error
             except FlintError as error:
                 self._break(error)
                 return False

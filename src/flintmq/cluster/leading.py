@@ -89,9 +89,10 @@ class LeaderLog(Protocol):
         """Return the log's history, start and end."""
         ...
 
-    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
-        """Return whole batches from the one that begins at ``sequence``, or behind it if the log has a gap there, and
-        where they end: at least one batch, and no more of them than fit into ``bytes_max``.
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int, int]:
+        """Return whole batches from the one that begins at ``sequence``, or behind it if the log has a gap there, where
+        they end, and how many messages the gap has: at least one batch, no more of them than fit into ``bytes_max``,
+        and none behind another gap.
 
         Raises:
             NotInLog: the log begins behind ``sequence``, or it is inside a batch.
@@ -248,7 +249,7 @@ class Leading:
         self._waiting: deque[tuple[int, Done]] = deque()
         self._entries: deque[tuple[int, bytes]] = deque()  # needs and records, of the last numbers
         self._entries_bytes = 0
-        self._read: tuple[int, bytes | memoryview, int] | None = None
+        self._read: tuple[int, bytes | memoryview, int, int] | None = None
         self._last_tick_ns: int | None = None
         self._adopt_members()
         self._advance()
@@ -643,7 +644,7 @@ class Leading:
 
     # --- reading
 
-    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int, int]:
         """Read the log for a follower, as :meth:`LeaderLog.read`; for several at the same place once."""
         kept, self._read = self._read, None
         if kept is not None and kept[0] == sequence and len(kept[1]) <= bytes_max:
@@ -653,7 +654,7 @@ class Leading:
         here = sum(each.stream is not None and each.stream.sent == sequence for each in self.followers.values())
         if here > 1:  # the one that reads now is one of them
             self._read = found
-        return found[1], found[2]
+        return found[1], found[2], found[3]
 
     def describe(self) -> str:
         """One line, for logs and failing tests."""

@@ -440,7 +440,7 @@ class LeaderLink:
     def _send_chunk(self, stream: LeaderStream, pieces: list[Piece]) -> bool:
         leading, first = stream.leading, stream.sent
         try:
-            data, end = leading.read(first, self._window.chunk_bytes)
+            data, end, gap = leading.read(first, self._window.chunk_bytes)
         except NotInLog as error:
             self._start_over(stream, str(error))
             return False
@@ -448,7 +448,7 @@ class LeaderLink:
             self._refuse(stream, f"this node cannot read its log: {error}")
             return False
         self._watermarks.pop(stream, None)
-        pieces += encode(Append(stream.number, first, leading.watermark or 0), data)
+        pieces += encode(Append(stream.number, first, leading.watermark or 0, gap), data)
         size = len(data)
         stream.sent = end
         stream.flying.append((end, size, stream.is_behind))
@@ -792,9 +792,9 @@ class FollowerLink:
 
     def _take(self, frame: Frame, body: memoryview) -> None:
         match frame:
-            case Append(number, first, watermark):
+            case Append(number, first, watermark, gap):
                 stream, following = self._stream(number)
-                if following is not None and following.append(stream, first, watermark, body):
+                if following is not None and following.append(stream, first, watermark, body, gap):
                     self._appended[following] = None
             case Watermarks(watermarks):
                 for number, watermark in watermarks:

@@ -568,7 +568,9 @@ class PartitionLog:
             self._roll()
 
     def _skip_to(self, sequence: int, offset_bytes: int) -> None:
-        """Go on behind a gap, with a segment that says where it begins."""
+        """Go on behind a gap, with a segment that says where it begins. What is kept in memory has no gap."""
+        self._cache.tail_dropped(self)
+        self.drop_tail()
         if not self._active.is_empty:
             self._roll(sequence, offset_bytes)
             return

@@ -191,13 +191,16 @@ class Append(_Frame, frozen=True, tag=20):
     """Whole batches, as they are stored: the body.
 
     Attributes:
-        first: sequence of the first message, where the follower's log ends.
+        first: sequence where the follower's log ends.
         watermark: everything below is committed; 0 when the leader does not know yet.
+        gap: messages between ``first`` and the first batch that the leader does not have, either: it lost them, and
+            said so. Without it the first batch begins at ``first``.
     """
 
     stream: Stream
     first: Sequence63
     watermark: Sequence63
+    gap: Sequence63 = 0
 
 
 class Watermarks(_Frame, frozen=True, tag=21):

@@ -31,6 +31,7 @@ class Log:
         self.acknowledged_end = 100
         self.history = [(1, 0), (4, 50)]
         self.committed = 80
+        self.gaps: list[int] = []
         self.waiting: list[Any] = []
         self.applied: list[Any] = []
         self.error: Exception | None = None
@@ -41,10 +42,11 @@ class Log:
     def note_epoch(self, epoch, done):
         self.waiting.append((done, "epoch", epoch))
 
-    def append(self, data):
+    def append(self, data, gap):
         if self.error is not None:
             raise self.error
-        self.end += len(data)
+        self.gaps.append(gap)
+        self.end += gap + len(data)
         self.acknowledged_end = self.end
         return self.end
 
@@ -270,6 +272,16 @@ def test_batches_are_appended_where_the_log_ends():
     assert case.log.committed == 105 and stream.acknowledged == 2  # never beyond what is here
     with pytest.raises(PeerError, match=r"t/0, epoch 5: the leader sent batches from 104, the log ends at 105"):
         case.following.append(stream, 104, 0, memoryview(b"x"))
+
+
+def test_a_gap_is_one_that_the_leader_told_of():
+    case = Case()
+    stream = case.ready()
+    assert case.following.append(stream, 100, 0, memoryview(b"12345"), 7)
+    assert case.log.end == 112 and case.log.gaps == [7]
+    assert case.following.append(stream, 112, 0, memoryview(b"1")) and case.log.gaps == [7, 0]
+    with pytest.raises(PeerError, match="a gap of 7 messages from 113 on, and nothing behind it"):
+        case.following.append(stream, 113, 0, memoryview(b""), 7)
 
 
 def test_it_acknowledges_what_is_synced_where_that_is_the_rule():

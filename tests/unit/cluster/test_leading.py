@@ -45,7 +45,7 @@ class Log:
 
     def read(self, sequence, bytes_max):
         self.reads += 1
-        return b"x" * 10, sequence + 10
+        return b"x" * 10, sequence + 10, 3
 
     def whole_state(self, done):
         raise NotImplementedError
@@ -535,9 +535,9 @@ def test_nobody_is_where_nothing_began():
 def test_followers_at_the_same_place_are_served_by_one_read():
     case = Case(level=True)
     case.streams["b"].sent = case.streams["c"].sent = 50
-    assert case.leading.read(50, 1000) == (b"x" * 10, 60)
+    assert case.leading.read(50, 1000) == (b"x" * 10, 60, 3)
     case.streams["b"].sent = 60
-    assert case.leading.read(50, 1000) == (b"x" * 10, 60) and case.log.reads == 1
+    assert case.leading.read(50, 1000) == (b"x" * 10, 60, 3) and case.log.reads == 1
     case.streams["c"].sent = 60
     case.leading.read(60, 1000)
     case.leading.read(60, 5)  # not what was asked for

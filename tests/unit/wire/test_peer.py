@@ -60,6 +60,7 @@ EXAMPLES = [
     (StartOver(3, 99, 1 << 40), b""),
     (Append(3, 99, 98), b"batches"),
     (Append(3, 99, 98), b""),
+    (Append(3, 99, 98, 7), b"batches"),
     (Watermarks([(3, 5), (4, 9)]), b""),
     (Progress(3, (5, 2), (5, 1), 90), b"records"),
     (StateBegin(3, (5, 2), 90), b""),

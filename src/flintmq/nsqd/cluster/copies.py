@@ -62,14 +62,19 @@ class LedLog:
     def shape(self) -> LogShape:
         return shape_of(self._replica)
 
-    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
+    def read(self, sequence: int, bytes_max: int) -> tuple[bytes | memoryview, int, int]:
         stored = self._replica.log
         if not stored.start_sequence <= sequence < stored.next_sequence:
             raise NotInLog(f"{sequence} is not between {stored.start_sequence} and {stored.next_sequence}")
         data, end = stored.fetch_stored(sequence, bytes_max)
-        if not data or decode_header(data).first_sequence < sequence:
+        gap = decode_header(data).first_sequence - sequence if data else -1
+        if gap < 0:
             raise NotInLog(f"no batch begins at {sequence} in {stored.directory}")
-        return data, end
+        if gap:
+            where = self._replica.topic, self._replica.number
+            log.warning("CLUSTER: %s/%d: messages %d to %d are missing here and are sent to nobody", *where, sequence,
+                        sequence + gap - 1)  # fmt: skip
+        return data, end, gap
 
     def whole_state(self, done: StateDone) -> None:
         def read(records: Sequence[Any], error: BaseException | None) -> None:
@@ -135,11 +140,21 @@ class FollowedLog:
 
         self._do(lambda: self._replicas.note_epoch(self.replica, epoch, False, noted), done)
 
-    def append(self, data: memoryview) -> int:
+    def append(self, data: memoryview, gap: int) -> int:
+        replica, batches = self.replica, bytes(data)
+        end = replica.log.next_sequence
         try:
-            return self._replicas.append(self.replica, bytes(data), after_gap=True)
+            if gap:
+                first = decode_header(batches).first_sequence
+                if first != end + gap:
+                    raise ValueError(f"the first batch begins at {first}, not {gap} behind {end}")
+            end_now = self._replicas.append(replica, batches, after_gap=gap > 0)
         except BatchError as error:
             raise ValueError(str(error)) from error
+        if gap:
+            what = "CLUSTER: %s/%d: messages %d to %d are missing here as they are at the leader, which lost them"
+            log.warning(what, replica.topic, replica.number, end, end + gap - 1)
+        return end_now
 
     def commit(self, sequence: int) -> None:
         self._replicas.advance_committed(self.replica, sequence)

@@ -9,8 +9,11 @@ from tests.unit.broker.test_replicas import LOG_ID, NUMBER, TOPIC_NUMBER, Batche
 
 from flintmq.cluster.following import Following
 from flintmq.cluster.history import LogShape, agreement
-from flintmq.nsqd.cluster.copies import FollowedLog
-from flintmq.wire.peer import CutTo, Frame, Open, Opened, PeerError, Ready, Refusal
+from flintmq.cluster.leading import Leading
+from flintmq.cluster.link import FollowerLink, LeaderLink
+from flintmq.cluster.state import Member, PartitionState
+from flintmq.nsqd.cluster.copies import FollowedLog, LedLog
+from flintmq.wire.peer import CutTo, Frame, Identity, Open, Opened, PeerError, Ready, Refusal
 
 
 class Stream:
@@ -92,3 +95,52 @@ def test_a_node_that_was_elected_and_wrote_nothing_follows_who_led_before(restar
     with pytest.raises(PeerError):
         case.follow()
         case.append(case.ready(3, LogShape(((1, 1), (3, end + 1)), 1, leader.sequence)), older)
+
+
+# -- gaps
+
+
+@pytest.mark.parametrize("said", [0, 4, 6])
+def test_a_hole_that_the_leader_did_not_tell_of_is_none_here(said: int) -> None:
+    case, leader = Case(), Batches()
+    stream = case.ready(1, LogShape((), 1, 1))
+    case.append(stream, leader.next(1, [b"first"]))
+    behind = leader.next(1, [b"behind"], gap=5)
+    with pytest.raises(PeerError, match="cannot be appended"):
+        case.append(stream, behind, gap=said)
+    assert case.world.log.next_sequence == 2
+
+
+def test_a_gap_of_the_leader_is_told_of_on_both_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    case, leader, batches = Case(), World(), Batches()
+    leader.make()
+    leader.note(5)
+    for gap in (0, 0, 5, 0):
+        data = batches.next(5, [b"x"] * 2, gap=gap)
+        leader.broker.replicas.append(leader.replica, data, after_gap=gap > 0)
+
+    class Led(LedLog):
+        def whole_state(self, done: Any) -> None:
+            pass  # it is not what this is about
+
+    members = tuple(Member(name, "boot", False) for name in "ab")
+    state = PartitionState(TOPIC_NUMBER, LOG_ID, 5, "a", "1", members, ("a", "b"))
+    log = Led(leader.broker.replicas, leader.replica, lambda: 0, lambda: None)
+    leading = Leading("t", NUMBER, "a", state, 1, log, end=batches.sequence)
+
+    class Owner:
+        def find(self, frame: Open, peer: Identity) -> Following:
+            return case.following
+
+    there = LeaderLink("b", 0)
+    here = FollowerLink(Identity("c", "a", "1", "boot", False, 1), Owner())
+    there.add(leading)
+    there.connected(Identity("c", "b", "1", "boot", False, 1), 0)
+    for now_ns in range(20):
+        here.receive(b"".join(map(bytes, there.take_output(now_ns))))
+        case.world.settle()
+        there.receive(b"".join(map(bytes, here.take_output(now_ns))), now_ns)
+    assert case.world.log.next_sequence == batches.sequence
+    assert stored_in(case.world.log) == batches.stored
+    assert "messages 5 to 9 are missing here and are sent to nobody" in caplog.text
+    assert "messages 5 to 9 are missing here as they are at the leader" in caplog.text
