@@ -134,13 +134,28 @@ class HeldLease:
                     await asyncio.sleep(LOOK_S)
             try:
                 await self._renew(store)
-            except LeaseNotFound as error:
-                _log.error("STORE: %s", error)
+            except LeaseNotFound:
+                _log.warning("STORE: %s", self._why_gone())
             except StoreError as error:
                 self._fails(str(error))
             else:
                 self.failure = ""
             tell()
+
+    def _why_gone(self) -> str:
+        """Say what it means that the store does not have it any more."""
+        ttl_s = self.tenure.ttl_ns / 1e9
+        silent_s = (self._clock.boottime_ns() - self.tenure.sent_at_ns) / 1e9
+        if silent_s < ttl_s:
+            return (
+                f"lease {self.lease_id} was ended before its time: it was revoked, or the store has lost it; what "
+                "depends on it is taken from this process, which asks for another lease"
+            )
+        return (
+            f"lease {self.lease_id} of {ttl_s:g} s has run out: it was not renewed for {silent_s:.1f} s, because this "
+            "process stood still or the store could not be reached; what depends on it was taken from this process, "
+            "which asks for another lease"
+        )
 
     def _fails(self, reason: str) -> None:
         if not self.failure:

@@ -133,6 +133,26 @@ async def test_a_lease_that_is_gone_is_known_at_once_and_told_on_the_loop(is_apa
     assert set(told) == {threading.main_thread().name}
 
 
+@pytest.mark.parametrize(
+    ("stood_still_ns", "told"),
+    [
+        (TTL_NS + STANDSTILL_NS, "has run out: it was not renewed for 1.0 s, because this process stood still"),
+        (TTL_NS // 2, "was ended before its time"),
+    ],
+)
+async def test_what_it_means_that_a_lease_is_gone_is_said(
+    stood_still_ns: int, told: str, caplog: pytest.LogCaptureFixture
+):
+    store = FakeStore(ManualClock(), is_apart=False)
+    lease = new_lease(store)
+    store.clock.advance(stood_still_ns)
+    store.error = LeaseNotFound(7)
+    async with asyncio.timeout(PATIENCE_S):
+        await lease.keep()
+    (record,) = [each for each in caplog.records if "lease 7" in each.message]
+    assert record.levelname == "WARNING" and told in record.message and "asks for another lease" in record.message
+
+
 @pytest.mark.parametrize("is_apart", [True, False])
 async def test_a_store_that_is_away_is_asked_again(is_apart: bool):
     store = FakeStore(ManualClock(), is_apart)
