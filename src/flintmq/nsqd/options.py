@@ -485,6 +485,42 @@ class NsqdOptions(Options):
         default_text="none",
         hidden=True,
     )
+    cluster_store_password_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the password of the user that the addresses of the store name",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_store_root_ca_file: str = option(
+        Text("FILE"),
+        "",
+        "certificate authorities of the store",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="those of the system",
+        hidden=True,
+    )
+    cluster_store_cert: str = option(
+        Text("FILE"),
+        "",
+        "certificate shown to the store",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_store_key: str = option(
+        Text("FILE"),
+        "",
+        "private key of that certificate, without a passphrase",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
     cluster: str = option(
         Text("NAME"), DEFAULT_CLUSTER, "name of the cluster in its store", group=_CLUSTER, origin="flintmq", hidden=True
     )
@@ -598,6 +634,10 @@ class NsqdOptions(Options):
                 ("peer_address", DEFAULT_PEER_ADDRESS),
                 ("cluster_secret_file", ""),
                 ("cluster_store_token_file", ""),
+                ("cluster_store_password_file", ""),
+                ("cluster_store_root_ca_file", ""),
+                ("cluster_store_cert", ""),
+                ("cluster_store_key", ""),
             ):
                 value = getattr(self, attribute)
                 if value != default:

@@ -11,9 +11,10 @@ from pathlib import Path
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord
+from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
 from flintmq.errors import OptionError
-from flintmq.net.cluster_store import open_store
+from flintmq.net.cluster_store import StoreFiles, open_store
 from flintmq.net.http_auth import TokenFile
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.agent import Agent
@@ -42,12 +43,23 @@ async def new_agent(
     Raises:
         OptionError: the secret cannot be read.
         StorageError: the data directory has no identity, and none can be made.
-        StoreRefused: the addresses of the store cannot be used.
+        StoreRefused: the addresses of the store cannot be used, or do not go with its files.
+        TlsSetupError: a file for TLS cannot be used.
     """
     secret = await env.run_blocking(read_secret, options.cluster_secret_file)
     identity = await env.run_blocking(node_id, files)
     file = options.cluster_store_token_file
-    store = open_store(env, options.cluster_store, TokenFile(file, env) if file else None)
+    store_files = StoreFiles(
+        options.cluster_store_password_file,
+        options.cluster_store_root_ca_file,
+        options.cluster_store_cert,
+        options.cluster_store_key,
+    )
+    token = TokenFile(file, env) if file else None
+    try:
+        store = open_store(env, options.cluster_store, token, store_files)
+    except ValueError as error:
+        raise StoreRefused(f"--cluster-store: {error}") from None
     keys = Keys(options.cluster)
     return Agent(env, engine, store, keys, identity, files.boot_id(), secret, clients, on_ready, change_meta)
 
