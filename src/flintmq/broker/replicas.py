@@ -83,6 +83,7 @@ class Replica:
         topic_number: of the topic, drawn when it was created.
         log_id: identity of the log, the same on every replica.
         epoch: the highest that was noted.
+        durable_epoch: the highest of which that survives a power loss.
         history: ``(epoch, its first sequence)`` of every epoch that the log has something of, or that began here.
         log: the batches.
         partition: in ``Broker.topics`` while this node leads it; else None.
@@ -94,7 +95,7 @@ class Replica:
     """
 
     __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_state",
-                 "_taken", "durable_floor", "epoch", "history", "is_deleted", "log", "log_id", "number", "partition",
+                 "_taken", "durable_epoch", "durable_floor", "epoch", "history", "is_deleted", "log", "log_id", "number", "partition",
                  "progress", "topic", "topic_number", "work")  # fmt: skip
 
     def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
@@ -102,7 +103,7 @@ class Replica:
         self.number = number
         self.topic_number = stored.topic_number
         self.log_id = stored.log_id
-        self.epoch = stored.epoch
+        self.epoch = self.durable_epoch = stored.epoch
         self.history = stored.history
         self.log = log
         self.partition: Partition | None = None
@@ -495,8 +496,14 @@ class Replicas(Mapping[_Key, Replica]):
         if begins and replica.history[-1:] != [(epoch, replica.log.next_sequence)]:
             self._enter(replica, epoch, replica.log.next_sequence)
         replica.epoch = epoch
+
+        def written(error: BaseException | None) -> None:
+            if error is None:
+                replica.durable_epoch = max(replica.durable_epoch, epoch)
+            done(error)
+
         self._put_row(replica)
-        self._metadata.wait_here(done)
+        self._metadata.wait_here(written)
 
     def _enter(self, replica: Replica, epoch: int, first: int) -> None:
         history = replica.history

@@ -536,6 +536,7 @@ class Agent:
         copy.following = Following(
             replica.topic, replica.number, replica.topic_number, replica.log_id, copy.followed, confirmed_ns
         )
+        copy.following.superseded(replica.epoch)  # also by one that was to be noted, and may not be yet
 
     def _counts_synced(self, replica: Replica) -> bool:
         """Whether only what is synced of a log is acknowledged."""
@@ -570,6 +571,8 @@ class Agent:
 
     def _lead(self, copy: _Copy) -> None:
         state = self.view.partitions[copy.partition]
+        key = self._keys.partition(*copy.partition)
+        pair = self.view.pairs[key]
         replica = copy.replica
         assert replica is not None
         if copy.led is not None:
@@ -605,7 +608,11 @@ class Agent:
                 self._ended(copy, error, "leading it")
                 return
             assert replica.partition is not None
-            self._begin_leading(copy, replica, replica.partition, state, confirmed_ns)
+            if key not in self.view.pairs:  # it was deleted meanwhile
+                self._dismiss(self._replicas.demote(replica, NotLedAnyMore()), "the partition is deleted")
+                self._follow(copy, self._env.clock.monotonic_ns())
+            else:
+                self._begin_leading(copy, replica, replica.partition, state, pair, confirmed_ns)
             self._ended(copy, None, "leading it")
 
         try:
@@ -619,11 +626,15 @@ class Agent:
         return copy.replica.meta if record is None else record.meta
 
     def _begin_leading(
-        self, copy: _Copy, replica: Replica, partition: Partition, state: PartitionState, confirmed_ns: int
+        self,
+        copy: _Copy,
+        replica: Replica,
+        partition: Partition,
+        state: PartitionState,
+        pair: KeyValue,
+        confirmed_ns: int,
     ) -> None:
         topic, number = copy.partition
-        key = self._keys.partition(topic, number)
-        pair = self.view.pairs.get(key)
         record = self.view.topics.get(topic)
         progress: list[Leading] = []
         led_log = LedLog(self._replicas, replica, lambda: progress[0].progress_number, self._engine.schedule)
@@ -632,7 +643,7 @@ class Agent:
             number,
             self.node_id,
             state,
-            pair.mod_revision if pair is not None else self.view.revision,
+            pair.mod_revision,
             led_log,
             end=replica.log.next_sequence,
             min_in_sync=1 if record is None else record.min_in_sync,
@@ -640,7 +651,6 @@ class Agent:
             on_change=self._leading_changed,
         )
         progress.append(leading)
-        assert pair is not None
         led = Led(replica, partition, leading, pair, confirmed_ns + _LEASE_NS, copy.last_leader)
         copy.led = self._led[copy.partition] = self._by_partition[partition] = self._by_log[replica.log] = led
         if leading.epoch and self._counts_synced(replica):
@@ -653,8 +663,8 @@ class Agent:
         self._note(led)
         log.info("CLUSTER: %s is led here, its log ends at %d", _name(led), replica.log.next_sequence)
         current = self.view.partitions.get(copy.partition)
-        if current is not None and pair.mod_revision > leading.revision:
-            self._adopt(led, pair, current)
+        if current is not None:  # perhaps it was changed since it was to be led
+            self._adopt(led, self.view.pairs[self._keys.partition(topic, number)], current)
 
     def _relink(self, led: Led) -> None:
         """Send a partition to the nodes that its state names."""

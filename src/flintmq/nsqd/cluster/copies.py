@@ -110,11 +110,10 @@ class FollowedLog:
         self._replicas = replicas
         self._syncs = syncs
         self._schedule = schedule
-        self._epoch = replica.epoch
 
     @property
     def epoch(self) -> int:
-        return self._epoch
+        return self.replica.durable_epoch
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -133,12 +132,10 @@ class FollowedLog:
         return shape_of(self.replica)
 
     def note_epoch(self, epoch: int, done: Done) -> None:
-        def noted(error: BaseException | None) -> None:
-            if error is None:
-                self._epoch = max(self._epoch, epoch)
-            done(_told(error))
+        def note() -> None:
+            self._replicas.note_epoch(self.replica, epoch, False, lambda error: done(_told(error)))
 
-        self._do(lambda: self._replicas.note_epoch(self.replica, epoch, False, noted), done)
+        self._do(note, done)
 
     def append(self, data: memoryview, gap: int) -> int:
         replica, batches = self.replica, bytes(data)
