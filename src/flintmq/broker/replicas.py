@@ -95,8 +95,8 @@ class Replica:
     """
 
     __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_state",
-                 "_taken", "durable_epoch", "durable_floor", "epoch", "history", "is_deleted", "log", "log_id", "number", "partition",
-                 "progress", "topic", "topic_number", "work")  # fmt: skip
+                 "_taken", "durable_epoch", "durable_floor", "epoch", "history", "is_deleted", "log", "log_id",
+                 "number", "partition", "progress", "topic", "topic_number", "work")  # fmt: skip
 
     def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
         self.topic = topic

@@ -286,13 +286,24 @@ class Leading:
         """Whether every in-sync member has confirmed this epoch so lately that none of them can deliver: what a
         leader may act on that cannot reach the store.
         """
+        until_ns = self.confirmed_until_ns(margin_ns)
+        return until_ns is None or now_ns < until_ns
+
+    def confirmed_until_ns(self, margin_ns: int = CONFIRMED_MARGIN_NS) -> int | None:
+        """Return until when :meth:`is_confirmed` holds if nothing more is confirmed, and nobody else becomes a member.
+
+        0: it does not hold; None: nobody has to confirm anything.
+        """
         if self.is_ended:
-            return False
+            return 0
+        oldest_ns: int | None = None
         for follower in self._watched:
             confirmed_ns = None if follower.stream is None else follower.stream.confirmed_ns
-            if confirmed_ns is None or now_ns >= confirmed_ns + _LEASE_NS - margin_ns:
-                return False
-        return True
+            if confirmed_ns is None:
+                return 0
+            if oldest_ns is None or confirmed_ns < oldest_ns:
+                oldest_ns = confirmed_ns
+        return None if oldest_ns is None else oldest_ns + _LEASE_NS - margin_ns
 
     def wanted_state(self) -> PartitionState | None:
         """Return what should be written to the store in place of :attr:`state`; None: nothing.

@@ -79,6 +79,7 @@ FOLLOW_AGAIN_S = 1.0
 SWAPS_MAX = 32
 """Changes of partitions' states that are under way at the same time."""
 _LEASE_NS = LEASE_TTL_S * 1_000_000_000
+_FOREVER_NS = 1 << 63
 
 
 class NotLedAnyMore(StorageError):
@@ -175,6 +176,8 @@ class Agent:
         self._has_cluster = asyncio.Event()  # its record is known, which the first nsqlookupd makes
         self._is_looking = False
         self._is_held = False
+        self._confirmed_until_ns = 0  # until then, no lease is needed for what is led here and not fenced
+        self._fenced: dict[Led, None] = {}
         self._is_closing = False
         self._due: dict[PartitionId, None] = {}
         self._is_settling = False
@@ -303,7 +306,7 @@ class Agent:
         if is_whole:
             self._due |= dict.fromkeys(self._copies)
             self._due |= dict.fromkeys(self.view.held.get(self.node_id, ()))
-        self._look_at_lease()
+        self.look()
         self._settle_soon()
 
     def _state_changed(self, change: PartitionChange) -> None:
@@ -323,6 +326,7 @@ class Agent:
         if pair.mod_revision > led.pair.mod_revision:
             led.pair = pair
         led.leading.state_changed(state, pair.mod_revision)
+        self._members_changed()
         self._note(led)
 
     def _topic_changed(self, change: TopicChange) -> None:
@@ -382,32 +386,63 @@ class Agent:
 
     def look(self) -> None:
         """Before a turn ends: fence what may not be acknowledged or delivered any more."""
-        membership = self._membership
-        if self._led and (membership is None or membership.is_held is not self._is_held or not self._is_held):
+        if not self._led:
+            return
+        is_held = self._has_lease()
+        if is_held is not self._is_held or (not is_held and self._env.clock.monotonic_ns() >= self._confirmed_until_ns):
             self._look_at_lease()
 
-    def _look_at_lease(self) -> None:
-        """Fence, or let go on, what is led here."""
+    def _has_lease(self) -> bool:
         membership = self._membership
-        is_held = membership is not None and membership.is_held
-        if is_held:
-            assert membership is not None and membership.pair is not None
-            # who was gone for the store has to know first what happened meanwhile
-            is_held = self.view.revision >= membership.pair.mod_revision
+        if membership is None or not membership.is_held:
+            return False
+        assert membership.pair is not None
+        # who was gone for the store has to know first what happened meanwhile
+        return self.view.revision >= membership.pair.mod_revision
+
+    def _look_at_lease(self) -> None:
+        """Fence, or let go on, what is led here; find out until when it need not be looked at again."""
+        is_held = self._has_lease()
         now_ns = self._env.clock.monotonic_ns()
         self._is_held = is_held
+        until_ns = _FOREVER_NS
         for led in list(self._led.values()):
-            may_act = led.may_act(is_held, now_ns) and not self._is_closing
-            if may_act and led.is_fenced:
-                led.is_fenced = False
-                self._unready[led] = None
-                self._note(led)
-                log.warning("CLUSTER: %s goes on", _name(led))
-            elif not may_act and not led.is_fenced:
-                self._fence(led, "its lease is gone, and not every replica confirms that it leads")
+            confirmed_until_ns = None if is_held else led.leading.confirmed_until_ns()
+            if self._is_closing or (confirmed_until_ns is not None and now_ns >= confirmed_until_ns):
+                self._fence_once(led)
+            else:
+                self._let_go_on(led)
+                if confirmed_until_ns is not None and confirmed_until_ns < until_ns:
+                    until_ns = confirmed_until_ns
+        self._confirmed_until_ns = until_ns
+
+    def _look_at_fenced(self, now_ns: int) -> None:
+        """Let go on what may: followers may have confirmed it since."""
+        for led in list(self._fenced):
+            until_ns = None if self._is_held else led.leading.confirmed_until_ns()
+            if not self._is_closing and (until_ns is None or now_ns < until_ns):
+                self._let_go_on(led)
+                self._confirmed_until_ns = min(self._confirmed_until_ns, until_ns or _FOREVER_NS)
+
+    def _members_changed(self) -> None:
+        """Others may have to confirm something: look at once when it is asked."""
+        self._confirmed_until_ns = 0
+
+    def _let_go_on(self, led: Led) -> None:
+        if led.is_fenced:
+            led.is_fenced = False
+            self._fenced.pop(led, None)
+            self._unready[led] = None
+            self._note(led)
+            log.warning("CLUSTER: %s goes on", _name(led))
+
+    def _fence_once(self, led: Led) -> None:
+        if not led.is_fenced:
+            self._fence(led, "its lease is gone, and not every replica confirms that it leads")
 
     def _fence(self, led: Led, why: str) -> None:
         led.is_fenced = True
+        self._fenced[led] = None
         log.warning("CLUSTER: %s is held: %s", _name(led), why)
         self._set_ready(led, False)
         self._clients.look_up_again()
@@ -691,7 +726,7 @@ class Agent:
         del self._led[copy.partition]
         del self._by_partition[led.partition]
         del self._by_log[replica.log]
-        for group in (self._moving, self._changed, self._unready):
+        for group in (self._moving, self._changed, self._unready, self._fenced):
             group.pop(led, None)
         subscriptions = self._replicas.demote(replica, NotLedAnyMore())
         log.warning("CLUSTER: %s is led here no longer", _name(led))
@@ -704,6 +739,8 @@ class Agent:
         """Note that something may have to be done; called in the middle of things."""
         led = self._led.get((leading.topic, leading.number))
         if led is not None and led.leading is leading:
+            if leading.is_ended:
+                self._members_changed()
             self._note(led)
 
     def _note(self, led: Led) -> None:
@@ -783,6 +820,7 @@ class Agent:
                 if wanted is None:
                     return
                 leading.swap_began(wanted)
+                self._members_changed()
                 members = ",".join(wanted.in_sync_nodes)
                 try:
                     key = self._keys.partition(leading.topic, leading.number)
@@ -814,6 +852,7 @@ class Agent:
                 log.info("CLUSTER: %s: in sync now %s", _name(led), ",".join(state.in_sync_nodes))
         finally:
             led.is_swapping = False
+            self._members_changed()
             self._note(led)
 
     # -- the engine ----------------------------------------------------------------------------------------------------
@@ -911,7 +950,8 @@ class Agent:
         self._timer = self._engine.loop.call_later(TICK_S, self._tick)
         now_ns = self._env.clock.monotonic_ns()
         try:
-            self._look_at_lease()
+            self.look()
+            self._look_at_fenced(now_ns)
             self._peers.tick(now_ns)
             for led in list(self._moving):
                 led.leading.tick(now_ns)

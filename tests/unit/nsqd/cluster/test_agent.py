@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.unit.broker.test_replicas import World as BrokerWorld
-from tests.unit.cluster.models import KEYS, World, node, state
+from tests.unit.cluster.models import KEYS, World, member, node, state
 
+from flintmq.cluster.state import LEASE_TTL_S
 from flintmq.cluster.store import Span
-from flintmq.env import Env
 from flintmq.errors import StorageError
 from flintmq.nsqd.cluster.agent import Agent
 
@@ -54,19 +55,23 @@ class Case:
         )
         store: Any = None
         clients: Any = nothing
+        self.clock_ns = 10**15
+        env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ns=lambda: self.clock_ns), random=random.Random(1))
         self.agent: Any = Agent(
-            Env(), engine, store, KEYS, "a", "boot a", b"", clients, lambda topic: None, lambda topic, meta: True
+            env, engine, store, KEYS, "a", "boot a", b"", clients, lambda topic: None, lambda topic, meta: True
         )
         link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
-        self.agent._peers = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
+        peers: Any = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
+        self.agent._peers = peers
         self.agent._record = node("a", incarnation=self.agent.incarnation)
         self.cluster.node(self.agent._record)
         self.cluster.topic("t")
         self.elect(1)
         self.agent._take(self.agent.view.feed(self.cluster.store.range(KEYS.all)), True)
 
-    def elect(self, epoch: int, replicas: str = "a") -> None:
-        self.cluster.partition("t", 0, state("a", "a", replicas, epoch=epoch, incarnation=self.agent.incarnation))
+    def elect(self, epoch: int, replicas: str = "a", in_sync: str = "a") -> None:
+        incarnation = self.agent.incarnation
+        self.cluster.partition("t", 0, state("a", in_sync, replicas, epoch=epoch, incarnation=incarnation))
 
     def hear(self) -> None:
         told = self.cluster.store.events(
@@ -153,3 +158,72 @@ def test_what_the_store_says_of_a_partition_while_it_is_promoted_is_known(case: 
     case.hear()
     case.settle()
     assert case.copy.led.leading.state.replicas == ("a", "b")
+
+
+# -- without the store
+
+
+class Member:
+    """The only other one in sync, connected; it counts who asks what it confirmed."""
+
+    def __init__(self, case: Case, confirmed_ns: int) -> None:
+        self.confirmed = confirmed_ns
+        self.asked = 0
+        self.sent = 0
+        self.state_number = None
+        case.elect(1, in_sync="ab", replicas="ab")
+        case.hear()
+        case.copy.led.leading.opened("b", member("b"), self)
+
+    @property
+    def confirmed_ns(self) -> int:
+        self.asked += 1
+        return self.confirmed
+
+    def wake(self) -> None: ...
+
+    def wake_watermark(self) -> None: ...
+
+
+def test_what_followers_confirm_is_not_asked_every_turn(case: Case) -> None:
+    case.settle()
+    other = Member(case, case.clock_ns)
+    for _ in range(5):
+        case.agent.look()
+        case.agent._look_at_fenced(case.clock_ns)
+    asked, led = other.asked, case.copy.led
+    assert asked and not led.is_fenced
+    for _ in range(100):
+        case.agent.look()
+    assert other.asked == asked
+    case.clock_ns += LEASE_TTL_S * 1_000_000_000
+    case.agent.look()
+    assert led.is_fenced, "it confirmed too long ago"
+    other.confirmed = case.clock_ns
+    case.agent._look_at_fenced(case.clock_ns)
+    assert not led.is_fenced
+    case.agent.look()
+    asked = other.asked
+    case.agent.look()
+    assert other.asked == asked
+    case.clock_ns += LEASE_TTL_S * 1_000_000_000
+    case.agent.look()
+    assert led.is_fenced
+
+
+def test_a_new_member_has_to_confirm_at_once(case: Case) -> None:
+    case.settle()
+    case.agent.look()
+    assert not case.copy.led.is_fenced, "it has nobody to ask"
+    Member(case, 0)
+    case.agent.look()
+    assert case.copy.led.is_fenced
+
+
+def test_one_that_has_ended_is_fenced_at_once(case: Case) -> None:
+    case.settle()
+    case.agent.look()
+    led = case.copy.led
+    led.leading.ended(2)
+    case.agent.look()
+    assert led.is_fenced

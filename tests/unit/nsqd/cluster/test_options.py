@@ -84,7 +84,7 @@ async def test_files_for_tls_are_read(option: str, tmp_path: Path) -> None:
     path = tmp_path / "file.pem"
     path.write_text("nonsense")
     given = {option: str(path)} | ({"cluster_store_key": str(path)} if option == "cluster_store_cert" else {})
-    with pytest.raises(TlsSetupError, match="file.pem"):
+    with pytest.raises(TlsSetupError, match=r"file\.pem"):
         await _join(NsqdOptions(cluster_store=("https://a:1",), **given))  # type: ignore[arg-type]
 
 
