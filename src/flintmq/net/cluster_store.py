@@ -1,7 +1,7 @@
-"""The coordination store that an option names: its addresses as people write them.
+"""The coordination store that options name: its addresses as people write them, and the files beside them.
 
-``host:port``, or ``http(s)://[user:password@]host:port``, all of one store: members of an etcd, or one nsqlookupd that
-keeps a store. Both daemons read the option with the same function.
+An address is ``host:port``, or ``http(s)://[user:password@]host:port``, all of one store: members of an etcd, or one
+nsqlookupd that keeps a store. Both daemons have the same options for it, checked and used here.
 
 Source: design/cluster.md section 2, Revision 2 H12.
 """
@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from flintmq.cluster.keys import CLUSTER_NAME
+from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
+from flintmq.errors import OptionError
 from flintmq.net.address import format_address, split_address
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
@@ -22,6 +26,60 @@ from flintmq.net.tls import client_context
 FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
 _PASSWORD_BYTES_MAX = 1024
 _DEFAULT_PORTS = {"http": 2379, "https": 2379}
+
+
+class StoreOptions(Protocol):
+    """The options of a daemon about the store, each the flag of the same name."""
+
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def cluster_store(self) -> Sequence[str]: ...
+    @property
+    def cluster_store_token_file(self) -> str: ...
+    @property
+    def cluster_store_password_file(self) -> str: ...
+    @property
+    def cluster_store_root_ca_file(self) -> str: ...
+    @property
+    def cluster_store_cert(self) -> str: ...
+    @property
+    def cluster_store_key(self) -> str: ...
+
+
+def check_options(options: StoreOptions, is_elsewhere: bool = True) -> None:
+    """Check the name of the cluster and, of a store that is elsewhere, its addresses.
+
+    Raises:
+        OptionError: one of them cannot be used.
+    """
+    if CLUSTER_NAME.fullmatch(options.cluster) is None:
+        raise OptionError("cluster", options.cluster, "it must be 1 to 64 of A-Z a-z 0-9 _ . -", "argument")
+    if is_elsewhere:
+        try:
+            read_addresses(options.cluster_store)
+        except ValueError as error:
+            raise OptionError("cluster_store", "", str(error), "argument") from None  # there may be a password in it
+
+
+def store_of(env: Env, options: StoreOptions) -> EtcdStore:
+    """Return the store that options name; nothing is asked yet. Blocks for small files.
+
+    Raises:
+        StoreRefused: the addresses cannot be used, or do not go with the files.
+        TlsSetupError: a file for TLS cannot be used.
+    """
+    token_file = options.cluster_store_token_file
+    files = StoreFiles(
+        options.cluster_store_password_file,
+        options.cluster_store_root_ca_file,
+        options.cluster_store_cert,
+        options.cluster_store_key,
+    )
+    try:
+        return open_store(env, options.cluster_store, TokenFile(token_file, env) if token_file else None, files)
+    except ValueError as error:
+        raise StoreRefused(f"--cluster-store: {error}") from None
 
 
 def read_addresses(addresses: Sequence[str]) -> tuple[list[str], str, str]:

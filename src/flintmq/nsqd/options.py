@@ -643,15 +643,9 @@ class NsqdOptions(Options):
                 if value != default:
                     raise OptionError(attribute, value, "it needs --cluster-store as well", "argument")
             return
-        from flintmq.cluster.keys import CLUSTER_NAME  # only nodes of a cluster need these
-        from flintmq.net.cluster_store import read_addresses
+        from flintmq.net.cluster_store import check_options  # only nodes of a cluster need it
 
-        if CLUSTER_NAME.fullmatch(self.cluster) is None:
-            raise OptionError("cluster", self.cluster, "it must be 1 to 64 of A-Z a-z 0-9 _ . -", "argument")
-        try:
-            read_addresses(self.cluster_store)
-        except ValueError as error:
-            raise OptionError("cluster_store", "", str(error), "argument") from None  # there may be a password in it
+        check_options(self)
         address = split_address(self.peer_address)
         if address is None:
             what = "it must be host:port: other nodes are on other machines"

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.cluster.state import LookupdRecord
-from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
-from flintmq.net.cluster_store import StoreFiles, open_store
+from flintmq.net.cluster_store import store_of
 from flintmq.net.etcd import EtcdStore
-from flintmq.net.http_auth import TokenFile
 from flintmq.nsqlookupd.cluster_api import ClusterApi
 from flintmq.nsqlookupd.coordinator import Coordinator
 from flintmq.nsqlookupd.http_api import LookupdAddress
@@ -44,18 +42,7 @@ class Cluster:
             assert own is not None, "the options were checked"
             self._store = OwnStore(own, env)
         else:
-            file = options.cluster_store_token_file
-            files = StoreFiles(
-                options.cluster_store_password_file,
-                options.cluster_store_root_ca_file,
-                options.cluster_store_cert,
-                options.cluster_store_key,
-            )
-            token = TokenFile(file, env) if file else None
-            try:
-                self._store = open_store(env, options.cluster_store, token, files)
-            except ValueError as error:
-                raise StoreRefused(f"--cluster-store: {error}") from None
+            self._store = store_of(env, options)
         keys = Keys(options.cluster)
         self.coordinator = Coordinator(env, self._store, keys, database, options.allow_same_host)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flintmq.cluster.keys import CLUSTER_NAME
 from flintmq.errors import OptionError
 from flintmq.net.http_auth import check_options as check_http_auth
 from flintmq.net.http_envelope import NSQ, STYLES
@@ -41,6 +40,13 @@ _OF_STORES_ELSEWHERE = (
     "cluster_store_cert",
     "cluster_store_key",
 )
+_DEFAULT_CLUSTER = "default"
+_OF_CLUSTERS = {
+    "cluster": _DEFAULT_CLUSTER,
+    "allow_same_host": False,
+    "default_partitions": 0,
+    "default_replicator": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +178,7 @@ class NsqlookupdOptions(Options):
     )
     cluster: str = option(
         Text("NAME"),
-        "default",
+        _DEFAULT_CLUSTER,
         "name of the cluster in the coordination store",
         group=_PRODUCERS,
         origin="flintmq",
@@ -292,25 +298,22 @@ class NsqlookupdOptions(Options):
         check_origins(self.http_allow_origin)
 
     def _check_cluster(self) -> None:
-        if CLUSTER_NAME.fullmatch(self.cluster) is None:
-            raise OptionError("cluster", self.cluster, "it must be 1 to 64 of A-Z a-z 0-9 _ . -", "argument")
         if not self.cluster_store or self.is_own_store:
             for name in _OF_STORES_ELSEWHERE:
                 if given := getattr(self, name):
-                    raise OptionError(
-                        name, given, "it is for a --cluster-store that is elsewhere: give that", "argument"
-                    )
+                    allowed = "it is for a --cluster-store that is elsewhere: give that"
+                    raise OptionError(name, given, allowed, "argument")
+        if self.cluster_store or self.cluster != _DEFAULT_CLUSTER:
+            from flintmq.net.cluster_store import check_options  # only a nsqlookupd of a cluster needs it
+
+            check_options(self, is_elsewhere=bool(self.cluster_store) and not self.is_own_store)
         if not self.cluster_store:
+            for name, default in _OF_CLUSTERS.items():
+                if (given := getattr(self, name)) != default:
+                    raise OptionError(name, given, "it needs --cluster-store as well", "argument")
             return
         if self.is_own_store and not self.store_path:
             raise OptionError("cluster_store", OWN_STORE, "own needs --store-path, where it is", "argument")
-        if not self.is_own_store:
-            from flintmq.net.cluster_store import read_addresses  # only a nsqlookupd of a cluster needs it
-
-            try:
-                read_addresses(self.cluster_store)
-            except ValueError as error:
-                raise OptionError("cluster_store", "", str(error), "argument") from None
         for name in ("tcp_address", "http_address"):
             if "/" in getattr(self, name):
                 allowed = "in a cluster it must be host:port: others have to reach it"

@@ -18,6 +18,10 @@ from flintmq.nsqlookupd.options import NsqlookupdOptions
         ({"cluster_store": ("a:1",), "tcp_address": "/tmp/socket"}, "others have to reach it"),
         ({"cluster": "a/b"}, "1 to 64"),
         ({"cluster": ""}, "1 to 64"),
+        ({"cluster": "other"}, "it needs --cluster-store"),
+        ({"allow_same_host": True}, "it needs --cluster-store"),
+        ({"default_partitions": 2}, "it needs --cluster-store"),
+        ({"default_replicator": 2}, "it needs --cluster-store"),
     ],
 )
 def test_what_cannot_be_is_refused(given, reason):

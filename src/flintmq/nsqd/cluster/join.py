@@ -11,11 +11,9 @@ from pathlib import Path
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord
-from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
 from flintmq.errors import OptionError
-from flintmq.net.cluster_store import StoreFiles, open_store
-from flintmq.net.http_auth import TokenFile
+from flintmq.net.cluster_store import store_of
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.agent import Agent
 from flintmq.nsqd.engine import Engine
@@ -48,18 +46,7 @@ async def new_agent(
     """
     secret = await env.run_blocking(read_secret, options.cluster_secret_file)
     identity = await env.run_blocking(node_id, files)
-    file = options.cluster_store_token_file
-    store_files = StoreFiles(
-        options.cluster_store_password_file,
-        options.cluster_store_root_ca_file,
-        options.cluster_store_cert,
-        options.cluster_store_key,
-    )
-    token = TokenFile(file, env) if file else None
-    try:
-        store = open_store(env, options.cluster_store, token, store_files)
-    except ValueError as error:
-        raise StoreRefused(f"--cluster-store: {error}") from None
+    store = store_of(env, options)
     keys = Keys(options.cluster)
     return Agent(env, engine, store, keys, identity, files.boot_id(), secret, clients, on_ready, change_meta)
 
