@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -315,3 +318,46 @@ print(done + 1, producer.stats().failed, flush=True)
     done, failed = map(int, out.split())
     assert done <= nsqd.stats("t")["message_count"] <= done + failed
     assert failed <= 8
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+def test_ctrl_c_at_any_instruction_of_a_publish(nsqd, is_idempotent: bool):
+    """Python raises it where a function begins and where a call ends: each of these places of one publish is tried."""
+    with Producer(address_of(nsqd), pool_size=1, idempotent=is_idempotent) as producer:
+        producer.pub("t", b"first")
+        for place in itertools.count():
+            is_interrupted = _interrupt(partial(producer.pub, "t", b"x"), place)
+            (pool,) = producer._pools.values()
+            pool.retry_at = 0.0  # what was lost is opened again at once
+            producer.pub("t", b"next", timeout=PATIENCE_S)
+            assert producer.stats().bytes_in_flight == 0, f"place {place}"
+            assert len(pool.idle) == len(pool.lines) == 1, f"place {place}: nobody else has this connection"
+            assert not producer._calls
+            assert producer._writers is None or not any(map(len, producer._writers._taken.values())), f"place {place}"
+            if not is_interrupted:
+                break
+    assert place > 50
+
+
+def _interrupt(call: Callable[[], object], place: int) -> bool:
+    """Call, with Ctrl-C at one of the places of this package where it may come; False if there are fewer."""
+    left = place
+    is_over = False
+
+    def look(frame: types.FrameType, event: str, _argument: object) -> None:
+        nonlocal left, is_over
+        if is_over or event not in ("call", "c_return") or "/flintmq/client/" not in frame.f_code.co_filename:
+            return
+        left -= 1
+        if left < 0:
+            is_over = True
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return is_over

@@ -169,7 +169,7 @@ class Producer:
         self._rules = RetryRules(
             self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers
         )
-        self._calls: dict[Publish, None] = {}
+        self._calls: dict[Publish, Line | None] = {}  # and the line that each has
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
 
@@ -423,41 +423,45 @@ class Producer:
                 self._calls[call] = None
                 self._stats.bytes_in_flight += call.cost
                 if not call.needs_partition:
-                    line = self._take(call)
+                    self._calls[call] = line = self._take(call)
             while True:
                 if line is None:
                     line = self._wait_for_line(call)
                 outcome = self._try(call, line)
                 if not isinstance(outcome, _NotYet):
                     return outcome
-                self._put_back(line)
+                self._put_back(call)
                 line = None
         except PublishError as error:
             self._leave_queue(call, error.code)
             raise
         finally:
-            self._end(call, line, outcome is not _NOT_YET)
+            try:
+                self._end(call, outcome is not _NOT_YET)
+            except KeyboardInterrupt:
+                self._end(call, outcome is not _NOT_YET)  # Ctrl-C came before the end of it, or right after
+                raise
 
-    def _end(self, call: Publish, line: Line | None, is_done: bool) -> None:
+    def _end(self, call: Publish, is_done: bool) -> None:
         with self._lock:
-            if line is not None:
-                self._put_back(line)
             if call not in self._calls:
                 return
-            del self._calls[call]
+            self._put_back(call)
             if call.keys is not None:
                 self._leave_queue(call)
             count = len(call.bodies)
             if call.writer is not None:
                 self._rules.free_writer(call, count if is_done else 0)
+            if self._is_closed:
+                self._changed.notify_all()
+            # Nothing is called from here on: Ctrl-C comes before all of it, or after.
             stats = self._stats
             stats.bytes_in_flight -= call.cost
             if is_done:
                 stats.published += count
             else:
                 stats.failed += count
-            if self._is_closed:
-                self._changed.notify_all()
+            del self._calls[call]
 
     def _try(self, call: Publish, line: Line) -> Published | _NotYet | None:
         """Ask one nsqd once; where another try is due, return when it is."""
@@ -605,19 +609,25 @@ class Producer:
             if call.keys is not None and self._queues.leave(call, failed):
                 self._changed.notify_all()
 
-    def _put_back(self, line: Line) -> None:
+    def _put_back(self, call: Publish) -> None:
+        """Let others have the line of a call, if it has one."""
         with self._lock:
+            line = self._calls[call]
+            if line is None:
+                return
             pool = self._pools.get(line.address)
             if pool is None or line not in pool.lines:
                 line.close()
             elif line.is_lost:
                 self._lost(pool, line)
             else:
-                pool.idle.append(line)
                 if self._queues or len(self._waiting) > 1:
                     self._changed.notify_all()  # not everybody who waits can use this one
                 elif self._waiting:
                     self._changed.notify()
+                # Nothing is called in between, or Ctrl-C could have it put back twice, for two threads at once.
+                pool.idle += (line,)
+            self._calls[call] = None
 
     def _lost(self, pool: Pool, line: Line) -> None:
         self._last_error = ConnectionFailed(line.address, line.reason)
@@ -640,6 +650,7 @@ class Producer:
                     if (left_s := call.deadline - self._time()) <= 0:
                         self._fail_waiting(call)
                     line = self._take_in_order(call) if call.keys is not None else self._take(call)
+                    self._calls[call] = line
                     if line is not None:
                         break
                     self._fail_refused(call)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 from typing import NamedTuple
+from weakref import WeakSet
 
 from flintmq.client.options import SOURCE
 from flintmq.env import Env
@@ -63,7 +64,7 @@ class Writer:
         sequence: of its next message.
     """
 
-    __slots__ = ("producer_id", "sequence", "key")
+    __slots__ = ("producer_id", "sequence", "key", "__weakref__")
 
     def __init__(self, key: WriterKey, producer_id: str) -> None:
         self.key = key
@@ -93,24 +94,28 @@ class Writers:
         self._count_max = count_max
         self._total = 0
         self._free: dict[WriterKey, list[Writer]] = {}  # the key used last comes last
-        self._taken: dict[WriterKey, int] = {}
+        # Weakly: a blocking call that Ctrl-C ends at the wrong instruction never gives its writer back.
+        self._taken: dict[WriterKey, WeakSet[Writer]] = {}
 
     def take(self, key: WriterKey) -> Writer | None:
         """A writer to publish with; None when all there may be are in use."""
         free = self._free.get(key)
         if free:
             writer = free.pop()
-        elif self._taken.get(key, 0) >= self._count_max:
+        elif len(self._taken.get(key, ())) >= self._count_max:
             return None
         else:
             self._total += 1
             writer = Writer(key, f"{self._prefix}.{self._total % 10**_NUMBER_SIZE}")
-        self._taken[key] = self._taken.get(key, 0) + 1
+        taken = self._taken.get(key)
+        if taken is None:
+            taken = self._taken[key] = WeakSet()
+        taken.add(writer)
         return writer
 
     def has_free(self, key: WriterKey) -> bool:
         """Whether :meth:`take` has one."""
-        return bool(self._free.get(key)) or self._taken.get(key, 0) < self._count_max
+        return bool(self._free.get(key)) or len(self._taken.get(key, ())) < self._count_max
 
     def release(self, writer: Writer, stored_count: int, is_in_doubt: bool) -> None:
         """Give a writer back.
@@ -120,10 +125,9 @@ class Writers:
             is_in_doubt: nobody knows how many: it is never used again.
         """
         key = writer.key
-        count = self._taken[key] - 1
-        if count:
-            self._taken[key] = count
-        else:
+        taken = self._taken[key]
+        taken.remove(writer)
+        if not taken:
             del self._taken[key]
         if is_in_doubt:
             return
