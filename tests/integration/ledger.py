@@ -36,7 +36,7 @@ class Ledger:
 
     Attributes:
         held_max: the most messages that were on their way or unanswered at a time, over all connections.
-        rdy_sum_max: the highest sum of the RDY counts of all connections.
+        rdy_sums: the sum of the RDY counts of all connections, after each RDY that passed.
         rdy_counts: for each connection that sent any, in the order of their beginnings: the counts it sent.
         requeue_ms: the delays of all REQs, in the order they passed.
         commands: how often each command passed.
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(self, *proxies: Proxy) -> None:
         self.held_max = 0
-        self.rdy_sum_max = 0
+        self.rdy_sums: list[int] = []
         self.rdy_counts: dict[tuple[int, int], list[int]] = {}
         self.requeue_ms: list[int] = []
         self.commands: Counter[bytes] = Counter()
@@ -59,6 +59,11 @@ class Ledger:
         """Messages on their way or unanswered now."""
         with self._lock:
             return sum(len(each.held) for each in self._connections.values())
+
+    @property
+    def rdy_sum_max(self) -> int:
+        """The highest sum of the RDY counts of all connections."""
+        return max(self.rdy_sums, default=0)
 
     @property
     def rdy_now(self) -> list[int]:
@@ -82,7 +87,6 @@ class Ledger:
             else:
                 self._commands(key, seen, data)
             self.held_max = max(self.held_max, sum(len(each.held) for each in self._connections.values()))
-            self.rdy_sum_max = max(self.rdy_sum_max, sum(each.rdy_count for each in self._connections.values()))
 
     def _commands(self, key: tuple[int, int], seen: _Seen, data: bytes) -> None:
         seen.unparsed += data
@@ -110,3 +114,4 @@ class Ledger:
         elif words[0] == b"RDY":
             seen.rdy_count = int(words[1])
             self.rdy_counts.setdefault(key, []).append(seen.rdy_count)
+            self.rdy_sums.append(sum(each.rdy_count for each in self._connections.values()))
