@@ -25,9 +25,10 @@ Source: design/cluster.md section 3 rules 1 and 9, Revision 2 H4, H14, H15.
 
 from __future__ import annotations
 
+import dataclasses
 import random as _random
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -45,12 +46,23 @@ from flintmq.cluster.state import (
     without_leader,
 )
 from flintmq.cluster.store import Compare, KeyValue
-from flintmq.cluster.view import Change, NodeChange, OtherChange, PartitionChange, PartitionId, TopicChange, View
+from flintmq.cluster.view import (
+    Change,
+    NodeChange,
+    OtherChange,
+    PartitionChange,
+    PartitionId,
+    TopicChange,
+    View,
+    WantedChange,
+)
 from flintmq.errors import FlintError
-from flintmq.topic_meta import TopicMeta
+from flintmq.topic_meta import PARTITION_NUM_MAX, PLAIN, TopicMeta
 
 MIN_IN_SYNC_FROM_COPIES = 3
 """With so many copies two have to be in sync before anything is acknowledged; with fewer one has to."""
+DEFAULT_COPIES_MAX = 3
+"""Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""
 LOOKS_MAX = 2000
 """Partitions that are looked at before others have their turn: some 20 ms."""
 _ID_BITS = 62
@@ -89,6 +101,29 @@ class Swap:
     guards: tuple[Compare, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The shape of topics that are made without saying more than a name.
+
+    Attributes:
+        partitions, copies: 0: by the nodes there are.
+    """
+
+    partitions: int = 0
+    copies: int = 0
+
+    def shape(self, nodes: Iterable[NodeRecord], allow_same_host: bool) -> tuple[int, int]:
+        """Return how many partitions such a topic has, and how many copies of each.
+
+        Args:
+            nodes: that live.
+        """
+        takers = [node for node in nodes if not node.is_draining]
+        hosts = {node.node if allow_same_host or not node.host_id else node.host_id for node in takers}
+        partitions = self.partitions or min(max(1, len(takers)), PARTITION_NUM_MAX)
+        return partitions, self.copies or min(DEFAULT_COPIES_MAX, max(1, len(hosts)))
+
+
 class Controller:
     """The decisions.
 
@@ -96,6 +131,9 @@ class Controller:
         random: for the numbers of topics and logs.
         master: that this nsqlookupd is master, since the election that wrote this revision; None: nobody asks.
         allow_same_host: several copies of a partition may be on one machine.
+        defaults: of topics that nodes ask for.
+        why_not: tells why a topic that nodes ask for must not be made, as far as that is known beside the store; empty:
+            nothing is against it.
     """
 
     def __init__(
@@ -104,16 +142,21 @@ class Controller:
         random: _random.Random,
         master: Compare | None = None,
         allow_same_host: bool = False,
+        defaults: Defaults = Defaults(),  # noqa: B008 - it is immutable
+        why_not: Callable[[str], str] = lambda _topic: "",
     ) -> None:
         self.view = view
         self._keys = view.keys
         self._random = random
         self._master = master
         self._allow_same_host = allow_same_host
+        self._defaults = defaults
+        self._why_not = why_not
         self._suspected: dict[str, str] = {}  # node: incarnation
         self._live: dict[str, NodeRecord] | None = None
         self._partitions: dict[PartitionId, None] = dict.fromkeys(view.partitions)  # to be looked at, in this order
         self._topics: dict[str, None] = dict.fromkeys(view.topics)
+        self._wanted: dict[str, None] = dict.fromkeys(view.wanted)
         self._planned: deque[Swap] = deque()
         self._under_way: dict[str, Swap] = {}
         self._awaited: dict[str, Swap] = {}  # ended, and the view does not have it yet
@@ -145,6 +188,10 @@ class Controller:
                     self._topics[change.topic] = None
                     for number in self.view.of_topic.get(change.topic, ()):
                         self._partitions[change.topic, number] = None
+                    if change.topic in self.view.wanted:
+                        self._wanted[change.topic] = None
+                case WantedChange():
+                    self._wanted[change.topic] = None
                 case PartitionChange():
                     self._settled(change.partition)
                     self._partitions[change.partition] = None
@@ -163,6 +210,8 @@ class Controller:
             return
         self._partitions.update(dict.fromkeys(self.view.held.get(change.node, ())))
         self._topics.update(dict.fromkeys(self._unplaced))
+        if now is None:
+            self._wanted.update(dict.fromkeys(self.view.wanted))
 
     def suspect(self, node: str, incarnation: str) -> None:
         """Take a process for dead: its connection broke, and nobody listens where it did.
@@ -229,6 +278,10 @@ class Controller:
             self._topics[partition[0]] = None
         elif (topic := self._keys.name_in(swap.key, "topic")) is not None:
             self._topics[topic] = None
+            if topic in self.view.wanted:
+                self._wanted[topic] = None
+        elif (topic := self._keys.name_in(swap.key, "wanted")) is not None:
+            self._wanted[topic] = None
 
     def _settled(self, partition: PartitionId) -> None:
         """Count no longer what was planned for a partition: the view has it, or it is decided anew."""
@@ -246,7 +299,7 @@ class Controller:
     @property
     def has_work(self) -> bool:
         """Whether something is to be looked at still."""
-        return self.is_master and bool(self._partitions or self._topics or self._planned)
+        return self.is_master and bool(self._partitions or self._topics or self._wanted or self._planned)
 
     def next_swaps(self, count_max: int) -> list[Swap]:
         """Return swaps to carry out now, elections first; each is told the end of by :meth:`ended`.
@@ -286,6 +339,11 @@ class Controller:
                 if not self._has_moved(swap):
                     return swap
                 self._look_again(swap)
+            if self._wanted:
+                topic = next(iter(self._wanted))
+                del self._wanted[topic]
+                self._planned.extend(self._of_wanted(topic))
+                continue
             if not self._topics:
                 return None
             topic = next(iter(self._topics))
@@ -441,6 +499,33 @@ class Controller:
         return why_no_leader(self.view, partition, self.live)
 
     # --- topics
+
+    def _of_wanted(self, topic: str) -> list[Swap]:
+        """Make a topic that a node asks for, or say why not; when it is there the question goes."""
+        view, key = self.view, self._keys.wanted(topic)
+        wish = view.wanted.get(topic)
+        if wish is None or self._is_busy(key) or self._is_busy(self._keys.topic(topic)):
+            return []  # it is looked at again when that has ended
+        if wish.refusal:
+            is_left = wish.node not in view.nodes and self._keys.node(wish.node) not in view.unreadable
+            return [self._swap(key, None, f"topic {topic} was refused, and who asked is gone")] if is_left else []
+        record = view.topics.get(topic)
+        if record is not None:
+            # one that is being deleted is made anew when it is gone
+            return [] if record.is_deleting else [self._swap(key, None, f"topic {topic} is there, as was asked for")]
+        try:
+            if why_not := self._why_not(topic):
+                raise Refused(why_not)
+            count, copies = self._defaults.shape(self.live.values(), self._allow_same_host)
+            meta = msgspec.structs.replace(PLAIN, replica=copies, extend_support=wish.extend_support)
+            made = self.creation(topic, meta, count)
+        except Refused as error:
+            now = msgspec.structs.replace(wish, refusal=error.reason)
+            return [self._swap(key, now, f"topic {topic} is asked for and is not made: {error}")]
+        if made is None:
+            return []
+        asked = Compare(key, view.pairs[key].mod_revision)
+        return [dataclasses.replace(made, guards=(*made.guards, asked))]
 
     def _of_topic(self, topic: str) -> list[Swap]:
         view = self.view

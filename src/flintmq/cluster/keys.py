@@ -7,6 +7,7 @@
     /flintmq/<cluster>/lookupd/<id>                LookupdRecord      with its lease
     /flintmq/<cluster>/node/<id>                   NodeRecord         with its lease
     /flintmq/<cluster>/topic/<name>                TopicRecord
+    /flintmq/<cluster>/wanted/<name>               WantedTopic        with the lease of the node that asks for it
     /flintmq/<cluster>/partition/<name>/<number>   PartitionState     numbers have four digits
 
 Rules of this file: keys are made and read here and nowhere else.
@@ -85,6 +86,10 @@ class Keys:
     def topics(self) -> Span:
         """All topics."""
         return Span.of_prefix(f"{self.prefix}topic/")
+
+    def wanted(self, topic: str) -> str:
+        """The key under which a topic is asked for."""
+        return f"{self.prefix}wanted/{topic}"
 
     def partition(self, topic: str, number: int) -> str:
         """The key of a partition."""

@@ -138,6 +138,24 @@ class TopicRecord(_Value, frozen=True):
     is_deleting: bool = False
 
 
+class WantedTopic(_Value, frozen=True):
+    """A plain topic that a node wants to be made, because somebody publishes or subscribes to it there.
+
+    The master makes it, and deletes this; or it writes down why it does not, and whoever asked deletes it.
+
+    Attributes:
+        number: drawn by the node that asks, so that nobody else writes the same.
+        node: who asks.
+        extend_support: its messages may carry headers.
+        refusal: why it is not made; empty: that is not decided yet.
+    """
+
+    number: int
+    node: str
+    extend_support: bool = False
+    refusal: str = ""
+
+
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """A member of an in-sync set, as it was when it joined.
 

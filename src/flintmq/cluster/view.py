@@ -26,6 +26,7 @@ from flintmq.cluster.state import (
     NodeRecord,
     PartitionState,
     TopicRecord,
+    WantedTopic,
     decode,
 )
 from flintmq.cluster.store import Events, KeyValue, Snapshot
@@ -36,7 +37,7 @@ DELETED_COUNT_MAX = 10_000
 
 PartitionId = tuple[str, int]
 """Topic and number."""
-_V = TypeVar("_V", ClusterRecord, LookupdRecord, NodeRecord, TopicRecord, PartitionState)
+_V = TypeVar("_V", ClusterRecord, LookupdRecord, NodeRecord, TopicRecord, PartitionState, WantedTopic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ class PartitionChange:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedChange:
+    """A topic is asked for, was refused, or is asked for no longer (``now`` is None)."""
+
+    key: str
+    topic: str
+    now: WantedTopic | None
+
+
+@dataclass(frozen=True, slots=True)
 class OtherChange:
     """The record of the cluster, its master, or a nsqlookupd came, changed or went; or a key that nobody knows."""
 
@@ -84,7 +94,7 @@ class Unreadable:
     error: BadState
 
 
-Change = NodeChange | TopicChange | PartitionChange | OtherChange | Unreadable
+Change = NodeChange | TopicChange | PartitionChange | WantedChange | OtherChange | Unreadable
 
 
 class Fate(Enum):
@@ -106,6 +116,7 @@ class View:
         cluster: the record of the cluster; None: there is none.
         master: the nsqlookupd that coordinates; None: none does.
         lookupds, nodes, topics: by id and name.
+        wanted: topics that are asked for, or were refused.
         partitions: states by topic and number.
         of_topic: the same by topic, then number.
         led: partitions by the node that their state says leads, whether or not it lives.
@@ -122,6 +133,7 @@ class View:
         self.lookupds: dict[str, LookupdRecord] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self.topics: dict[str, TopicRecord] = {}
+        self.wanted: dict[str, WantedTopic] = {}
         self.partitions: dict[PartitionId, PartitionState] = {}
         self.of_topic: dict[str, dict[int, PartitionState]] = {}
         self.led: dict[str, dict[PartitionId, None]] = {}
@@ -200,6 +212,10 @@ class View:
             if meta is not None and meta.is_deleting:
                 self._remember_deleted(meta.number)
             return TopicChange(key, topic, _set(self.topics, topic, meta), meta)
+        if (topic := keys.name_in(key, "wanted")) is not None:
+            wish = _value(key, pair, WantedTopic)
+            _set(self.wanted, topic, wish)
+            return WantedChange(key, topic, wish)
         if (lookupd := keys.name_in(key, "lookupd")) is not None:
             _set(self.lookupds, lookupd, _value(key, pair, LookupdRecord))
         elif key == keys.master:

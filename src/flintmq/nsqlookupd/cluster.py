@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flintmq.cluster.controller import Defaults
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.cluster.state import LookupdRecord
@@ -44,7 +45,8 @@ class Cluster:
         else:
             self._store = store_of(env, options)
         keys = Keys(options.cluster)
-        self.coordinator = Coordinator(env, self._store, keys, database, options.allow_same_host)
+        defaults = Defaults(options.default_partitions, options.default_replicator)
+        self.coordinator = Coordinator(env, self._store, keys, database, options.allow_same_host, defaults)
 
     def api(
         self,
@@ -56,8 +58,7 @@ class Cluster:
     ) -> ClusterApi:
         """Return the handlers of the HTTP API."""
         allows_writing = options.allow_write_with_nochannels
-        defaults = options.default_partitions, options.default_replicator
-        return ClusterApi(database, env.clock, admin, me, allows_writing, self.coordinator, *defaults)
+        return ClusterApi(database, env.clock, admin, me, allows_writing, self.coordinator)
 
     def watch(self, sessions: Sessions, admin: TopicAdmin) -> None:
         """Hear of nsqds that come and go, and of what they register."""

@@ -30,7 +30,6 @@ from flintmq.nsqlookupd.coordinator import Coordinator, Leader, NotDone, NotMast
 from flintmq.nsqlookupd.http_api import HttpApi, LookupdAddress, argument, producer_row, valid_argument
 from flintmq.nsqlookupd.topics import TopicAdmin
 from flintmq.topic_meta import (
-    PARTITION_NUM_MAX,
     PLAIN,
     REPLICATOR_MAX,
     BadTopicMeta,
@@ -46,8 +45,6 @@ HANDED_ON = "X-Flintmq-Handed-On"
 """Of a request that another nsqlookupd has handed on, with the id of its cluster; it is not handed on again."""
 HAND_ON_TIMEOUT_S = 40.0
 """Longer than the master takes for anything."""
-DEFAULT_COPIES_MAX = 3
-"""Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""
 
 
 class ClusterApi(HttpApi):
@@ -55,7 +52,6 @@ class ClusterApi(HttpApi):
 
     Args:
         coordinator: this nsqlookupd's part in the cluster.
-        default_partitions, default_copies: of a topic that is made without saying how many; 0: by the number of nodes.
     """
 
     def __init__(
@@ -66,13 +62,9 @@ class ClusterApi(HttpApi):
         me: Callable[[], LookupdAddress],
         allow_write_without_channels: bool,
         coordinator: Coordinator,
-        default_partitions: int = 0,
-        default_copies: int = 0,
     ) -> None:
         super().__init__(database, clock, admin, me, allow_write_without_channels)
         self._coordinator = coordinator
-        self._default_partitions = default_partitions
-        self._default_copies = default_copies
 
     def add_routes(self, router: Router) -> None:
         """Answer what a nsqlookupd without a cluster does not know."""
@@ -153,15 +145,10 @@ class ClusterApi(HttpApi):
 
     async def _created(self, topic: str, query: Mapping[str, str]) -> None:
         coordinator = self._coordinator
-        if not coordinator.has_topic(topic) and (holders := self._database.holders(topic)):
-            raise HttpError(
-                400,
-                f"topic {topic} is there already, on nsqd {holders[0].http_address} alone and not in the cluster: "
-                "delete it there first",
-            )
+        if why_not := coordinator.why_not_made(topic):
+            raise HttpError(400, why_not)
         if not asks_for_partitions(query):
-            count = self._default_partitions or min(max(1, coordinator.takers_count()), PARTITION_NUM_MAX)
-            copies = self._default_copies or min(DEFAULT_COPIES_MAX, coordinator.places_count())
+            count, copies = coordinator.default_shape()
             meta = msgspec.structs.replace(PLAIN, replica=copies)
             await coordinator.create(topic, meta, count, is_any_fine=True)
             return

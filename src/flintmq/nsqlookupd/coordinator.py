@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from flintmq.cluster.controller import Controller, Refused, Swap, why_no_leader
+from flintmq.cluster.controller import Controller, Defaults, Refused, Swap, why_no_leader
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase
 from flintmq.cluster.state import BadState, ClusterRecord, LookupdRecord, NodeRecord, decode, encode
@@ -135,10 +135,17 @@ class Coordinator:
     Args:
         database: what nsqds say over their connections.
         allow_same_host: several copies of a partition may be on one machine.
+        defaults: of topics that are made without saying more than a name.
     """
 
     def __init__(
-        self, env: Env, store: Store, keys: Keys, database: RegistrationDatabase, allow_same_host: bool = False
+        self,
+        env: Env,
+        store: Store,
+        keys: Keys,
+        database: RegistrationDatabase,
+        allow_same_host: bool = False,
+        defaults: Defaults = Defaults(),  # noqa: B008 - it is immutable
     ) -> None:
         self.view = View(keys)
         self.cluster_id = ""
@@ -148,6 +155,7 @@ class Coordinator:
         self._keys = keys
         self._database = database
         self._allow_same_host = allow_same_host
+        self._defaults = defaults
         self._membership: Membership | None = None
         self._candidacy: Candidacy | None = None
         self._controller: Controller | None = None
@@ -362,7 +370,9 @@ class Coordinator:
     def _elected(self, pair: KeyValue) -> None:
         _log.info("CLUSTER: this nsqlookupd is the master")
         guard = Compare(pair.key, pair.mod_revision)
-        controller = Controller(self.view, self._env.random, guard, self._allow_same_host)
+        controller = Controller(
+            self.view, self._env.random, guard, self._allow_same_host, self._defaults, self.why_not_made
+        )
         self._controller = controller
         old, self._working = self._working, None
         if old is not None:
@@ -496,15 +506,17 @@ class Coordinator:
         """Whether the cluster has a topic, whether or not its record can be read."""
         return self._keys.topic(topic) in self.view.pairs
 
-    def takers_count(self) -> int:
-        """Return how many nodes take partitions."""
-        return sum(not node.is_draining for node in self._live().values())
+    def default_shape(self) -> tuple[int, int]:
+        """Return how many partitions a topic has that is made without saying so, and how many copies of each."""
+        return self._defaults.shape(self._live().values(), self._allow_same_host)
 
-    def places_count(self) -> int:
-        """Return how many copies of a partition there is room for; 1 also when there is none."""
-        nodes = [node for node in self._live().values() if not node.is_draining]
-        hosts = {node.node if self._allow_same_host or not node.host_id else node.host_id for node in nodes}
-        return max(1, len(hosts))
+    def why_not_made(self, topic: str) -> str:
+        """Tell why the cluster must not make a topic by itself: an nsqd has one of that name alone; empty: none has."""
+        holders = [] if self.has_topic(topic) else self._database.holders(topic)
+        if not holders:
+            return ""
+        where = ", ".join(node.http_address for node in holders[:3])
+        return f"topic {topic} is there already, on nsqd {where} alone and not in the cluster: delete it there first"
 
     def _live(self) -> Mapping[str, NodeRecord]:
         return self.view.nodes if self._controller is None else self._controller.live

@@ -9,7 +9,7 @@ import msgspec
 
 from flintmq.cluster.controller import Controller, Swap
 from flintmq.cluster.keys import Keys
-from flintmq.cluster.state import Member, NodeRecord, PartitionState, TopicRecord, decode, encode
+from flintmq.cluster.state import Member, NodeRecord, PartitionState, TopicRecord, WantedTopic, decode, encode
 from flintmq.cluster.store import Compare, Delete, Fate, Get, Put, Span, Swapped, Txn
 from flintmq.cluster.store_state import StoreState
 from flintmq.cluster.view import View
@@ -89,6 +89,10 @@ class World:
     def record(self, topic: str) -> TopicRecord | None:
         pair = self.store.get(KEYS.topic(topic))
         return None if pair is None else decode(pair.key, pair.value, TopicRecord)
+
+    def wish(self, topic: str) -> WantedTopic | None:
+        pair = self.store.get(KEYS.wanted(topic))
+        return None if pair is None else decode(pair.key, pair.value, WantedTopic)
 
     def states(self) -> dict[str, PartitionState]:
         found = self.store.range(KEYS.partitions()).found

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
-from flintmq.cluster.controller import LOOKS_MAX, Refused, why_no_leader
-from flintmq.cluster.state import LookupdRecord, PartitionState, encode
+from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_leader
+from flintmq.cluster.state import LookupdRecord, PartitionState, WantedTopic, encode
 from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -388,6 +388,82 @@ def test_a_plain_topic_has_partitions_in_its_record_alone():
     record = world.record("t")
     assert record is not None and not record.meta.is_partitioned and record.partition_num == 2
     assert len(world.states()) == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "defaults", "partitions", "copies"),
+    [("abc", Defaults(), 3, 3), ("abcd", Defaults(), 4, 3), ("a", Defaults(), 1, 1), ("abc", Defaults(2, 1), 2, 1)],
+)
+def test_a_topic_that_a_node_asks_for_is_made_and_the_question_goes(
+    nodes: str, defaults: Defaults, partitions: int, copies: int
+):
+    world = World()
+    world.nodes(nodes)
+    master = Master(world, defaults=defaults)
+    world.put(KEYS.wanted("t"), WantedTopic(1, "a", extend_support=True))
+    master.settle()
+    record = world.record("t")
+    assert record is not None
+    assert (record.partition_num, record.meta) == (partitions, TopicMeta(0, copies, extend_support=True))
+    assert len(world.states()) == partitions
+    assert world.wish("t") is None
+    assert not master.settle()
+
+
+def test_a_topic_that_is_there_is_not_made_again_because_somebody_asks():
+    world = World()
+    world.nodes("abc")
+    world.topic("t", partition_num=2)
+    master = Master(world)
+    master.settle()
+    before = world.record("t")
+    world.put(KEYS.wanted("t"), WantedTopic(1, "a"))
+    assert master.settle() == ["topic t is there, as was asked for"]
+    assert world.record("t") == before and world.wish("t") is None
+
+
+def test_a_topic_that_is_asked_for_while_it_is_deleted_is_made_anew():
+    world = World()
+    world.nodes("abc")
+    world.topic("t", number=7)
+    master = Master(world)
+    master.settle()
+    world.swap(master.controller.deletion("t"))  # type: ignore[arg-type]
+    world.put(KEYS.wanted("t"), WantedTopic(1, "a"))
+    master.settle()
+    record = world.record("t")
+    assert record is not None and record.number != 7 and not record.is_deleting
+    assert world.wish("t") is None
+
+
+def test_who_asks_for_a_topic_that_cannot_be_made_is_told_why():
+    world = World()
+    world.nodes("ab")
+    refused = {"alone": "it is on nsqd x alone"}
+    master = Master(world, defaults=Defaults(1, 3), why_not=lambda topic: refused.get(topic, ""))
+    for topic, reason in (("t", "replicator=3, and there are 2 nsqds"), ("alone", "on nsqd x alone")):
+        world.put(KEYS.wanted(topic), WantedTopic(1, "a"))
+        master.settle()
+        wish = world.wish(topic)
+        assert wish is not None and reason in wish.refusal
+        assert world.record(topic) is None
+    world.put(KEYS.wanted("t"), WantedTopic(2, "a"))  # who asks again is told anew
+    master.settle()
+    assert world.wish("t").refusal  # type: ignore[union-attr]
+    world.delete(KEYS.node("a"))
+    master.settle()
+    assert world.wish("t") is None and world.wish("alone") is None, "nobody is left who would take it away"
+
+
+def test_nobody_makes_a_topic_that_is_asked_for_no_longer():
+    world = World()
+    world.nodes("abc")
+    world.put(KEYS.wanted("t"), WantedTopic(1, "a"))
+    master = Master(world)
+    (swap,) = master.swaps()
+    world.delete(KEYS.wanted("t"))
+    world.swap(swap)
+    assert world.record("t") is None
 
 
 def test_a_topic_goes_mark_first_then_partitions_then_record():
