@@ -436,12 +436,16 @@ def requeue_storm(ready: Ready, address: Address, backlog: int, rounds_per_s: fl
 # 6 floods
 
 
-def flood_nsqd(ready: Ready, address: Address, http_address: Address, seconds: float) -> Figures:
-    """One connection after the other that sends the same small commands as fast as they are taken."""
+def flood_nsqd(ready: Ready, address: Address, http_address: Address, seconds: float, topic: str = "flood") -> Figures:
+    """One connection after the other that sends the same small commands as fast as they are taken.
+
+    Args:
+        topic: that is published to; with the number of a partition, if it has some.
+    """
     body = load.bodies(1, 1)[0]
     fins = b"".join(b"FIN %016x\n" % number for number in range(1_000_000, 1_000_000 + _FLOOD_COUNT))
     floods = (
-        ("pipelined PUBs", address, b"  V2", load.pub("flood", body) * _FLOOD_COUNT),
+        ("pipelined PUBs", address, b"  V2", load.pub(topic, body) * _FLOOD_COUNT),
         ("FINs of unknown ids", address, b"  V2SUB flood-fin channel\nRDY 1\n", fins),
         ("pipelined GET /ping", http_address, b"", b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * _FLOOD_COUNT),
     )

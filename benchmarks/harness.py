@@ -88,6 +88,11 @@ class Daemon:
         """What it has printed."""
         return self._log.read_text(errors="replace")
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def cpu_s(self) -> float:
         """CPU seconds of all its threads so far."""
         total_ns = 0
@@ -125,10 +130,10 @@ class Daemon:
             raise BenchmarkError(f"{method} {path}: {response.status} {answer!r}")
         return answer
 
-    def stop(self) -> None:
-        """End it, gently first."""
+    def stop(self, first: signal.Signals = signal.SIGTERM) -> None:
+        """End it, gently first unless told otherwise."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(first)
             try:
                 self._process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
