@@ -142,7 +142,7 @@ class Controller:
         random: _random.Random,
         master: Compare | None = None,
         allow_same_host: bool = False,
-        defaults: Defaults = Defaults(),  # noqa: B008 - it is immutable
+        defaults: Defaults = Defaults(),
         why_not: Callable[[str], str] = lambda _topic: "",
     ) -> None:
         self.view = view
