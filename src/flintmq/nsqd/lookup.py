@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -120,18 +120,27 @@ class Lookup:
             if not channel or channel == row.channel:
                 self._register(row, True)
 
-    def ready_changed(self, name: str, topic: Topic | None) -> None:
+    def ready_changed(self, name: str, topic: Topic | None, gained: Sequence[int] | None = None) -> None:
         """Tell all that consumers of a partition are to come here, or not any more.
 
         Args:
             topic: of that name; None when nothing of it is here any more.
+            gained: the partitions whose consumers are to come, and no others are concerned; None: some are not to.
         """
+        if topic is not None and gained is not None:
+            for row in registrations_of([topic], self._ready_of(gained)):
+                self._register(row, True)
+            return
         channels = [] if topic is None else list(topic.channel_names)
         rows = [] if topic is None else registrations_of([topic], self.is_ready)
         for channel in (*channels, ""):
             self._register(Registration(name, channel), False)
         for row in rows:
             self._register(row, True)
+
+    def _ready_of(self, gained: Sequence[int]) -> IsReady:
+        is_ready, numbers = self.is_ready, frozenset(gained)
+        return lambda topic, number: number in numbers and (is_ready is None or is_ready(topic, number))
 
     def introduce_again(self) -> None:
         """Tell all again who this nsqd is, because that has changed."""

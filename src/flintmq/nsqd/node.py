@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -246,8 +246,8 @@ class Node:
     def _registrations(self) -> list[Registration]:
         return registrations_of(self._broker.topics.values(), self.lookup.is_ready)
 
-    def _ready_changed(self, name: str) -> None:
-        self.lookup.ready_changed(name, self._broker.topics.get(name))
+    def _ready_changed(self, name: str, gained: Sequence[int] | None) -> None:
+        self.lookup.ready_changed(name, self._broker.topics.get(name), gained)
 
     def _problem(self, error: StorageError) -> None:
         log.error("%s", error)

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -41,11 +43,15 @@ from flintmq.cluster.leading import Leading
 from flintmq.cluster.link import FollowerLink
 from flintmq.cluster.state import LEASE_TTL_S, BadState, NodeRecord, PartitionState, decode, encode
 from flintmq.cluster.store import (
+    Compare,
+    Get,
     KeyValue,
     OutcomeUnknown,
+    Put,
     Snapshot,
     Store,
     StoreError,
+    Txn,
     follow,
     swap,
 )
@@ -74,12 +80,19 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 AGAIN_S = 0.2
 """After the store, or something of a partition, failed."""
+SWEEP_TICKS = 10
+"""In so many all copies are looked at: for what can wait, and is rare."""
 FOLLOW_AGAIN_S = 1.0
 """Before a copy that could not be written is tried again."""
 SWAPS_MAX = 32
-"""Changes of partitions' states that are under way at the same time."""
+"""Changes of partitions' states that are asked for together."""
+SWAPPING_MAX = 4
+"""Times as many are under way."""
+SLICE_COUNT = 128
+"""Partitions that something is done with before others of the loop have their turn: some 20 ms."""
 _LEASE_NS = LEASE_TTL_S * 1_000_000_000
 _FOREVER_NS = 1 << 63
+OnReady = Callable[[str, Sequence[int] | None], None]
 
 
 class NotLedAnyMore(StorageError):
@@ -130,7 +143,8 @@ class Agent:
         node_id: identity of the data directory.
         boot_id: of the machine's start.
         secret: that all nodes share.
-        on_ready: called with a topic of which a partition can be read here from now on, or can be no longer.
+        on_ready: called with a topic and the partitions of it that can be read here from now on; None: some of it
+            can be read no longer.
         change_meta: puts another state of a topic into force.
     """
 
@@ -144,7 +158,7 @@ class Agent:
         boot_id: str,
         secret: bytes,
         clients: Clients,
-        on_ready: Callable[[str], None],
+        on_ready: OnReady,
         change_meta: Callable[[Topic, TopicMeta], bool],
     ) -> None:
         self.view = View(keys)
@@ -172,6 +186,8 @@ class Agent:
         self._moving: dict[Led, None] = {}  # not every follower has everything
         self._changed: dict[Led, None] = {}
         self._unready: dict[Led, None] = {}
+        # topics of which it is to be told what is ready, and partitions: only these, and none is not any more
+        self._ready_changed: dict[str, list[int] | None] = {}
         self._unsynced: dict[Following, None] = {}
         self._has_cluster = asyncio.Event()  # its record is known, which the first nsqlookupd makes
         self._is_looking = False
@@ -181,9 +197,14 @@ class Agent:
         self._is_closing = False
         self._due: dict[PartitionId, None] = {}
         self._is_settling = False
-        self._swaps = asyncio.Semaphore(SWAPS_MAX)
+        self._to_swap: dict[Led, None] = {}
+        self._swapping_count = 0
+        self._to_promote: deque[Callable[[], None]] = deque()
+        self._promoting_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._to_sweep: list[_Copy] = []
+        self._sweep_count = 0
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -416,6 +437,17 @@ class Agent:
                     until_ns = confirmed_until_ns
         self._confirmed_until_ns = until_ns
 
+    def _look_at_lease_for(self, led: Led) -> None:
+        """As :meth:`_look_at_lease`, for one that has just begun to be led: there may be thousands of others."""
+        if self._has_lease() is not self._is_held:
+            self._look_at_lease()
+            return
+        until_ns = None if self._is_held else led.leading.confirmed_until_ns()
+        if self._is_closing or (until_ns is not None and self._env.clock.monotonic_ns() >= until_ns):
+            self._fence_once(led)
+        elif until_ns is not None:
+            self._confirmed_until_ns = min(self._confirmed_until_ns, until_ns)
+
     def _look_at_fenced(self, now_ns: int) -> None:
         """Let go on what may: followers may have confirmed it since."""
         for led in list(self._fenced):
@@ -470,15 +502,18 @@ class Agent:
 
     def _settle(self) -> None:
         self._is_settling = False
-        due, self._due = self._due, {}
         if self._is_closing or not self.view.is_fed:
+            self._due.clear()
             return
-        for partition in due:
+        for partition in list(islice(self._due, SLICE_COUNT)):
+            del self._due[partition]
             try:
                 self._settle_one(partition)
             except Exception as error:
                 log.error("CLUSTER: %s/%d: %r", *partition, error, exc_info=error)
                 self._settle_later(partition)
+        if self._due:
+            self._settle_soon()
         self._engine.schedule()
 
     def _settle_later(self, partition: PartitionId, after_s: float = AGAIN_S) -> None:
@@ -632,13 +667,19 @@ class Agent:
             if error is not None:
                 self._ended(copy, error, f"noting epoch {state.epoch}")
                 return
+            self._to_promote.append(promote)
+            self._promote_some()
+
+        def promote() -> None:
             try:
                 self._replicas.promote(replica, state.epoch, self._meta_of(copy), promoted)
             except (FlintError, ValueError) as failure:
-                self._ended(copy, failure, "leading it")
-            self._engine.schedule()
+                promoted(failure)
 
         def promoted(error: BaseException | None) -> None:
+            self._promoting_count -= 1
+            if self._to_promote:
+                self._engine.loop.call_soon(self._promote_some)
             if error is not None:
                 self._ended(copy, error, "leading it")
                 return
@@ -654,6 +695,13 @@ class Agent:
             self._replicas.note_epoch(replica, state.epoch, True, noted)
         except (FlintError, ValueError) as error:
             self._ended(copy, error, f"noting epoch {state.epoch}")
+
+    def _promote_some(self) -> None:
+        """Begin promotions: those that one flush ends, all in one turn, are not to be too many."""
+        while self._to_promote and self._promoting_count < SLICE_COUNT:
+            self._promoting_count += 1
+            self._to_promote.popleft()()
+        self._engine.schedule()
 
     def _meta_of(self, copy: _Copy) -> TopicMeta:
         record = self.view.topics.get(copy.partition[0])
@@ -693,7 +741,7 @@ class Agent:
             self._engine.sync_soon(replica.log)
         self._unready[led] = None
         self._relink(led)
-        self._look_at_lease()
+        self._look_at_lease_for(led)
         self._clients.look_up_again()
         self._note(led)
         log.info("CLUSTER: %s is led here, its log ends at %d", _name(led), replica.log.next_sequence)
@@ -745,18 +793,24 @@ class Agent:
 
     def _note(self, led: Led) -> None:
         self._changed[led] = None
+        self._look_soon()
+
+    def _look_soon(self) -> None:
         if not self._is_looking:
             self._is_looking = True
             self._engine.loop.call_soon(self._look_at_changes)
 
     def _look_at_changes(self) -> None:
         self._is_looking = False
-        changed, self._changed = self._changed, {}
-        for led in changed:
+        for led in list(islice(self._changed, SLICE_COUNT)):
+            del self._changed[led]
             try:
                 self._look_at(led)
             except Exception as error:
                 log.error("CLUSTER: %s: %r", _name(led), error, exc_info=error)
+                self._engine.loop.call_later(AGAIN_S, self._note, led)
+        if self._changed:
+            self._look_soon()
 
     def _look_at(self, led: Led) -> None:
         leading = led.leading
@@ -780,8 +834,7 @@ class Agent:
         if led in self._unready:
             self._look_at_ready(led)
         if not led.is_swapping and leading.wanted_state() is not None:
-            led.is_swapping = True
-            self._begin(self._swap(led), f"changing who is in sync of {_name(led)}")
+            self._swap_soon(led)
         if any(node not in led.linked for node in followers_of(leading.state, self.node_id)) or any(
             node not in leading.followers for node in led.linked
         ):
@@ -809,51 +862,113 @@ class Agent:
             led.is_ready = is_ready
             if is_ready:
                 log.info("CLUSTER: %s is ready, committed up to %s", _name(led), led.leading.watermark)
-            self._on_ready(led.leading.topic)
+            if not self._ready_changed:
+                self._engine.loop.call_soon(self._tell_ready)
+            topic, number = led.leading.topic, led.leading.number
+            gained = self._ready_changed.setdefault(topic, [])
+            if not is_ready:
+                self._ready_changed[topic] = None
+            elif gained is not None:
+                gained.append(number)
 
-    async def _swap(self, led: Led) -> None:
-        """Write what a leader wants of the store, as long as it wants it."""
-        leading = led.leading
+    def _tell_ready(self) -> None:
+        """Tell of each topic once: hundreds of its partitions may have become ready in a turn."""
+        changed, self._ready_changed = self._ready_changed, {}
+        for_each(changed, lambda topic: self._on_ready(topic, changed[topic]), "telling what is ready of")
+
+    def _swap_soon(self, led: Led) -> None:
+        """Have written what a leader wants of the store, with what others want in this turn."""
+        led.is_swapping = True
+        self._to_swap[led] = None
+        if self._swapping_count < SWAPPING_MAX:
+            self._swapping_count += 1
+            self._begin(self._swap_waiting(), "changing who is in sync")
+
+    async def _swap_waiting(self) -> None:
         try:
-            async with self._swaps:
-                wanted = leading.wanted_state()
-                if wanted is None:
-                    return
-                leading.swap_began(wanted)
-                self._members_changed()
-                members = ",".join(wanted.in_sync_nodes)
+            while self._to_swap:
+                swapping = list(islice(self._to_swap, SWAPS_MAX))
+                for led in swapping:
+                    del self._to_swap[led]
                 try:
-                    key = self._keys.partition(leading.topic, leading.number)
-                    swapped = await swap(self._store, key, led.pair, encode(wanted))
-                except OutcomeUnknown as error:
-                    log.warning("CLUSTER: %s: in sync %s: %s", _name(led), members, error)
-                    leading.swap_ended(None)
-                    await asyncio.sleep(AGAIN_S)
-                    return
-                except StoreError as error:
-                    log.warning("CLUSTER: %s: in sync %s: %s", _name(led), members, error)
-                    leading.swap_not_sent()
-                    await asyncio.sleep(AGAIN_S)
-                    return
-                now = swapped.now
-                if now is None:
-                    leading.swap_not_sent()
-                    leading.ended()
-                    return
-                led.pair = now if now.mod_revision > led.pair.mod_revision else led.pair
-                try:
-                    state = decode(now.key, now.value, PartitionState)
-                except BadState as error:
-                    log.error("CLUSTER: %s", error)
-                    leading.swap_ended(None)
-                    await asyncio.sleep(FOLLOW_AGAIN_S)
-                    return
-                leading.swap_ended(state, now.mod_revision)
-                log.info("CLUSTER: %s: in sync now %s", _name(led), ",".join(state.in_sync_nodes))
+                    await self._swap(swapping)
+                finally:
+                    self._members_changed()
+                    for led in swapping:
+                        led.is_swapping = False
+                        self._note(led)
         finally:
-            led.is_swapping = False
-            self._members_changed()
-            self._note(led)
+            self._swapping_count -= 1
+
+    async def _swap(self, swapping: Sequence[Led]) -> None:
+        """Write what leaders want of the store, as far as they want it still: together, or else each alone."""
+        wanted = {led: state for led in swapping if (state := led.leading.wanted_state()) is not None}
+        for led, state in wanted.items():
+            led.leading.swap_began(state)
+        self._members_changed()
+        is_doubtful = False
+        if len(wanted) > 1:
+            try:
+                found = await self._swap_together(wanted)
+            except OutcomeUnknown:
+                is_doubtful = True  # it may be carried out yet: each finds that, or keeps it from it
+            except StoreError:
+                pass  # whether it was one of them, or all, is found out below
+            else:
+                if found is not None:
+                    for (led, state), pair in zip(wanted.items(), found, strict=True):
+                        self._swapped(led, state, pair)
+                    return
+        ends = await asyncio.gather(*(self._swap_one(led, state, is_doubtful) for led, state in wanted.items()))
+        pause_s = max(ends, default=0.0)
+        if pause_s:
+            await asyncio.sleep(pause_s)
+
+    async def _swap_together(self, wanted: Mapping[Led, PartitionState]) -> Sequence[KeyValue | None] | None:
+        """Ask for several changes in one transaction; what stands there then, or None: nothing was changed."""
+        pairs = [(led.pair, encode(state)) for led, state in wanted.items()]
+        conditions = tuple(Compare(pair.key, pair.mod_revision) for pair, _ in pairs)
+        puts = tuple(Put(pair.key, value) for pair, value in pairs)
+        result = await self._store.txn(Txn(conditions, (*puts, *(Get(pair.key) for pair, _ in pairs))))
+        return result.found if result.succeeded else None
+
+    async def _swap_one(self, led: Led, state: PartitionState, is_doubtful: bool) -> float:
+        """Ask for one change; return how many seconds to wait before another.
+
+        Args:
+            is_doubtful: it was asked for before, and may have been made.
+        """
+        leading = led.leading
+        members = ",".join(state.in_sync_nodes)
+        try:
+            swapped = await swap(self._store, led.pair.key, led.pair, encode(state))
+        except StoreError as error:
+            log.warning("CLUSTER: %s: in sync %s: %s", _name(led), members, error)
+            if is_doubtful or isinstance(error, OutcomeUnknown):
+                leading.swap_ended(None)
+            else:
+                leading.swap_not_sent()
+            return AGAIN_S
+        return self._swapped(led, state, swapped.now)
+
+    def _swapped(self, led: Led, wanted: PartitionState, now: KeyValue | None) -> float:
+        """Take note of what stands in the store; return how many seconds to wait before another change."""
+        leading = led.leading
+        if now is None:
+            leading.swap_not_sent()
+            leading.ended()
+            return 0.0
+        led.pair = now if now.mod_revision > led.pair.mod_revision else led.pair
+        try:
+            # what was written is not read again
+            state = wanted if now.value == encode(wanted) else decode(now.key, now.value, PartitionState)
+        except BadState as error:
+            log.error("CLUSTER: %s", error)
+            leading.swap_ended(None)
+            return FOLLOW_AGAIN_S
+        leading.swap_ended(state, now.mod_revision)
+        log.info("CLUSTER: %s: in sync now %s", _name(led), ",".join(state.in_sync_nodes))
+        return 0.0
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
@@ -868,13 +983,7 @@ class Agent:
                 led.leading.written(led.partition.log.next_sequence)
                 if not led.is_writable:  # they were taken a moment before
                     self._note(led)
-        if self._changed:
-            self._look_at_changes_now()
-
-    def _look_at_changes_now(self) -> None:
-        """Commit with this turn what needs nobody else."""
-        for led in list(self._changed):
-            self._move_watermark(led)
+                self._move_watermark(led)  # with this turn, where nobody else is needed
 
     def synced(self, logs: Iterable[Any]) -> None:
         """Logs were synced: what is led here may be committed, and what is followed acknowledged."""
@@ -954,17 +1063,25 @@ class Agent:
             self._look_at_fenced(now_ns)
             self._peers.tick(now_ns)
             for led in list(self._moving):
-                led.leading.tick(now_ns)
-                self._note(led)
+                led.leading.tick(now_ns)  # what it finds it tells
             for led in list(self._unready):
-                self._note(led)
-            for copy in list(self._copies.values()):
+                if now_ns >= led.deliver_from_ns:
+                    self._look_at_ready(led)
+            for copy in self._swept():
                 following = copy.following
                 if following is not None and following.broken is not None and not copy.is_busy:
                     self._mend(copy, following)
             self._peers.leave_idle()
         except Exception as error:
             log.error("CLUSTER: %r", error, exc_info=error)
+
+    def _swept(self) -> list[_Copy]:
+        """Return some of the copies: all of them once in ``SWEEP_TICKS``."""
+        if not self._to_sweep:
+            self._to_sweep = list(self._copies.values())
+            self._sweep_count = -(-len(self._to_sweep) // SWEEP_TICKS)
+        swept, self._to_sweep = self._to_sweep[: self._sweep_count], self._to_sweep[self._sweep_count :]
+        return [copy for copy in swept if self._copies.get(copy.partition) is copy]
 
     def _mend(self, copy: _Copy, following: Following) -> None:
         """Try again with a copy that could not be written."""

@@ -15,7 +15,7 @@ from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.cluster_store import store_of
 from flintmq.nsqd.client import Clients
-from flintmq.nsqd.cluster.agent import Agent
+from flintmq.nsqd.cluster.agent import Agent, OnReady
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.options import NsqdOptions
@@ -33,7 +33,7 @@ async def new_agent(
     options: NsqdOptions,
     engine: Engine,
     clients: Clients,
-    on_ready: Callable[[str], None],
+    on_ready: OnReady,
     change_meta: Callable[[Topic, TopicMeta], bool],
 ) -> Agent:
     """Return this node's part in the cluster that its options name; it begins with :meth:`Agent.start`.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +13,10 @@ import pytest
 from tests.unit.broker.test_replicas import World as BrokerWorld
 from tests.unit.cluster.models import KEYS, World, member, node, state
 
-from flintmq.cluster.state import LEASE_TTL_S
-from flintmq.cluster.store import Span
+from flintmq.cluster.state import LEASE_TTL_S, PartitionState, decode
+from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable, Txn
 from flintmq.errors import StorageError
-from flintmq.nsqd.cluster.agent import Agent
+from flintmq.nsqd.cluster.agent import SLICE_COUNT, Agent
 
 PARTITION = ("t", 0)
 
@@ -24,6 +26,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.due: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.begun: list[Coroutine[Any, Any, None]] = []
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self.due.append((call, args))
@@ -32,6 +35,10 @@ class Loop:
         self.due.append((call, args))
         return SimpleNamespace(cancel=lambda: None)
 
+    def create_task(self, work: Coroutine[Any, Any, None]) -> Any:
+        self.begun.append(work)
+        return SimpleNamespace(add_done_callback=lambda call: None)
+
     def turn(self) -> None:
         due, self.due = self.due, []
         for call, args in due:
@@ -39,11 +46,20 @@ class Loop:
 
 
 class Case:
-    """Node ``a`` with a partition of which it is the only holder, and a store that it follows step by step."""
+    """Node ``a`` with partitions of which it is the only holder, and a store that it follows step by step.
 
-    def __init__(self) -> None:
+    Args:
+        partition_count: of the topic ``t``.
+        others: that are in sync as well, and are not there.
+
+    Attributes:
+        ready: what nsqlookupds were told: a topic, and the partitions that are ready there from then on.
+    """
+
+    def __init__(self, partition_count: int = 1, others: str = "") -> None:
         self.broker = BrokerWorld()
         self.cluster = World()
+        self.ready: list[tuple[str, Sequence[int] | None]] = []
         self.loop = Loop()
         nothing = SimpleNamespace(look_up_again=lambda: None)
         engine: Any = SimpleNamespace(
@@ -58,20 +74,25 @@ class Case:
         self.clock_ns = 10**15
         env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ns=lambda: self.clock_ns), random=random.Random(1))
         self.agent: Any = Agent(
-            env, engine, store, KEYS, "a", "boot a", b"", clients, lambda topic: None, lambda topic, meta: True
+            env, engine, store, KEYS, "a", "boot a", b"", clients, self._became_ready, lambda topic, meta: True
         )
         link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
         peers: Any = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
         self.agent._peers = peers
         self.agent._record = node("a", incarnation=self.agent.incarnation)
         self.cluster.node(self.agent._record)
-        self.cluster.topic("t")
-        self.elect(1)
+        self.cluster.topic("t", partition_count)
+        for number in range(partition_count):
+            self.elect(1, f"a{others}", f"a{others}", number)
         self.agent._take(self.agent.view.feed(self.cluster.store.range(KEYS.all)), True)
 
-    def elect(self, epoch: int, replicas: str = "a", in_sync: str = "a") -> None:
+    def _became_ready(self, topic: str, gained: Sequence[int] | None) -> None:
+        self.ready.append((topic, gained))
+
+    def elect(self, epoch: int, replicas: str = "a", in_sync: str = "a", number: int = 0) -> None:
         incarnation = self.agent.incarnation
-        self.cluster.partition("t", 0, state("a", in_sync, replicas, epoch=epoch, incarnation=incarnation))
+        fields = {"epoch": epoch, "incarnation": incarnation, "log_id": 9 + number}
+        self.cluster.partition("t", number, state("a", in_sync, replicas, **fields))
 
     def hear(self) -> None:
         told = self.cluster.store.events(
@@ -158,6 +179,127 @@ def test_what_the_store_says_of_a_partition_while_it_is_promoted_is_known(case: 
     case.hear()
     case.settle()
     assert case.copy.led.leading.state.replicas == ("a", "b")
+
+
+# -- very many partitions
+
+
+def test_what_is_ready_is_told_once_of_a_topic() -> None:
+    case = Case(40)
+    case.settle()
+    assert len(case.agent._led) == 40 and all(led.is_ready for led in case.agent._led.values())
+    assert sorted(number for topic, gained in case.ready for number in gained or ()) == list(range(40))
+    assert len(case.ready) < 10
+    del case.ready[:]
+    case.agent._set_ready(case.agent._led["t", 3], False)
+    case.agent._set_ready(case.agent._led["t", 4], False)
+    case.agent._set_ready(case.agent._led["t", 4], True)
+    case.loop.turn()
+    assert case.ready == [("t", None)], "whoever was told of them has to be told anew"
+
+
+def test_a_slice_of_them_is_promoted_in_a_turn() -> None:
+    case = Case(3 * SLICE_COUNT // 2)
+    counts = [0]
+    while counts[-1] < 3 * SLICE_COUNT // 2:
+        case.loop.turn()
+        counts.append(len(case.agent._led))
+        case.broker.settle()
+        counts.append(len(case.agent._led))
+        assert len(counts) < 1000
+    steps = [after - before for before, after in pairwise(counts)]
+    assert max(steps) <= SLICE_COUNT, steps
+
+
+class Store:
+    """The store of a case, and how it was asked.
+
+    Args:
+        failures: what the next transactions end with, before or behind their being carried out.
+    """
+
+    def __init__(self, case: Case, *failures: tuple[Exception, bool]) -> None:
+        self.asked: list[Txn] = []
+        self._case = case
+        self._failures = list(failures)
+
+    async def txn(self, txn: Txn) -> Any:
+        self.asked.append(txn)
+        error, is_done = self._failures.pop(0) if self._failures else (None, True)
+        answer = self._case.cluster.store.apply(txn) if is_done else None
+        if error is not None:
+            raise error
+        return getattr(answer, "result", answer)
+
+
+def swap_all(case: Case, *failures: tuple[Exception, bool]) -> list[Txn]:
+    """Let every other member be silent, and what follows be written; how the store was asked."""
+    store = Store(case, *failures)
+    case.agent._store = store
+    for led in case.agent._led.values():
+        led.leading.silent("b")
+
+    async def run() -> None:
+        while case.loop.begun:
+            await asyncio.gather(*(case.loop.begun.pop(0) for _ in list(case.loop.begun)))
+            case.loop.turn()
+
+    case.loop.turn()
+    asyncio.run(run())
+    return store.asked
+
+
+def assert_alone(case: Case) -> None:
+    states = [led.leading.state for led in case.agent._led.values()]
+    assert states and all(state.in_sync_nodes == ("a",) for state in states)
+    for number, its in enumerate(states):
+        (pair,) = case.cluster.store.range(Span.of_key(KEYS.partition("t", number))).found
+        assert decode(pair.key, pair.value, PartitionState) == its
+    assert not any(led.is_swapping for led in case.agent._led.values())
+
+
+def test_who_is_in_sync_is_changed_for_many_together() -> None:
+    case = Case(40, others="b")
+    case.settle()
+    asked = swap_all(case)
+    assert len(asked) == 2, "32 and 8"
+    assert_alone(case)
+
+
+def test_one_that_was_changed_by_somebody_else_does_not_keep_the_others() -> None:
+    case = Case(3, others="b")
+    case.settle()
+    case.elect(1, "abc", "ab", 1)  # it is not known here yet
+    asked = swap_all(case)
+    assert len(asked) > 3, "together, then each alone, and one of them again"
+    assert_alone(case)
+    assert case.agent._led["t", 1].leading.state.replicas == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_changes_whose_answer_is_missing_are_asked_for_one_by_one(is_done: bool) -> None:
+    case = Case(3, others="b")
+    case.settle()
+    asked = swap_all(case, (OutcomeUnknown("no answer"), is_done))
+    assert len(asked) == 4
+    assert_alone(case)
+
+
+def test_changes_that_may_have_been_made_are_not_taken_for_refused() -> None:
+    case = Case(2, others="b")
+    case.settle()
+    away = StoreUnavailable("away")
+    store = Store(case, (OutcomeUnknown("no answer"), True), *[(away, False)] * 2)
+    case.agent._store = store
+    for led in case.agent._led.values():
+        led.leading.silent("b")
+    case.loop.turn()
+    asyncio.run(_first_batch(case))
+    assert all(led.leading._is_doubtful for led in case.agent._led.values())
+
+
+async def _first_batch(case: Case) -> None:
+    await asyncio.gather(*(case.loop.begun.pop(0) for _ in list(case.loop.begun)))
 
 
 # -- without the store
