@@ -44,7 +44,7 @@ from flintmq.cluster.store import (
     follow,
     swap,
 )
-from flintmq.cluster.view import TopicChange, Unreadable, View
+from flintmq.cluster.view import PartitionChange, TopicChange, Unreadable, View
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.membership import Candidacy, Membership, Replaced
@@ -150,6 +150,7 @@ class Coordinator:
         self.view = View(keys)
         self.cluster_id = ""
         self.problem = ""
+        self.election_count = 0  # seen since the start, whoever decided them
         self._env = env
         self._store = store
         self._keys = keys
@@ -279,7 +280,10 @@ class Coordinator:
     def _take(self, told: Snapshot | Events) -> None:
         changes = self.view.feed(told)
         for change in changes:
-            if isinstance(change, Unreadable):
+            if isinstance(change, PartitionChange):
+                before, now = change.before, change.now
+                self.election_count += before is not None and now is not None and now.epoch > before.epoch
+            elif isinstance(change, Unreadable):
                 _log.error("CLUSTER: %s; what it is about stays as it is", change.error)
             elif isinstance(change, TopicChange) and change.now is None and change.before is not None:
                 self._forget(change.topic)

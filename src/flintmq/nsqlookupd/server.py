@@ -102,7 +102,8 @@ class Nsqlookupd:
         if api is not None:
             api.add_routes(router)
         self._admin = admin
-        metrics.add_route(router, env.clock, self.database, __version__)
+        coordinator = None if self._cluster is None else self._cluster.coordinator
+        metrics.add_route(router, env.clock, self.database, __version__, coordinator)
         self._debug = DebugApi(env, Networks(LOOPBACK), self.describe)
         self._debug.add_routes(router)
         if self._store is not None:

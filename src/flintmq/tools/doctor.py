@@ -26,6 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from flintmq import __version__
+from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.aio.connection import Connection
 from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
 from flintmq.client.core.topology import Node, parse_nodes
@@ -49,6 +50,7 @@ from flintmq.options import (
     read_command,
     version_line,
 )
+from flintmq.tools.cluster_health import troubles
 from flintmq.wire.client import MessageFailed, Record
 
 PROGRAM = "flintmq doctor"
@@ -58,6 +60,7 @@ SLOW_S = 0.5
 
 _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+_STATUS = msgspec.json.Decoder(ClusterStatus)
 _SECURED = "clients need the same; here: --tls, --tls-root-ca-file, --tls-cert, --tls-key, --auth-secret"
 _ACCELERATORS = (
     ("uvloop", "a faster event loop", "pip install 'flintmq[fast]'"),
@@ -193,6 +196,7 @@ class Doctor:
             await asyncio.gather(*(self._examine_nsqd(each, answered) for each in seen.values()))
             for each in seen.values():
                 findings += each.findings
+            findings += await self._examine_clusters(answered)
             if self._topic:
                 findings += await self._examine_topic(answered)
         finally:
@@ -220,6 +224,47 @@ class Doctor:
         if other is not None and other.status == 200:
             findings.append(Finding(OK, subject, "has /listlookup: partitions and leaders can be looked up"))
         return findings, nodes
+
+    # -- cluster -------------------------------------------------------------------------------------------------------
+
+    async def _examine_clusters(self, lookups: Iterable[str]) -> list[Finding]:
+        """Look at the state of the cluster, where there is one: as the first nsqlookupd has it that takes part."""
+        findings: list[Finding] = []
+        named: dict[str, list[str]] = {}
+        best: ClusterStatus | None = None
+        without: list[str] = []
+        for address in lookups:
+            answer = await self._try_get(f"{address}/cluster/status")
+            if answer is None or answer.status in (401, 403):
+                findings.append(Finding(NOTE, f"nsqlookupd {address}", "its cluster cannot be asked for"))
+                continue
+            if answer.status != 200:
+                without.append(address)
+                continue
+            try:
+                status = _STATUS.decode(answer.body)
+            except UNREADABLE_JSON as error:
+                text = f"/cluster/status cannot be read: {error}"
+                findings.append(Finding(PROBLEM, f"nsqlookupd {address}", text, "run releases that fit together"))
+                continue
+            named.setdefault(status.cluster_id, []).append(address)
+            if best is None or (best.problem and not status.problem):
+                best = status
+        if best is None:
+            return findings
+        if len(named) > 1:
+            text = f"nsqlookupds are of different clusters: {'; '.join(map(', '.join, named.values()))}"
+            findings.append(Finding(PROBLEM, "clusters", text, "give all the same --cluster-store and --cluster"))
+        for address in without:
+            text = "it is in no cluster, and others are: who asks it does not find leaders"
+            findings.append(Finding(WARNING, f"nsqlookupd {address}", text, "give it --cluster-store as the others"))
+        found = troubles(best)
+        if all(each.level == NOTE for each in found):
+            count = sum(len(topic.partitions) for topic in best.topics)
+            nodes, parts = _count(len(best.nodes), "node", "nodes"), _count(count, "partition", "partitions")
+            text = f"is whole: {nodes}, {parts}"
+            findings.append(Finding(OK, f"cluster {best.cluster}", text))
+        return findings + [Finding(each.level, each.subject, each.text, each.advice) for each in found]
 
     # -- nsqd ----------------------------------------------------------------------------------------------------------
 

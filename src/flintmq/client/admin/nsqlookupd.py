@@ -12,7 +12,7 @@ from typing import Any
 
 from flintmq.client.admin.nsqd import changes, creation
 from flintmq.client.admin.question import Question, fields, get, nothing, post, struct, text
-from flintmq.client.admin.results import Channels, Found, ListedNode, Nodes, Topics
+from flintmq.client.admin.results import Channels, ClusterStatus, Found, ListedNode, Nodes, Topics
 from flintmq.client.core.topology import parse_members
 from flintmq.topic_meta import TopicMeta
 
@@ -175,3 +175,24 @@ def create_channel(topic: str, channel: str) -> Question[None]:
 def delete_channel(topic: str, channel: str) -> Question[None]:
     """Remove a channel from what is registered here."""
     return post("/channel/delete", nothing, topic=topic, channel=channel)
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def cluster_status(*, topic: str | None = None) -> Question[ClusterStatus]:
+    """Return the state of the cluster: its nodes, and of every partition who leads and who is in sync.
+
+    Args:
+        topic: only this one; None for all.
+    """
+    return get("/cluster/status", struct(ClusterStatus), topic=topic)
+
+
+def elect(topic: str, partition: int, node: str) -> Question[None]:
+    """Let a node lead a partition that nobody can lead without losing something; what that node lacks is lost.
+
+    Args:
+        node: id of one that has a copy.
+    """
+    return post("/cluster/partition/elect", nothing, topic=topic, partition=partition, node=node)

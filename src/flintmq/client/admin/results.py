@@ -261,3 +261,152 @@ class Channels(msgspec.Struct, frozen=True):
     """The answer of ``/channels``."""
 
     channels: list[str]
+
+
+class ClusterLookupd(msgspec.Struct, frozen=True):
+    """A nsqlookupd of a cluster.
+
+    Attributes:
+        lookupd, incarnation: ids; the latter is another one after each start.
+    """
+
+    lookupd: str
+    incarnation: str
+    host: str
+    tcp_port: int
+    http_port: int
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    """An nsqd of a cluster.
+
+    Attributes:
+        node, incarnation: ids; the former is its data directory's, the latter another one after each start.
+        syncs: what it acknowledges survives a power loss.
+        host_id, zone: of its machine; empty: not known.
+        version: of what nodes say to each other.
+        is_draining: it gets no partitions, and gives its own away.
+        suspected: the master takes it for dead.
+        leads, holds: partitions.
+    """
+
+    node: str
+    host: str
+    tcp_port: int
+    http_port: int
+    incarnation: str = ""
+    peer_port: int = 0
+    syncs: bool = False
+    host_id: str = ""
+    zone: str = ""
+    version: int = 0
+    is_draining: bool = False
+    suspected: bool = False
+    leads: int = 0
+    holds: int = 0
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of its TCP port."""
+        return f"{self.host}:{self.tcp_port}"
+
+
+class ClusterPartition(msgspec.Struct, frozen=True):
+    """A partition of a cluster; nodes by id.
+
+    Attributes:
+        epoch: how often a leader was elected.
+        leader, address: who leads; empty: nobody does.
+        is_ready: it can be consumed, as far as the nsqlookupd knows that was asked.
+        in_sync: who has all that was acknowledged.
+        replicas: who is to have a copy.
+        leaving: who is to have none any more, once the others do.
+        reason: why nobody leads.
+    """
+
+    partition: int
+    epoch: int = 0
+    leader: str = ""
+    address: str = ""
+    is_ready: bool = False
+    in_sync: list[str] = []
+    replicas: list[str] = []
+    leaving: list[str] = []
+    reason: str = ""
+
+
+class ClusterTopic(msgspec.Struct, frozen=True):
+    """A topic of a cluster.
+
+    Attributes:
+        number: drawn when it was created.
+        replicator: copies of each partition that are wanted.
+        min_in_sync: with fewer in sync nothing is acknowledged.
+        meta: what it was created with.
+    """
+
+    topic: str
+    partitions: list[ClusterPartition]
+    number: str = ""
+    partition_num: int = 0
+    replicator: int = 0
+    min_in_sync: int = 1
+    is_deleting: bool = False
+    meta: dict[str, Any] = {}
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """The state of a cluster, as the nsqlookupd knows it that was asked.
+
+    Attributes:
+        problem: why that one takes no part; empty: it does.
+        revision: of the coordination store, as far as it is known.
+        is_master: that one is the master.
+        master: the one that is; None: there is none.
+        unreadable: keys of the store that cannot be read, and why.
+    """
+
+    cluster: str
+    cluster_id: str
+    problem: str
+    revision: int
+    is_master: bool
+    master: ClusterLookupd | None
+    lookupds: list[ClusterLookupd]
+    nodes: list[ClusterNode]
+    topics: list[ClusterTopic]
+    unreadable: list[dict[str, str]] = []
+
+    def find_node(self, name: str) -> ClusterNode | None:
+        """Return the node with this id, or at this address (``host:port`` of TCP or HTTP)."""
+        for node in self.nodes:
+            if name in (node.node, node.address, f"{node.host}:{node.http_port}"):
+                return node
+        return None
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A copy of a partition that is being made, or taken away.
+
+    Attributes:
+        source: the node whose copy goes; empty: none does.
+        target: the node that gets one; empty: none does.
+        bytes_done, bytes_total: of the copy that is being made, as far as they are known.
+        since_s: seconds since 1970.
+        state: what is being done, as the master says it.
+    """
+
+    topic: str
+    partition: int
+    source: str = msgspec.field(name="from", default="")
+    target: str = msgspec.field(name="to", default="")
+    bytes_done: int = 0
+    bytes_total: int = 0
+    since_s: float = msgspec.field(name="since", default=0)
+    state: str = ""
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """The answer of ``/cluster/moves``."""
+
+    moves: list[Move]

@@ -184,3 +184,5 @@ class LookupdAdmin(Admin):
     set_log_level = asked(nsqlookupd.set_log_level)
     create_channel = asked(nsqlookupd.create_channel)
     delete_channel = asked(nsqlookupd.delete_channel)
+    cluster_status = asked(nsqlookupd.cluster_status)
+    elect = asked(nsqlookupd.elect)

@@ -24,12 +24,13 @@ from flintmq.net.http_messages import HttpError, Request, Response, json_respons
 from flintmq.net.metrics import exposition
 from flintmq.nsqd.api.arguments import lenient_switch, partition_number, switch
 from flintmq.nsqd.api.route import ALL_READ, NSQ_WORDS, TOPIC_READ, Route
-from flintmq.nsqd.figures import nsq, youzan
+from flintmq.nsqd.figures import nsq, replicas, youzan
 from flintmq.nsqd.figures.collection import TopicFigures
 from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.in_turns import PER_TURN, in_turns
 from flintmq.nsqd.node import Node
+from flintmq.nsqd.replica_figures import ClusterPart
 
 _HEALTHY = plain_response("OK")
 
@@ -72,6 +73,8 @@ class StateApi:
             return self._youzans_stats(request)
         topic, channel = request.query.get("topic", ""), request.query.get("channel", "")
         topics, written = self._figures.topics(topic, channel), self._writer(request)
+        if self._figures.cluster is not None:
+            return self._stats_of_cluster(request, topics, written, self._figures.cluster)
         if topic or len(self._topics) <= PER_TURN:
             return self._stats_answer(request, [written(each) for each in topics])
         return self._stats_in_turns(request, topics, written)
@@ -90,7 +93,23 @@ class StateApi:
         """Answer with many topics, and let others have their turn meanwhile."""
         return self._stats_answer(request, [written(topic) async for topic in in_turns(topics)])
 
-    def _stats_answer(self, request: Request, topics: list[Any]) -> Response:
+    async def _stats_of_cluster(
+        self,
+        request: Request,
+        topics: Iterable[TopicFigures],
+        written: Callable[[TopicFigures], Any],
+        part: ClusterPart,
+    ) -> Response:
+        """Answer also with the copies of partitions that are here, led or not."""
+        found = [written(topic) async for topic in in_turns(topics)]
+        copies = in_turns(part.replicas(request.query.get("topic", "")))
+        if request.query.get("format") != "json":
+            lines = [replicas.replica_text(each) async for each in copies]
+            return self._stats_answer(request, found, replicas.cluster_text(part.figures(), lines))
+        rows = [msgspec.Raw(msgspec.json.encode(replicas.replica_row(each))) async for each in copies]
+        return self._stats_answer(request, found, replicas.cluster_row(part.figures(), rows))
+
+    def _stats_answer(self, request: Request, topics: list[Any], cluster: Any = None) -> Response:
         identity, health = self._identity, self._node.state_of_health()
         is_known = not request.query.get("topic") or request.query["topic"] in self._topics
         has_producers = is_known and lenient_switch(request, "include_clients", True)
@@ -99,7 +118,7 @@ class StateApi:
         if request.query.get("format") != "json":
             now_ns = self._clock.wall_ns()
             text = nsq.as_text(identity.version_line, topics, producers, health, identity.start_ns, now_ns, memory)
-            return text_response(text)
+            return text_response(text if cluster is None else f"{text}\n{cluster}\n")
         answer: dict[str, Any] = {
             "version": identity.version,
             "health": health,
@@ -110,6 +129,8 @@ class StateApi:
         if memory is not None:
             answer["memory"] = memory
         answer["producers"] = [nsq.client_row(client) for client in producers] or None
+        if cluster is not None:
+            answer["cluster"] = cluster
         return json_response(answer)
 
     async def _youzans_stats(self, request: Request) -> Response:

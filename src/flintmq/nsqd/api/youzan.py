@@ -6,6 +6,7 @@
     GET  /message/stats?topic=&channel=  the state of a channel in every partition, as text for people
     GET  /message/historystats           bytes published in the last full hour, by partition; with topic=, of one
                                          partition the last 22 hours, the latest last
+    GET  /coordinator/stats?topic=       who of a partition that this nsqd has a copy of is in sync, and who catches up
     POST /channel/setclientlimit         bound what consumers of a channel may hold that are connected now
 
 Rules of this file: answers have no envelope; fields and parameters are the redesigned NSQ's.
@@ -21,10 +22,12 @@ from typing import Any
 from flintmq.broker.topic import Topic
 from flintmq.net.http_auth import KNOWN
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response, text_response
-from flintmq.nsqd.api.arguments import channel_of, number, one_partition, partition_here, topic_of
-from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
+from flintmq.nsqd.api.arguments import channel_of, number, one_partition, partition_here, partition_number, topic_of
+from flintmq.nsqd.api.route import ALL_READ, TOPIC_ADMIN, TOPIC_READ, Route
 from flintmq.nsqd.client import Client
+from flintmq.nsqd.figures import replicas
 from flintmq.nsqd.figures.figures import Figures
+from flintmq.nsqd.in_turns import in_turns
 from flintmq.nsqd.node import Node
 
 _DIGITS_MAX = 9
@@ -70,6 +73,15 @@ class YouzanApi:
                     "hourly_pub_size": size,
                 }
 
+    async def coordinator(self, request: Request) -> Response:
+        """``/coordinator/stats``; without a topic no partitions are listed, as there."""
+        part = self._figures.cluster
+        if part is None:
+            raise HttpError(500, "Coordinator is disabled.")
+        topic, node = request.query.get("topic", ""), part.figures().node
+        found = in_turns(part.replicas(topic, partition_number(request))) if topic else in_turns(())
+        return json_response(replicas.coordinator_stats([replicas.coordinator_row(node, each) async for each in found]))
+
     def limit_clients(self, request: Request) -> Response:
         """``/channel/setclientlimit``."""
         topic, name = channel_of(self._broker, request)
@@ -92,5 +104,6 @@ ROUTES = (
     Route("GET", "/serverstats", KNOWN, YouzanApi.server),
     Route("GET", "/message/stats", TOPIC_READ, YouzanApi.channel, _PART),
     Route("GET", "/message/historystats", TOPIC_READ, YouzanApi.hours, ("topic", "partition")),
+    Route("GET", "/coordinator/stats", ALL_READ, YouzanApi.coordinator, ("topic", "partition", "format")),
     Route("POST", "/channel/setclientlimit", TOPIC_ADMIN, YouzanApi.limit_clients, (*_PART, "client_prefix", "ready")),
 )

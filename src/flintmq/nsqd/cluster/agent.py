@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
@@ -67,8 +67,10 @@ from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, synced_end
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
+from flintmq.nsqd.cluster.seen import Seen, figures_of, name_of, sorted_partitions, why_changed, why_ended
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.leadership import NOT_LEADER, OfTheCluster, not_leader, not_writable
+from flintmq.nsqd.replica_figures import ClusterFigures, ReplicaFigures
 from flintmq.storage import PartitionLog
 from flintmq.storage.records import encode_records
 from flintmq.topic_meta import TopicMeta
@@ -165,6 +167,7 @@ class Agent:
         self.node_id = node_id
         self.incarnation = f"{env.random.getrandbits(64):016x}"
         self.problem = ""
+        self.seen = Seen()
         self._env = env
         self._engine = engine
         self._broker: Broker = engine.broker
@@ -744,6 +747,7 @@ class Agent:
         self._look_at_lease_for(led)
         self._clients.look_up_again()
         self._note(led)
+        self.seen.elected_count += 1
         log.info("CLUSTER: %s is led here, its log ends at %d", _name(led), replica.log.next_sequence)
         current = self.view.partitions.get(copy.partition)
         if current is not None:  # perhaps it was changed since it was to be led
@@ -777,7 +781,8 @@ class Agent:
         for group in (self._moving, self._changed, self._unready, self._fenced):
             group.pop(led, None)
         subscriptions = self._replicas.demote(replica, NotLedAnyMore())
-        log.warning("CLUSTER: %s is led here no longer", _name(led))
+        self.seen.ended_count += 1
+        log.warning("CLUSTER: %s is led here no longer: %s", _name(led), why_ended(self.view, self.node_id, leading))
         self._clients.look_up_again()
         self._dismiss(subscriptions, f"{_name(led)} is led elsewhere now")
         self._follow(copy, self._env.clock.monotonic_ns())
@@ -833,6 +838,7 @@ class Agent:
             self._end_publishes(led, NotLedAnyMore() if led.is_fenced else NotEnoughCopies())
         if led in self._unready:
             self._look_at_ready(led)
+        self.seen.look(led, self._env.clock.monotonic_ns())
         if not led.is_swapping and leading.wanted_state() is not None:
             self._swap_soon(led)
         if any(node not in led.linked for node in followers_of(leading.state, self.node_id)) or any(
@@ -966,8 +972,13 @@ class Agent:
             log.error("CLUSTER: %s", error)
             leading.swap_ended(None)
             return FOLLOW_AGAIN_S
+        before, why = leading.state, why_changed(leading, wanted)
         leading.swap_ended(state, now.mod_revision)
-        log.info("CLUSTER: %s: in sync now %s", _name(led), ",".join(state.in_sync_nodes))
+        if state == wanted:
+            self.seen.changed(before, state)
+        else:
+            why = "somebody else changed it"
+        log.info("CLUSTER: %s: in sync now %s: %s", _name(led), ",".join(state.in_sync_nodes), why)
         return 0.0
 
     # -- the engine ----------------------------------------------------------------------------------------------------
@@ -1173,6 +1184,34 @@ class Agent:
     def _is_of_cluster(self, topic: str, number: int) -> bool:
         return (topic, number) in self.view.partitions or number in self._replicas.of_topic(topic)
 
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def figures(self) -> ClusterFigures:
+        """See :class:`flintmq.nsqd.replica_figures.ClusterPart`."""
+        seen = self.seen
+        return ClusterFigures(
+            cluster=self._keys.cluster,
+            node=self.node_id,
+            incarnation=self.incarnation,
+            has_lease=self._has_lease(),
+            revision=self.view.revision,
+            problem=self.problem,
+            elected_count=seen.elected_count,
+            ended_count=seen.ended_count,
+            joined_count=seen.joined_count,
+            left_count=seen.left_count,
+            caught_up_count=seen.caught_up_count,
+            replica_count=len(self._copies),
+            leader_count=len(self._led),
+        )
+
+    def replicas(self, topic: str = "", partition: int | None = None) -> Iterator[ReplicaFigures]:
+        """See :class:`flintmq.nsqd.replica_figures.ClusterPart`."""
+        for each in sorted_partitions(self._copies, topic, partition):
+            copy = self._copies.get(each)
+            if copy is not None:
+                yield figures_of(self.view, each, copy.replica, copy.led, copy.following)
+
     def describe(self) -> str:
         """The state of everything, for humans and failing tests."""
         lines = [f"node {self.node_id} incarnation={self.incarnation} held={self._is_held} {self.problem}"]
@@ -1186,4 +1225,4 @@ class Agent:
 
 
 def _name(led: Led) -> str:
-    return f"{led.leading.topic}/{led.leading.number} epoch {led.leading.epoch}"
+    return name_of(led.leading)

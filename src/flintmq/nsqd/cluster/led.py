@@ -8,10 +8,20 @@ Source: design/cluster.md H1, H11.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flintmq.broker.partition import Partition
 from flintmq.broker.replicas import Replica
 from flintmq.cluster.leading import Leading
 from flintmq.cluster.store import KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """A follower catches up: since when, and what it had then."""
+
+    begun_ns: int
+    first: int
 
 
 class Led:
@@ -30,9 +40,11 @@ class Led:
         is_fenced: nothing may be acknowledged or delivered, because others may lead by now.
         is_swapping: the store is being asked to change its state.
         linked: nodes that it is sent to.
+        catching: those of them that are not in sync, and catch up.
     """
 
     __slots__ = (
+        "catching",
         "deliver_from_ns",
         "is_fenced",
         "is_ready",
@@ -64,6 +76,7 @@ class Led:
         self.is_fenced = False
         self.is_swapping = False
         self.linked: dict[str, None] = {}
+        self.catching: dict[str, CatchUp] = {}
 
     @property
     def is_writable(self) -> bool:

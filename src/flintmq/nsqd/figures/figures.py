@@ -6,6 +6,7 @@
     process.py     this process         ->  prometheus.py  /metrics
                                         ->  statsd.py      datagrams
     youzan.py      partitions, for /stats of the redesigned NSQ, whose words mean other things
+    replicas.py    copies of partitions, where this nsqd is one of a cluster
 
 Source: reference/nsq.md 2.1 (``/stats``), 4.1 and 4.2.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from flintmq.broker.partition import Partition
 from flintmq.net.metrics import Family, process_families
 from flintmq.nsqd.client import Client, Clients
-from flintmq.nsqd.figures import process, prometheus, statsd, youzan
+from flintmq.nsqd.figures import process, prometheus, replicas, statsd, youzan
 from flintmq.nsqd.figures.collection import TopicFigures, topics_of
 from flintmq.nsqd.figures.history import HourlySizes
 from flintmq.nsqd.figures.latencies import Latencies
@@ -26,6 +27,7 @@ from flintmq.nsqd.figures.loop_delays import LoopDelays
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.replica_figures import ClusterPart
 
 
 class Figures:
@@ -122,6 +124,11 @@ class Figures:
             clock_shift_ns=self._broker.clock_shift_ns,
         )
 
+    @property
+    def cluster(self) -> ClusterPart | None:
+        """The figures of this nsqd's part in a cluster; None: it has none."""
+        return self._node.agent
+
     async def families(self) -> list[Family]:
         """Return everything that Prometheus is told; others get their turn meanwhile."""
         node, options = self._node, self._options
@@ -137,7 +144,8 @@ class Figures:
         memory = prometheus.describe_memory(self._broker)
         delays, trace = self._loop_delays.family(), node.tracing.families()
         topics = await prometheus.collect_topics(self._broker.topics, self._latencies())
-        return [*daemon, *memory, delays, *trace, *topics, *process_families()]
+        cluster = [] if self.cluster is None else await replicas.families(self.cluster)
+        return [*daemon, *memory, delays, *trace, *topics, *cluster, *process_families()]
 
     def _latencies(self) -> Latencies:
         return Latencies(self._options.e2e_processing_latency_percentile, self._clock.wall_ns())

@@ -1,0 +1,70 @@
+"""What is said to be wrong with a cluster."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from flintmq.client.admin.results import ClusterLookupd, ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
+from flintmq.tools.cluster_health import NOTE, PROBLEM, WARNING, is_whole, troubles
+
+MASTER = ClusterLookupd("m", "i", "host", 4160, 4161)
+OTHER = ClusterLookupd("n", "i", "host2", 4160, 4161)
+NODES = [ClusterNode(node=name, host=name, tcp_port=4150, http_port=4151, host_id=name, version=1) for name in "abc"]
+PARTITION = ClusterPartition(0, 3, "a", "a:4150", True, ["a", "b", "c"], ["a", "b", "c"])
+TOPIC = ClusterTopic("t", [PARTITION], "1", 1, 3, 2)
+WHOLE = ClusterStatus("default", "id", "", 5, True, MASTER, [MASTER, OTHER], NODES, [TOPIC])
+
+
+def changed(**fields: object) -> ClusterStatus:
+    return msgspec.structs.replace(WHOLE, **fields)
+
+
+def with_partition(**fields: object) -> ClusterStatus:
+    partition = msgspec.structs.replace(PARTITION, **fields)
+    return changed(topics=[msgspec.structs.replace(TOPIC, partitions=[partition])])
+
+
+def with_node(**fields: object) -> ClusterStatus:
+    return changed(nodes=[msgspec.structs.replace(NODES[0], **fields), *NODES[1:]])
+
+
+def test_a_whole_cluster() -> None:
+    assert troubles(WHOLE) == [] and is_whole(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "text"),
+    [
+        (changed(master=None), PROBLEM, "no nsqlookupd is the master"),
+        (changed(problem="the store was emptied"), PROBLEM, "takes no part: the store was emptied"),
+        (changed(nodes=[], topics=[]), PROBLEM, "no nsqd is in the cluster"),
+        (changed(unreadable=[{"key": "k", "reason": "r"}]), PROBLEM, "key k of the store cannot be read: r"),
+        (changed(lookupds=[MASTER]), NOTE, "one nsqlookupd coordinates alone"),
+        (with_node(suspected=True), WARNING, "it does not listen"),
+        (with_node(is_draining=True), NOTE, "it drains"),
+        (with_node(version=2), WARNING, "1: b:4150, c:4150; 2: a:4150"),
+        (with_node(host_id="b"), NOTE, "partition 0: has several copies on one machine"),
+        (with_partition(leader="", reason="nobody"), PROBLEM, "partition 0: nobody leads: nobody"),
+        (with_partition(in_sync=["a", "b"]), WARNING, "2 of 3 copies are in sync"),
+        (with_partition(in_sync=["a", "b"], replicas=["a", "b"]), WARNING, "and 1 have no place"),
+        (with_partition(in_sync=["a"]), PROBLEM, "nothing is acknowledged: 1 of 3 copies are in sync, and an"),
+        (with_partition(is_ready=False), WARNING, "cannot be consumed yet"),
+        (changed(topics=[msgspec.structs.replace(TOPIC, is_deleting=True)]), NOTE, "it is being deleted"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
+    (found,) = [each for each in troubles(status) if text in each.text]
+    assert found.level == level
+    assert is_whole(status) is (level == NOTE)
+
+
+def test_members_that_are_taken_for_dead_do_not_count() -> None:
+    status = changed(nodes=[*(msgspec.structs.replace(node, suspected=True) for node in NODES[:2]), NODES[2]])
+    assert any("1 of 3 copies are in sync, and an OK needs 2" in each.text for each in troubles(status))
+
+
+def test_many_partitions_are_one_finding() -> None:
+    rows = [msgspec.structs.replace(PARTITION, partition=number, in_sync=["a", "b"]) for number in range(20)]
+    found = troubles(changed(topics=[msgspec.structs.replace(TOPIC, partitions=rows)]))
+    assert [each.text for each in found] == ["partitions 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: 2 of 3 copies are in sync"]
