@@ -19,6 +19,7 @@ Invariants:
 - I3: of what :meth:`Controller.next_swaps` gives out a key has one under way at most, and none again before the view
   has what became of the last.
 - I4: what cannot be read is left as it is, and nothing else waits for it.
+- I5: elections go before topics that are made, and these before copies that are moved (:mod:`flintmq.cluster.moving`).
 
 Source: design/cluster.md section 3 rules 1 and 9, Revision 2 H4, H14, H15.
 """
@@ -33,6 +34,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from flintmq.cluster.moving import Moving
 from flintmq.cluster.placement import Site, TooFewNodes, place_copies
 from flintmq.cluster.state import (
     Member,
@@ -48,6 +50,7 @@ from flintmq.cluster.state import (
 from flintmq.cluster.store import Compare, KeyValue
 from flintmq.cluster.view import (
     Change,
+    DrainChange,
     NodeChange,
     OtherChange,
     PartitionChange,
@@ -134,6 +137,9 @@ class Controller:
         defaults: of topics that nodes ask for.
         why_not: tells why a topic that nodes ask for must not be made, as far as that is known beside the store; empty:
             nothing is against it.
+
+    Attributes:
+        moving: the copies that come and go.
     """
 
     def __init__(
@@ -149,11 +155,12 @@ class Controller:
         self._keys = view.keys
         self._random = random
         self._master = master
-        self._allow_same_host = allow_same_host
         self._defaults = defaults
         self._why_not = why_not
+        self.allows_same_host = allow_same_host
         self._suspected: dict[str, str] = {}  # node: incarnation
         self._live: dict[str, NodeRecord] | None = None
+        self.moving = Moving(view, lambda: self.live, allow_same_host)
         self._partitions: dict[PartitionId, None] = dict.fromkeys(view.partitions)  # to be looked at, in this order
         self._topics: dict[str, None] = dict.fromkeys(view.topics)
         self._wanted: dict[str, None] = dict.fromkeys(view.wanted)
@@ -166,6 +173,7 @@ class Controller:
         self._electing: dict[PartitionId, str] = {}  # who is about to lead, and is not counted yet
         self._gains: Counter[str] = Counter()  # the same by node
         self._unplaced: dict[str, str] = {}  # topics that lack partitions, and why
+        self._emptied: dict[str, None] = dict.fromkeys(view.drains)  # nodes that may be forgotten
 
     # --- what is told
 
@@ -197,19 +205,33 @@ class Controller:
                     self._partitions[change.partition] = None
                     if change.now is None:
                         self._topics[change.partition[0]] = None
+                    if self.view.drains and change.before is not None:
+                        self._emptied.update(dict.fromkeys(change.before.holders))
+                case DrainChange():
+                    self._live_changed(change.node)
+                    self._emptied[change.node] = None
                 case OtherChange():
                     if change.key == self._keys.master:
                         self._topics.update(dict.fromkeys(self._unplaced))
+                    elif change.key == self._keys.settings:
+                        self.moving.settings_changed()
+
+    def _live_changed(self, node: str) -> None:
+        """Something is so of a node that decides on what it has, or may get."""
+        self._live = None
+        self.moving.nodes_changed()
+        self._partitions.update(dict.fromkeys(self.view.held.get(node, ())))
+        self._topics.update(dict.fromkeys(self._unplaced))
 
     def _see_node(self, change: NodeChange) -> None:
         self._live = None
+        self._emptied[change.node] = None
         now = change.now
         if now is None or self._suspected.get(change.node) != now.incarnation:
             self._suspected.pop(change.node, None)
         if now is not None and change.before == now:
             return
-        self._partitions.update(dict.fromkeys(self.view.held.get(change.node, ())))
-        self._topics.update(dict.fromkeys(self._unplaced))
+        self._live_changed(change.node)
         if now is None:
             self._wanted.update(dict.fromkeys(self.view.wanted))
 
@@ -222,16 +244,13 @@ class Controller:
         if record is None or record.incarnation != incarnation or self._suspected.get(node) == incarnation:
             return
         self._suspected[node] = incarnation
-        self._live = None
-        self._partitions.update(dict.fromkeys(self.view.held.get(node, ())))
+        self._live_changed(node)
 
     def trust(self, node: str, incarnation: str) -> None:
         """Suspect a process no longer: it connected again."""
         if self._suspected.get(node) == incarnation:
             del self._suspected[node]
-            self._live = None
-            self._partitions.update(dict.fromkeys(self.view.held.get(node, ())))
-            self._topics.update(dict.fromkeys(self._unplaced))
+            self._live_changed(node)
 
     def ended(self, swap: Swap, is_known: bool) -> None:
         """Take note that a swap has ended which was given out.
@@ -282,6 +301,8 @@ class Controller:
                 self._wanted[topic] = None
         elif (topic := self._keys.name_in(swap.key, "wanted")) is not None:
             self._wanted[topic] = None
+        elif (node := self._keys.name_in(swap.key, "drain")) is not None:
+            self._emptied[node] = None
 
     def _settled(self, partition: PartitionId) -> None:
         """Count no longer what was planned for a partition: the view has it, or it is decided anew."""
@@ -299,7 +320,8 @@ class Controller:
     @property
     def has_work(self) -> bool:
         """Whether something is to be looked at still."""
-        return self.is_master and bool(self._partitions or self._topics or self._wanted or self._planned)
+        is_left = self._partitions or self._topics or self._wanted or self._planned or self._emptied
+        return self.is_master and bool(is_left or self.moving.has_work)
 
     def next_swaps(self, count_max: int) -> list[Swap]:
         """Return swaps to carry out now, elections first; each is told the end of by :meth:`ended`.
@@ -345,15 +367,35 @@ class Controller:
                 self._planned.extend(self._of_wanted(topic))
                 continue
             if not self._topics:
-                return None
+                return self._next_move()
             topic = next(iter(self._topics))
             del self._topics[topic]
             self._planned.extend(self._of_topic(topic))
 
+    def _next_move(self) -> Swap | None:
+        while self.moving.has_work:
+            if not self._looks_left:
+                return None
+            self._looks_left -= 1
+            step = self.moving.next_step(lambda partition: self._is_busy(self._keys.partition(*partition)))
+            if step is not None:
+                topic, number = step.partition
+                key = self._keys.partition(topic, number)
+                return self.swap_to(key, step.now, f"partition {topic}/{number}: {step.reason}")
+        while self._emptied:
+            node, _ = self._emptied.popitem()
+            drain, key = self.view.drains.get(node), self._keys.drain(node)
+            is_there = node in self.view.nodes or self._keys.node(node) in self.view.unreadable
+            if drain is None or not drain.is_removal or is_there or node in self.view.held or self._is_busy(key):
+                continue
+            return self.swap_to(key, None, f"node {node} is removed: it has nothing, and has ended")
+        return None
+
     def _is_busy(self, key: str) -> bool:
         return key in self._under_way or key in self._awaited
 
-    def _swap(self, key: str, value: msgspec.Struct | None, reason: str, *guards: Compare) -> Swap:
+    def swap_to(self, key: str, value: msgspec.Struct | None, reason: str, *guards: Compare) -> Swap:
+        """Return what gives a key another value, or none, while it is as the view has it and we are master."""
         master = () if self._master is None else (self._master,)
         data = None if value is None else encode(value)
         return Swap(key, self.view.pairs.get(key), data, reason, (*master, *guards))
@@ -376,12 +418,15 @@ class Controller:
         key = self._keys.partition(topic, number)
         state = view.partitions.get(partition)
         record = view.topics.get(topic)
-        if state is None or self._is_busy(key):
+        if self._is_busy(key):
+            return None
+        self.moving.note(partition, state)
+        if state is None:
             return None
         if record is None and self._keys.topic(topic) not in view.unreadable:
             return None  # nodes know of no such topic
         if record is not None and record.is_deleting:
-            return self._swap(key, None, f"partition {topic}/{number} is deleted with its topic")
+            return self.swap_to(key, None, f"partition {topic}/{number} is deleted with its topic")
         chosen = self._chosen(state)
         if chosen is None:
             return None
@@ -390,7 +435,7 @@ class Controller:
             self._settled(partition)
             self._electing[partition] = now.leader
             self._gains[now.leader] += 1
-        return self._swap(key, now, f"partition {topic}/{number}: {reason}")
+        return self.swap_to(key, now, f"partition {topic}/{number}: {reason}")
 
     def _chosen(self, state: PartitionState) -> tuple[PartitionState, str] | None:
         """Return what a partition's state has to become and why; None: it stays."""
@@ -430,20 +475,21 @@ class Controller:
         return min(
             found,
             key=lambda node: (
-                node.node in state.leaving,
+                node.node not in state.replicas,
                 node.is_draining,
+                node.node in self.view.drains,
                 node.node != preferred,
                 len(led.get(node.node, ())) + self._gains[node.node],
             ),
         )
 
     def _handed_over(self, state: PartitionState, leader: NodeRecord) -> tuple[PartitionState, str] | None:
-        is_leaving = leader.node in state.leaving
+        is_leaving = leader.node not in state.replicas and not state.lacking
         if not (leader.is_draining or is_leaving):
             return None
         found = candidates(state, self.live)
         best = None if isinstance(found, NoLeader) else self._best(state, found)
-        if best is None or best.node == leader.node or best.node in state.leaving or best.is_draining:
+        if best is None or best.node == leader.node or best.node not in state.replicas or best.is_draining:
             return None
         why = "is to keep no copy" if is_leaving else "is draining"
         return elected(state, best, self._members(state)), f"{_led(best, state)}: node {leader.node} {why}"
@@ -492,7 +538,7 @@ class Controller:
                 f"node {node[:64]} has no copy of partition {topic}/{number} or is not there; there are {there}"
             )
         reason = f"partition {topic}/{number}: {_led(record, state)}: an operator said so, what it lacks is lost"
-        return self._swap(self._keys.partition(topic, number), elected(state, record, (record.member,)), reason)
+        return self.swap_to(self._keys.partition(topic, number), elected(state, record, (record.member,)), reason)
 
     def why_no_leader(self, partition: PartitionId) -> str:
         """Tell why nobody leads a partition, for people; empty: somebody does."""
@@ -508,20 +554,21 @@ class Controller:
             return []  # it is looked at again when that has ended
         if wish.refusal:
             is_left = wish.node not in view.nodes and self._keys.node(wish.node) not in view.unreadable
-            return [self._swap(key, None, f"topic {topic} was refused, and who asked is gone")] if is_left else []
+            return [self.swap_to(key, None, f"topic {topic} was refused, and who asked is gone")] if is_left else []
         record = view.topics.get(topic)
         if record is not None:
             # one that is being deleted is made anew when it is gone
-            return [] if record.is_deleting else [self._swap(key, None, f"topic {topic} is there, as was asked for")]
+            return [] if record.is_deleting else [self.swap_to(key, None, f"topic {topic} is there, as was asked for")]
         try:
             if why_not := self._why_not(topic):
                 raise Refused(why_not)
-            count, copies = self._defaults.shape(self.live.values(), self._allow_same_host)
+            takers = [node for node in self.live.values() if node.node not in view.drains]
+            count, copies = self._defaults.shape(takers, self.allows_same_host)
             meta = msgspec.structs.replace(PLAIN, replica=copies, extend_support=wish.extend_support)
             made = self.creation(topic, meta, count)
         except Refused as error:
             now = msgspec.structs.replace(wish, refusal=error.reason)
-            return [self._swap(key, now, f"topic {topic} is asked for and is not made: {error}")]
+            return [self.swap_to(key, now, f"topic {topic} is asked for and is not made: {error}")]
         if made is None:
             return []
         asked = Compare(key, view.pairs[key].mod_revision)
@@ -535,7 +582,7 @@ class Controller:
             return []
         if record.is_deleting:
             is_held = any(True for _ in self._states(topic))
-            return [] if is_held else [self._swap(key, None, f"topic {topic} is deleted")]
+            return [] if is_held else [self.swap_to(key, None, f"topic {topic} is deleted")]
         missing = [
             number
             for number in range(record.partition_num)
@@ -547,7 +594,7 @@ class Controller:
         here = {number: state.replicas for number, state in view.of_topic.get(topic, {}).items()}
         here |= {number: nodes for (name, number), nodes in self._placing.items() if name == topic}
         try:
-            placed = place_copies(missing, record.meta.replica, self._sites(), here, self._allow_same_host)
+            placed = place_copies(missing, record.meta.replica, self.sites(), here, self.allows_same_host)
         except TooFewNodes as error:
             self._unplaced[topic] = f"{len(missing)} partitions have no place: {error}"
             return []
@@ -571,9 +618,10 @@ class Controller:
         leader = live[nodes[0]]
         state = elected(state, leader, (live[node].member for node in nodes))
         reason = f"partition {topic}/{number} is created on {', '.join(nodes)}"
-        return self._swap(self._keys.partition(topic, number), state, reason, guard)
+        return self.swap_to(self._keys.partition(topic, number), state, reason, guard)
 
-    def _sites(self) -> list[Site]:
+    def sites(self) -> list[Site]:
+        """Return the nodes that new partitions may be placed on."""
         led: dict[str, int] = {}
         held: dict[str, int] = {}
         for nodes in self._placing.values():
@@ -590,7 +638,7 @@ class Controller:
                 len(view.held.get(node.node, ())) + held.get(node.node, 0),
             )
             for node in self.live.values()
-            if not node.is_draining
+            if not node.is_draining and node.node not in view.drains
         ]
 
     def why_not_placed(self, topic: str) -> str:
@@ -622,25 +670,13 @@ class Controller:
                 f"copies{_differences(record.meta, meta)}: delete it first"
             )
         try:
-            place_copies(range(partition_num), meta.replica, self._sites(), {}, self._allow_same_host)
+            place_copies(range(partition_num), meta.replica, self.sites(), {}, self.allows_same_host)
         except TooFewNodes as error:
             raise Refused(f"ErrType:9 ErrCode:1 : No node is available for topic - {error}") from None
         least = 1 if meta.replica < MIN_IN_SYNC_FROM_COPIES else 2
         number = self._random.getrandbits(_ID_BITS) + 1
         reason = f"topic {topic} is created with {partition_num} partitions of {meta.replica} copies"
-        return self._swap(key, TopicRecord(number, meta, partition_num, least), reason)
-
-    def change(self, topic: str, meta: TopicMeta) -> Swap:
-        """Return what gives a topic other properties; its nodes follow.
-
-        Raises:
-            Refused: there is no such topic, or it is being deleted.
-        """
-        record = self.record_of(topic)
-        if record.is_deleting:
-            raise Refused(f"topic {topic} is being deleted")
-        now = msgspec.structs.replace(record, meta=meta)
-        return self._swap(self._keys.topic(topic), now, f"topic {topic} is changed to version {meta.version}")
+        return self.swap_to(key, TopicRecord(number, meta, partition_num, least), reason)
 
     def deletion(self, topic: str, number: int = 0) -> Swap | None:
         """Return what begins to delete a topic; None when that has begun. The rest follows by itself.
@@ -657,7 +693,7 @@ class Controller:
         if record.is_deleting:
             return None
         now = msgspec.structs.replace(record, is_deleting=True)
-        return self._swap(self._keys.topic(topic), now, f"topic {topic} is to be deleted")
+        return self.swap_to(self._keys.topic(topic), now, f"topic {topic} is to be deleted")
 
     def record_of(self, topic: str) -> TopicRecord:
         """Return the record of a topic.
@@ -678,7 +714,8 @@ class Controller:
             f"Controller revision={self.view.revision} nodes={len(self.view.nodes)} topics={len(self.view.topics)} "
             f"partitions={len(self.view.partitions)} suspected={sorted(self._suspected)} "
             f"to do={len(self._partitions)}+{len(self._topics)}+{len(self._planned)} "
-            f"under way={len(self._under_way)} awaited={len(self._awaited)} unplaced={self._unplaced}"
+            f"under way={len(self._under_way)} awaited={len(self._awaited)} unplaced={self._unplaced} "
+            f"{self.moving.describe()}"
         )
 
 

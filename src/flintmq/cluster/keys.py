@@ -8,6 +8,8 @@
     /flintmq/<cluster>/node/<id>                   NodeRecord         with its lease
     /flintmq/<cluster>/topic/<name>                TopicRecord
     /flintmq/<cluster>/wanted/<name>               WantedTopic        with the lease of the node that asks for it
+    /flintmq/<cluster>/drain/<id>                  DrainRecord        a node that is to have nothing any more
+    /flintmq/<cluster>/settings                    SettingsRecord     once somebody has changed one
     /flintmq/<cluster>/partition/<name>/<number>   PartitionState     numbers have four digits
 
 Rules of this file: keys are made and read here and nowhere else.
@@ -90,6 +92,15 @@ class Keys:
     def wanted(self, topic: str) -> str:
         """The key under which a topic is asked for."""
         return f"{self.prefix}wanted/{topic}"
+
+    def drain(self, node: str) -> str:
+        """The key that says that an nsqd is to have nothing any more."""
+        return f"{self.prefix}drain/{node}"
+
+    @property
+    def settings(self) -> str:
+        """The key of what operators have said of the whole cluster."""
+        return f"{self.prefix}settings"
 
     def partition(self, topic: str, number: int) -> str:
         """The key of a partition."""

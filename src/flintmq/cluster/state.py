@@ -4,6 +4,7 @@ A value is read, changed by one of the functions here, and written by compare-an
 (:func:`flintmq.cluster.store.swap`); nobody writes one in any other way. Who may make which change:
 
 - the master nsqlookupd makes and deletes topics and partitions, and elects leaders (:func:`elected`);
+- the master says who is to have a copy (:func:`replaced`), and who need not have one any longer (:func:`released`);
 - the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch.
 
 Rules of this file: no IO, no clock; values are immutable; an epoch names one leader for ever; the in-sync set is never
@@ -156,6 +157,40 @@ class WantedTopic(_Value, frozen=True):
     refusal: str = ""
 
 
+class DrainRecord(_Value, frozen=True):
+    """A node that an operator takes everything from, whether or not it lives.
+
+    Attributes:
+        node: its id.
+        is_removal: it is not to come back: the record goes with the node, once that has nothing and has ended.
+    """
+
+    node: str
+    is_removal: bool = False
+
+
+class SettingsRecord(_Value, frozen=True):
+    """The settings that operators gave the whole cluster; without a record everything is as it is by default.
+
+    Attributes:
+        balances: leaders and copies are spread over the nodes without being asked.
+        balance_window: hours of the day (UTC) in which copies are moved for that, ``from`` up to ``to``, 0 to 24; the
+            same twice: never. None: as the options of the master say.
+        is_upgrading: nothing is moved, because nodes are being restarted.
+        write_disabled: ``all`` or ``ordered``: topics of the cluster that lookups name no leader of to publishers;
+            empty: none.
+        hidden_lookupds: ids of nsqlookupds that are not named to clients.
+        version: counts the changes.
+    """
+
+    balances: bool = True
+    balance_window: tuple[int, int] | None = None
+    is_upgrading: bool = False
+    write_disabled: str = ""
+    hidden_lookupds: tuple[str, ...] = ()
+    version: int = 0
+
+
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """A member of an in-sync set, as it was when it joined.
 
@@ -186,6 +221,7 @@ class PartitionState(_Value, frozen=True):
         in_sync: who has all that was acknowledged; a leader is one of them. Empty only in epoch 0.
         replicas: ids of the nodes that are to have it, the one that leads by preference first.
         leaving: ids of those that are to have it no longer, once the others do.
+        target: ids of those that are to take the place of ``replicas`` when their turn has come; empty: that is all.
     """
 
     topic_number: int
@@ -196,6 +232,7 @@ class PartitionState(_Value, frozen=True):
     in_sync: tuple[Member, ...] = ()
     replicas: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
 
     @property
     def in_sync_nodes(self) -> tuple[str, ...]:
@@ -206,6 +243,12 @@ class PartitionState(_Value, frozen=True):
     def holders(self) -> tuple[str, ...]:
         """Ids of all nodes that have some of it, or are to have it."""
         return (*self.replicas, *self.leaving)
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Ids of the nodes that are to have it, and do not have everything yet."""
+        members = self.in_sync_nodes
+        return tuple(node for node in self.replicas if node not in members)
 
     def is_led_by(self, node: str, incarnation: str) -> bool:
         """Whether this process leads it."""
@@ -263,6 +306,28 @@ def joined(state: PartitionState, member: Member) -> PartitionState:
     return msgspec.structs.replace(state, in_sync=(*others, member))
 
 
+def replaced(state: PartitionState, replicas: Iterable[str]) -> PartitionState:
+    """Give these nodes copies, the one that leads by preference first. Who has one and is not among them keeps it until
+    all of these have everything.
+    """
+    wanted = tuple(replicas)
+    leaving = tuple(node for node in state.holders if node not in wanted)
+    return msgspec.structs.replace(state, replicas=wanted, leaving=leaving, target=())
+
+
+def released(state: PartitionState) -> PartitionState:
+    """Let go who is to have it no longer.
+
+    Raises:
+        ValueError: one of them leads, or somebody who is to have it lacks something.
+    """
+    if state.leader in state.leaving:
+        raise ValueError(f"node {state.leader} leads, and has to hand over first")
+    if state.lacking:
+        raise ValueError(f"{', '.join(state.lacking)} do not have everything yet")
+    return msgspec.structs.replace(state, leaving=())
+
+
 class NoLeader(Enum):
     """Why nobody can be elected."""
 
@@ -283,7 +348,7 @@ def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[No
         return NoLeader.POWER_LOST if alive else NoLeader.NONE_ALIVE
     order = {node: number for number, node in enumerate(state.replicas)}
     last = len(order)
-    return sorted(whole, key=lambda node: (node.node in state.leaving, node.is_draining, order.get(node.node, last)))
+    return sorted(whole, key=lambda node: (node.node not in order, node.is_draining, order.get(node.node, last)))
 
 
 # -- as bytes ----------------------------------------------------------------------------------------------------------

@@ -22,9 +22,11 @@ from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import (
     BadState,
     ClusterRecord,
+    DrainRecord,
     LookupdRecord,
     NodeRecord,
     PartitionState,
+    SettingsRecord,
     TopicRecord,
     WantedTopic,
     decode,
@@ -37,7 +39,18 @@ DELETED_COUNT_MAX = 10_000
 
 PartitionId = tuple[str, int]
 """Topic and number."""
-_V = TypeVar("_V", ClusterRecord, LookupdRecord, NodeRecord, TopicRecord, PartitionState, WantedTopic)
+_V = TypeVar(
+    "_V",
+    ClusterRecord,
+    DrainRecord,
+    LookupdRecord,
+    NodeRecord,
+    PartitionState,
+    SettingsRecord,
+    TopicRecord,
+    WantedTopic,
+)
+DEFAULT_SETTINGS = SettingsRecord()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +93,17 @@ class WantedChange:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainChange:
+    """An nsqd is to have nothing any more, or may have something again (``now`` is None)."""
+
+    key: str
+    node: str
+    now: DrainRecord | None
+
+
+@dataclass(frozen=True, slots=True)
 class OtherChange:
-    """The record of the cluster, its master, or a nsqlookupd came, changed or went; or a key that nobody knows."""
+    """The record of the cluster, its master, its settings or a nsqlookupd changed; or a key that nobody knows."""
 
     key: str
 
@@ -94,7 +116,7 @@ class Unreadable:
     error: BadState
 
 
-Change = NodeChange | TopicChange | PartitionChange | WantedChange | OtherChange | Unreadable
+Change = NodeChange | TopicChange | PartitionChange | DrainChange | WantedChange | OtherChange | Unreadable
 
 
 class Fate(Enum):
@@ -117,6 +139,8 @@ class View:
         master: the nsqlookupd that coordinates; None: none does.
         lookupds, nodes, topics: by id and name.
         wanted: topics that are asked for, or were refused.
+        drains: what is said of nodes that are to have nothing any more, by id.
+        settings: of the whole cluster.
         partitions: states by topic and number.
         of_topic: the same by topic, then number.
         led: partitions by the node that their state says leads, whether or not it lives.
@@ -134,6 +158,8 @@ class View:
         self.nodes: dict[str, NodeRecord] = {}
         self.topics: dict[str, TopicRecord] = {}
         self.wanted: dict[str, WantedTopic] = {}
+        self.drains: dict[str, DrainRecord] = {}
+        self.settings = DEFAULT_SETTINGS
         self.partitions: dict[PartitionId, PartitionState] = {}
         self.of_topic: dict[str, dict[int, PartitionState]] = {}
         self.led: dict[str, dict[PartitionId, None]] = {}
@@ -216,11 +242,18 @@ class View:
             wish = _value(key, pair, WantedTopic)
             _set(self.wanted, topic, wish)
             return WantedChange(key, topic, wish)
+        if (node := keys.name_in(key, "drain")) is not None:
+            drain = _value(key, pair, DrainRecord)
+            _set(self.drains, node, drain)
+            return DrainChange(key, node, drain)
         if (lookupd := keys.name_in(key, "lookupd")) is not None:
             _set(self.lookupds, lookupd, _value(key, pair, LookupdRecord))
         elif key == keys.master:
             self.master = None  # also when the new one cannot be read
             self.master = _value(key, pair, LookupdRecord)
+        elif key == keys.settings:
+            self.settings = DEFAULT_SETTINGS
+            self.settings = _value(key, pair, SettingsRecord) or DEFAULT_SETTINGS
         elif key == keys.record:
             self.cluster = _value(key, pair, ClusterRecord)
         return OtherChange(key)
@@ -262,7 +295,7 @@ class View:
         assert held == {(node, each) for node, partitions in self.held.items() for each in partitions}, "I3"
         named = [self.keys.partition(*each) for each in self.partitions]
         named += [*map(self.keys.topic, self.topics), *map(self.keys.node, self.nodes)]
-        named += list(map(self.keys.lookupd, self.lookupds))
+        named += [*map(self.keys.lookupd, self.lookupds), *map(self.keys.drain, self.drains)]
         assert not set(named) & set(self.unreadable), "I2"
         assert set(named) | set(self.unreadable) <= set(self.pairs), "I1"
 
@@ -285,7 +318,8 @@ def _contradiction(state: PartitionState) -> str:
         return f"node {state.leader[:64]!r} leads and is not in sync"
     if state.epoch > 0 and not state.in_sync:
         return "nobody is in sync"
-    if len(set(state.in_sync_nodes)) < len(state.in_sync) or len(set(state.holders)) < len(state.holders):
+    groups = state.in_sync_nodes, state.holders, state.target
+    if any(len(set(nodes)) < len(nodes) for nodes in groups):
         return "a node is named twice"
     return ""
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from flintmq.cluster import orders
 from flintmq.cluster.controller import Controller, Defaults, Refused, Swap, why_no_leader
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase
@@ -512,7 +513,8 @@ class Coordinator:
 
     def default_shape(self) -> tuple[int, int]:
         """Return how many partitions a topic has that is made without saying so, and how many copies of each."""
-        return self._defaults.shape(self._live().values(), self._allow_same_host)
+        takers = [node for node in self._live().values() if node.node not in self.view.drains]
+        return self._defaults.shape(takers, self._allow_same_host)
 
     def why_not_made(self, topic: str) -> str:
         """Tell why the cluster must not make a topic by itself: an nsqd has one of that name alone; empty: none has."""
@@ -613,7 +615,7 @@ class Coordinator:
         def decide(controller: Controller) -> Swap | None:
             known = controller.record_of(topic).meta
             meta = changed(known)
-            return None if meta.is_like(known) else controller.change(topic, meta)
+            return orders.alter(controller, topic, meta).swap
 
         await self._in_time(self._decided(decide))
 

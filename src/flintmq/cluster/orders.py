@@ -1,0 +1,330 @@
+"""The orders of an operator to a cluster's copies, topics and nodes: each is checked, and becomes one swap.
+
+The swap says what is wanted, in the store; the copies follow by themselves (:mod:`flintmq.cluster.moving`), whoever is
+master by then. An order that could never be carried out as it was asked is refused, with what is in its way.
+
+Rules of this file: no IO, no clock; nothing is remembered here.
+
+Source: reference/youzan.md 1.1 (``/topic/partition/*``, ``/cluster/node/remove``), design/cluster.md section 3 rule 10.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from flintmq.cluster.controller import Controller, Refused, Swap
+from flintmq.cluster.moving import HostUnknown
+from flintmq.cluster.placement import TooFewNodes, place_copies
+from flintmq.cluster.state import DrainRecord, NodeRecord, PartitionState, SettingsRecord, TopicRecord
+from flintmq.cluster.view import PartitionId, View
+from flintmq.topic_meta import PARTITION_NUM_MAX, TopicMeta
+
+ROWS_MAX = 1000
+"""Of what a plan lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The outcome of an order.
+
+    Attributes:
+        swap: what carries it out; None: everything is so already.
+        rows: copies that are made and taken away by it, the first ``ROWS_MAX`` of them: topic, partition, nodes from
+            and to; where a copy goes may be decided otherwise when its turn comes.
+        count: how many there are in all.
+        notes: what else is to be known of it.
+    """
+
+    swap: Swap | None
+    rows: list[dict[str, object]] = field(default_factory=list)
+    count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def node_named(view: View, text: str) -> str:
+    """Return the id of a node that is called by its id, its address ``host:port`` (of TCP, HTTP or other nodes), or as
+    the redesigned NSQ calls it (``host:port:port:number``). One that is away is called by its id.
+
+    Raises:
+        Refused: there is none, or there are several.
+    """
+    if text in view.nodes or text in view.held or text in view.drains:
+        return text
+    found = [node for node, record in view.nodes.items() if text in _names(record)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refused(f"{text[:64]} is the address of nodes {', '.join(sorted(found))}: name one by its id")
+    known = ", ".join(f"{node} ({record.host}:{record.tcp_port})" for node, record in sorted(view.nodes.items())[:20])
+    raise Refused(f"there is no node {text[:64]!r}; there are {known or 'none'}")
+
+
+def _names(node: NodeRecord) -> tuple[str, ...]:
+    ports = node.tcp_port, node.http_port, node.peer_port
+    return (*(f"{node.host}:{port}" for port in ports), distributed_id(node))
+
+
+def distributed_id(node: NodeRecord) -> str:
+    """Return what the redesigned NSQ calls a node."""
+    return f"{node.host}:{node.peer_port}:{node.tcp_port}:{node.number}"
+
+
+def move(controller: Controller, partition: PartitionId, source: str, target: str) -> Plan:
+    """Move a copy of a partition from one node to another; a move that is under way may be taken back.
+
+    Args:
+        source, target: ids of nodes.
+
+    Raises:
+        Refused: there is no such copy, or there can be none on the target, or another move of the partition is under
+            way.
+    """
+    view, moving = controller.view, controller.moving
+    topic, number = partition
+    name = f"partition {topic}/{number}"
+    if controller.record_of(topic).is_deleting:
+        raise Refused(f"topic {topic} is being deleted")
+    state = view.partitions.get(partition)
+    if state is None:
+        raise Refused(f"{name} cannot be moved: {controller.why_no_leader(partition)}")
+    _check_not_upgrading(view)
+    if source == target:
+        raise Refused(f"{name} cannot be moved from node {source} to itself")
+    is_taken_back = target in state.leaving or (bool(state.target) and target in state.replicas)
+    if source not in (state.target or state.replicas):
+        raise Refused(f"the move source node has no replica for the topic: {name} is on {', '.join(state.replicas)}")
+    if (state.target or state.leaving) and not is_taken_back:
+        to = ", ".join(node for node in state.target or state.replicas if node not in state.in_sync_nodes)
+        raise Refused(
+            f"a move of {name} is under way{f' to {to}' if to else ''}: wait until GET /cluster/moves does not list "
+            "it, or take it back by a move in the other direction"
+        )
+    if target in (state.target or state.replicas):
+        raise Refused(f"node {target} has a copy of {name} already; they are on {', '.join(state.replicas)}")
+    record = controller.live.get(target)
+    if record is None:
+        raise Refused(f"node {target} is not there, or does not answer: nothing can be moved to it")
+    if record.is_draining or target in view.drains:
+        raise Refused(f"node {target} is being drained and takes nothing; undo that first, or name another one")
+    wanted = tuple(target if node == source else node for node in state.target or state.replicas)
+    others = [node for node in wanted if node != target]
+    try:
+        moving.check_hosts_known(others)
+    except HostUnknown as error:
+        raise Refused(f"{name} cannot be moved: {error}") from None
+    if shared := moving.shares_host(record, others):
+        raise Refused(
+            f"node {target} is on the machine of node {shared}, which has a copy of {name}: name a node on another "
+            "one, or start nsqlookupd with --allow-same-host"
+        )
+    now = msgspec.structs.replace(state, target=() if wanted == state.replicas else wanted)
+    reason = f"{name} is to go from node {source} to node {target}"
+    return Plan(controller.swap_to(view.keys.partition(*partition), now, reason), [_row(partition, source, target)], 1)
+
+
+def drain(controller: Controller, node: str, is_removal: bool = False) -> Plan:
+    """Take everything from a node, which may be away; when it is a removal it is forgotten after it has ended.
+
+    Raises:
+        Refused: there are not enough machines for what it has.
+    """
+    view = controller.view
+    known = view.drains.get(node)
+    if known is not None and (known.is_removal or not is_removal):
+        return _drain_plan(controller, node, None)
+    record = DrainRecord(node, is_removal)
+    reason = f"node {node} is to {'be removed' if is_removal else 'have nothing any more'}"
+    return _drain_plan(controller, node, controller.swap_to(view.keys.drain(node), record, reason))
+
+
+def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
+    view, moving = controller.view, controller.moving
+    takers = [each for each in moving.takers if each.node != node]
+    gains: Counter[str] = Counter()
+    rows: list[dict[str, object]] = []
+    notes: list[str] = []
+    held = sorted(each for each in view.held.get(node, ()) if node in view.partitions[each].replicas)
+    for partition in held:
+        state = view.partitions[partition]
+        if state.in_sync_nodes == (node,) and node not in controller.live:
+            notes.append(
+                f"partition {partition[0]}/{partition[1]}: node {node} has the only copy and is away; it stays as it "
+                "is until that is back, or another one is elected with /cluster/partition/elect"
+            )
+        staying = [each for each in state.replicas if each != node and each not in view.drains]
+        taken = {moving.shares_host(each, staying) and each.node for each in takers}
+        free = [each for each in takers if each.node not in staying and each.node not in taken]
+        if not free and len(staying) < controller.record_of(partition[0]).meta.replica:
+            where = TooFewNodes(
+                len(staying) + 1, len(takers), len({each.host_id or each.node for each in takers}), False
+            )
+            raise Refused(
+                f"node {node} has a copy of partition {partition[0]}/{partition[1]} that can go nowhere: {where}"
+            )
+        if len(rows) < ROWS_MAX:
+            best = min(
+                free, key=lambda each: (gains[each.node] + len(view.held.get(each.node, ())), each.node), default=None
+            )
+            if best is not None:
+                gains[best.node] += 1
+            rows.append(_row(partition, node, "" if best is None else best.node))
+    return Plan(swap, rows, len(held), notes[:20])
+
+
+def undrain(controller: Controller, node: str) -> Plan:
+    """Let a node have something again; moves that have begun go on.
+
+    Raises:
+        Refused: it is not drained.
+    """
+    view = controller.view
+    if node not in view.drains:
+        raise Refused(f"node {node} is not being drained, and not removed")
+    return Plan(controller.swap_to(view.keys.drain(node), None, f"node {node} may have something again"))
+
+
+def alter(controller: Controller, topic: str, meta: TopicMeta, min_in_sync: int | None = None) -> Plan:
+    """Give a topic other properties, among them how many copies there are.
+
+    Args:
+        meta: what it is to be.
+        min_in_sync: with fewer copies in sync nothing is acknowledged; None: as before.
+
+    Raises:
+        Refused: that cannot be so.
+    """
+    record = controller.record_of(topic)
+    if record.is_deleting:
+        raise Refused(f"topic {topic} is being deleted")
+    least = record.min_in_sync if min_in_sync is None else min_in_sync
+    if least > meta.replica:
+        asked = "" if min_in_sync is not None else f": give min_in_sync={meta.replica} as well"
+        raise Refused(f"INVALID_ARG_TOPIC_MIN_IN_SYNC: min_in_sync={least} of replicator={meta.replica} copies{asked}")
+    if least > record.min_in_sync:
+        _check_in_sync(controller.view, topic, least)
+    rows, count = _copies(controller, topic, record, meta.replica)
+    if least == record.min_in_sync and meta.is_like(record.meta):
+        return Plan(None)
+    notes = (
+        [] if meta.replica <= 1 or least > 1 else [f"min_in_sync={least}: what a leader alone acknowledges is one copy"]
+    )
+    now = msgspec.structs.replace(record, meta=meta, min_in_sync=least)
+    swap = controller.swap_to(
+        controller.view.keys.topic(topic), now, f"topic {topic} is changed to version {meta.version}"
+    )
+    return Plan(swap, rows, count, notes)
+
+
+def _check_in_sync(view: View, topic: str, least: int) -> None:
+    for number, state in sorted(view.of_topic.get(topic, {}).items()):
+        if len(state.in_sync) < least:
+            raise Refused(
+                f"min_in_sync={least}, and partition {topic}/{number} has {len(state.in_sync)} copies in sync: nothing "
+                "could be published to it. Give it more copies with replicator= first, wait until GET /cluster/moves "
+                "lists none of it, and ask again"
+            )
+
+
+def _copies(
+    controller: Controller, topic: str, record: TopicRecord, copies: int
+) -> tuple[list[dict[str, object]], int]:
+    """Return the copies that another number of them makes or takes away."""
+    rows: list[dict[str, object]] = []
+    count = 0
+    view = controller.view
+    wanted = msgspec.structs.replace(record, meta=msgspec.structs.replace(record.meta, replica=copies))
+    for number, state in sorted(view.of_topic.get(topic, {}).items()):
+        difference = abs(copies - len(state.replicas))
+        count += difference
+        if not difference or copies == record.meta.replica or len(rows) >= ROWS_MAX:
+            continue
+        before, now = state, state
+        for _ in range(difference):
+            now = _next(controller, (topic, number), now, wanted)
+        out = [node for node in before.replicas if node not in now.replicas]
+        new = [node for node in now.replicas if node not in before.replicas]
+        rows += [_row((topic, number), node, "") for node in out]
+        rows += [_row((topic, number), before.leader, node) for node in new]
+    return (rows, count) if copies != record.meta.replica else ([], 0)
+
+
+def _next(controller: Controller, partition: PartitionId, state: PartitionState, record: TopicRecord) -> PartitionState:
+    try:
+        replicas, _ = controller.moving.wanted(partition, state, record)
+    except TooFewNodes as error:
+        raise Refused(f"INVALID_ARG_TOPIC_REPLICATOR: partition {partition[0]}/{partition[1]}: {error}") from None
+    except HostUnknown:
+        return state
+    return msgspec.structs.replace(state, replicas=replicas)
+
+
+def expand(controller: Controller, topic: str, partition_num: int) -> Plan:
+    """Give a topic more partitions; clients learn of them from lookups.
+
+    Args:
+        partition_num: in all.
+
+    Raises:
+        Refused: it has more, or there is no room.
+    """
+    record = controller.record_of(topic)
+    if record.is_deleting:
+        raise Refused(f"topic {topic} is being deleted")
+    if partition_num < record.partition_num:
+        raise Refused(
+            f"INVALID_ARG_TOPIC_PARTITION_NUM: partition_num={partition_num}, and topic {topic} has "
+            f"{record.partition_num}: partitions cannot be taken away"
+        )
+    if partition_num > PARTITION_NUM_MAX:
+        raise Refused(
+            f"INVALID_ARG_TOPIC_PARTITION_NUM: partition_num={partition_num}, it must be at most {PARTITION_NUM_MAX}"
+        )
+    if partition_num == record.partition_num:
+        return Plan(None)
+    view, meta = controller.view, record.meta
+    here = {number: state.replicas for number, state in view.of_topic.get(topic, {}).items()}
+    new = range(record.partition_num, partition_num)
+    try:
+        placed = place_copies(new, meta.replica, controller.sites(), here, controller.allows_same_host)
+    except TooFewNodes as error:
+        raise Refused(f"No node is available for topic - {error}") from None
+    if meta.is_partitioned:
+        meta = msgspec.structs.replace(meta, partition_num=partition_num, version=meta.version + 1)
+    now = msgspec.structs.replace(record, meta=meta, partition_num=partition_num)
+    swap = controller.swap_to(view.keys.topic(topic), now, f"topic {topic} is given {partition_num} partitions")
+    rows = [_row((topic, number), "", node) for number, nodes in placed.items() for node in nodes]
+    notes = (
+        ["a key is another partition's from now on, where publishers choose the partition by it"]
+        if meta.ordered
+        else []
+    )
+    return Plan(swap, rows[:ROWS_MAX], len(rows), notes)
+
+
+def settle(controller: Controller, changes: Mapping[str, object]) -> Plan:
+    """Change settings of the whole cluster."""
+    view = controller.view
+    if view.keys.settings in view.unreadable:
+        raise Refused(str(view.unreadable[view.keys.settings]))
+    known = view.settings
+    now: SettingsRecord = msgspec.structs.replace(known, **changes)
+    if now == known:
+        return Plan(None)
+    now = msgspec.structs.replace(now, version=known.version + 1)
+    reason = "settings of the cluster: " + ", ".join(f"{name}={value}" for name, value in changes.items())
+    return Plan(controller.swap_to(view.keys.settings, now, reason))
+
+
+def _check_not_upgrading(view: View) -> None:
+    if view.settings.is_upgrading:
+        raise Refused(
+            "nothing is moved between /cluster/upgrade/begin and /cluster/upgrade/done: ask for the latter first"
+        )
+
+
+def _row(partition: PartitionId, source: str, target: str) -> dict[str, object]:
+    return {"topic": partition[0], "partition": partition[1], "from": source, "to": target}
