@@ -26,6 +26,7 @@ from tests.integration.daemons import (
     Daemons,
     Nsqd,
     fin,
+    in_time,
     message_of,
     req,
     touch,
@@ -237,6 +238,7 @@ def test_req_counts(nsqd: Nsqd, topic: str):
         assert only_client(nsqd, topic)["requeue_count"] == 4
 
 
+@in_time
 def test_req_with_a_delay_is_deferred(nsqd: Nsqd, topic: str):
     with delivered(nsqd, topic) as (connection, message):
         begun = time.monotonic()
@@ -252,8 +254,7 @@ def test_req_with_a_delay_is_deferred(nsqd: Nsqd, topic: str):
 def test_req_delays_end_in_their_own_order(nsqd: Nsqd, topic: str):
     nsqd.publish(topic, b"300", b"100", b"200")
     with consumer(nsqd, topic, rdy_count=3) as connection:
-        for message in connection.messages(3):
-            connection.send(req(message.id, int(message.body)))
+        connection.send(b"".join(req(message.id, int(message.body)) for message in connection.messages(3)))
         assert [message.body for message in connection.messages(3)] == [b"100", b"200", b"300"]
 
 
@@ -280,6 +281,7 @@ def short(shared_daemons: Daemons) -> Nsqd:
     return shared_daemons.nsqd(*quick_flags(), "--msg-timeout=600ms", "--max-msg-timeout=1200ms")
 
 
+@in_time
 def test_timeout_delivers_again(short: Nsqd, topic: str):
     with delivered(short, topic) as (connection, message):
         begun = time.monotonic()
@@ -293,6 +295,7 @@ def test_timeout_delivers_again(short: Nsqd, topic: str):
 
 
 @pytest.mark.parametrize("command", LINES)
+@in_time
 def test_timeout_ends_the_flight(short: Nsqd, topic: str, command: str):
     with delivered(short, topic) as (connection, message):
         connection.rdy(0)
@@ -302,6 +305,7 @@ def test_timeout_ends_the_flight(short: Nsqd, topic: str, command: str):
         assert error == f"E_{command}_FAILED {command} {message.id.decode()} {NOT_IN_FLIGHT}"
 
 
+@in_time
 def test_timeout_to_another_consumer(short: Nsqd, topic: str):
     with delivered(short, topic) as (connection, message):
         connection.rdy(0)
@@ -367,6 +371,7 @@ def test_touch_is_bounded_by_the_longest_timeout_since_the_delivery(short: Nsqd,
         assert time.monotonic() - begun > 1.1
 
 
+@in_time
 def test_touched_message_can_be_finished_later(nsqd: Nsqd, topic: str):
     with delivered(nsqd, topic, msg_timeout=3000) as (connection, message):
         connection.silence(1.6)  # only time shows that the timeout runs, and then that it was moved
@@ -377,6 +382,7 @@ def test_touched_message_can_be_finished_later(nsqd: Nsqd, topic: str):
     assert nsqd.stats(topic, "c")["timeout_count"] == 0
 
 
+@in_time
 def test_touch_only_concerns_one_message(nsqd: Nsqd, topic: str):
     nsqd.publish(topic, b"x", b"y")
     with consumer(nsqd, topic, rdy_count=2, msg_timeout=1000) as connection:

@@ -12,6 +12,7 @@ Source: reference/nsq.md 1.1 to 1.4, 2.0 to 2.2, 4.3.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -76,6 +77,31 @@ def wait_until(
             raise AssertionError(f"not within {timeout_s:g} s: {what() if callable(what) else what or condition}")
         time.sleep(poll_s)
         poll_s = min(poll_s * 1.25, poll_max_s)
+
+
+def a_few_times(attempt: Callable[[int], None], tries: int = 5) -> None:
+    """Call ``attempt`` with 0, 1, 2 and so on until nothing in it is asserted in vain; the last failure is raised.
+
+    For what has to come within a time that a process may sleep through: a busy machine is late now and then, what is
+    wrong is never right.
+    """
+    for number in range(tries):
+        try:
+            attempt(number)
+            return
+        except AssertionError:
+            if number == tries - 1:
+                raise
+
+
+def in_time(test: Callable[..., None]) -> Callable[..., None]:
+    """A test whose steps have to come within a time: tried as :func:`a_few_times` does, each with its own topic."""
+
+    @functools.wraps(test)
+    def tried(**fixtures: Any) -> None:
+        a_few_times(lambda number: test(**{**fixtures, "topic": f"{fixtures['topic']}-{number}"}))
+
+    return tried
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

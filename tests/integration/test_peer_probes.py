@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, Nsqlookupd, in_time, wait_until
 from tests.integration.flavours import (
     Flavour,
     address_of,
@@ -237,6 +237,7 @@ def test_max_in_flight_is_used_and_divided(flavour: Flavour, nsqds: list[Nsqd], 
     assert ledger.held_max == 20
 
 
+@in_time
 def test_fewer_permits_than_nsqd(flavour: Flavour, nsqds: list[Nsqd], proxies: list[Proxy], topic: str):
     """nsq-py raises NotImplementedError, asyncnsq never starts its rotation, ansq cannot have less."""
     ledger, seen = Ledger(*proxies), Bodies()
@@ -404,6 +405,7 @@ def test_dpub_waits(flavour: Flavour, nsqds: list[Nsqd], topic: str):
     assert came_at[0] - began >= 0.3
 
 
+@in_time
 def test_time_left_and_touch(flavour: Flavour, nsqds: list[Nsqd], topic: str):
     """Nobody else tells how much time a handler has."""
     nsqds[0].publish(topic, b"x")
@@ -591,6 +593,7 @@ def test_back_after_kill_9(flavour: Flavour, daemons: Daemons, topic: str):
         assert time.monotonic() - started < SOON_S + 2 * down_s, "the delay doubles while it is down"
 
 
+@in_time
 def test_long_handlers_and_idle_producers_keep_their_connections(flavour: Flavour, nsqds: list[Nsqd], topic: str):
     """pynsq#104, #151, ansq#62: a handler of three heartbeat intervals loses its connection, and its message.
 
@@ -623,7 +626,8 @@ def test_long_handlers_and_idle_producers_keep_their_connections(flavour: Flavou
     assert nsqds[0].stats(f"{topic}-idle")["message_count"] >= 2
 
 
-async def test_a_coroutine_that_waits_long_keeps_its_connection(nsqds: list[Nsqd], topic: str):
+@in_time
+def test_a_coroutine_that_waits_long_keeps_its_connection(nsqds: list[Nsqd], topic: str):
     """The same for an ``async def`` handler, several at a time (gnsq, nsqjs have none)."""
     nsqds[0].publish(topic, *[b"x"] * 5)
     running = highest = 0
@@ -635,12 +639,15 @@ async def test_a_coroutine_that_waits_long_keeps_its_connection(nsqds: list[Nsqd
         await asyncio.sleep(3.3)
         running -= 1
 
-    options: dict[str, Any] = {"handler": handle, "concurrency": 5, "heartbeat_interval": 1}
-    async with Consumer(topic, "c", nsqd_tcp_addresses=address_of(nsqds[0]), **options) as consumer:
-        async with asyncio.timeout(PATIENCE_S):
-            while consumer.stats().finished < 5:
-                await asyncio.sleep(0.02)
-        assert consumer.stats().received == 5
+    async def main() -> None:
+        options: dict[str, Any] = {"handler": handle, "concurrency": 5, "heartbeat_interval": 1}
+        async with Consumer(topic, "c", nsqd_tcp_addresses=address_of(nsqds[0]), **options) as consumer:
+            async with asyncio.timeout(PATIENCE_S):
+                while consumer.stats().finished < 5:
+                    await asyncio.sleep(0.02)
+            assert consumer.stats().received == 5
+
+    asyncio.run(main())
     assert highest == 5
 
 
