@@ -386,6 +386,23 @@ def test_with_too_few_copies_nothing_is_acknowledged(cluster: Cluster, topic: st
         wait_until(is_taken, "two of three copies are enough")
 
 
+def test_who_published_before_there_were_too_few_copies_is_refused_as_everybody(cluster: Cluster, topic: str) -> None:
+    """What is refused is not stored; otherwise each message that is tried again is one more copy of it in the log."""
+    leader = cluster.leader(topic)
+    with leader.connect() as connection:
+        for _ in range(3):
+            connection.ok(_pub(topic, b"before"))
+        for node in cluster.nodes:
+            if node is not leader:
+                node.send_signal(signal.SIGSTOP)
+        kind, data = _answer(connection, topic, b"unknown")
+        assert kind == ERROR and data.startswith(b"E_PUB_FAILED"), data
+        for _ in range(3):
+            kind, data = _answer(connection, topic, b"refused")
+            assert kind == ERROR and data.startswith(b"E_FAILED_ON_NOT_WRITABLE"), data
+        assert b"refused" not in _stored(leader, topic)
+
+
 def test_publishing_and_delivering_go_on_without_the_store(cluster: Cluster, topic: str) -> None:
     leader = cluster.leader(topic)
     cluster.nsqlookupd.kill()

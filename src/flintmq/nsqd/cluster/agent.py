@@ -834,7 +834,11 @@ class Agent:
         else:
             self._moving[led] = None
         self._move_watermark(led)
-        if not led.is_writable:
+        is_writable = led.is_writable
+        if led.was_writable and not is_writable:
+            self._clients.look_up_again()  # who publishes there already is refused from now on, as everybody is
+        led.was_writable = is_writable
+        if not is_writable:
             self._end_publishes(led, NotLedAnyMore() if led.is_fenced else NotEnoughCopies())
         if led in self._unready:
             self._look_at_ready(led)

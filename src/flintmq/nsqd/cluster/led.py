@@ -39,6 +39,7 @@ class Led:
         is_ready: whoever reads may be let in.
         is_fenced: nothing may be acknowledged or delivered, because others may lead by now.
         is_swapping: the store is being asked to change its state.
+        was_writable: whether it was when it was looked at last.
         linked: nodes that it is sent to.
         catching: those of them that are not in sync, and catch up.
     """
@@ -55,6 +56,7 @@ class Led:
         "partition",
         "previous",
         "replica",
+        "was_writable",
     )
 
     def __init__(
@@ -75,6 +77,7 @@ class Led:
         self.is_ready = False
         self.is_fenced = False
         self.is_swapping = False
+        self.was_writable = True
         self.linked: dict[str, None] = {}
         self.catching: dict[str, CatchUp] = {}
 
