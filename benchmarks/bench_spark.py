@@ -146,7 +146,7 @@ def publish(address: str, topic: str, count: int) -> None:
 def ranges(bench: Bench) -> list[FetchRange]:
     connection = NsqdConnection(bench.address, 5, 30)
     try:
-        logs = [found[0] for found in connection.offsets(bench.topics)]
+        logs = [found.logs[0] for found in connection.offsets(bench.topics)]
     finally:
         connection.close()
     return [

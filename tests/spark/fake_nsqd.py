@@ -1,11 +1,14 @@
 """An nsqd in a thread, for what a real one does only on a bad day: cut answers, flipped bits, topics created anew.
 
+A data directory that moves is a log that is handed from one to another; ``elsewhere`` makes it a node of a cluster.
+
 It speaks the commands the Spark source and sink use (V2, IDENTIFY, OFFSETS, FETCH, CURSOR, MPUB) on 127.0.0.1, stores
 with ``flintmq.batch`` and keeps a list of everything it was asked.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -17,6 +20,7 @@ from flintmq.batch import decode_header, encode_batch
 from flintmq.message import internal_id
 
 _FETCH = Struct(">QQII")
+_ids = itertools.count(0xA1)
 
 
 class FakeError(Exception):
@@ -27,7 +31,7 @@ class FakeError(Exception):
 class FakeLog:
     """The log of one partition; ``batches`` are first sequence, end sequence, timestamp, bytes."""
 
-    log_id: str = "00000000000000a1"
+    log_id: str = field(default_factory=lambda: f"{next(_ids):016x}")
     partition: int = 0
     epoch: int = 0
     start: int = 1
@@ -71,6 +75,7 @@ class FakeNsqd:
     def __init__(self) -> None:
         self.logs: dict[str, list[FakeLog]] = {}
         self.asked: list[str] = []
+        self.elsewhere: dict[str, list[dict[str, object]]] = {}
         self.published: list[tuple[str, list[bytes]]] = []
         self.failures: dict[str, list[str]] = {}
         self.connection_count = 0
@@ -183,19 +188,19 @@ class FakeNsqd:
             return json.dumps({"version": "fake"}).encode()
         if command == "MPUB":
             return self._mpub(rest[0], payload)
-        logs = self.logs.get(rest[0])
+        logs = self.logs.get(rest[0], [] if rest[0] in self.elsewhere else None)
         if logs is None:
             raise FakeError(f"E_TOPIC_NOT_EXIST {rest[0]}")
         if command == "OFFSETS":
             return self._offsets(rest[0], logs, int(rest[1]) if len(rest) > 1 else None)
         if command == "FETCH":
             start, end, bytes_max, epoch = _FETCH.unpack(payload)
-            log = logs[int(rest[1])]
+            log = next(each for each in logs if each.partition == int(rest[1]))
             if epoch != log.epoch:
                 raise FakeError(f"E_STALE_EPOCH {log.epoch}")
             return log.fetch(start, end, bytes_max)
         assert command == "CURSOR"
-        log, sequence = logs[int(rest[2])], int(rest[3])
+        log, sequence = next(each for each in logs if each.partition == int(rest[2])), int(rest[3])
         wanted = {-1: log.end, -2: log.start}.get(sequence, sequence)
         floor = log.channels.get(rest[1])
         if floor is None or (sequence >= 0 and wanted > floor):
@@ -218,7 +223,10 @@ class FakeNsqd:
             if timestamp_ns is not None:
                 entry["at"] = log.at(timestamp_ns)
             partitions.append(entry)
-        return json.dumps({"topic": topic, "partitions": partitions}).encode()
+        answer: dict[str, object] = {"topic": topic, "partitions": partitions}
+        if topic in self.elsewhere:
+            answer["elsewhere"] = self.elsewhere[topic]
+        return json.dumps(answer).encode()
 
     def _mpub(self, topic: str, payload: bytes) -> bytes:
         (count,) = unpack(">I", payload[:4])

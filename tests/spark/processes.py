@@ -88,6 +88,12 @@ class NsqdProcess:
         self._process.kill()
         self._process.wait(PATIENCE_S)
 
+    def move(self) -> None:
+        """Start again with the same data directory and other ports."""
+        self._reserved += [reserved_port(), reserved_port()]
+        self.address, self.http_address = (f"127.0.0.1:{each.getsockname()[1]}" for each in self._reserved[-2:])
+        self.start()
+
     def stop(self) -> None:
         assert self._process is not None
         self._process.terminate()

@@ -14,6 +14,7 @@ from flintmq.errors import DiscoveryError
 from flintmq.spark import retry
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.discovery import BODY_SIZE_MAX, all_nsqds, all_topics, nsqds_of_topic
+from flintmq.spark.errors import DataLost
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
 
@@ -105,6 +106,55 @@ def test_an_nsqd_that_joins_and_one_that_leaves(lookupd):
     end = reader.latestOffset(end, ALL)
     assert (at(end, first), at(end, second)) == (16, 26)
     second.close()
+
+
+def test_a_data_directory_that_moves(lookupd):
+    """Its nsqd is listed nowhere for a while, then with another address: nothing is read twice."""
+    first, second = FakeNsqd(), FakeNsqd()
+    first.topic("t", numbered(0, 10))
+    lookupd.answers["/lookup?topic=t"] = producers(first)
+    clock = ManualClock()
+    given = {"lookupd": lookupd.address, "topic": "t", "retries": "2"}
+    reader = NsqStreamReader(SourceOptions.parse(given), clock)
+    here = reader.latestOffset(reader.initialOffset(), ALL)
+    second.logs, first.logs = first.logs, {}
+    first.close()
+    lookupd.answers["/lookup?topic=t"] = producers()
+    for _ in range(2):
+        clock.advance(11)
+        assert text(reader.latestOffset(here, ALL)) == text(here), "it may be starting somewhere"
+    second.topic("t", numbered(0, 5))
+    lookupd.answers["/lookup?topic=t"] = producers(second)
+    clock.advance(2)  # nsqlookupd is asked more often while something is missing
+    end = reader.latestOffset(here, ALL)
+    assert offsets_read(reader, reader.partitions(here, end)) == list(range(11, 16))
+    second.close()
+
+
+def test_an_nsqd_that_nobody_lists_any_more(lookupd):
+    with FakeNsqd() as nsqd, FakeNsqd() as gone:
+        nsqd.topic("t", numbered(0, 10))
+        gone.topic("t", numbered(0, 10))
+        lookupd.answers["/lookup?topic=t"] = producers(nsqd, gone)
+        given = {"lookupd": lookupd.address, "topic": "t", "retries": "2"}
+        reader = NsqStreamReader(SourceOptions.parse(given))
+        here = reader.latestOffset(reader.initialOffset(), ALL)
+        lookupd.answers["/lookup?topic=t"] = producers(nsqd)
+        for is_available_now in (True, False):
+            clock = ManualClock()
+            strict = NsqStreamReader(SourceOptions.parse(given), clock)
+            lenient = NsqStreamReader(SourceOptions.parse({**given, "failOnDataLoss": "false"}), clock)
+            for reader in (strict, lenient):
+                if is_available_now:
+                    reader.prepareForTriggerAvailableNow()
+                else:
+                    assert text(reader.latestOffset(here, ALL)) == text(here)
+            clock.advance(301)
+            with pytest.raises(DataLost, match="no nsqd has it"):
+                strict.latestOffset(here, ALL)
+            end = lenient.latestOffset(here, ALL)
+            assert end == {"_log": 2, "t": {f"0/{nsqd.logs['t'][0].log_id}": 11}}
+            assert text(lenient.latestOffset(end, ALL)) == text(end)
 
 
 def test_nsqlookupd_away_for_a_while(lookupd):

@@ -17,7 +17,8 @@ from flintmq.errors import ConnectionFailed, DiscoveryError, NsqdError, OptionEr
 from flintmq.spark import retry
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import POOL, NsqdConnection
-from flintmq.spark.errors import DataLost
+from flintmq.spark.errors import BadCheckpoint, DataLost, LogAway, LogTwice
+from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
 from flintmq.spark.survey import Surveyor
@@ -71,7 +72,12 @@ def offsets_read(reader: NsqReader | NsqStreamReader, tasks) -> list[int]:
 
 
 def at(offset: dict, nsqd: FakeNsqd, topic: str = "t") -> int:
-    return offset[topic][f"{nsqd.address}/0"]
+    return offset[topic][label(nsqd, topic)]
+
+
+def label(nsqd: FakeNsqd, topic: str = "t") -> str:
+    """What offsets call the log of a topic."""
+    return f"0/{nsqd.logs[topic][0].log_id}"
 
 
 def text(offset: dict) -> str:
@@ -446,11 +452,11 @@ def test_available_now_with_an_nsqd_that_is_away(nsqd):
 def test_a_partition_that_appears_later(nsqd):
     reader = stream(nsqd, startingOffsets="latest", channel="c")
     begun = reader.latestOffset(reader.initialOffset(), ALL)
-    assert text(begun) == '{"_log": {}}', "the checkpoint now says that the query has begun"
+    assert text(begun) == '{"_log": 2}', "the checkpoint now says that the query has begun"
     assert text(reader.latestOffset(begun, ALL)) == text(begun)
     nsqd.topic("t", numbered(1, 101))
     end = stream(nsqd, startingOffsets="latest", channel="c").latestOffset(begun, ALL)
-    assert end["_from"] == {"t": {f"{nsqd.address}/0": 1}}
+    assert end["_from"] == {"t": {label(nsqd): 1}}
     assert offsets_read(reader, reader.partitions(begun, end)) == list(range(1, 101))
     assert text(reader.latestOffset(end, ALL)) == text(end)
     nsqd.topic("t", numbered(1, 11))
@@ -469,20 +475,25 @@ def test_available_now_reads_a_partition_that_appeared_since_the_last_run(nsqd):
     assert [at(end, nsqd) for end in ends[1:]] == [61, 101, 101]
 
 
-def test_available_now_asks_an_nsqd_that_is_no_longer_listed(nsqd):
+def test_a_log_whose_nsqd_is_asked_no_longer(nsqd):
+    """It was taken away for good, and out of the options."""
     with FakeNsqd() as other:
         nsqd.topic("t", numbered(1, 11))
         other.topic("t", numbered(1, 11))
         before = NsqStreamReader(options(nsqd, other))
-        here = before.latestOffset(before.initialOffset(), ReadMaxRows(10))
-        reader = stream(nsqd, retries="1")
-        reader.prepareForTriggerAvailableNow()
-        end = reader.latestOffset(here, ALL)
-        assert (at(end, nsqd), at(end, other)) == (11, 11)
-    reader = stream(nsqd, retries="1")
-    reader.prepareForTriggerAvailableNow()
-    with pytest.raises(ConnectionFailed):
-        reader.latestOffset(here, ALL)
+        here = first_end(before, ReadMaxRows(10))
+        assert (at(here, nsqd), at(here, other)) == (6, 6)
+    for is_available_now in (True, False):
+        strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+        if is_available_now:
+            strict.prepareForTriggerAvailableNow()
+            lenient.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLost, match=rf"{other.logs['t'][0].log_id}: messages from 6 are lost"):
+            strict.latestOffset(here, ALL)
+        end = lenient.latestOffset(here, ALL)
+        assert end["t"] == {label(nsqd): 11}, "what is gone for good leaves the offsets"
+        assert offsets_read(lenient, lenient.partitions(here, end)) == [6, 7, 8, 9, 10]
+        assert text(lenient.latestOffset(end, ALL)) == text(end)
 
 
 def test_the_first_micro_batch_is_replayed_without_asking_where_it_started(nsqd):
@@ -611,7 +622,7 @@ def test_a_deleted_topic(nsqd):
     del nsqd.logs["t"]
     with pytest.raises(DataLost, match="no longer exists"):
         strict.latestOffset(here, ALL)
-    assert text(lenient.latestOffset(here, ALL)) == text(here)
+    assert text(lenient.latestOffset(here, ALL)) == '{"_log": 2}', "what is gone for good leaves the offsets"
     now = stream(nsqd)
     now.prepareForTriggerAvailableNow()
     with pytest.raises(DataLost, match="no longer exists"):
@@ -666,7 +677,7 @@ def test_an_nsqd_that_is_away_does_not_hold_up_the_others(nsqd):
     clock.advance(299)
     reader.latestOffset(end, ALL)
     clock.advance(2)
-    with pytest.raises(DataLost, match="nsqd is away"):
+    with pytest.raises(DataLost, match=r"nsqd 127\.0\.0\.1:\d+ is away"):
         reader.latestOffset(end, ALL)
     patient = NsqStreamReader(options(nsqd, other, failOnDataLoss="false"), clock)
     for _ in range(3):
@@ -681,6 +692,250 @@ def test_a_wrong_address_is_an_error_at_the_start():
     lookup = NsqStreamReader(SourceOptions.parse({"lookupd": "127.0.0.1:1", "topic": "t", "retries": "2"}))
     with pytest.raises(DiscoveryError, match="no nsqlookupd answers"):
         first_end(lookup)
+
+
+# -- who has a log -----------------------------------------------------------------------------------------------------
+
+
+def moved(log_of: FakeNsqd, to: FakeNsqd) -> None:
+    """Another nsqd starts with the data directory."""
+    to.logs = log_of.logs
+    log_of.logs = {}
+
+
+def test_the_same_data_directory_at_another_address(nsqd):
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, channel="c")
+    here = first_end(reader, ReadMaxRows(60))
+    tasks = reader.partitions({}, here)
+    with FakeNsqd() as other:
+        moved(nsqd, other)
+        nsqd.close()
+        # the micro-batch that was not committed is the same, and comes from the new address
+        again = NsqStreamReader(options(other, channel="c"))
+        assert again.partitions({}, json.loads(text(here))) == tasks
+        rows = [row for task in tasks for batch in again.read(task) for row in batch.to_pylist()]
+        assert [row["offset"] for row in rows] == list(range(1, 61))
+        assert {row["nsqd"] for row in rows} == {other.address}
+        end = again.latestOffset(here, ALL)
+        assert "_from" not in end
+        assert offsets_read(again, again.partitions(here, end)) == list(range(61, 101))
+        again.commit(end)
+        assert other.logs["t"][0].channels == {"c": 101}
+        assert text(again.latestOffset(end, ALL)) == text(end)
+
+
+def test_a_data_directory_that_moves_in_the_middle_of_a_task(nsqd):
+    nsqd.topic("t", numbered(1, 3001, 100), batch=100)
+    with FakeNsqd() as other:
+        reader = NsqReader(options(nsqd, other, fetchMaxBytes="16KiB", batchRows="250"))
+        (task,) = reader.partitions()
+        batches = iter(reader.read(task))
+        found = next(batches).column("offset").to_pylist()
+        moved(nsqd, other)
+        nsqd.disconnect()
+        for batch in batches:
+            found += batch.column("offset").to_pylist()
+        assert found == list(range(1, 3001))
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_two_nsqds_with_one_log(nsqd, is_batch):
+    """A copied data directory, or one nsqd with two names: nobody can tell which is right, or it would come twice."""
+    nsqd.topic("t", numbered(1, 101))
+    with FakeNsqd() as other:
+        other.logs = nsqd.logs
+        first, second = sorted((nsqd.address, other.address))
+        words = f"nsqd {first} and nsqd {second} both have log {nsqd.logs['t'][0].log_id}"
+        reader = options(nsqd, other, failOnDataLoss="false")
+        with pytest.raises(LogTwice, match=words):
+            if is_batch:
+                NsqReader(reader).partitions()
+            else:
+                first_end(NsqStreamReader(reader))
+
+
+def test_a_checkpoint_of_before_goes_on_and_is_rewritten(nsqd):
+    """Releases before named logs by the address of their nsqd; it has another one by now."""
+    log = nsqd.topic("t", numbered(1, 101))
+
+    def before(sequence: int) -> dict:
+        return {"_log": {"t": {"gone:4150/0": log.log_id}}, "t": {"gone:4150/0": sequence}}
+
+    planned = {"_from": {"t": {"gone:4150/0": 1}}, **before(41)}
+    reader = stream(nsqd)
+    assert offsets_read(reader, reader.partitions({}, planned)) == list(range(1, 41))
+    assert offsets_read(reader, reader.partitions(planned, before(61))) == list(range(41, 61))
+    end = reader.latestOffset(before(61), ALL)
+    assert end == {"_log": 2, "t": {label(nsqd): 101}}
+    assert offsets_read(reader, reader.partitions(before(61), end)) == list(range(61, 101))
+    assert reader.latestOffset(before(101), ALL) == end, "it is rewritten at once"
+    assert reader.partitions(before(101), end) == []
+
+
+def test_a_checkpoint_of_a_later_release(nsqd):
+    with pytest.raises(BadCheckpoint, match="form 3"):
+        stream(nsqd).latestOffset({"_log": 3, "t": {"0/00000000000000a1": 5}}, ALL)
+
+
+def test_an_nsqd_that_stays_away_is_left_behind_by_every_trigger_that_may(nsqd):
+    """It does not answer, so it may come back: it keeps its place in the offsets."""
+    with FakeNsqd() as other:
+        nsqd.topic("t", numbered(1, 11))
+        other.topic("t", numbered(1, 11))
+        here = first_end(NsqStreamReader(options(nsqd, other)), ReadMaxRows(10))
+    given = {"failOnDataLoss": "false", "retries": "1"}
+    reader = NsqStreamReader(options(nsqd, other, **given))
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(here, ALL)
+    assert (at(end, nsqd), at(end, other)) == (11, 6)
+    assert text(reader.latestOffset(end, ALL)) == text(end), "and the run ends"
+
+
+def test_a_cursor_is_not_moved_in_another_log(nsqd):
+    """A number of the topic that was deleted would confirm messages of the new one that nobody has read."""
+    nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, channel="c")
+    end = first_end(reader)
+    nsqd.logs["t"] = [FakeLog()]
+    log = nsqd.topic("t", numbered(1, 501))
+    log.channels["c"] = 1
+    reader.commit(end)
+    assert log.channels == {"c": 1}
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------------
+
+
+class FakeCluster:
+    """Some nsqds that lead the partitions of topic ``t`` together."""
+
+    def __init__(self, *nodes: FakeNsqd) -> None:
+        self.nodes = nodes
+        self.logs: dict[int, FakeLog] = {}
+        self.leaders: dict[int, FakeNsqd | None] = {}
+
+    def lead(self, number: int, node: FakeNsqd | None) -> FakeLog:
+        """Let a node lead a partition in the next epoch; None: nobody is ready."""
+        log = self.logs.setdefault(number, FakeLog(partition=number))
+        log.epoch += 1
+        self.leaders[number] = node
+        for each in self.nodes:
+            led = [number for number, leader in self.leaders.items() if leader is each]
+            each.logs = {"t": [self.logs[number] for number in led]}
+            each.elsewhere["t"] = [
+                {
+                    "partition": number,
+                    "log_id": self.logs[number].log_id,
+                    "epoch": self.logs[number].epoch,
+                    "nsqd": leader.address if leader else "",
+                }
+                for number, leader in self.leaders.items()
+                if number not in led
+            ]
+        return log
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeNsqd() as first, FakeNsqd() as second, FakeNsqd() as third:
+        fake = FakeCluster(first, second, third)
+        for number, node in enumerate(fake.nodes):
+            fake.lead(number, node).append(numbered(1, 101))
+        yield fake
+    POOL._idle.clear()
+
+
+def test_one_node_tells_where_the_others_are(cluster):
+    reader = NsqReader(options(cluster.nodes[0]))
+    (task,) = reader.partitions()
+    rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
+    assert {(row["partition"], row["nsqd"]) for row in rows} == {
+        (number, node.address) for number, node in enumerate(cluster.nodes)
+    }
+    assert len(rows) == 300
+
+
+def test_a_new_leader_goes_on_at_the_offset(cluster):
+    reader = NsqStreamReader(options(cluster.nodes[0], channel="c"))
+    here = first_end(reader)
+    cluster.lead(1, None)
+    waiting = reader.latestOffset(here, ALL)
+    assert text(waiting) == text(here), "nothing is lost while nobody leads, and nothing enters anew"
+    cluster.lead(1, cluster.nodes[2]).append(numbered(101, 151))
+    end = reader.latestOffset(here, ALL)
+    assert "_from" not in end
+    assert offsets_read(reader, reader.partitions(here, end)) == list(range(101, 151))
+    reader.commit(end)
+    assert cluster.logs[1].channels == {"c": 151}
+
+
+def test_a_leader_that_changes_in_the_middle_of_a_task(cluster):
+    cluster.logs[1].append(numbered(101, 3001, 100))
+    reader = NsqReader(options(*cluster.nodes, fetchMaxBytes="4KiB", batchRows="50", maxMessagesPerTask="100000"))
+    (task,) = reader.partitions()
+    found: list[int] = []
+    for batch in reader.read(task):
+        rows = batch.to_pylist()
+        if rows[0]["partition"] == 1:
+            found += [row["offset"] for row in rows]
+            if len(found) == 100 and cluster.leaders[1] is cluster.nodes[1]:
+                cluster.lead(1, cluster.nodes[0])  # the connection to the former leader stays
+    assert found == list(range(1, 3001))
+
+
+def test_a_read_that_promises_everything_waits_for_leaders(cluster):
+    log = cluster.lead(2, None)
+    strict = NsqReader(options(*cluster.nodes, retries="2", failOnDataLoss="false"))
+    with pytest.raises(LogAway, match=r"no node leads it \(epoch 2\)"):
+        strict.partitions()
+    now = NsqStreamReader(options(*cluster.nodes, retries="2"))
+    with pytest.raises(LogAway):
+        now.prepareForTriggerAvailableNow()
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        cluster.lead(2, cluster.nodes[0])
+
+    survey = Surveyor(options(*cluster.nodes), sleep=sleep).look(is_waiting=True)
+    assert len(survey.logs) == 3
+    assert len(pauses) == 1
+    assert survey.logs[PartitionKey("t", 2, log.log_id)].nsqd == cluster.nodes[0].address
+
+
+def test_who_was_the_leader_and_does_not_know(cluster):
+    """Two say that they serve a log: the later epoch is right."""
+    cluster.logs[0].append(numbered(101, 111))
+    late = FakeLog(cluster.logs[0].log_id, 0, 1)
+    late.append(numbered(1, 51))
+    cluster.lead(0, cluster.nodes[2])
+    cluster.nodes[0].logs["t"].append(late)
+    reader = NsqStreamReader(options(*cluster.nodes))
+    assert first_end(reader)["t"][f"0/{late.log_id}"] == 111
+
+
+def test_partitions_that_are_added_while_a_stream_runs(cluster):
+    reader = NsqStreamReader(options(cluster.nodes[0]))
+    here = first_end(reader)
+    cluster.lead(3, cluster.nodes[1]).append(numbered(1, 21))
+    end = reader.latestOffset(here, ALL)
+    assert end["_from"] == {"t": {f"3/{cluster.logs[3].log_id}": 1}}
+    assert offsets_read(reader, reader.partitions(here, end)) == list(range(1, 21))
+
+
+def test_no_leader_for_too_long(cluster):
+    clock = ManualClock()
+    strict = NsqStreamReader(options(*cluster.nodes), clock)
+    lenient = NsqStreamReader(options(*cluster.nodes, failOnDataLoss="false"), clock)
+    here = first_end(strict)
+    cluster.lead(1, None)
+    for reader in (strict, lenient):
+        assert text(reader.latestOffset(here, ALL)) == text(here)
+    clock.advance(301)
+    with pytest.raises(DataLost, match="no node leads it"):
+        strict.latestOffset(here, ALL)
+    assert text(lenient.latestOffset(here, ALL)) == text(here), "it waits: the cluster has it"
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -708,7 +963,7 @@ def test_heartbeats_are_answered(nsqd):
     nsqd.topic("t", numbered(1, 101))
     nsqd.fail("OFFSETS", "heartbeat")
     connection = NsqdConnection(nsqd.address, 5, 5)
-    assert connection.offsets(["t"])[0][0].end == 101
+    assert connection.offsets(["t"])[0].logs[0].end == 101
     assert nsqd.asked[-1] == "NOP" or connection.offsets(["t"])
     assert nsqd.count("NOP") == 1
     connection.close()

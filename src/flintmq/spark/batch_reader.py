@@ -17,11 +17,11 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from flintmq.errors import NsqdError, OptionError
 from flintmq.spark.broker import TOPIC_NOT_EXIST, PartitionLog
 from flintmq.spark.errors import SOURCE, DataLost, line_first
-from flintmq.spark.offsets import EARLIEST_SEQUENCE, LATEST_SEQUENCE, PartitionKey, Position, parse_given
+from flintmq.spark.offsets import EARLIEST_SEQUENCE, LATEST_SEQUENCE, PartitionKey, Place, parse_given
 from flintmq.spark.options import LATEST, SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.pushdown import Bounds, bounds_of
-from flintmq.spark.start import StartingPoints
+from flintmq.spark.start import StartingPoints, places
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import make_tasks, read_task
 
@@ -59,7 +59,7 @@ class NsqReader(DataSourceReader):
         if bounds.timestamp_min_ns is not None:
             since = surveyor.look([r.key for r in ranges], bounds.timestamp_min_ns, is_waiting=True).logs
         for wanted in ranges:
-            if bounds.admits(wanted.key):
+            if bounds.admits(wanted):
                 start, end = bounds.clip(wanted)
                 at = since[wanted.key].at if wanted.key in since else None
                 yield replace(wanted, start=max(start, at or start), end=end)
@@ -73,9 +73,9 @@ class NsqReader(DataSourceReader):
         ends = {key: entry.end for key, entry in survey.logs.items()}
         if options.ending_offsets != LATEST:
             given = parse_given("endingOffsets", options.ending_offsets)
-            given.check("endingOffsets", {key: (entry.start, entry.end) for key, entry in survey.logs.items()})
+            given.check("endingOffsets", places(survey))
             for key, entry in survey.logs.items():
-                wanted = given.sequence(key)
+                wanted = given.sequence(key, entry.nsqd)
                 if wanted == EARLIEST_SEQUENCE:
                     raise OptionError(
                         "endingOffsets", options.ending_offsets, "-2 is the beginning, not an end", SOURCE
@@ -83,27 +83,22 @@ class NsqReader(DataSourceReader):
                 if wanted is None or wanted == LATEST_SEQUENCE:
                     continue
                 if wanted > entry.end:
-                    beyond = given.beyond("endingOffsets", key, wanted, entry.start, entry.end)
+                    beyond = given.beyond("endingOffsets", key, wanted, Place(entry.nsqd, entry.start, entry.end))
                     if options.fail_on_data_loss:
                         raise beyond
                     log.warning("%s; ending there", beyond)
                 ends[key] = min(wanted, entry.end)
         return ends
 
-    def _range(self, key: PartitionKey, start: Position, end: int, entry: PartitionLog) -> FetchRange:
-        first, last = start.sequence, end
-        if first < entry.start:
-            self._lose(key, first, min(entry.start, last), f"retention has removed everything below {entry.start}")
-            first = entry.start
-        return FetchRange(*key, first, max(first, last), start.log_id)
-
-    def _lose(self, key: PartitionKey, start: int, end: int, reason: str) -> None:
-        if start >= end:
-            return
-        lost = DataLost(key.topic, key.label, start, end, reason)
-        if self._options.fail_on_data_loss:
-            raise lost
-        log.warning("%s", lost)
+    def _range(self, key: PartitionKey, start: int, end: int, entry: PartitionLog) -> FetchRange:
+        wanted = FetchRange(key.topic, entry.nsqd, key.partition, max(start, entry.start), end, key.log_id)
+        if start < min(wanted.start, end):
+            reason = f"retention has removed everything below {entry.start}"
+            lost = DataLost(key.topic, wanted.label, start, min(wanted.start, end), reason)
+            if self._options.fail_on_data_loss:
+                raise lost
+            log.warning("%s", lost)
+        return replace(wanted, end=max(wanted.start, end))
 
     @line_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

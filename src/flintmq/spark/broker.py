@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
@@ -48,12 +48,13 @@ _NEXT_SEQUENCE = Struct(">Q")
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """The state of one partition log as nsqd tells it; ``end`` is exclusive and durable.
+    """The state of one partition log as the nsqd tells it that has it; ``end`` is exclusive and durable.
 
-    ``at`` is the first sequence stored at or after the timestamp asked for, ``end`` when there is none, and None when
-    no timestamp was asked for.
+    ``epoch`` is 0 of a log without copies. ``at`` is the first sequence stored at or after the timestamp asked for,
+    ``end`` when there is none, and None when no timestamp was asked for.
     """
 
+    nsqd: str
     partition: int
     log_id: str
     epoch: int
@@ -61,6 +62,25 @@ class PartitionLog:
     end: int
     size_bytes: int
     at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedElsewhere:
+    """A partition log of the cluster that an nsqd knows of and does not serve; ``nsqd`` is who does, empty: nobody."""
+
+    partition: int
+    log_id: str
+    epoch: int
+    nsqd: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLogs:
+    """Logs of a topic, as one nsqd tells it; ``is_known`` is false when it has never heard of the topic."""
+
+    logs: tuple[PartitionLog, ...] = ()
+    elsewhere: tuple[LedElsewhere, ...] = ()
+    is_known: bool = True
 
 
 class BatchBuffer:
@@ -134,44 +154,51 @@ class NsqdConnection(Pipeline):
             error.retryable = True
         return error
 
-    def offsets(self, topics: Sequence[str], timestamp_ns: int | None = None) -> list[list[PartitionLog]]:
+    def offsets(self, topics: Sequence[str], timestamp_ns: int | None = None) -> list[TopicLogs]:
         """Ask for the partition logs of several topics at once.
 
         Args:
             timestamp_ns: fill in ``at`` for this time.
 
         Returns:
-            One list per topic, empty for a topic this nsqd does not have.
+            One entry per topic.
         """
-        found: list[list[PartitionLog]] = []
+        found: list[TopicLogs] = []
         for first in range(0, len(topics), OFFSETS_AHEAD_MAX):
             ahead = topics[first : first + OFFSETS_AHEAD_MAX]
             self.send(b"".join(commands.offsets(topic, timestamp_ns) for topic in ahead))
             found += [self._receive_offsets() for _ in ahead]
         return found
 
-    def _receive_offsets(self) -> list[PartitionLog]:
+    def _receive_offsets(self) -> TopicLogs:
         try:
             answer = self._json()
         except NsqdError as error:
             if error.code == TOPIC_NOT_EXIST:
-                return []
+                return TopicLogs(is_known=False)
             raise
         try:
-            return [
-                PartitionLog(
-                    int(entry["partition"]),
-                    str(entry["log_id"]),
-                    int(entry["epoch"]),
-                    int(entry["start"]),
-                    int(entry["end"]),
-                    int(entry["size_bytes"]),
-                    None if entry.get("at") is None else int(entry["at"]),
-                )
-                for entry in answer["partitions"]
-            ]
-        except (KeyError, TypeError, ValueError) as error:
+            return TopicLogs(
+                tuple(self._log(entry) for entry in answer["partitions"]),
+                tuple(
+                    LedElsewhere(int(entry["partition"]), str(entry["log_id"]), int(entry["epoch"]), str(entry["nsqd"]))
+                    for entry in answer.get("elsewhere", ())
+                ),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.broken(f"partitions without the field {error}") from error
+
+    def _log(self, entry: Mapping[str, Any]) -> PartitionLog:
+        return PartitionLog(
+            self.address,
+            int(entry["partition"]),
+            str(entry["log_id"]),
+            int(entry["epoch"]),
+            int(entry["start"]),
+            int(entry["end"]),
+            int(entry["size_bytes"]),
+            None if entry.get("at") is None else int(entry["at"]),
+        )
 
     def cursor(self, topic: str, channel: str, partition: int, sequence: int) -> int:
         """Create a channel at ``sequence`` (-1 latest, -2 earliest), or confirm everything below it if it exists.

@@ -203,12 +203,15 @@ class Decoder:
     Args:
         columns: which columns, in which order.
         rows_max: most rows of a record batch.
+        log_id: of the partition's log.
     """
 
-    def __init__(self, columns: Sequence[str], topic: str, nsqd: str, partition: int, rows_max: int) -> None:
+    def __init__(
+        self, columns: Sequence[str], topic: str, nsqd: str, partition: int, rows_max: int, log_id: str = ""
+    ) -> None:
         self._schema = arrow_schema(columns)
         self._rows_max = rows_max
-        self._constants = {"topic": topic.encode(), "nsqd": nsqd.encode()}
+        self._constants = {"topic": topic.encode(), "nsqd": nsqd.encode(), "log_id": log_id.encode()}
         self._partition = partition
         self._repeated: dict[str, pa.Array] = {}
         build: dict[str, Callable[[memoryview, Messages, slice], pa.Array]] = {
@@ -222,6 +225,7 @@ class Decoder:
             "trace_id": self._trace_ids,
             "body": _bodies,
             "nsqd": lambda _answer, _messages, rows: self._repeat("nsqd", rows.stop - rows.start),
+            "log_id": lambda _answer, _messages, rows: self._repeat("log_id", rows.stop - rows.start),
             "headers": self._headers,
         }
         self._build = [build[name] for name in columns]

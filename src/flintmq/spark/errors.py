@@ -17,6 +17,10 @@ from flintmq.errors import FlintError
 SOURCE = "option of format nsq"
 """The source of an option, for ``OptionError``."""
 
+GONE = "the topic no longer exists, or the data directory is gone"
+CREATED_AGAIN = "the topic was deleted and created again"
+"""Why the messages of a log are lost."""
+
 log = logging.getLogger("flintmq.spark")
 
 P = ParamSpec("P")
@@ -73,7 +77,7 @@ class DataLost(FlintError):
 
     Args:
         topic: the topic.
-        label: ``<nsqd>/<partition>`` as in offsets JSON.
+        label: ``<nsqd>/<partition>``, or ``<partition>/<log id>`` as in offsets JSON where no nsqd has it.
         start: first lost sequence.
         end: one past the last lost sequence, None when nobody can tell.
         reason: what happened to them.
@@ -93,3 +97,66 @@ class DataLost(FlintError):
             f"topic {self.topic!r}, {self.label}: messages {messages} are lost: {self.reason}. "
             "Set failOnDataLoss=false to go on with what is there"
         )
+
+
+class BadCheckpoint(FlintError):
+    """Spark handed over offsets that this source did not write.
+
+    Args:
+        reason: what is wrong with them.
+        version: of the form that this release writes.
+    """
+
+    def __init__(self, reason: str, version: int) -> None:
+        super().__init__(reason, version)
+        self.reason = reason
+        self.version = version
+
+    def __str__(self) -> str:
+        return (
+            f"the offsets in the checkpoint are not of format nsq, or a later release of flintmq wrote them: "
+            f"{self.reason}; here forms up to {self.version} are known. Upgrade, or choose another checkpointLocation"
+        )
+
+
+class LogTwice(FlintError):
+    """Two nsqds have a log with the same id, and neither is a copy that a cluster keeps.
+
+    Args:
+        topic, partition, log_id: of the log.
+        first, second: addresses of the nsqds.
+    """
+
+    def __init__(self, topic: str, partition: int, log_id: str, first: str, second: str) -> None:
+        super().__init__(topic, partition, log_id, first, second)
+        self.topic = topic
+        self.partition = partition
+        self.log_id = log_id
+        self.first = first
+        self.second = second
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r}, partition {self.partition}: nsqd {self.first} and nsqd {self.second} both have log "
+            f"{self.log_id}. If this is one nsqd with two addresses, name one of them; if one runs on a copy of the "
+            "other's data directory, stop it: what the two have stored since cannot be told apart"
+        )
+
+
+class LogAway(FlintError):
+    """No nsqd that can be asked serves a log now.
+
+    Args:
+        topic: the topic.
+        label: of the log, as in :class:`DataLost`.
+        reason: who could have it, and why it does not serve it.
+    """
+
+    def __init__(self, topic: str, label: str, reason: str) -> None:
+        super().__init__(topic, label, reason)
+        self.topic = topic
+        self.label = label
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}, {self.label}: no nsqd serves it now: {self.reason}"

@@ -4,7 +4,8 @@ Answers are short, as nsqd is quickest with what fits its cache, and several are
 request is always ahead: nsqd prepares and sends the next batches while this process receives or builds columns.
 
 The rules of this file: what was yielded is never yielded again, whatever fails; before the first fetch of a connection
-the identity of the log is checked, because numbers mean nothing in the log of a topic that was created anew.
+the identity of the log is checked, because numbers mean nothing in another log; after a failure it is looked up anew
+who has the log, because its partition may have another leader, or its data directory another address.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -19,11 +21,14 @@ from flintmq.batch import BatchError
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.spark.broker import FAILURES, POOL, BatchBuffer, ConnectionPool, NsqdConnection, is_final
 from flintmq.spark.decode import Decoder, locate
-from flintmq.spark.errors import DataLost
+from flintmq.spark.errors import CREATED_AGAIN, GONE, DataLost, LogAway
+from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.retry import Retries
+from flintmq.spark.survey import Surveyor
 
+PLACES_MAX = 10_000  # remembered in a process
 DECODE_BYTES_MAX = 4 << 20  # gathered at most, give or take one answer, when messages are long
 
 log = logging.getLogger("flintmq.spark")
@@ -52,7 +57,11 @@ class RangeReader:
         self._position = wanted.start
         self._end = wanted.end
         self._buffer = BatchBuffer(min(DECODE_BYTES_MAX + options.fetch_max_bytes, 8 << 20))
-        self._decoder = Decoder(options.columns, wanted.topic, wanted.nsqd, wanted.partition, options.batch_rows)
+        self._address = wanted.nsqd or _places.get(wanted.key, "")
+        self._decoder: Decoder | None = None
+        self._decodes_of = ""
+        only = replace(options, topic=wanted.topic, topics=(), topic_pattern="")
+        self._surveyor = Surveyor(only, sleep=sleep)
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages of the range in order.
@@ -64,41 +73,77 @@ class RangeReader:
         while self._position < self._end:
             try:
                 yield from self._read_on()
-            except (*FAILURES, BatchError, _EndMissing) as error:
-                if isinstance(error, FlintError) and is_final(error, self._wanted.nsqd, self._link):
+            except (*FAILURES, BatchError, LogAway, _EndMissing) as error:
+                if isinstance(error, FlintError) and is_final(error, self._address, self._link):
                     raise
+                if not isinstance(error, _Moved):
+                    self._address = ""
                 self._try_again(error)
 
     def _try_again(self, error: Exception) -> None:
         try:
-            self._retries.failed(error, f"reading {self._wanted.topic} {self._wanted.key.label}")
+            self._retries.failed(error, f"reading {self._wanted.topic} {self._wanted.label}")
         except _EndMissing as missing:
             self._lose(missing.found_end, self._end, str(missing))
             self._end = max(self._position, missing.found_end)
             self._retries.succeeded()
+        except _Unlisted as nowhere:
+            self._lose(self._position, self._end, nowhere.reason)
+            self._position = self._end
         except BatchError as damaged:
-            where = f"{self._wanted.topic} {self._wanted.key.label} from {self._position}"
+            where = f"{self._wanted.topic} {self._wanted.label} from {self._position}"
             raise RemoteProtocolError("E_BAD_BATCH", f"damaged batches for {where}: {damaged}") from damaged
 
     def _read_on(self) -> Iterator[pa.RecordBatch]:
         options = self._options
-        with self._pool.lend(
-            self._wanted.nsqd, options.connect_timeout, options.fetch_timeout, self._link
-        ) as connection:
+        if not self._address and not self._find():
+            return
+        with self._pool.lend(self._address, options.connect_timeout, options.fetch_timeout, self._link) as connection:
             epoch = self._enter(connection)
-            if self._position < self._end:
-                yield from self._stream(connection, epoch)
+            if epoch is not None and self._position < self._end:
+                if self._decodes_of != self._address or self._decoder is None:
+                    wanted, self._decodes_of = self._wanted, self._address
+                    self._decoder = Decoder(
+                        options.columns, wanted.topic, self._address, wanted.partition, options.batch_rows,
+                        wanted.log_id,
+                    )  # fmt: skip
+                yield from self._stream(connection, self._decoder, epoch)
 
-    def _enter(self, connection: NsqdConnection) -> int:
-        """Check that the log is the one that was planned and holds the range; return its epoch."""
-        wanted = self._wanted
-        logs = connection.offsets([wanted.topic])[0]
-        found = next((entry for entry in logs if entry.partition == wanted.partition), None)
-        if found is None or found.log_id != wanted.log_id:
-            gone = "the topic no longer exists" if found is None else "the topic was deleted and created again"
-            self._lose(self._position, self._end, gone)
+    def _find(self) -> bool:
+        """Look up who has the log; False when it is gone, and that is forgiven.
+
+        Raises:
+            LogAway: nobody serves it now.
+        """
+        key = self._wanted.key
+        survey = self._surveyor.look([key])
+        found = survey.logs.get(key)
+        if found is not None:
+            self._address = found.nsqd
+            if len(_places) >= PLACES_MAX:
+                _places.clear()
+            _places[key] = found.nsqd
+            return True
+        if self._surveyor.is_gone(key, survey):
+            is_again = any(other[:2] == key[:2] for other in survey.logs)
+            self._lose(self._position, self._end, CREATED_AGAIN if is_again else GONE)
             self._position = self._end
-            return 0
+            return False
+        kind = LogAway if survey.away or key in survey.unled else _Unlisted
+        raise kind(key.topic, self._wanted.label, survey.why_missing(key))
+
+    def _enter(self, connection: NsqdConnection) -> int | None:
+        """Check that the log is the one that was planned and holds the range; return its epoch, None if it is gone."""
+        wanted = self._wanted
+        logs = connection.offsets([wanted.topic])[0].logs
+        found = next(
+            (entry for entry in logs if PartitionKey(wanted.topic, entry.partition, entry.log_id) == wanted.key), None
+        )
+        if found is None:
+            left, self._address = self._address, ""
+            if not self._find():
+                return None
+            raise _Moved(wanted.topic, wanted.label, f"nsqd {left} no longer has it, nsqd {self._address} has")
         if found.start > self._position:
             kept_from = min(found.start, self._end)
             self._lose(self._position, kept_from, f"retention has removed everything below {found.start}")
@@ -108,14 +153,14 @@ class RangeReader:
             raise _EndMissing(found.end)
         return found.epoch
 
-    def _stream(self, connection: NsqdConnection, epoch: int) -> Iterator[pa.RecordBatch]:
+    def _stream(self, connection: NsqdConnection, decoder: Decoder, epoch: int) -> Iterator[pa.RecordBatch]:
         self._request(connection, self._position, epoch)
         while self._position < self._end:
             reached = self._gather(connection, epoch)
             messages = locate(self._buffer.batches, self._position, self._end, reached)
             for start, end in messages.gaps:
                 self._lose(start, end, "nsqd has set damaged parts of the log aside, its log file says which")
-            yield from self._decoder.record_batches(self._buffer.padded, messages)
+            yield from decoder.record_batches(self._buffer.padded, messages)
             self._position = reached
             self._retries.succeeded()
 
@@ -131,7 +176,7 @@ class RangeReader:
         ):
             next_sequence, size = connection.receive_fetch_head(options.fetch_max_bytes)
             if next_sequence <= reached:
-                raise RemoteProtocolError("E_INVALID", f"nsqd {self._wanted.nsqd} does not get beyond {reached}")
+                raise RemoteProtocolError("E_INVALID", f"nsqd {self._address} does not get beyond {reached}")
             reached = next_sequence
             if reached < self._end:
                 self._request(connection, reached, epoch)
@@ -143,7 +188,7 @@ class RangeReader:
         connection.send_fetch(wanted.topic, wanted.partition, start, self._end, self._options.fetch_max_bytes, epoch)
 
     def _lose(self, start: int, end: int, reason: str) -> None:
-        lost = DataLost(self._wanted.topic, self._wanted.key.label, start, end, reason)
+        lost = DataLost(self._wanted.topic, self._wanted.label, start, end, reason)
         if self._options.fail_on_data_loss:
             raise lost
         log.warning("%s", lost)
@@ -158,3 +203,15 @@ class _EndMissing(Exception):
 
     def __str__(self) -> str:
         return f"the log ends at {self.found_end}"
+
+
+class _Moved(LogAway):
+    """Another nsqd has the log now, and is asked next."""
+
+
+class _Unlisted(LogAway):
+    """Every nsqd that is known answers, and none has the log: another may be starting with its data directory."""
+
+
+_places: dict[PartitionKey, str] = {}
+"""The nsqds where this process has found logs; whoever reads sees when it is no longer so."""

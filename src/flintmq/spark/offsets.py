@@ -2,97 +2,105 @@
 
 ::
 
-    {"_from":   {"flights": {"127.0.0.1:4150/0": 1}},
-     "_log":    {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
-     "flights": {"127.0.0.1:4150/0": 336777}}
+    {"_from":   {"flights": {"0/0000018f3c5a7b21": 1}},
+     "_log":    2,
+     "flights": {"0/0000018f3c5a7b21": 336777}}
 
 The rules of this file:
 
+- a log is named by its topic, its partition and its id, never by who serves it: the same data directory behind another
+  address, and the next leader of a partition that has copies, go on with the same log; a topic that was deleted and
+  created again has another one, whose numbers begin at 1 once more;
 - ends are exclusive: the number is the sequence of the next message to read;
 - keys are sorted at every level, because Spark compares offsets as text and runs a micro-batch when they differ;
-- ``_log`` names the incarnation of each log: a topic that was deleted and created again counts from 1 once more, and
-  without it messages would be skipped in silence;
+- ``_log`` is the version of this form;
 - ``_from`` says where reading starts in the partitions that enter with the micro-batch of which this is the end. So
   what a micro-batch reads follows from its two offsets alone, however often and wherever it is repeated.
 
-Source: design/spark.md 0 and 10.
+The form before (version 1) named logs by the address of their nsqd, and had their ids apart; it is understood::
+
+    {"_log":    {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
+     "flights": {"127.0.0.1:4150/0": 336777}}
+
+Source: design/spark.md 0 and 10; design/cluster.md Revision 2 H16.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flintmq.errors import OptionError
-from flintmq.spark.errors import SOURCE
+from flintmq.spark.errors import SOURCE, BadCheckpoint
 
 LOG_KEY = "_log"
 FROM_KEY = "_from"
 RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY})
+VERSION = 2
 FIRST_SEQUENCE = 1  # of a new log; a user's 0 means the same
 LATEST_SEQUENCE = -1
 LISTED_MAX = 20  # of what there is, in an error
 EARLIEST_SEQUENCE = -2
 
+_LABEL = re.compile(r"(\d{1,9})/([0-9a-f]{16})")
+
 
 class PartitionKey(NamedTuple):
-    """One partition log; ``nsqd`` is its address as configured or as nsqlookupd gives it."""
+    """One partition log; ``log_id`` is 16 hex digits."""
 
     topic: str
-    nsqd: str
     partition: int
+    log_id: str
 
     @property
     def label(self) -> str:
-        """``<nsqd>/<partition>``, the inner key of offsets JSON."""
-        return f"{self.nsqd}/{self.partition}"
+        """``<partition>/<log id>``, the inner key of offsets JSON."""
+        return f"{self.partition}/{self.log_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The next message to read, and the identity of the log in which that number means something."""
-
-    sequence: int
-    log_id: str
+Offsets = dict[PartitionKey, int]
+"""The next message to read, by log."""
 
 
-Offsets = dict[PartitionKey, Position]
-
-
-def to_json(offsets: Mapping[PartitionKey, Position], entering: Mapping[PartitionKey, Position] = {}) -> dict[str, Any]:
+def to_json(offsets: Mapping[PartitionKey, int], entering: Mapping[PartitionKey, int] = {}) -> dict[str, Any]:
     """Return the offsets as a dictionary whose keys are sorted at every level.
 
     Args:
         entering: where reading starts in partitions that the offset before does not have.
     """
-    result: dict[str, dict[str, Any]] = {LOG_KEY: _nested({key: position.log_id for key, position in offsets.items()})}
-    result |= _nested({key: position.sequence for key, position in offsets.items()})
+    result: dict[str, Any] = {LOG_KEY: VERSION, **_nested(offsets)}
     if entering:
-        result[FROM_KEY] = _nested({key: position.sequence for key, position in entering.items()})
+        result[FROM_KEY] = _nested(entering)
     return dict(sorted(result.items()))
 
 
-def _nested(values: Mapping[PartitionKey, Any]) -> dict[str, dict[str, Any]]:
-    result: dict[str, dict[str, Any]] = {}
+def _nested(values: Mapping[PartitionKey, int]) -> dict[str, dict[str, int]]:
+    result: dict[str, dict[str, int]] = {}
     for key in sorted(values, key=lambda key: (key.topic, key.label)):
         result.setdefault(key.topic, {})[key.label] = values[key]
     return result
 
 
-def _split_label(label: str) -> tuple[str, int]:
+def _split_place(label: str) -> tuple[str, int]:
     nsqd, slash, partition = label.rpartition("/")
-    if not slash or not partition.isdecimal():
+    if not slash or ":" not in nsqd or not partition.isdecimal():
         raise ValueError(f"{label!r} is not <nsqd>/<partition>")
     return nsqd, int(partition)
 
 
+def is_current(value: Mapping[str, Any]) -> bool:
+    """Whether offsets have the form of today."""
+    return value.get(LOG_KEY) == VERSION
+
+
 def from_json(value: Mapping[str, Any]) -> Offsets:
-    """Return the positions of :func:`to_json`; none for an empty dictionary.
+    """Return the positions of :func:`to_json`, also of the form before; none for an empty dictionary.
 
     Raises:
-        ValueError: Spark handed over something this source did not write.
+        BadCheckpoint: they are not what this source has written.
     """
     return _positions({topic: labels for topic, labels in value.items() if topic not in RESERVED_TOPICS}, value)
 
@@ -103,37 +111,67 @@ def entries_of(value: Mapping[str, Any]) -> Offsets:
 
 
 def _positions(sequences: Mapping[str, Mapping[str, Any]], value: Mapping[str, Any]) -> Offsets:
-    return {
-        PartitionKey(topic, *_split_label(label)): Position(int(sequence), str(value[LOG_KEY][topic][label]))
-        for topic, labels in sequences.items()
-        for label, sequence in labels.items()
-    }
+    logs = value.get(LOG_KEY)
+    positions: Offsets = {}
+    try:
+        for topic, labels in sequences.items():
+            for label, sequence in labels.items():
+                if logs == VERSION:
+                    match = _LABEL.fullmatch(label)
+                    if match is None:
+                        raise ValueError(f"{label!r} is not <partition>/<log id>")
+                    key = PartitionKey(topic, int(match[1]), match[2])
+                elif isinstance(logs, dict):
+                    key = PartitionKey(topic, _split_place(label)[1], str(logs[topic][label]))
+                else:
+                    raise ValueError(f"form {logs!r} of its offsets is not known here")
+                positions[key] = max(int(sequence), positions.get(key, 0))  # one nsqd may have had two addresses
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadCheckpoint(str(error), VERSION) from error
+    return positions
+
+
+class Place(NamedTuple):
+    """The nsqd that has a log now, and what there is of it: ``start`` to ``end`` (exclusive)."""
+
+    nsqd: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GivenOffsets:
-    """Positions a user wrote: ``{"topic": {"<nsqd>/<partition>" or "<partition>": sequence, -1 or -2}}``.
+    """Positions a user wrote: ``{"topic": {label: sequence, -1 or -2}}``.
 
-    ``<partition>`` alone means that partition on every nsqd. Offsets copied from a checkpoint may be pasted as they
-    are; their ``_log`` is then checked.
+    A label is ``<nsqd>/<partition>``, ``<partition>`` alone (that partition of every log there is), or the
+    ``<partition>/<log id>`` of a checkpoint, whose offsets may be pasted as they are. Those that were pasted from a
+    checkpoint of the form before name their logs by ``logs``.
     """
 
     sequences: Mapping[str, Mapping[str, int]]
     logs: Mapping[str, Mapping[str, str]]
 
-    def sequence(self, key: PartitionKey) -> int | None:
-        """Return the number for a partition, None when the user named none."""
+    def sequence(self, key: PartitionKey, nsqd: str) -> int | None:
+        """Return the number for a log that an nsqd has, None when the user named none."""
         labels = self.sequences.get(key.topic, {})
-        return labels.get(key.label, labels.get(str(key.partition)))
+        placed = _placed(key, nsqd)
+        names = [*self._old_labels(key), key.label]
+        if placed not in self.logs.get(key.topic, {}):  # else it names a log of another id
+            names.append(placed)
+        return next((labels[name] for name in (*names, str(key.partition)) if name in labels), None)
 
-    def check(self, option: str, logs: Mapping[PartitionKey, tuple[int, int]]) -> None:
+    def _old_labels(self, key: PartitionKey) -> Iterable[str]:
+        logs = self.logs.get(key.topic, {})
+        return (label for label, log_id in logs.items() if (_split_place(label)[1], log_id) == key[1:])
+
+    def check(self, option: str, logs: Mapping[PartitionKey, Place]) -> None:
         """See that everything that is named is there.
 
         Args:
-            logs: start and end (exclusive) of every log there is.
+            logs: every log there is.
 
         Raises:
-            OptionError: a topic, nsqd or partition does not exist; it lists what does.
+            OptionError: a topic, nsqd, partition or log does not exist; it lists what does.
         """
         for topic, labels in self.sequences.items():
             there = {key: log for key, log in logs.items() if key.topic == topic}
@@ -141,26 +179,41 @@ class GivenOffsets:
                 names = ", ".join(sorted({key.topic for key in logs})[:LISTED_MAX]) or "none"
                 what = f"there is no topic {topic!r} to read from; there is {names}"
                 raise OptionError(option, json.dumps(self.sequences), what, SOURCE)
-            known = {key.label for key in there} | {str(key.partition) for key in there}
+            known = {str(key.partition) for key in there} | {key.label for key in there}
+            known |= {_placed(key, log.nsqd) for key, log in there.items()} | set(self.logs.get(topic, ()))
             for label in labels:
-                if label not in known:
+                # one that names a log by its id may be gone: whether that is an error failOnDataLoss says
+                if label not in known and not _LABEL.fullmatch(label):
                     what = f"topic {topic!r} has no {label!r}; there is {_shown(there)}"
                     raise OptionError(option, json.dumps(self.sequences), what, SOURCE)
 
-    def beyond(self, option: str, key: PartitionKey, sequence: int, start: int, end: int) -> OptionError:
+    def gone(self, logs: Iterable[PartitionKey]) -> Offsets:
+        """Return the positions that were given in logs that are not there, named by their ids."""
+        there = set(logs)
+        named: Offsets = {}
+        for topic, labels in self.sequences.items():
+            for label, sequence in labels.items():
+                if match := _LABEL.fullmatch(label):
+                    named[PartitionKey(topic, int(match[1]), match[2])] = sequence
+                elif log_id := self.logs.get(topic, {}).get(label):
+                    named[PartitionKey(topic, _split_place(label)[1], log_id)] = sequence
+        return {key: sequence for key, sequence in named.items() if key not in there and sequence >= 0}
+
+    def beyond(self, option: str, key: PartitionKey, sequence: int, place: Place) -> OptionError:
         """Return the exception for a number behind the end of its log."""
-        exists = _shown({key: (start, end)})
-        what = f"{key.topic} {key.label} has no {sequence} yet; there is {exists}"
+        exists = _shown({key: place})
+        what = f"{key.topic} {_placed(key, place.nsqd)} has no {sequence} yet; there is {exists}"
         return OptionError(option, json.dumps(self.sequences), what, SOURCE)
 
-    def log_id(self, key: PartitionKey) -> str | None:
-        """Return the identity of the log the number belongs to, None when the user gave none."""
-        return self.logs.get(key.topic, {}).get(key.label)
+
+def _placed(key: PartitionKey, nsqd: str) -> str:
+    return f"{nsqd}/{key.partition}"
 
 
-def _shown(logs: Mapping[PartitionKey, tuple[int, int]]) -> str:
+def _shown(logs: Mapping[PartitionKey, Place]) -> str:
     """Show logs, and where they begin and end, in an error."""
-    shown = [f"{key.label} ({start} to {end}, exclusive)" for key, (start, end) in sorted(logs.items())]
+    rows = sorted((_placed(key, log.nsqd), log.start, log.end) for key, log in logs.items())
+    shown = [f"{label} ({start} to {end}, exclusive)" for label, start, end in rows]
     more = f" and {len(shown) - LISTED_MAX} more" if len(shown) > LISTED_MAX else ""
     return ", ".join(shown[:LISTED_MAX]) + more
 
@@ -176,17 +229,22 @@ def parse_given(option: str, text: str) -> GivenOffsets:
     value = json.loads(text)
     logs = value.pop(LOG_KEY, {})
     value.pop(FROM_KEY, None)
-    if not isinstance(logs, dict):
+    if logs == VERSION and not isinstance(logs, bool):
+        logs = {}
+    if not isinstance(logs, dict) or not all(isinstance(labels, dict) for labels in (*logs.values(), *value.values())):
         raise error
-    for labels in value.values():
-        if not isinstance(labels, dict):
-            raise error
-        for label, sequence in labels.items():
-            if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < EARLIEST_SEQUENCE:
-                raise error
-            if not label.isdecimal():
-                try:
-                    _split_label(label)
-                except ValueError:
-                    raise error from None
+    try:
+        for labels in value.values():
+            for label, sequence in labels.items():
+                if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < EARLIEST_SEQUENCE:
+                    raise error
+                if not label.isdecimal() and not _LABEL.fullmatch(label):
+                    _split_place(label)
+        for labels in logs.values():
+            for label, log_id in labels.items():
+                _split_place(label)
+                if not isinstance(log_id, str):
+                    raise error
+    except ValueError:
+        raise error from None
     return GivenOffsets(value, logs)

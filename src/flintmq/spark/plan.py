@@ -11,7 +11,7 @@ Source: design/spark.md 10 "Planning and split".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flintmq.spark.offsets import PartitionKey
 
@@ -21,10 +21,14 @@ PIECE_MIN = 5_000  # a range is not cut for fewer messages than this
 
 @dataclass(frozen=True, slots=True)
 class FetchRange:
-    """Messages ``start`` to ``end`` (exclusive) of one partition log."""
+    """Messages ``start`` to ``end`` (exclusive) of one partition log.
+
+    ``nsqd`` is where it was when the range was planned, empty when nobody knew; whoever reads looks for it if it is not
+    there. So ranges are equal wherever their log is.
+    """
 
     topic: str
-    nsqd: str
+    nsqd: str = field(compare=False)
     partition: int
     start: int
     end: int
@@ -32,12 +36,17 @@ class FetchRange:
 
     @property
     def key(self) -> PartitionKey:
-        return PartitionKey(self.topic, self.nsqd, self.partition)
+        return PartitionKey(self.topic, self.partition, self.log_id)
 
     @property
     def count(self) -> int:
         """Messages in the range, counting gaps as messages."""
         return self.end - self.start
+
+    @property
+    def label(self) -> str:
+        """Its log for people: ``<nsqd>/<partition>``, or by its id when nobody knows where it is."""
+        return f"{self.nsqd}/{self.partition}" if self.nsqd else self.key.label
 
 
 def plan_tasks(ranges: Iterable[FetchRange], min_partitions: int, messages_max: int) -> list[tuple[FetchRange, ...]]:

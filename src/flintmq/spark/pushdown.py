@@ -26,9 +26,9 @@ from pyspark.sql.datasource import (
 )
 
 from flintmq.limits import SEQUENCE_MAX
-from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.plan import FetchRange
 
+_OF_A_LOG = ("topic", "nsqd", "partition", "log_id")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -41,9 +41,9 @@ class Bounds:
     offset_end: int = SEQUENCE_MAX
     timestamp_min_ns: int | None = None
 
-    def admits(self, key: PartitionKey) -> bool:
-        """Whether a partition can hold such rows."""
-        return all(getattr(key, column) in values for column, values in self.among.items())
+    def admits(self, wanted: FetchRange) -> bool:
+        """Whether a range can hold such rows."""
+        return all(getattr(wanted, column) in values for column, values in self.among.items())
 
     def clip(self, wanted: FetchRange) -> tuple[int, int]:
         """Start and end (exclusive) of the part of a range that can hold such rows."""
@@ -58,7 +58,7 @@ def bounds_of(filters: Iterable[Filter]) -> Bounds:
         column: tuple[str, ...] = getattr(one, "attribute", ())
         if len(column) != 1:
             continue
-        if column[0] in PartitionKey._fields:
+        if column[0] in _OF_A_LOG:
             _narrow_partitions(bounds, column[0], one)
         elif column[0] == "offset":
             _narrow_offsets(bounds, one)

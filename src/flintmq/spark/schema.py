@@ -28,10 +28,11 @@ TYPES = {
     "trace_id": "bigint",
     "body": "binary",
     "nsqd": "string",
+    "log_id": "string",
     "headers": "map<string,string>",
 }
-COLUMNS = tuple(name for name in TYPES if name != "headers")
-"""Without headers, which are taken apart one by one: who wants them says so."""
+COLUMNS = tuple(name for name in TYPES if name not in ("log_id", "headers"))
+"""Without headers, which are taken apart one by one, and without the log: who wants them says so."""
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from flintmq.spark.broker import PartitionLog
-from flintmq.spark.errors import DataLost
+from flintmq.spark.errors import GONE, DataLost
 from flintmq.spark.offsets import (
     EARLIEST_SEQUENCE,
     FIRST_SEQUENCE,
@@ -16,7 +16,7 @@ from flintmq.spark.offsets import (
     GivenOffsets,
     Offsets,
     PartitionKey,
-    Position,
+    Place,
     parse_given,
 )
 from flintmq.spark.options import CURSOR, EARLIEST, LATEST, SourceOptions
@@ -38,10 +38,14 @@ class StartingPoints:
         given: GivenOffsets | None = None
         if options.starting_timestamp is None and options.starting_offsets not in (EARLIEST, LATEST, CURSOR):
             given = parse_given("startingOffsets", options.starting_offsets)
-            given.check("startingOffsets", {key: (entry.start, entry.end) for key, entry in survey.logs.items()})
-        return {
-            key: Position(self._sequence(key, entry, given), entry.log_id) for key, entry in sorted(survey.logs.items())
-        }
+            given.check("startingOffsets", places(survey))
+            for key, sequence in sorted(given.gone(survey.logs).items()):
+                why = survey.why_missing(key) if survey.away or key in survey.unled else GONE
+                lost = DataLost(key.topic, key.label, sequence, None, why)
+                if options.fail_on_data_loss:
+                    raise lost
+                log.warning("%s", lost)
+        return {key: self._sequence(key, entry, given) for key, entry in sorted(survey.logs.items())}
 
     def _sequence(self, key: PartitionKey, entry: PartitionLog, given: GivenOffsets | None) -> int:
         options = self._options
@@ -52,12 +56,7 @@ class StartingPoints:
             if wanted is None:  # cursor; a channel that is new gets the whole log, as the first channel of NSQ does
                 return self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
         else:
-            wanted = given.sequence(key)
-            log_id = given.log_id(key)
-            if wanted is not None and log_id is not None and log_id != entry.log_id and wanted >= 0:
-                if options.fail_on_data_loss:
-                    raise DataLost(key.topic, key.label, wanted, None, "the topic was deleted and created again")
-                wanted = EARLIEST_SEQUENCE
+            wanted = given.sequence(key, entry.nsqd)
         if wanted is None or wanted == EARLIEST_SEQUENCE:
             if options.channel:
                 self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
@@ -66,7 +65,7 @@ class StartingPoints:
             return self._surveyor.move_cursor(key, LATEST_SEQUENCE) if options.channel else entry.end
         if wanted > entry.end:
             assert given is not None
-            beyond = given.beyond("startingOffsets", key, wanted, entry.start, entry.end)
+            beyond = given.beyond("startingOffsets", key, wanted, Place(entry.nsqd, entry.start, entry.end))
             if options.fail_on_data_loss:
                 raise beyond
             log.warning("%s; beginning at the end", beyond)
@@ -79,7 +78,7 @@ class StartingPoints:
             self._surveyor.move_cursor(key, sequence)
         return sequence
 
-    def of_newcomer(self, key: PartitionKey, entry: PartitionLog) -> Position:
+    def of_newcomer(self, key: PartitionKey, entry: PartitionLog) -> int:
         """Return the starting position in a log that appeared after the query began: its beginning.
 
         A channel that has been there before, from a query with another checkpoint, is gone on with.
@@ -87,5 +86,10 @@ class StartingPoints:
         if self._options.channel:
             floor = self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
             if self._options.starting_offsets in (CURSOR, LATEST):
-                return Position(floor, entry.log_id)
-        return Position(entry.start, entry.log_id)
+                return floor
+        return entry.start
+
+
+def places(survey: Survey) -> dict[PartitionKey, Place]:
+    """Return where the logs of a survey are, and what there is of them."""
+    return {key: Place(entry.nsqd, entry.start, entry.end) for key, entry in survey.logs.items()}

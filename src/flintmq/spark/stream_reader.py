@@ -12,7 +12,12 @@ What Spark does, and what follows from it (all observed on 4.3, design/spark.md 
 - It calls ``commit(end)`` one micro-batch late and never for the last one, and may repeat it: the cursor of the channel
   may only lag behind, and moving it is idempotent. Exactly-once rests on Spark's checkpoint, never on the cursor.
 - It never calls ``stop()``: nothing depends on it.
-- It compares offsets as text: their keys are sorted, and when nothing is new the text comes back as it was given.
+- It compares offsets as text: their keys are sorted, and when nothing is new the text comes back as it was given,
+  unless a release before wrote it, whose form is replaced with the next micro-batch.
+
+A log that nobody serves is away or gone. Away is one whose nsqd does not answer, or whose partition has no leader: it
+waits in the offsets while the others are read. Gone is one that everybody who could have it has not: its messages are
+lost, and when that is forgiven it leaves the offsets.
 
 Source: design/spark.md 2 and 10.
 """
@@ -35,12 +40,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from flintmq.clock import Clock, SystemClock
-from flintmq.errors import FlintError
 from flintmq.spark.broker import PartitionLog
-from flintmq.spark.errors import DataLost, line_first
-from flintmq.spark.offsets import LOG_KEY, Offsets, PartitionKey, Position, entries_of, from_json, to_json
+from flintmq.spark.errors import CREATED_AGAIN, GONE, DataLost, LogAway, line_first
+from flintmq.spark.offsets import LOG_KEY, Offsets, PartitionKey, entries_of, from_json, is_current, to_json
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import Backlog, FetchRange, admit
+from flintmq.spark.retry import Retries
 from flintmq.spark.start import StartingPoints
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import make_tasks, read_task
@@ -63,6 +68,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Survey | None = None
         self._last_survey: Survey | None = None
         self._behind_since_ns: dict[PartitionKey, int] = {}
+        self._missing_since_ns: dict[PartitionKey, int] = {}
+        self._left_behind: dict[PartitionKey, int] = {}
         self._committed: dict[PartitionKey, int] = {}
         self._waiting_since_ns = self._clock.monotonic_ns()
 
@@ -81,7 +88,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @line_first
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
+        options = self._options
+        self._target = self._surveyor.look(
+            timestamp_ns=options.starting_timestamp, is_waiting=True, is_lenient=not options.fail_on_data_loss
+        )
 
     @line_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -91,35 +101,36 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         entering = self._entering(at, survey, is_first)
         ends = at | entering
         backlogs: dict[PartitionKey, Backlog] = {}
-        for key, position in list(ends.items()):
+        for key, sequence in list(ends.items()):
             entry = survey.logs.get(key)
             if entry is None:
-                self._absent(key, position, survey)
-            elif entry.end < position.sequence:
-                ends[key] = self._behind(key, position, entry)
+                if self._is_lost(key, sequence, survey):
+                    self._left_behind[key] = ends.pop(key)
+                continue
+            self._missing_since_ns.pop(key, None)
+            if entry.end < sequence:
+                ends[key] = self._behind(key, sequence, entry)
             else:
                 self._behind_since_ns.pop(key, None)
-                backlogs[key] = self._backlog(key, position, entry)
-        for key, sequence in self._admitted(backlogs, limit).items():
-            ends[key] = Position(sequence, ends[key].log_id)
-        if ends == at and not is_first:
+                backlogs[key] = self._backlog(key, sequence, entry)
+        ends |= self._admitted(backlogs, limit)
+        if ends == at and is_current(start):
             return start
         return to_json(ends, entering)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._last_survey is None:
             return None
-        return to_json({key: Position(entry.end, entry.log_id) for key, entry in self._last_survey.logs.items()})
+        return to_json({key: entry.end for key, entry in self._last_survey.logs.items()})
 
     @line_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         starts, entries = from_json(start), entries_of(end)
         ranges = []
         for key, last in from_json(end).items():
-            first = starts.get(key)
-            if first is None or first.log_id != last.log_id:
-                first = entries[key]
-            ranges.append(FetchRange(*key, first.sequence, last.sequence, last.log_id))
+            first = starts[key] if key in starts else entries[key]
+            place = self._surveyor.place(key)
+            ranges.append(FetchRange(key.topic, place, key.partition, first, last, key.log_id))
         return make_tasks(ranges, self._options)
 
     @line_first
@@ -129,14 +140,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if not self._options.channel:
             return
-        for key, position in from_json(end).items():
-            if self._committed.get(key) == position.sequence or self._surveyor.away_s(key.nsqd):
-                continue
-            try:
-                self._surveyor.try_cursor(key, position.sequence)
-                self._committed[key] = position.sequence
-            except FlintError as error:  # only the lag shown is late; the next commit says it again
-                log.warning("cursor of %s %s not moved to %d: %s", key.topic, key.label, position.sequence, error)
+        due = {key: sequence for key, sequence in from_json(end).items() if self._committed.get(key) != sequence}
+        moved = self._surveyor.try_cursors(due)
+        self._committed |= {key: due[key] for key in moved}
 
     def _survey(self, at: Offsets, is_first: bool) -> Survey:
         """Return what there is; with availableNow what there was when this run began, and nothing that came later."""
@@ -144,12 +150,27 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             timestamp_ns = self._options.starting_timestamp if is_first else None
             self._last_survey = self._surveyor.look(at, timestamp_ns, is_waiting=is_first)
             return self._last_survey
-        unseen = [key for key in at if key not in self._target.logs]
-        if unseen and self._last_survey is None:  # on an nsqd that discovery no longer lists: ask it once
-            more = self._surveyor.look(unseen, is_waiting=True)
-            self._target.logs.update({key: more.logs[key] for key in unseen if key in more.logs})
+        if self._last_survey is None:  # the first time: what was read before and is not seen now is looked for
+            self._look_for([key for key in at if key not in self._target.logs], self._target)
         self._last_survey = self._target
         return self._target
+
+    def _look_for(self, unseen: list[PartitionKey], target: Survey) -> None:
+        """Wait, as long as the retries last, for logs that may be on their way to another nsqd."""
+        retries = Retries(self._options.retries)
+        unseen = [key for key in unseen if not self._surveyor.is_gone(key, target)]
+        while unseen and not target.away:  # who is away was waited for when the run began
+            more = self._surveyor.look(unseen)
+            target.logs |= {key: more.logs[key] for key in unseen if key in more.logs}
+            unseen = [key for key in unseen if key not in more.logs and not self._surveyor.is_gone(key, more)]
+            if not unseen:
+                return
+            key = unseen[0]
+            away = LogAway(key.topic, self._surveyor.label(key), more.why_missing(key))
+            try:
+                retries.failed(away, "looking for logs that were read before")
+            except LogAway:
+                return  # what becomes of them _is_lost says
 
     def _entering(self, at: Offsets, survey: Survey, is_first: bool) -> Offsets:
         """Return where reading starts in logs that the query has not read from."""
@@ -157,41 +178,59 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._starting.find(survey)
         entering: Offsets = {}
         for key, entry in survey.logs.items():
-            if key not in at:
-                entering[key] = self._starting.of_newcomer(key, entry)
-            elif at[key].log_id != entry.log_id:
-                self._lose(key, at[key].sequence, None, "the topic was deleted and created again")
+            if key in at:
+                continue
+            if key in self._left_behind:  # it has come back while this process lives
+                entering[key] = self._left_behind.pop(key)
+            else:
                 entering[key] = self._starting.of_newcomer(key, entry)
         return entering
 
-    def _backlog(self, key: PartitionKey, position: Position, entry: PartitionLog) -> Backlog:
-        if entry.start > position.sequence:
-            self._lose(key, position.sequence, entry.start, f"retention has removed everything below {entry.start}")
+    def _backlog(self, key: PartitionKey, sequence: int, entry: PartitionLog) -> Backlog:
+        if entry.start > sequence:
+            self._lose(key, sequence, entry.start, f"retention has removed everything below {entry.start}")
         mean_bytes = entry.size_bytes / max(1, entry.end - entry.start)
-        return Backlog(max(position.sequence, entry.start), entry.end, mean_bytes)
+        return Backlog(max(sequence, entry.start), entry.end, mean_bytes)
 
-    def _absent(self, key: PartitionKey, position: Position, survey: Survey) -> None:
-        """Leave a partition where it is, or fail: its nsqd does not answer, or no longer has the topic."""
-        reason = survey.away.get(key.nsqd)
-        if reason is None:
-            self._lose(key, position.sequence, None, "the topic no longer exists there")
-            return
-        away_s = self._surveyor.away_s(key.nsqd)
-        if away_s > self._options.nsqd_down_timeout and self._options.fail_on_data_loss:
-            raise DataLost(key.topic, key.label, position.sequence, None, f"nsqd is away for {away_s:.0f} s ({reason})")
+    def _is_lost(self, key: PartitionKey, sequence: int, survey: Survey) -> bool:
+        """Whether a log that nobody serves is to leave the offsets; if not, it waits there.
 
-    def _behind(self, key: PartitionKey, position: Position, entry: PartitionLog) -> Position:
+        Raises:
+            DataLost: it is gone, or has been away for too long.
+        """
+        options, now_ns = self._options, self._clock.monotonic_ns()
+        if self._surveyor.is_gone(key, survey):
+            is_again = any(other[:2] == key[:2] for other in survey.logs)
+            self._lose(key, sequence, None, CREATED_AGAIN if is_again else GONE)
+            return True
+        since_ns = self._missing_since_ns.setdefault(key, now_ns)
+        reason = survey.why_missing(key)
+        if since_ns == now_ns:
+            log.warning("%s %s waits at %d: %s", key.topic, self._surveyor.label(key), sequence, reason)
+        # availableNow has looked for it as long as the retries lasted, and there is no later
+        waited_s = (now_ns - since_ns) / 1e9
+        if self._target is None and waited_s <= options.nsqd_down_timeout:
+            return False
+        if survey.away or key in survey.unled:  # it may come back
+            if options.fail_on_data_loss:
+                raise DataLost(key.topic, self._surveyor.label(key), sequence, None, f"{reason}, for {waited_s:.0f} s")
+            return False
+        self._lose(key, sequence, None, f"{reason}, for {waited_s:.0f} s")
+        return True
+
+    def _behind(self, key: PartitionKey, sequence: int, entry: PartitionLog) -> int:
         """Wait for a log that ends before what was read, as a new leader may not know its end; then call it lost."""
         if self._target is not None:  # the channel was created at an end that came after the survey
-            return position
+            return sequence
         now_ns = self._clock.monotonic_ns()
         since_ns = self._behind_since_ns.setdefault(key, now_ns)
         if now_ns - since_ns <= self._options.nsqd_down_timeout * 1e9:
             if since_ns == now_ns:
-                log.warning("%s %s ends at %d, read up to %d", key.topic, key.label, entry.end, position.sequence)
-            return position
-        self._lose(key, entry.end, position.sequence, f"the log ends at {entry.end}")
-        return Position(entry.end, entry.log_id)
+                label = self._surveyor.label(key)
+                log.warning("%s %s ends at %d, read up to %d", key.topic, label, entry.end, sequence)
+            return sequence
+        self._lose(key, entry.end, sequence, f"the log ends at {entry.end}")
+        return entry.end
 
     def _admitted(self, backlogs: dict[PartitionKey, Backlog], limit: ReadLimit) -> dict[PartitionKey, int]:
         options = self._options
@@ -215,7 +254,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waited_ns < self._options.max_trigger_delay * 1e9
 
     def _lose(self, key: PartitionKey, start: int, end: int | None, reason: str) -> None:
-        lost = DataLost(key.topic, key.label, start, end, reason)
+        lost = DataLost(key.topic, self._surveyor.label(key), start, end, reason)
         if self._options.fail_on_data_loss:
             raise lost
         log.warning("%s", lost)

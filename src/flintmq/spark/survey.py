@@ -1,8 +1,11 @@
-"""The survey: what there is to read right now, the driver's view of all partition logs.
+"""The survey: what there is to read right now, the driver's view of all partition logs, and where each of them is.
+
+Who serves a log is looked up each time. Nsqds that are configured, or listed by nsqlookupd, are asked; a node of a
+cluster also says who leads what it does not, and that one is asked then.
 
 The rules of this file: a :class:`Surveyor` holds plain data only, because Spark pickles the reader that owns it; a
-survey that may wait asks every nsqd until it answers or the retries are used up, one that may not leaves an nsqd that
-is away out and says so.
+survey that may wait asks until every nsqd answers and every partition of a cluster has a leader, or the retries are
+used up; one that may not leaves out what is away, and says so.
 """
 
 from __future__ import annotations
@@ -10,26 +13,59 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import FlintError, OptionError
-from flintmq.spark.broker import FAILURES, POOL, PartitionLog, is_final
+from flintmq.spark.broker import FAILURES, POOL, PartitionLog, TopicLogs, is_final
 from flintmq.spark.discovery import LookupRefused, all_topics, nsqds_of_topic
+from flintmq.spark.errors import LogAway, LogTwice
 from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retries
+
+LACKING_INTERVAL_S = 1.0
+"""Between two questions to nsqlookupd while a log is not where it was."""
 
 log = logging.getLogger("flintmq.spark")
 
 
 @dataclass(slots=True)
 class Survey:
-    """Logs by partition, and the nsqds that did not answer (address to reason)."""
+    """Everything that was found.
+
+    Attributes:
+        logs: every log that is served, by its key.
+        away: nsqds that did not answer, and why.
+        unled: logs of a cluster that nobody serves now, and why.
+        asked: nsqds that answered, and the topics they were asked about.
+    """
 
     logs: dict[PartitionKey, PartitionLog] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)
+    unled: dict[PartitionKey, str] = field(default_factory=dict)
+    asked: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, topic: str, entry: PartitionLog) -> None:
+        """Take a log that an nsqd serves.
+
+        Raises:
+            LogTwice: another one has it, and they are not copies that a cluster keeps.
+        """
+        key = PartitionKey(topic, entry.partition, entry.log_id)
+        other = self.logs.get(key)
+        if other is not None and not (entry.epoch and other.epoch):
+            raise LogTwice(*key, *sorted((other.nsqd, entry.nsqd)))
+        if other is None or entry.epoch > other.epoch:  # who was the leader may not know yet that it is no longer
+            self.logs[key] = entry
+
+    def why_missing(self, key: PartitionKey) -> str:
+        """Say why a log is not here, as far as anybody can tell."""
+        reasons = [f"nsqd {address} is away ({reason})" for address, reason in sorted(self.away.items())]
+        if key in self.unled:
+            reasons.insert(0, self.unled[key])
+        return "; ".join(reasons) or "no nsqd has it"
 
 
 @dataclass(slots=True)
@@ -50,39 +86,133 @@ class Surveyor:
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._absences: dict[str, _Absence] = {}
+        self._places: dict[PartitionKey, str] = {}
         self._discovered: dict[str, tuple[str, ...]] = {}
         self._discovered_ns: int | None = None
+        self._lacks_some = False
 
     def look(
-        self, known: Iterable[PartitionKey] = (), timestamp_ns: int | None = None, is_waiting: bool = False
+        self,
+        known: Iterable[PartitionKey] = (),
+        timestamp_ns: int | None = None,
+        is_waiting: bool = False,
+        is_lenient: bool = False,
     ) -> Survey:
         """Ask every nsqd for the ends of its logs.
 
         Args:
-            known: partitions the query has read from; their nsqds are asked even when discovery no longer lists them.
+            known: logs the query has read from; where they were, it is asked even when discovery no longer lists it.
             timestamp_ns: fill in ``at`` of each log.
-            is_waiting: wait for each nsqd as long as the retries last.
+            is_waiting: wait for each nsqd, and for the leaders of a cluster, as long as the retries last.
+            is_lenient: having waited, go on without those who stay away.
 
         Raises:
-            FlintError: discovery failed, or (when waiting) an nsqd stayed away.
+            FlintError: discovery failed, two nsqds have the same log, or (when waiting) something stayed away.
         """
-        topics_by_nsqd = self._wanted(known, is_waiting)
+        known = list(known)
+        retries = Retries(self._options.retries, self._sleep)
+        while True:
+            survey = self._look_once(known, timestamp_ns, is_waiting, is_lenient)
+            if not is_waiting or not survey.unled:
+                return survey
+            key = min(survey.unled)
+            try:
+                retries.failed(LogAway(key.topic, self.label(key), survey.unled[key]), "looking for leaders")
+            except LogAway as error:
+                if not is_lenient:
+                    raise
+                log.warning("%s; going on without it", error)
+                return survey
+
+    def _look_once(
+        self, known: list[PartitionKey], timestamp_ns: int | None, is_waiting: bool, is_lenient: bool
+    ) -> Survey:
         survey = Survey()
-        for address in sorted(topics_by_nsqd):
-            topics = sorted(topics_by_nsqd[address])
-            if is_waiting:
-                found = self._ask_patiently(address, topics, timestamp_ns)
-            else:
-                found = self._ask_once(address, topics, timestamp_ns, survey)
-            for topic, logs in zip(topics, found, strict=False):
-                for entry in logs:
-                    survey.logs[PartitionKey(topic, address, entry.partition)] = entry
+        wanted: Mapping[str, set[str]] = self._wanted(known, is_waiting)
+        led: dict[PartitionKey, tuple[int, str]] = {}  # as nodes of a cluster say
+        while wanted:
+            for address in sorted(wanted):
+                self._ask(address, sorted(wanted[address]), timestamp_ns, is_waiting, is_lenient, survey, led)
+            wanted = self._told(survey, led)
+        for key, (epoch, address) in led.items():
+            if key not in survey.logs:
+                who = f"nsqd {address} leads it, and does not serve it yet" if address else "no node leads it"
+                survey.unled[key] = f"{who} (epoch {epoch})"
+        for key, entry in survey.logs.items():
+            self._places[key] = entry.nsqd
+        self._lacks_some = any(key not in survey.logs for key in known)
         return survey
+
+    def _ask(
+        self,
+        address: str,
+        topics: list[str],
+        timestamp_ns: int | None,
+        is_waiting: bool,
+        is_lenient: bool,
+        survey: Survey,
+        led: dict[PartitionKey, tuple[int, str]],
+    ) -> None:
+        found: list[TopicLogs] | None = None
+        if is_waiting:
+            try:
+                found = self._ask_patiently(address, topics, timestamp_ns)
+            except FAILURES as error:
+                if not is_lenient or is_final(error, address, self._options.link):
+                    raise
+                log.warning("nsqd %s is away, going on without it: %s", address, error)
+                survey.away[address] = str(error)
+        else:
+            found = self._ask_once(address, topics, timestamp_ns, survey)
+        if found is None:
+            return
+        survey.asked.setdefault(address, set()).update(topics)
+        for topic, answer in zip(topics, found, strict=True):
+            for entry in answer.logs:
+                survey.add(topic, entry)
+            for other in answer.elsewhere:
+                key = PartitionKey(topic, other.partition, other.log_id)
+                led[key] = max(led.get(key, (-1, "")), (other.epoch, other.nsqd))
+
+    def _told(self, survey: Survey, led: Mapping[PartitionKey, tuple[int, str]]) -> dict[str, set[str]]:
+        """Return whom to ask besides, because a node said that it leads what nobody has answered for."""
+        wanted: dict[str, set[str]] = {}
+        for key, (epoch, address) in led.items():
+            entry = survey.logs.get(key)
+            is_new = address not in survey.away and key.topic not in survey.asked.get(address, ())
+            if address and is_new and (entry is None or entry.epoch < epoch):
+                wanted.setdefault(address, set()).add(key.topic)
+        return wanted
 
     def away_s(self, address: str) -> float:
         """For how long an nsqd has not answered."""
         absence = self._absences.get(address)
         return 0.0 if absence is None else (self._clock.monotonic_ns() - absence.since_ns) / 1e9
+
+    def place(self, key: PartitionKey) -> str:
+        """Return the address where a log was when it was seen last; empty when it never was."""
+        return self._places.get(key, "")
+
+    def label(self, key: PartitionKey) -> str:
+        """Name a log for people: ``<nsqd>/<partition>``, or by its id when nobody has had it."""
+        place = self.place(key)
+        return f"{place}/{key.partition}" if place else key.label
+
+    def is_gone(self, key: PartitionKey, survey: Survey) -> bool:
+        """Whether a log that a survey lacks is nowhere: everybody who could have it has answered, and has not.
+
+        With nsqlookupd that is certain only of one whose nsqd was seen with it before: another may be starting
+        somewhere else with its data directory.
+        """
+        if survey.away or key in survey.unled or key in survey.logs:
+            return False
+        if self._options.nsqd:
+            return True
+        return key.topic in survey.asked.get(self.place(key), ())
+
+    def forget(self, key: PartitionKey) -> None:
+        """Look for a log no longer where it was."""
+        self._places.pop(key, None)
 
     def move_cursor(self, key: PartitionKey, sequence: int) -> int:
         """Create or advance the channel of the query on one partition; returns its position.
@@ -92,18 +222,49 @@ class Surveyor:
         """
         retries = Retries(self._options.retries, self._sleep)
         while True:
+            address = self.place(key)
             try:
-                return self.try_cursor(key, sequence)
-            except FAILURES as error:
-                if is_final(error, key.nsqd, self._options.link):
+                if not address:
+                    raise LogAway(key.topic, key.label, "it is not where it was")
+                return self._cursors(address, {key: sequence})[key]
+            except (*FAILURES, LogAway) as error:
+                if is_final(error, address, self._options.link):
                     raise
-                retries.failed(error, f"setting the cursor of {key.topic} {key.label}")
+                retries.failed(error, f"setting the cursor of {key.topic} {self.label(key)}")
+            self.look([key])  # perhaps it is elsewhere by now
 
-    def try_cursor(self, key: PartitionKey, sequence: int) -> int:
-        """Move a cursor as :meth:`move_cursor` does, without a second attempt."""
+    def try_cursors(self, wanted: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
+        """Move cursors without a second attempt; returns those that were moved, and warns of the others."""
+        moved: dict[PartitionKey, int] = {}
+        by_address: dict[str, dict[PartitionKey, int]] = {}
+        for key, sequence in wanted.items():
+            address = self.place(key)
+            if address and not self.away_s(address):
+                by_address.setdefault(address, {})[key] = sequence
+        for address, those in by_address.items():
+            try:
+                moved |= self._cursors(address, those)
+            except FlintError as error:  # only the lag shown is late; the next commit says it again
+                log.warning("cursors on nsqd %s not moved: %s", address, error)
+        return moved
+
+    def _cursors(self, address: str, wanted: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         options = self._options
-        with POOL.lend(key.nsqd, options.connect_timeout, options.fetch_timeout, options.link) as connection:
-            return connection.cursor(key.topic, options.channel, key.partition, sequence)
+        topics = sorted({key.topic for key in wanted})
+        moved: dict[PartitionKey, int] = {}
+        with POOL.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
+            # a number means nothing in another log: that of a topic that was created anew, or of another directory
+            there = {
+                PartitionKey(topic, entry.partition, entry.log_id)
+                for topic, answer in zip(topics, connection.offsets(topics), strict=True)
+                for entry in answer.logs
+            }
+            for key, sequence in wanted.items():
+                if key in there:
+                    moved[key] = connection.cursor(key.topic, options.channel, key.partition, sequence)
+        for key in wanted.keys() - moved.keys():
+            raise LogAway(key.topic, key.label, f"nsqd {address} no longer has it")
+        return moved
 
     def _wanted(self, known: Iterable[PartitionKey], is_waiting: bool) -> dict[str, set[str]]:
         wanted: dict[str, set[str]] = {}
@@ -115,12 +276,17 @@ class Surveyor:
                 for address in addresses:
                     wanted.setdefault(address, set()).add(topic)
         for key in known:
-            wanted.setdefault(key.nsqd, set()).add(key.topic)
+            address = self.place(key)
+            if address:
+                wanted.setdefault(address, set()).add(key.topic)
         return wanted
 
     def _discover(self, is_waiting: bool) -> dict[str, tuple[str, ...]]:
         now_ns = self._clock.monotonic_ns()
-        fresh_ns = int(self._options.lookupd_poll_interval * 1e9)
+        interval_s = self._options.lookupd_poll_interval
+        if self._lacks_some:
+            interval_s = min(interval_s, LACKING_INTERVAL_S)
+        fresh_ns = int(interval_s * 1e9)
         if self._discovered_ns is not None and now_ns - self._discovered_ns < fresh_ns and not is_waiting:
             return self._discovered
         retries = Retries(self._options.retries, self._sleep)
@@ -146,7 +312,7 @@ class Surveyor:
             topics = [topic for topic in found if pattern.fullmatch(topic) and topic not in RESERVED_TOPICS]
         return {topic: tuple(nsqds_of_topic(lookupds, topic, timeout_s, link)) for topic in topics}
 
-    def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[list[PartitionLog]]:
+    def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[TopicLogs]:
         retries = Retries(self._options.retries, self._sleep)
         while True:
             try:
@@ -158,12 +324,13 @@ class Surveyor:
 
     def _ask_once(
         self, address: str, topics: list[str], timestamp_ns: int | None, survey: Survey
-    ) -> list[list[PartitionLog]]:
+    ) -> list[TopicLogs] | None:
+        """Ask as :meth:`_ask_patiently` does, without a second attempt; None: it is away."""
         now_ns = self._clock.monotonic_ns()
         absence = self._absences.get(address)
         if absence is not None and now_ns < absence.next_attempt_ns:
             survey.away[address] = absence.reason
-            return []
+            return None
         try:
             found = self._offsets(address, topics, timestamp_ns)
         except FAILURES as error:
@@ -179,12 +346,12 @@ class Surveyor:
                 log.warning("nsqd %s is away, its partitions wait: %s", address, error)
             self._absences[address] = absence
             survey.away[address] = absence.reason
-            return []
+            return None
         if self._absences.pop(address, None) is not None:
             log.warning("nsqd %s is back", address)
         return found
 
-    def _offsets(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[list[PartitionLog]]:
+    def _offsets(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[TopicLogs]:
         options = self._options
         with POOL.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
             return connection.offsets(topics, timestamp_ns)

@@ -84,12 +84,20 @@ def test_no_task_for_less_than_it_costs():
     assert len(plan_tasks(ranges, 1, 500_000)) == 4
 
 
+def test_where_a_log_is_makes_no_difference():
+    """A micro-batch that is repeated after its log has moved is the same."""
+    here, there = one(1, 60_000, "t", "a:1"), one(1, 60_000, "t", "b:1")
+    assert here == there
+    assert plan_tasks([one(1, 9, "u"), here], 2, 1000) == plan_tasks([there, one(1, 9, "u", "c:1")], 2, 1000)
+    assert (here.label, one(1, 9, nsqd="").label) == ("a:1/0", "0/00000000000000a1")
+
+
 def test_a_task_can_be_pickled():
     task = plan_tasks([one(1, 100)], 1, 1000)[0]
     assert pickle.loads(pickle.dumps(task)) == task
 
 
-KEYS = [PartitionKey(topic, "a:1", 0) for topic in "abcde"]
+KEYS = [PartitionKey(topic, 0, "00000000000000a1") for topic in "abcde"]
 
 
 @given(

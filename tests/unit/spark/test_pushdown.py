@@ -17,11 +17,14 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.pushdown import bounds_of
 
 WHOLE = FetchRange("t", "a:1", 0, 1, 1001, "00000000000000a1")
+
+
+def one(topic: str, partition: int) -> FetchRange:
+    return FetchRange(topic, "a:1", partition, 1, 1001, "00000000000000a1")
 
 
 @pytest.mark.parametrize(
@@ -44,11 +47,13 @@ def test_offsets(filters, expected):
 
 def test_partitions():
     bounds = bounds_of([In(("topic",), ("t", "u")), EqualTo(("partition",), 1), StringStartsWith(("nsqd",), "a")])
-    assert bounds.admits(PartitionKey("t", "a:1", 1))
-    assert not bounds.admits(PartitionKey("t", "a:1", 0))
-    assert not bounds.admits(PartitionKey("v", "a:1", 1))
+    assert bounds.admits(one("t", 1))
+    assert not bounds.admits(one("t", 0))
+    assert not bounds.admits(one("v", 1))
+    assert not bounds_of([EqualTo(("log_id",), "00000000000000b2")]).admits(WHOLE)
+    assert not bounds_of([EqualTo(("nsqd",), "b:1")]).admits(WHOLE)
     both = bounds_of([EqualTo(("topic",), "t"), EqualTo(("topic",), "u")])
-    assert not both.admits(PartitionKey("t", "a:1", 0))
+    assert not both.admits(one("t", 0))
 
 
 def test_timestamps_bound_the_start_only():
