@@ -51,11 +51,17 @@ log: a topic that is deleted and made again has another one. Timestamps are nano
 empty. With a timestamp in the command each row has `at`, the first sequence with that timestamp or a later
 one.
 
+On a node of a cluster `epoch` is that of the leader, and the answer has `"elsewhere": [{"partition": 1, "log_id":
+"18e9b176265a2367", "epoch": 4, "nsqd": "10.0.0.7:4150"}]`: the partitions of the topic that cannot be read here,
+and who leads them; `nsqd` is empty when nobody does, or the node asked is not ready. `log_id` is the same on
+every node.
+
 **FETCH** answers `[8 next][batches]`: whole batches as they are stored, layout in `src/flintmq/batch.py`,
 that overlap `start` to `end` (exclusive), about `bytes_max` bytes of them and at most 4 MiB, at least one if
 there is any. The first and the last may reach beyond the range. Ask again from `next` until it is `end`;
 sequences may be missing where damage was set aside. Outside of what is stored: `E_OFFSET_OUT_OF_RANGE
-start=<n> end=<n>`.
+start=<n> end=<n>`. `epoch` is what OFFSETS said; when the log has another leader by then, or the same again,
+`E_STALE_EPOCH`.
 
 **CURSOR** answers `{"sequence": <n>}`, the sequence below which the channel has confirmed everything. A
 channel that does not exist is created at `sequence` (-1: the present end, -2: the first stored message); for

@@ -7,6 +7,7 @@ Source: design/cluster.md section 3, Revision 2.
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -66,6 +67,9 @@ def topic(cluster: Cluster) -> str:
 
 def _pub(topic: str, body: bytes, number: int = 0) -> bytes:
     return b"PUB %s %d\n%s" % (topic.encode(), number, sized(body))
+
+
+FETCH = b"FETCH %s 0\n" + (1).to_bytes(8, "big") + (2).to_bytes(8, "big") + bytes((0, 1, 0, 0)) + bytes(4)
 
 
 def _answer(connection: Connection, topic: str, body: bytes) -> Frame:
@@ -164,7 +168,7 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster, topic: str) -> None
     with other.connect() as connection:
         for command in (_pub(topic, b"x"), b"PUB %s\n%s" % (topic.encode(), sized(b"x"))):
             assert connection.error(command).startswith("E_FAILED_ON_NOT_LEADER ")  # and goes on
-        assert connection.error(b"OFFSETS %s\n" % topic.encode()).startswith("E_FAILED_ON_NOT_LEADER ")
+        assert connection.error(FETCH % topic.encode()).startswith("E_FAILED_ON_NOT_LEADER ")
         connection.settle()
     with other.connect() as connection:
         assert connection.error(b"SUB %s ch 0\n" % topic.encode()).startswith("E_FAILED_ON_NOT_LEADER ")
@@ -174,6 +178,36 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster, topic: str) -> None
     assert other.request("POST", f"/topic/create?topic={topic}").status == 400
     with leader.connect() as connection:
         connection.ok(_pub(topic, b"x"))
+
+
+def test_every_node_says_where_a_log_is(cluster: Cluster, topic: str) -> None:
+    """Readers by offset need one address, and the log's id is the same wherever it is led."""
+    leader = cluster.leader(topic)
+    with leader.connect() as connection:
+        connection.ok(_pub(topic, b"x"))
+
+    def offsets(node: Nsqd) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        with node.connect() as connection:
+            connection.send(b"OFFSETS %s\n" % topic.encode())
+            answer = json.loads(connection.response())
+        return answer["partitions"], answer["elsewhere"]
+
+    partition = cluster.partition(topic)
+    (row,), elsewhere = offsets(leader)
+    assert (row["partition"], row["start"], row["end"], elsewhere) == (0, 1, 2, [])
+    assert row["epoch"] == partition["epoch"] > 0
+    told = {"partition": 0, "log_id": row["log_id"], "epoch": row["epoch"], "nsqd": f"127.0.0.1:{leader.tcp[1]}"}
+    for node in cluster.nodes:
+        if node is not leader:
+            wait_until(lambda node=node: offsets(node) == ([], [told]), lambda: f"{told} is told")  # type: ignore[misc]
+    leader.kill()
+    successor = cluster.leader(topic, but=leader)
+    (later,), _ = offsets(successor)
+    assert (later["log_id"], later["start"], later["end"]) == (row["log_id"], 1, 2)
+    assert later["epoch"] > row["epoch"]
+    with successor.connect() as connection:
+        stale = FETCH[:-4] + row["epoch"].to_bytes(4, "big")
+        assert connection.error(stale % topic.encode()).startswith("E_STALE_EPOCH ")
 
 
 def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(cluster: Cluster, topic: str) -> None:

@@ -265,7 +265,7 @@ class Broker:
             return topic
         self._refuse_replicated(name)
         if is_ephemeral(name):
-            log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max, self.budget)
+            log: PartitionLog | MemoryLog = MemoryLog(0, self.options.ephemeral_depth_max, self.budget, wall_ns)
         elif later:
             log = self._logs.new(name, 0, wall_ns)
         else:

@@ -10,6 +10,7 @@ Source: reference/youzan.md 1.3 (error table: a publisher's connection goes on, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flintmq.broker.partition import Partition, PublishGroup
@@ -33,6 +34,23 @@ class OfTheCluster(FlintError):
 
     def __str__(self) -> str:
         return f"topic {self.topic} is one of the cluster: nsqlookupd creates and deletes it, and says who leads it"
+
+
+@dataclass(frozen=True, slots=True)
+class LedElsewhere:
+    """A partition that cannot be read here.
+
+    Attributes:
+        number: of the partition.
+        log_id: of its log, the same on every node.
+        epoch: in which it is led, or was last.
+        address: of the node that leads it, as clients reach it; empty: none does, or this one, which is not ready.
+    """
+
+    number: int
+    log_id: int
+    epoch: int
+    address: str
 
 
 class Leadership(Protocol):
@@ -59,6 +77,13 @@ class Leadership(Protocol):
 
         Raises:
             RemoteProtocolError: NOT_LEADER, which ends no connection.
+        """
+        ...
+
+    def elsewhere(self, topic: str) -> list[LedElsewhere] | None:
+        """Return the partitions of a topic that cannot be read here; None when the topic is no business of the cluster.
+
+        It may not know any partition of a topic that is being created.
         """
         ...
 

@@ -26,7 +26,6 @@ from typing import Any, cast
 import msgspec
 
 from flintmq.broker.bounds import TopicFull
-from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.producers import SequenceGap
@@ -972,21 +971,22 @@ class Session(Client, asyncio.Protocol):
     def _offsets(self, event: wire.Offsets) -> None:
         if not self._may(event, "OFFSETS", event.topic, None):
             return
-        self._read(offsets, event, None)
+        elsewhere = None if self._leadership is None else self._leadership.elsewhere(event.topic)
+        try:
+            self._reply(offsets(self.engine.broker, event, elsewhere))
+        except RemoteProtocolError as error:
+            self._fail(error.code, error.detail)
 
     def _fetch(self, event: wire.Fetch) -> None:
         if not self._may(event, "FETCH", event.topic, None):
             return
-        self._read(fetch, event, event.partition)
-        self.flush()  # written at once, so that the transport says when enough has gathered
-
-    def _read(self, read: Callable[[Broker, Any], bytes], event: wire.Offsets | wire.Fetch, number: int | None) -> None:
         try:
             if self._leadership is not None:
-                self._leadership.check_read(type(event).__name__.upper(), event.topic, number)
-            self._reply(read(self.engine.broker, event))
+                self._leadership.check_read("FETCH", event.topic, event.partition)
+            self._reply(fetch(self.engine.broker, event))
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
+        self.flush()  # written at once, so that the transport says when enough has gathered
 
     def _cursor(self, event: wire.Cursor) -> None:
         if not self._may(event, "CURSOR", event.topic, event.channel):

@@ -26,18 +26,20 @@ class MemoryLog:
 
     Args:
         budget: what it holds counts in; None: without a limit.
+        log_id: its identity, which tells it from the same topic's log elsewhere, or before; wall time in ns will do.
 
     Attributes:
         dropped_count: messages that were dropped because there was no room for them.
     """
 
-    log_id = 0
+    epoch = 0
     is_created = True
     failed: str | None = None
     synced_sequence = 0
 
-    def __init__(self, partition: int, count_max: int, budget: Budget | None = None) -> None:
+    def __init__(self, partition: int, count_max: int, budget: Budget | None = None, log_id: int = 0) -> None:
         self.partition = partition
+        self.log_id = log_id
         self.start_sequence = 1
         self.next_sequence = 1
         self.committed_sequence = 1

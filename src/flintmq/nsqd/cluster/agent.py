@@ -58,6 +58,7 @@ from flintmq.cluster.store import (
 from flintmq.cluster.view import Change, NodeChange, PartitionChange, PartitionId, TopicChange, Unreadable, View
 from flintmq.env import Env
 from flintmq.errors import FlintError, StorageError
+from flintmq.net.address import format_address
 from flintmq.net.isolation import for_each
 from flintmq.net.membership import Membership, Replaced
 from flintmq.net.tasks import kept_up, tell
@@ -69,7 +70,7 @@ from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
 from flintmq.nsqd.cluster.seen import Seen, figures_of, name_of, sorted_partitions, why_changed, why_ended
 from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.leadership import NOT_LEADER, OfTheCluster, not_leader, not_writable
+from flintmq.nsqd.leadership import NOT_LEADER, LedElsewhere, OfTheCluster, not_leader, not_writable
 from flintmq.nsqd.replica_figures import ClusterFigures, ReplicaFigures
 from flintmq.storage import PartitionLog
 from flintmq.storage.records import encode_records
@@ -1168,6 +1169,26 @@ class Agent:
                 raise not_leader(command, topic, each, why, fatal=False)
         if not numbers:
             raise not_leader(command, topic, None, "is led by other nodes", fatal=False)
+
+    def elsewhere(self, topic: str) -> list[LedElsewhere] | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        if not self.is_replicated(topic):
+            return None
+        states = self.view.of_topic.get(topic, {})
+        found: list[LedElsewhere] = []
+        for number in sorted(states.keys() | self._replicas.of_topic(topic).keys()):
+            led = self._led.get((topic, number))
+            if led is not None and led.is_ready:
+                continue
+            state = states.get(number)
+            if state is None:  # the store has not told of it yet, or somebody else's store is asked
+                replica = self._replicas[topic, number]
+                found.append(LedElsewhere(number, replica.log_id, replica.epoch, ""))
+                continue
+            node = self.view.nodes.get(state.leader) if state.has_leader(self.view.nodes) else None
+            address = "" if node is None or node.node == self.node_id else format_address(node.host, node.tcp_port)
+            found.append(LedElsewhere(number, state.log_id, state.epoch, address))
+        return found
 
     def check_create(self, topic: str) -> None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
