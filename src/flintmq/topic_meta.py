@@ -63,8 +63,18 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether ids on the wire are 8 bytes internal id and 8 bytes trace id; of a plain topic 16 hex digits."""
+        """Whether clients name its partitions; those of a plain topic, of which a cluster has several, they do not."""
         return self.partition_num > 0
+
+    @property
+    def has_raw_ids(self) -> bool:
+        """Whether ids on the wire are 8 bytes internal id and 8 bytes trace id; else they are NSQ's 16 hex digits."""
+        return self.is_partitioned
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says nothing that NSQ does not know, but for the number of copies."""
+        return msgspec.structs.replace(self, replica=1) == PLAIN
 
     def query(self) -> dict[str, str]:
         """Return the parameters that :func:`meta_of_query` makes this of."""

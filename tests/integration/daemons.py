@@ -645,13 +645,25 @@ class Cluster:
         copies_on: how many nsqds there are.
         flags: of each of them.
         store: the address of a store; empty: the nsqlookupd keeps it.
+        lookupd_flags: of the nsqlookupd.
+        data_paths: of the nsqds, as far as they are given.
     """
 
-    def __init__(self, daemons: Daemons, copies_on: int = 3, flags: Iterable[str] = (), store: str = "") -> None:
+    def __init__(
+        self,
+        daemons: Daemons,
+        copies_on: int = 3,
+        flags: Iterable[str] = (),
+        store: str = "",
+        lookupd_flags: Iterable[str] = (),
+        data_paths: Sequence[Path] = (),
+    ) -> None:
         kept = [f"--cluster-store={store or 'own'}"]
         if not store:
             kept.append(f"--store-path={daemons.new_directory('store')}")
-        self.nsqlookupd = daemons.nsqlookupd("--broadcast-address=127.0.0.1", "--allow-same-host", *kept)
+        self.nsqlookupd = daemons.nsqlookupd(
+            "--broadcast-address=127.0.0.1", "--allow-same-host", *kept, *lookupd_flags
+        )
         host, tcp_port = self.nsqlookupd.tcp
         store = store or f"{host}:{self.nsqlookupd.http[1]}"
         self._reserved = [reserved_port() for _ in range(copies_on)]
@@ -661,8 +673,9 @@ class Cluster:
                 f"--peer-address=127.0.0.1:{reserved.getsockname()[1]}",
                 f"--lookupd-tcp-address={host}:{tcp_port}",
                 *flags,
+                data_path=data_paths[index] if index < len(data_paths) else None,
             )
-            for reserved in self._reserved
+            for index, reserved in enumerate(self._reserved)
         ]
         self.mend()
 
@@ -720,6 +733,19 @@ class Cluster:
 
         def look() -> Nsqd | None:
             found = self.found_leader(topic, number, access)
+            return None if found is but else found
+
+        found = wait_until(look, lambda: f"a leader of {topic}/{number}: {self.status(topic)}")
+        assert found is not None
+        return found
+
+    def leader_of_plain(self, topic: str, number: int = 0, but: Nsqd | None = None) -> Nsqd:
+        """As :meth:`leader`, of a topic whose partitions nsqlookupd does not name."""
+
+        def look() -> Nsqd | None:
+            row = self.partition(topic, number)
+            port = row["address"].rpartition(":")[2]
+            found = next((node for node in self.nodes if row["is_ready"] and str(node.tcp[1]) == port), None)
             return None if found is but else found
 
         found = wait_until(look, lambda: f"a leader of {topic}/{number}: {self.status(topic)}")

@@ -113,9 +113,9 @@ def dead_letter(
         mine = {PREFIX + name: value for name, value in about.items()}
         kept = _headers(frame) if has_headers else {}
         body = extended_body(_joined(kept, mine, len(body)), body)
-    if target.meta.is_partitioned:
+    if target.meta.has_raw_ids:
         at = ID_POSITION + TRACE_ID_SIZE
-        is_traced = source.meta.is_partitioned
+        is_traced = source.meta.has_raw_ids
         body = (bytes(frame[at : at + TRACE_ID_SIZE]) if is_traced else bytes(TRACE_ID_SIZE)) + body
     return body
 

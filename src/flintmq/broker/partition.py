@@ -217,10 +217,8 @@ class Partition:
     @meta.setter
     def meta(self, meta: TopicMeta) -> None:
         self._meta = meta
-        self.log.layout = (RAW_IDS if meta.is_partitioned else 0) | (EXTENDED if meta.extend_support else 0)
-        prefix = (bytes(TRACE_ID_SIZE) if meta.is_partitioned else b"") + (
-            EMPTY_HEADERS if meta.extend_support else b""
-        )
+        self.log.layout = (RAW_IDS if meta.has_raw_ids else 0) | (EXTENDED if meta.extend_support else 0)
+        prefix = (bytes(TRACE_ID_SIZE) if meta.has_raw_ids else b"") + (EMPTY_HEADERS if meta.extend_support else b"")
         self.prefix = prefix or None
 
     def add_headers(self, meta: TopicMeta) -> None:
@@ -231,7 +229,7 @@ class Partition:
         Args:
             meta: what the topic becomes.
         """
-        at = TRACE_ID_SIZE if meta.is_partitioned else 0
+        at = TRACE_ID_SIZE if meta.has_raw_ids else 0
         for group in self._groups:
             is_begun = group.first_sequence >= 0
             group.longer_from = self.log.next_sequence - group.first_sequence if is_begun else 0
@@ -367,7 +365,7 @@ class Partition:
         return last is not None and sequence <= last
 
     def _count(self, group: PublishGroup, count: int, size: int) -> None:
-        overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if self._meta.is_partitioned else 0)
+        overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if self._meta.has_raw_ids else 0)
         group.message_count += count
         group.frame_bytes += size + count * overhead
 

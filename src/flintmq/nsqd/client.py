@@ -13,6 +13,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Protocol
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.ext_filter import ExtFilter
@@ -28,6 +29,14 @@ from flintmq.wire.identify import Negotiated, ReceivedRequest
 log = logging.getLogger(__name__)
 
 _UNIDENTIFIED = ReceivedRequest()
+
+
+class Relay(Protocol):
+    """A consumer's share of what other nodes of a cluster lead."""
+
+    def close(self) -> None:
+        """Let go of it: the consumer is gone."""
+        ...
 
 
 class Client(ABC):
@@ -46,6 +55,7 @@ class Client(ABC):
         topic, channel, subscription: what it consumes; set by :class:`flintmq.nsqd.subscribing.Subscribing`, which
             keeps topic and channel when the subscription has ended.
         ext_filter: which of the messages with headers it takes; None for all.
+        relay: brings what other nodes lead of its topic; None: it consumes what is led here.
     """
 
     def __init__(self, connected_ns: int, auth: ClientAuth | None) -> None:
@@ -61,6 +71,7 @@ class Client(ABC):
         self.channel: Channel | ChannelParts | None = None
         self.subscription: Subscription | SharedSubscription | None = None
         self.ext_filter: ExtFilter | None = None
+        self.relay: Relay | None = None
 
     @property
     def request(self) -> ReceivedRequest:

@@ -88,7 +88,7 @@ def check_room(event: Publish, meta: TopicMeta) -> None:
     """
     if event.front is HEADED and not meta.extend_support:
         raise _no_room(event, "no headers: create it with extend=true, or upgrade it with upgradeext=true")
-    if event.front is TRACED and not meta.is_partitioned:
+    if event.front is TRACED and not meta.has_raw_ids:
         raise _no_room(
             event, "no partitions, so its message ids have no room for a trace id: create it with partition_num=1"
         )
@@ -133,9 +133,9 @@ def _with_headers(event: Publish, meta: TopicMeta) -> Form:
 def _headers(command: str, sized: bytes, meta: TopicMeta) -> _Headers:
     """Check headers with their size in front."""
     if len(sized) == HEADERS_SIZE.size:
-        return _Headers((NO_TRACE if meta.is_partitioned else b"") + bytes((NO_HEADERS,)), None, HEADERS_SIZE.size)
+        return _Headers((NO_TRACE if meta.has_raw_ids else b"") + bytes((NO_HEADERS,)), None, HEADERS_SIZE.size)
     trace = trace_of(command, sized[HEADERS_SIZE.size :])
-    front = (trace or NO_TRACE) + bytes((JSON,)) if meta.is_partitioned else bytes((JSON,))
+    front = (trace or NO_TRACE) + bytes((JSON,)) if meta.has_raw_ids else bytes((JSON,))
     return _Headers(front, trace, 0)
 
 

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.pending_reply import PendingReply
 from flintmq.wire.server import Publish, Subscribe
 
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
@@ -53,6 +55,13 @@ class LedElsewhere:
     address: str
 
 
+class NotOfOneNode(OfTheCluster):
+    """A topic cannot be made here, because topics of a cluster are made by it."""
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} has to be made by the cluster: ask /topic/create of nsqlookupd"
+
+
 class Leadership(Protocol):
     """Knows what this node leads; asked by whoever serves clients."""
 
@@ -61,6 +70,39 @@ class Leadership(Protocol):
 
         Raises:
             RemoteProtocolError: also NOT_LEADER and NOT_WRITABLE, which end no connection.
+        """
+        ...
+
+    def elsewhere(self, event: Publish) -> PendingReply | None:
+        """Take a publish to a topic of which nothing is led here, and which may have to be made; None: it is for here.
+
+        Raises:
+            RemoteProtocolError: NOT_WRITABLE, too much waits already.
+        """
+        ...
+
+    def prepare(self, event: Subscribe, is_extended: bool) -> Ended | None:
+        """Return what has to end before a client subscribes, so that its channel is where it has to be; None: nothing.
+
+        What it ends with is the answer, if that is an error.
+
+        Args:
+            is_extended: a topic that has to be made is one with headers.
+        """
+        ...
+
+    def relay(self, client: Client, event: Subscribe) -> Ended | None:
+        """Subscribe a client to what other nodes lead of a topic; None: it is to have what is led here.
+
+        What is returned ends when all that lead something of it serve the client.
+        """
+        ...
+
+    def wish(self, topic: str, is_extended: bool = False) -> Ended | None:
+        """Have the cluster make a topic that is not there; None: it is this node's own.
+
+        Raises:
+            OfTheCluster: it is there, and nothing of it is led here.
         """
         ...
 
@@ -80,7 +122,7 @@ class Leadership(Protocol):
         """
         ...
 
-    def elsewhere(self, topic: str) -> list[LedElsewhere] | None:
+    def led_elsewhere(self, topic: str) -> list[LedElsewhere] | None:
         """Return the partitions of a topic that cannot be read here; None when the topic is no business of the cluster.
 
         It may not know any partition of a topic that is being created.

@@ -25,7 +25,6 @@ from flintmq.net.http_client import get
 from flintmq.net.tasks import tell
 from flintmq.nsqd.lookup_peer import LookupPeer, Registration
 from flintmq.nsqd.options import NsqdOptions
-from flintmq.topic_meta import PLAIN
 from flintmq.wire.lookup import PORT_MAX, LookupdInfo, PeerInfo
 
 log = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ class Lookup:
         """
         if topic is not None and exists and self.is_ready is not None:
             rows = registrations_of([topic], self.is_ready)
-        elif topic is None or not exists or topic.meta == PLAIN:
+        elif topic is None or not exists or topic.meta.is_plain:
             rows = None
         else:
             rows = registrations_of([topic])
@@ -237,7 +236,7 @@ def registrations_of(topics: Iterable[Topic], is_ready: IsReady | None = None) -
         ready = tuple(n for n in topic.partitions if is_ready is None or is_ready(topic.name, n))
         if not ready and topic.partitions:
             continue
-        if topic.meta == PLAIN:
+        if topic.meta.is_plain:
             rows += [Registration(topic.name, channel) for channel in topic.channel_names] or [Registration(topic.name)]
         else:
             held = ready if topic.meta.is_partitioned else ()

@@ -61,6 +61,7 @@ class Node:
 
     Attributes:
         engine, drain, topics, publishing, subscribing, lookup, damage, tracing: see above.
+        publishing_here, subscribing_here: the same for what other nodes hand on, which goes no further.
         agent: its part in a cluster; None: it belongs to none.
         leadership: asked which partitions are led here; None: all that are.
     """
@@ -91,6 +92,8 @@ class Node:
         self.topics = Topics(self.engine, self.drain, self.lookup, clients, options)
         self.publishing = Publishing(self.engine, self.drain, self.topics)
         self.subscribing = Subscribing(self.engine, self.drain, self.topics, options)
+        self.publishing_here = self.publishing  # for what another node hands on
+        self.subscribing_here = self.subscribing
         self.leadership: Leadership | None = None
         self.tracing = Tracing(
             self.engine, options.trace_topic, options.trace_max_rate, self.topics.create, clients.look_up_again
@@ -137,6 +140,7 @@ class Node:
     async def _join(self) -> None:
         """Prepare to be one of a cluster."""
         from flintmq.nsqd.cluster.join import new_agent  # nobody else needs it
+        from flintmq.nsqd.cluster.serving import LedHere
 
         agent = self.agent = await new_agent(
             self._env,
@@ -149,10 +153,18 @@ class Node:
         )
         self.leadership = self.topics.leadership = agent
         self.publishing.leadership = self.subscribing.leadership = agent
+        here = LedHere(agent)
+        self.publishing_here = Publishing(self.engine, self.drain, self.topics)
+        self.subscribing_here = Subscribing(self.engine, self.drain, self.topics, self._options)
+        self.publishing_here.leadership = self.subscribing_here.leadership = here
+        agent.serving.publish_here = self.publishing_here.publish
         self.lookup.is_ready = agent.is_ready
 
-    async def enter(self) -> None:
+    async def enter(self, new_session: Callable[[], asyncio.Protocol]) -> None:
         """Be one of the cluster that this node belongs to, if it does; its addresses are known.
+
+        Args:
+            new_session: serves what another node hands on.
 
         Raises:
             ListenFailed: it cannot be listened for other nodes.
@@ -160,6 +172,7 @@ class Node:
         if self.agent is not None:
             from flintmq.nsqd.cluster.join import record_of
 
+            self.agent.serve_others(new_session)
             await self.agent.start(self._options.peer_address, record_of(self._options, self._identity))
             if self.drain.is_on:
                 self.agent.set_draining(True)

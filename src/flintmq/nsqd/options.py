@@ -170,6 +170,15 @@ class NsqdOptions(Options):
         group=_OPERATION,
         origin="flintmq",
     )
+    auto_create: str = option(
+        Choice(("cluster", "local")),
+        "cluster",
+        "in a cluster: who makes a topic when it is first published or subscribed to: the cluster, which keeps it on "
+        "several nodes, or this node alone, as NSQ does",
+        group=_OPERATION,
+        origin="flintmq",
+        hidden=True,  # like those of the cluster
+    )
     drain_timeout_ns: int = option(
         Duration(),
         0,
@@ -630,6 +639,7 @@ class NsqdOptions(Options):
     def _check_cluster(self) -> None:
         if not self.cluster_store:
             for attribute, default in (
+                ("auto_create", "cluster"),
                 ("cluster", DEFAULT_CLUSTER),
                 ("peer_address", DEFAULT_PEER_ADDRESS),
                 ("cluster_secret_file", ""),

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, count, repeat
 from struct import Struct
+from typing import Any, Protocol
 
 from flintmq.broker.partition import Ended, PublishGroup
 from flintmq.broker.producers import SequenceGap
+from flintmq.errors import RemoteProtocolError
 from flintmq.message import FRAME_OVERHEAD_BYTES, SIZE_FIELD_BYTES, TRACE_ID_SIZE, internal_id
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.extended import Stored, stored_reply
@@ -55,11 +57,16 @@ class PendingReply:
     @property
     def code(self) -> str:
         """The code of the error when it failed."""
-        return GAP_CODE if isinstance(self.source.error, SequenceGap) else COMMANDS[self.command].failure
+        error = self.source.error
+        if isinstance(error, RemoteProtocolError):
+            return error.code
+        return GAP_CODE if isinstance(error, SequenceGap) else COMMANDS[self.command].failure
 
     @property
     def is_fatal(self) -> bool:
         """Whether the connection is closed when it failed; not by publishes to a topic with partitions."""
+        if isinstance(self.source.error, RemoteProtocolError):
+            return self.source.error.fatal
         is_kept = isinstance(self.source, PublishGroup) and self.source.partition.meta.is_partitioned
         return not is_kept and COMMANDS[self.command].closes(self.code)
 
@@ -77,9 +84,41 @@ class PendingReply:
     def error_frame(self) -> bytes:
         """The answer when it failed."""
         error = self.source.error
+        if isinstance(error, RemoteProtocolError):
+            return error_frame(error.code, error.detail)
         if isinstance(error, SequenceGap):
             return error_frame(GAP_CODE, f"{self.command} {error}")
         return error_frame(self.code, f"{COMMANDS[self.command].family} failed {error}")
+
+
+class Remote(Protocol):
+    """An :class:`Ended` with the answer of another node."""
+
+    ended: bool
+    error: BaseException | None
+
+    def frames(self) -> bytes: ...
+
+    def stored(self) -> Stored | None: ...
+
+
+class RemoteReply(PendingReply):
+    """An answer that another node gives.
+
+    Args:
+        is_located: it says where messages are stored.
+    """
+
+    __slots__ = ("_remote",)
+
+    def __init__(self, source: Any, command: str, replies: int, is_located: bool) -> None:
+        super().__init__(source, command, replies)
+        self._remote: Remote = source
+        if is_located:
+            self.receipt = RemoteReceipt(source)
+
+    def frames(self) -> bytes:
+        return self._remote.frames()
 
 
 class Receipt:
@@ -97,7 +136,7 @@ class Receipt:
     def __init__(
         self, group: PublishGroup, traces: Sequence[bytes | None], bodies: Sequence[bytes], is_several: bool
     ) -> None:
-        overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if group.partition.meta.is_partitioned else 0)
+        overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if group.partition.meta.has_raw_ids else 0)
         self._group = group
         self._sizes = [len(body) + overhead for body in bodies]
         self._first_index = group.message_count - len(bodies)
@@ -153,3 +192,22 @@ class Receipt:
         if None in traces:
             return b"".join(OK_FRAME if trace is None else frame for trace, frame in zip(traces, found, strict=False))
         return b"".join(found)
+
+
+class RemoteReceipt(Receipt):
+    """Says where another node has stored messages."""
+
+    __slots__ = ("_remote",)
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    @property
+    def is_traced(self) -> bool:
+        return True
+
+    def stored(self) -> Stored | None:
+        return self._remote.stored()
+
+    def frames(self) -> bytes | None:
+        return self._remote.frames()

@@ -41,6 +41,8 @@ class Publishing:
     def publish(self, event: Publish) -> PendingReply:
         """Take messages; they are written at the end of the turn. What is returned ends when they are stored.
 
+        In a cluster they may be another node's to store: then it ends when that has answered.
+
         Raises:
             Exiting: this nsqd is shutting down.
             Draining: it is about to.
@@ -55,6 +57,8 @@ class Publishing:
         if drain.is_on and producer is None:
             drain.check(command, name, broker.topics)
         leadership = self.leadership
+        if leadership is not None and (elsewhere := leadership.elsewhere(event)) is not None:
+            return elsewhere
         found = partitions.to_publish(broker.topics, event) if leadership is None else leadership.to_publish(event)
         if drain.is_on and producer and not (found and found.has_published(producer[0], event.last)):
             drain.check(command, name, broker.topics)

@@ -118,7 +118,7 @@ class Nsqd:
         await self.node.open(self.restoring, stop)
         self._announce()
         await self._listen()
-        await self.node.enter()
+        await self.node.enter(self._session_of_node)
         self.node.begin()
         self._figures.start()
 
@@ -161,6 +161,11 @@ class Nsqd:
         for name, listener in listeners:
             if listener is not None:
                 logs.announce(log, name, listener.name)
+
+    def _session_of_node(self) -> Session:
+        """Serve another node of the cluster, which has proved who it is: nothing else is asked of it."""
+        terms = replace(self._terms, tls_required="false", auth=None)
+        return Session(self.node, self.clients, terms, is_of_node=True)
 
     def router(self) -> Router:
         """Return the routes of its HTTP API."""

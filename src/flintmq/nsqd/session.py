@@ -50,6 +50,7 @@ from flintmq.net.turns import SLICE_NS
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.extended import filter_of
+from flintmq.nsqd.leadership import NOT_WRITABLE
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import GAP_CODE, PendingReply
 from flintmq.nsqd.reading import fetch, offsets
@@ -75,9 +76,14 @@ _HEX = frozenset(b"0123456789abcdef")
 
 
 class Session(Client, asyncio.Protocol):
-    """One client of nsqd, and what it says."""
+    """One client of nsqd, and what it says.
 
-    def __init__(self, node: Node, clients: Clients, terms: Terms) -> None:
+    Args:
+        is_of_node: another node speaks for clients of its own: nothing is handed on again, and a publish that fails
+            ends no connection, because others wait on it.
+    """
+
+    def __init__(self, node: Node, clients: Clients, terms: Terms, is_of_node: bool = False) -> None:
         env = node.engine.env
         super().__init__(env.clock.wall_ns(), None if terms.auth is None else ClientAuth())
         self.engine = node.engine
@@ -89,9 +95,11 @@ class Session(Client, asyncio.Protocol):
         self._env = env
         self._clients = clients
         self._terms = terms
-        self._publishing = node.publishing
-        self._subscribing = node.subscribing
+        self._is_of_node = is_of_node
+        self._publishing = node.publishing_here if is_of_node else node.publishing
+        self._subscribing = node.subscribing_here if is_of_node else node.subscribing
         self._leadership = node.leadership
+        self._preparing: Ended | None = None  # what has to end before the client is subscribed
         self._ready_count = 0  # that RDY said last
         self._ready_limit: int | None = None  # that an operator has set
         self._pub_partition: Partition | None = None
@@ -104,7 +112,7 @@ class Session(Client, asyncio.Protocol):
         self._waiting: deque[wire.Event] = deque()
         self._slice_left_ns = SLICE_NS
         self._slot_bytes = 0
-        self._new_topic_group: PublishGroup | None = None  # the last one that waits for files of its topic
+        self._new_topic_group: Ended | None = None  # the last one that waits for its topic, or for another node
         self._new_topic_bytes = 0  # that wait with it
         self._has_commanded = False
         self._is_asked = False  # whether it reads
@@ -466,7 +474,7 @@ class Session(Client, asyncio.Protocol):
                 self.out.append(slot.frames())
                 if slot.on_stored is not None:
                     slot.on_stored()
-            elif not slot.is_fatal:
+            elif not slot.is_fatal or self._is_of_node:
                 self.out.append(slot.error_frame() * slot.replies)
             else:
                 self.out.append(slot.error_frame())
@@ -522,7 +530,7 @@ class Session(Client, asyncio.Protocol):
 
     def _must_wait(self) -> bool:
         """Whether answers have to leave before more commands are executed."""
-        if self._asking is not None:
+        if self._asking is not None or (self._preparing is not None and not self._preparing.ended):
             return True
         if self._new_topic_group is not None:
             if self._new_topic_group.ended:
@@ -747,7 +755,7 @@ class Session(Client, asyncio.Protocol):
     # -- commands of clients ---------------------------------------------------------------------------------------
 
     def _subscribe(self, event: wire.Subscribe) -> None:
-        if not self._may(event, "SUB", event.topic, event.channel):
+        if not self._may(event, "SUB", event.topic, event.channel) or not self._is_prepared(event):
             return
         try:
             source = self._subscribing.subscribe(self, event)
@@ -758,9 +766,26 @@ class Session(Client, asyncio.Protocol):
             self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
             return
         assert self.topic is not None
-        self.parser.raw_ids = self.topic.meta.is_partitioned
+        self.parser.raw_ids = self.topic.meta.has_raw_ids
         self._slots.append(PendingReply(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
+
+    def _is_prepared(self, event: wire.Subscribe) -> bool:
+        """Whether a client can be subscribed now; else the command waits, or has been answered with an error."""
+        preparing, self._preparing = self._preparing, None
+        if preparing is None:
+            preparing = self._subscribing.prepare(self, event)
+            if preparing is not None and not preparing.ended:
+                self._preparing = preparing
+                self._waiting.appendleft(event)
+                preparing.waiters.append(_Resumed(self))
+                return False
+        error = None if preparing is None else preparing.error
+        if isinstance(error, RemoteProtocolError):
+            self._fail(error.code, error.detail, error.fatal)
+        elif error is not None:
+            self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
+        return error is None
 
     def _open_subscription(self) -> None:
         if self.subscription is not None and self.channel is not None and self.parser.state == wire.SUBSCRIBED:
@@ -811,7 +836,11 @@ class Session(Client, asyncio.Protocol):
             self._slots.append(reply)
             self.engine.wants_output(self)
             return
-        assert isinstance(group, PublishGroup)
+        if not isinstance(group, PublishGroup):  # another node answers
+            self._await_topic(group, event.bodies)
+            self._slots.append(reply)
+            group.waiters.append(self)
+            return
         self._note_group(group, event)
         reply.note_publisher(self.peer)
         last = self._slots[-1] if self._slots else None
@@ -837,6 +866,12 @@ class Session(Client, asyncio.Protocol):
         else:
             code, detail = row.failure, f"{event.command} failed {error}"
             is_closing = row.closes(code)
+        if self._is_of_node:
+            is_closing = False
+            if not isinstance(
+                error, RemoteProtocolError
+            ):  # this node takes nothing any more: it is certainly not stored
+                code = NOT_WRITABLE
         for index in range(1 if is_closing else event.replies):
             if isinstance(error, SequenceGap):
                 gap = SequenceGap(error.producer_id, error.sequence + index, error.expected)
@@ -864,8 +899,8 @@ class Session(Client, asyncio.Protocol):
             is_turned = event.partition is None and partition.meta.is_partitioned
             self._pub_partition = None if is_turned or partition.events is not None else partition
 
-    def _await_topic(self, group: PublishGroup, bodies: Sequence[bytes]) -> None:
-        """Bound what waits for the files of new topics, or for the database: nothing of it is on disk before."""
+    def _await_topic(self, group: Ended, bodies: Sequence[bytes]) -> None:
+        """Bound what waits for new topics, the database or another node: nothing of it is on disk here before."""
         self._new_topic_group = group
         self._new_topic_bytes += sum(map(len, bodies)) + _NEW_TOPIC_BYTES
         if self._new_topic_bytes > WRITE_BUFFER_HIGH_BYTES and self._transport is not None:
@@ -971,7 +1006,7 @@ class Session(Client, asyncio.Protocol):
     def _offsets(self, event: wire.Offsets) -> None:
         if not self._may(event, "OFFSETS", event.topic, None):
             return
-        elsewhere = None if self._leadership is None else self._leadership.elsewhere(event.topic)
+        elsewhere = None if self._leadership is None else self._leadership.led_elsewhere(event.topic)
         try:
             self._reply(offsets(self.engine.broker, event, elsewhere))
         except RemoteProtocolError as error:
@@ -1024,6 +1059,18 @@ class Session(Client, asyncio.Protocol):
             f"held_bytes={self.parser.held_bytes} layers={self._layers} "
             f"{self.subscription.describe() if self.subscription else ''}"
         )
+
+
+class _Resumed:
+    """Lets a session go on that has waited for something else than its client."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def publish_ended(self) -> None:
+        self._session.engine.turns.later(self._session)
 
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {

@@ -52,6 +52,12 @@ class Subscribing:
         self._consumers_max = options.max_channel_consumers
         self.leadership: Leadership | None = None
 
+    def prepare(self, client: Client, event: Subscribe) -> Ended | None:
+        """Return what has to end before :meth:`subscribe`; None: nothing."""
+        if self.leadership is None or self._drain.is_exiting:
+            return None
+        return self.leadership.prepare(event, client.request.extend_support)
+
     def subscribe(self, client: Client, event: Subscribe) -> Ended:
         """Attach a client to a channel; what is returned ends when the channel can be relied on.
 
@@ -64,6 +70,9 @@ class Subscribing:
         self._drain.check_exiting()
         broker = self._broker
         leadership = self.leadership
+        if leadership is not None and (relayed := leadership.relay(client, event)) is not None:
+            relayed.waiters.append(client)
+            return relayed
         if leadership is None:
             numbers = partitions.to_consume(broker.topics, event, broker.is_order_must)
         else:
@@ -178,6 +187,9 @@ class Subscribing:
         channel, topic, subscription = client.channel, client.topic, client.subscription
         assert channel is not None and topic is not None and subscription is not None
         client.subscription = None
+        if client.relay is not None:
+            client.relay.close()
+            return
         broker = self._broker
         if broker.topics.get(topic.name) is not topic or channel.name not in topic.channel_names:
             return

@@ -71,6 +71,12 @@ class Topics:
         topic = self._broker.topic(name, self._engine.env.clock.wall_ns(), bool(self._lookup), later=True)
         return self._created(topic, True, "")
 
+    def wish(self, name: str, is_extended: bool = False) -> Ended | None:
+        """Have the cluster make a topic; what is returned ends when it is there. None: it is there, or is made here."""
+        if self.leadership is None or self._drain.is_exiting:
+            return None
+        return self.leadership.wish(name, is_extended)
+
     def wanted(self, command: str, name: str, is_extended: bool = False) -> Topic:
         """Find the topic that a client publishes or subscribes to; create it unless topics are not made so.
 

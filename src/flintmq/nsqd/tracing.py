@@ -269,7 +269,7 @@ class Tracing:
         mode = self._broker.own_settings(topic.name, channel).trace
         if mode is None:
             mode = self._broker.own_settings(topic.name).trace or OFF
-        return OFF if mode == TRACED and not topic.meta.is_partitioned else mode
+        return OFF if mode == TRACED and not topic.meta.has_raw_ids else mode
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class _Source:
         self.mode = mode
         self._tracing = tracing
         self._is_all = mode == ALL
-        self._is_raw = topic.meta.is_partitioned
+        self._is_raw = topic.meta.has_raw_ids
         self._topic = topic.name
         self._number = partition.number
         self._channel = channel

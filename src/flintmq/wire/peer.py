@@ -19,6 +19,7 @@ The node that leads partitions dials each node that has copies of them; one conn
                          StatePart (records) StateEnd                          ProgressAcks NeedState
                          Ping                                                  Pong
     both                 Farewell
+    Hello(CLIENTS)       behind the proof: the protocol of clients, wire/commands.py
 
 Rules of this file:
 
@@ -120,12 +121,25 @@ class Identity(_Frame, frozen=True):
     version: Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
+class Purpose(IntEnum):
+    """Tells what a connection is for."""
+
+    REPLICATION = 0
+    CLIENTS = 1
+    """Behind the proof it speaks the protocol of clients: a node serves its own with what this one leads."""
+
+
 class Hello(_Frame, frozen=True, tag=1):
-    """The first frame of whoever dialled."""
+    """The first frame of whoever dialled.
+
+    Attributes:
+        purpose: a :class:`Purpose`.
+    """
 
     magic: Annotated[bytes, Meta(max_length=16)]
     identity: Identity
     nonce: _Nonce
+    purpose: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class Welcome(_Frame, frozen=True, tag=2):
@@ -465,10 +479,11 @@ def _proof(secret: bytes, role: bytes, dialer: Identity, nonce: bytes, acceptor:
     return hmac.new(secret, b"".join(said), sha256).digest()
 
 
-def _check_identity(me: Identity, peer: Identity) -> None:
+def _check_identity(me: Identity, peer: Identity, purpose: int) -> None:
     if peer.cluster_id != me.cluster_id:
         raise PeerError(f"node {peer.node} belongs to cluster {peer.cluster_id}, this one to {me.cluster_id}")
-    if peer.node == me.node:
+    is_itself = peer.incarnation == me.incarnation and purpose == Purpose.CLIENTS
+    if peer.node == me.node and not is_itself:
         raise PeerError(f"node {peer.node} has the id of this node; was its data directory copied?")
     if abs(peer.version - me.version) > 1:
         raise PeerError(
@@ -490,17 +505,26 @@ class Dialer:
         secret: of the cluster; empty: none is configured.
         nonce: ``NONCE_BYTES`` that were never used before.
         expected_node: id of the node that should answer.
+        purpose: of the connection.
     """
 
-    def __init__(self, me: Identity, secret: bytes, nonce: bytes, expected_node: str) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        secret: bytes,
+        nonce: bytes,
+        expected_node: str,
+        purpose: Purpose = Purpose.REPLICATION,
+    ) -> None:
         self._me = me
         self._secret = secret
         self._nonce = nonce
         self._expected_node = expected_node
+        self._purpose = purpose
 
     def hello(self) -> bytes:
         """Return the first bytes to send."""
-        return encode_one(Hello(MAGIC, self._me, self._nonce))
+        return encode_one(Hello(MAGIC, self._me, self._nonce, self._purpose))
 
     def welcomed(self, frame: Frame) -> tuple[Identity, bytes]:
         """Take the answer; return who answered, and what to send before anything else.
@@ -513,7 +537,7 @@ class Dialer:
         if not isinstance(frame, Welcome):
             raise PeerError(f"{type(frame).__name__} in place of an answer to Hello")
         peer = frame.identity
-        _check_identity(self._me, peer)
+        _check_identity(self._me, peer, self._purpose)
         if peer.node != self._expected_node:
             raise PeerError(f"node {peer.node} answered in place of node {self._expected_node}")
         said = self._me, self._nonce, peer, frame.nonce
@@ -522,12 +546,17 @@ class Dialer:
 
 
 class Acceptor:
-    """The handshake of the node that was dialled; arguments as for :class:`Dialer`."""
+    """The handshake of the node that was dialled; arguments as for :class:`Dialer`.
+
+    Attributes:
+        purpose: of the connection, as whoever dialled said.
+    """
 
     def __init__(self, me: Identity, secret: bytes, nonce: bytes) -> None:
         self._me = me
         self._secret = secret
         self._nonce = nonce
+        self.purpose: int = Purpose.REPLICATION
         self._peer: Identity | None = None
         self._expected = b""
 
@@ -540,9 +569,9 @@ class Acceptor:
         if not isinstance(frame, Hello) or frame.magic != MAGIC:
             raise PeerError("the first frame is not the Hello of a node of FlintMQ")
         peer = frame.identity
-        _check_identity(self._me, peer)
+        _check_identity(self._me, peer, frame.purpose)
         said = peer, frame.nonce, self._me, self._nonce
-        self._peer = peer
+        self._peer, self.purpose = peer, frame.purpose
         self._expected = _proof(self._secret, b"dialer", *said)
         return encode_one(Welcome(self._me, self._nonce, _proof(self._secret, b"acceptor", *said)))
 

@@ -216,7 +216,7 @@ def _refusal(error: FlintError, is_draining: bool = False) -> HttpError:
 
 def _failure(error: BaseException) -> HttpError:
     """The answer to a publish that was taken and not stored."""
-    return _refusal(error) if isinstance(error, SequenceGap) else exiting(error)
+    return _refusal(error) if isinstance(error, SequenceGap | RemoteProtocolError) else exiting(error)
 
 
 def _answer_of(receipt: Receipt) -> Response:

@@ -21,11 +21,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from flintmq.broker.broker import ChannelNotFound, TopicConflict
+from flintmq.broker.partition import Ended
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError
 from flintmq.names import is_ephemeral
 from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response
-from flintmq.nsqd.api.answers import when
+from flintmq.nsqd.api.answers import PendingAnswer, when
 from flintmq.nsqd.api.arguments import (
     any_topic_name,
     channel_name,
@@ -58,6 +59,11 @@ def _not_leader(error: OfTheCluster) -> HttpError:
     return HttpError(400, f"{NOT_LEADER} {error}")
 
 
+def _when_made(wish: Ended, answer: Response) -> PendingResponse:
+    """Answer when the cluster has made a topic."""
+    return PendingAnswer(wish, answer, lambda error: HttpError(503, str(error))).pending
+
+
 class TopicsApi:
     """These routes of one nsqd."""
 
@@ -77,6 +83,8 @@ class TopicsApi:
 
     def created(self, name: str, answer: Response) -> PendingResponse:
         """Answer when a topic exists and will."""
+        if (wish := self._topics.wish(name)) is not None:
+            return _when_made(wish, answer)
         try:
             topic = self._topics.create(name)
         except OfTheCluster as error:
@@ -107,6 +115,8 @@ class TopicsApi:
     def _create_extended(self, name: str) -> PendingResponse:
         """Create a plain topic whose messages may carry headers."""
         self._refuse_while_draining()
+        if (wish := self._topics.wish(name, is_extended=True)) is not None:
+            return _when_made(wish, EMPTY)
         try:
             topic = self._topics.create_extended(name)
         except TopicConflict as error:

@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from flintmq.broker.broker import Broker
-from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.replicas import Replica
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
@@ -69,8 +69,10 @@ from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
 from flintmq.nsqd.cluster.seen import Seen, figures_of, name_of, sorted_partitions, why_changed, why_ended
+from flintmq.nsqd.cluster.serving import Serving
 from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.leadership import NOT_LEADER, LedElsewhere, OfTheCluster, not_leader, not_writable
+from flintmq.nsqd.leadership import NOT_LEADER, LedElsewhere, NotOfOneNode, OfTheCluster, not_leader, not_writable
+from flintmq.nsqd.pending_reply import PendingReply
 from flintmq.nsqd.replica_figures import ClusterFigures, ReplicaFigures
 from flintmq.storage import PartitionLog
 from flintmq.storage.records import encode_records
@@ -149,6 +151,10 @@ class Agent:
         on_ready: called with a topic and the partitions of it that can be read here from now on; None: some of it
             can be read no longer.
         change_meta: puts another state of a topic into force.
+        own_topics: that are this node's alone.
+        makes_topics: whether topics that publishing and subscribing make are the cluster's.
+        are_created: whether publishing and subscribing make topics at all.
+        msg_timeout_ns: of consumers that have not said another one.
     """
 
     def __init__(
@@ -163,6 +169,10 @@ class Agent:
         clients: Clients,
         on_ready: OnReady,
         change_meta: Callable[[Topic, TopicMeta], bool],
+        own_topics: frozenset[str] = frozenset(),
+        makes_topics: bool = True,
+        are_created: bool = True,
+        msg_timeout_ns: int = 60_000_000_000,
     ) -> None:
         self.view = View(keys)
         self.node_id = node_id
@@ -193,6 +203,7 @@ class Agent:
         # topics of which it is to be told what is ready, and partitions: only these, and none is not any more
         self._ready_changed: dict[str, list[int] | None] = {}
         self._unsynced: dict[Following, None] = {}
+        self._has_membership = asyncio.Event()
         self._has_cluster = asyncio.Event()  # its record is known, which the first nsqlookupd makes
         self._is_looking = False
         self._is_held = False
@@ -205,6 +216,11 @@ class Agent:
         self._swapping_count = 0
         self._to_promote: deque[Callable[[], None]] = deque()
         self._promoting_count = 0
+        self.serving = Serving(
+            env, self._broker, node_id, keys, self.view, store, self._peers, self._led, self._lease_id, own_topics,
+            makes_topics, are_created,
+            engine.wants_output, engine.schedule, msg_timeout_ns,
+        )  # fmt: skip
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._to_sweep: list[_Copy] = []
@@ -250,10 +266,26 @@ class Agent:
             on_replaced=self._replaced,
         )
         self._membership.start()
+        self._has_membership.set()
+
+    def serve_others(self, new_session: Callable[[], asyncio.Protocol]) -> None:
+        """Take what other nodes hand on.
+
+        Args:
+            new_session: serves one connection of theirs.
+        """
+        self._peers.new_session = new_session
+
+    async def _lease_id(self) -> int:
+        """Return the id of the lease that this node is registered with, as soon as it is."""
+        await self._has_membership.wait()
+        assert self._membership is not None
+        return (await self._membership.held()).lease_id
 
     async def close(self) -> None:
         """Lead nothing any more, and leave the cluster."""
         self._is_closing = True
+        await self.serving.close()
         if self._timer is not None:
             self._timer.cancel()
         for led in list(self._led.values()):
@@ -333,6 +365,7 @@ class Agent:
             self._due |= dict.fromkeys(self.view.held.get(self.node_id, ()))
         self.look()
         self._settle_soon()
+        self.serving.look()
 
     def _state_changed(self, change: PartitionChange) -> None:
         before, copy = change.before, self._copies.get(change.partition)
@@ -886,6 +919,7 @@ class Agent:
         """Tell of each topic once: hundreds of its partitions may have become ready in a turn."""
         changed, self._ready_changed = self._ready_changed, {}
         for_each(changed, lambda topic: self._on_ready(topic, changed[topic]), "telling what is ready of")
+        self.serving.look()
 
     def _swap_soon(self, led: Led) -> None:
         """Have written what a leader wants of the store, with what others want in this turn."""
@@ -1088,6 +1122,7 @@ class Agent:
                 if following is not None and following.broken is not None and not copy.is_busy:
                     self._mend(copy, following)
             self._peers.leave_idle()
+            self.serving.tick()
         except Exception as error:
             log.error("CLUSTER: %r", error, exc_info=error)
 
@@ -1170,7 +1205,7 @@ class Agent:
         if not numbers:
             raise not_leader(command, topic, None, "is led by other nodes", fatal=False)
 
-    def elsewhere(self, topic: str) -> list[LedElsewhere] | None:
+    def led_elsewhere(self, topic: str) -> list[LedElsewhere] | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
         if not self.is_replicated(topic):
             return None
@@ -1190,12 +1225,34 @@ class Agent:
             found.append(LedElsewhere(number, state.log_id, state.epoch, address))
         return found
 
+    def elsewhere(self, event: Publish) -> PendingReply | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        name = event.topic
+        return None if name in self._broker.topics else self.serving.elsewhere(event, self.is_replicated(name))
+
+    def prepare(self, event: Subscribe, is_extended: bool) -> Ended | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        return self.serving.prepare(event, self.is_replicated(event.topic), is_extended)
+
+    def relay(self, client: Client, event: Subscribe) -> Ended | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        return self.serving.relay(client, event, self.is_replicated(event.topic))
+
+    def wish(self, topic: str, is_extended: bool = False) -> Ended | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        return self.serving.wish(topic, is_extended, self.is_replicated(topic))
+
     def check_create(self, topic: str) -> None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
         if self.is_replicated(topic):
             raise OfTheCluster(topic)
+        if topic not in self._broker.topics and not self.serving.is_own(topic):
+            raise NotOfOneNode(topic)
 
-    check_delete = check_create
+    def check_delete(self, topic: str) -> None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        if self.is_replicated(topic):
+            raise OfTheCluster(topic)
 
     def is_replicated(self, topic: str) -> bool:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""

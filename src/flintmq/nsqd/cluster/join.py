@@ -48,7 +48,22 @@ async def new_agent(
     identity = await env.run_blocking(node_id, files)
     store = store_of(env, options)
     keys = Keys(options.cluster)
-    return Agent(env, engine, store, keys, identity, files.boot_id(), secret, clients, on_ready, change_meta)
+    return Agent(
+        env,
+        engine,
+        store,
+        keys,
+        identity,
+        files.boot_id(),
+        secret,
+        clients,
+        on_ready,
+        change_meta,
+        own_topics=frozenset((options.trace_topic,)),
+        makes_topics=options.auto_create == "cluster",
+        are_created=options.auto_create_topics,
+        msg_timeout_ns=options.msg_timeout_ns,
+    )
 
 
 def record_of(options: NsqdOptions, identity: Identity) -> NodeRecord:

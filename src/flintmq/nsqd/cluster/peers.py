@@ -22,11 +22,12 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from flintmq.cluster.link import FollowerLink, FollowerOwner, LeaderLink, Piece
 from flintmq.cluster.state import NodeRecord
 from flintmq.env import Env
+from flintmq.errors import FlintError
 from flintmq.net.address import format_address, format_peer
 from flintmq.net.listen import Listener, listen
 from flintmq.net.tasks import kept_up
@@ -40,6 +41,7 @@ from flintmq.wire.peer import (
     Identity,
     PeerError,
     PeerReader,
+    Purpose,
     encode_one,
     shorten,
 )
@@ -270,6 +272,7 @@ class _Incoming(_Connection):
         self._peers = peers
         self._acceptor = Acceptor(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES))
         self._is_greeted = False
+        self._session: asyncio.Protocol | None = None
         self.link: FollowerLink | None = None
 
     def made(self) -> None:
@@ -283,10 +286,24 @@ class _Incoming(_Connection):
             return
         identity = self._acceptor.proved(frame)
         self.trusted()
+        if self._acceptor.purpose == Purpose.CLIENTS:
+            self._serve()
+            return
         self.link = FollowerLink(identity, self._peers.owner, self.schedule)
         self._peers.accepted(self, identity)
 
+    def _serve(self) -> None:
+        """Leave the connection to a session: the other node speaks for its clients."""
+        assert self._transport is not None
+        session = self._session = self._peers.new_session()
+        self._peers.forget(self)
+        self._transport.set_protocol(session)
+        session.connection_made(self._transport)
+
     def received(self, data: bytes) -> None:
+        if self._session is not None:  # it came with the proof
+            self._session.data_received(data)
+            return
         assert self.link is not None
         try:
             self.link.receive(data)
@@ -302,6 +319,72 @@ class _Incoming(_Connection):
         self._peers.forget(self)
 
 
+class PassageFailed(FlintError):
+    """No connection to a leader could be had: nothing was sent.
+
+    Args:
+        reason: why not.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class PassageOwner(Protocol):
+    """Speaks for clients with a node that leads something."""
+
+    def received(self, data: bytes) -> None:
+        """Take what its session says."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; called once, when it had been opened."""
+        ...
+
+
+class Passage(_Connection):
+    """The end that dialled for clients: behind the handshake it is a client of the other node.
+
+    Attributes:
+        opened: is done when the handshake is over.
+    """
+
+    def __init__(self, peers: Peers, node: str, owner: PassageOwner) -> None:
+        super().__init__(peers.env)
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self._owner = owner
+        nonce = peers.random_bytes(NONCE_BYTES)
+        self._dialer = Dialer(peers.me(), peers.secret, nonce, node, Purpose.CLIENTS)
+
+    def made(self) -> None:
+        self.write(self._dialer.hello())
+
+    def greeted(self, frame: Frame) -> None:
+        _, proof = self._dialer.welcomed(frame)
+        self.write(proof)
+        self.trusted()
+        self.opened.set_result(None)
+
+    def received(self, data: bytes) -> None:
+        self._owner.received(data)
+
+    def lost(self) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(PassageFailed(self.reason))
+            self.opened.exception()  # whoever waited for it may have given up
+        elif not self.opened.cancelled():
+            self._owner.lost(self.reason)
+
+    def hold_input(self, is_held: bool) -> None:
+        """Read nothing more, or go on."""
+        if self._transport is not None:
+            (self._transport.pause_reading if is_held else self._transport.resume_reading)()
+
+
 @dataclass(slots=True)
 class _Dialling:
     """A node that is dialled for as long as something is led here that it has copies of."""
@@ -309,6 +392,10 @@ class _Dialling:
     link: LeaderLink
     task: asyncio.Task[None] | None = None
     connection: _Outgoing | None = None
+
+
+def _no_session() -> asyncio.Protocol:
+    raise PeerError("this node serves no clients of others yet")
 
 
 class Peers:
@@ -322,6 +409,9 @@ class Peers:
         on_appended: is called with a link when something came that may have been appended to copies.
         on_refused: is called with the record of a node that nobody answers for: its process is dead.
         random_bytes: returns so many that were never used before.
+
+    Attributes:
+        new_session: makes what serves clients of another node.
     """
 
     def __init__(
@@ -348,6 +438,7 @@ class Peers:
         self._by_node: dict[str, _Incoming] = {}
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
+        self.new_session: Callable[[], asyncio.Protocol] = _no_session
 
     async def listen(self, address: str) -> tuple[str, int]:
         """Listen; return where.
@@ -432,6 +523,29 @@ class Peers:
                 log.warning("PEER(%s): node %s: %s; it is dialled again", where, node, reason)
             await asyncio.sleep(self.env.random.uniform(pause_s / 2, pause_s))
             pause_s = min(pause_s * 2, AGAIN_S[1])
+
+    async def open_passage(self, record: NodeRecord, owner: PassageOwner) -> Passage:
+        """Connect to a node for clients of this one.
+
+        Raises:
+            PassageFailed: it cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        passage: Passage | None = None
+        try:
+            async with asyncio.timeout(CONNECT_DEADLINE_S + HANDSHAKE_DEADLINE_S):
+                _, passage = await loop.create_connection(
+                    lambda: Passage(self, record.node, owner), record.host, record.peer_port
+                )
+                await passage.opened
+        except TimeoutError:
+            raise PassageFailed("it does not answer") from None
+        except OSError as error:
+            raise PassageFailed(error.strerror or str(error)) from None
+        finally:
+            if passage is not None and not (passage.opened.done() and not passage.opened.cancelled()):
+                passage.abort("it took too long")
+        return passage
 
     async def _connected(self, node: str, record: NodeRecord) -> str:
         """Dial a node and stay until the connection is gone; return why."""

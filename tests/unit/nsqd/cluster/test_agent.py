@@ -67,6 +67,7 @@ class Case:
             durability=SimpleNamespace(waits_for_syncs=False),
             loop=self.loop,
             schedule=lambda: None,
+            wants_output=lambda client: None,
             sync_soon=lambda log: None,
         )
         store: Any = None

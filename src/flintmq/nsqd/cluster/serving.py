@@ -1,0 +1,326 @@
+"""A cluster as the clients of one node see it, beside what is led here: new topics, publishes handed on, relays.
+
+Rules of this file: what is led here costs one look-up more; nothing that a client waits for lasts without a deadline;
+ephemeral topics and the trace topic are this node's own.
+
+Source: design/cluster.md H2, H8, H17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from flintmq.broker.broker import Broker
+from flintmq.broker.partition import Ended, Partition
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.state import NodeRecord
+from flintmq.cluster.store import Store
+from flintmq.cluster.view import PartitionId, View
+from flintmq.env import Env
+from flintmq.errors import RemoteProtocolError
+from flintmq.names import is_ephemeral
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.cluster.handing import HandOn, until
+from flintmq.nsqd.cluster.led import Led
+from flintmq.nsqd.cluster.peers import Peers
+from flintmq.nsqd.cluster.relaying import Relay
+from flintmq.nsqd.cluster.wishes import Wishes
+from flintmq.nsqd.leadership import Leadership, NotOfOneNode, OfTheCluster, not_leader
+from flintmq.nsqd.pending_reply import PendingReply
+from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
+
+log = logging.getLogger(__name__)
+
+READY_WITHIN_S = 5.0
+"""Until a client that wants to subscribe is told that what it asks for cannot be had yet."""
+
+
+class Serving:
+    """The part.
+
+    Args:
+        led: what is led here.
+        lease: returns the id of the lease that this node is registered with, as soon as it has one.
+        own_topics: that are never the cluster's.
+        makes_topics: whether the cluster is asked for topics that are not there; else they are made here alone.
+        are_created: whether publishing and subscribing make topics at all.
+        wants_output: has a client's output written at the end of the turn.
+        schedule: has the turn ended.
+        msg_timeout_ns: of who has not said another one.
+
+    Attributes:
+        publish_here: takes a publish to what is led here, and hands nothing on.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        broker: Broker,
+        node: str,
+        keys: Keys,
+        view: View,
+        store: Store,
+        peers: Peers,
+        led: Mapping[PartitionId, Led],
+        lease: Callable[[], Awaitable[int]],
+        own_topics: frozenset[str],
+        makes_topics: bool,
+        are_created: bool,
+        wants_output: Callable[[Client], None],
+        schedule: Callable[[], None],
+        msg_timeout_ns: int,
+    ) -> None:
+        self._broker = broker
+        self._node = node
+        self._view = view
+        self._led = led
+        self._own_topics = own_topics
+        self._makes_topics = makes_topics
+        self._are_created = are_created
+        self.publish_here: Callable[[Publish], PendingReply] = _nothing_here
+        self.wishes = Wishes(env, node, keys, view, store, lease, self._is_usable)
+        self.handing = HandOn(
+            peers,
+            env.clock.monotonic_ns,
+            self._is_led_here,
+            self.leaders,
+            self._missing,
+            self._publish_here,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._peers = peers
+        self._now_ns = env.clock.monotonic_ns
+        self._wants_output = wants_output
+        self._schedule = schedule
+        self._msg_timeout_ns = msg_timeout_ns
+        self._relays: dict[Relay, None] = {}
+
+    async def close(self) -> None:
+        """Take nothing more; who waits is told."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+        await self.wishes.close()
+        await self.handing.close()
+
+    def look(self) -> None:
+        """Something of the cluster has changed."""
+        self.wishes.look()
+        for relay in list(self._relays):
+            relay.look()
+
+    def tick(self) -> None:
+        """Do what is due from time to time."""
+        self.wishes.look()
+        nodes = self._view.nodes
+        self.handing.look(lambda record: _is_alive(nodes, record))
+        now_ns = self._now_ns()
+        for relay in self._relays:
+            relay.tick(now_ns)
+
+    # -- which topics ------------------------------------------------------------------------------------------------
+
+    def is_own(self, topic: str) -> bool:
+        """Whether a topic of this name is this node's own, whatever the cluster has."""
+        return is_ephemeral(topic) or topic in self._own_topics or not self._makes_topics
+
+    def wish(self, topic: str, is_extended: bool, is_replicated: bool) -> Ended | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        if topic in self._broker.topics or (not is_replicated and self.is_own(topic)):
+            return None
+        return self.wishes.ask(topic, is_extended)
+
+    def _missing(self, topic: str) -> Ended | None:
+        """Ask for a topic that the cluster does not have; None: it has it."""
+        record = self._view.topics.get(topic)
+        is_there = record is not None and not record.is_deleting and topic in self._view.of_topic
+        return None if is_there or self._is_led_here(topic) else self.wishes.ask(topic)
+
+    def _is_led_here(self, topic: str) -> bool:
+        return topic in self._broker.topics
+
+    def _mine(self, topic: str) -> list[int]:
+        """The partitions that the store says are led here, by this process or the one before."""
+        return [number for number, state in self._view.of_topic.get(topic, {}).items() if state.leader == self._node]
+
+    def _is_usable(self, topic: str) -> bool:
+        record = self._view.topics.get(topic)
+        if record is None or record.is_deleting:
+            return False
+        states = self._view.of_topic.get(topic, {})
+        if len(states) < record.partition_num:
+            return False
+        mine = self._mine(topic)
+        if mine:
+            return all(self._is_ready(topic, number) for number in mine)
+        return bool(self.leaders(topic))
+
+    def _is_ready(self, topic: str, number: int) -> bool:
+        led = self._led.get((topic, number))
+        return led is not None and led.is_ready
+
+    def leaders(self, topic: str) -> list[NodeRecord]:
+        """Return the processes elsewhere that lead something of a topic; one that drains only if no other does."""
+        found: dict[str, NodeRecord] = {}
+        for number in self._view.of_topic.get(topic, ()):
+            record = self._view.leader((topic, number))
+            if record is not None and record.node != self._node:
+                found[record.node] = record
+        staying = [record for record in found.values() if not record.is_draining]
+        return staying or list(found.values())
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def elsewhere(self, event: Publish, is_replicated: bool) -> PendingReply | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`; of a topic that is not here."""
+        if event.partition is not None or event.producer_id is not None:
+            if not is_replicated and event.partition in (None, NOT_A_NUMBER) and self._asks_for(event.topic):
+                what = "is not there: its partitions are known when it is; create it, or publish without a sequence"
+                raise not_leader(event.command, event.topic, None, what, fatal=False)
+            if is_replicated or event.partition != NOT_A_NUMBER or event.producer_id is not None:
+                return None
+        if not is_replicated and (event.front or not self._asks_for(event.topic)):
+            return None
+        return self.handing.take(event)
+
+    def _publish_here(self, event: Publish) -> PendingReply:
+        reply = self.publish_here(event)
+        self._schedule()
+        return reply
+
+    def _asks_for(self, topic: str) -> bool:
+        return self._are_created and not self.is_own(topic)
+
+    # -- subscribing -------------------------------------------------------------------------------------------------
+
+    def prepare(self, event: Subscribe, is_replicated: bool, is_extended: bool) -> Ended | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        topic, number = event.topic, event.partition
+        if not is_replicated:
+            if topic in self._broker.topics or event.is_ordered or not self._asks_for(topic):
+                return None
+            if number is not None and number != NOT_A_NUMBER:
+                return None
+        elif number is not None and number != NOT_A_NUMBER and (topic, number) not in self._led:
+            return None  # it is said at once who does not lead
+        mine = self._mine(topic) if number is None or number == NOT_A_NUMBER else [number]
+        if mine and all(self._is_ready(topic, each) for each in mine):
+            return None
+        return self._begin(self._until_ready(event, is_extended))
+
+    async def _until_ready(self, event: Subscribe, is_extended: bool) -> None:
+        wish = None if self._is_usable(event.topic) else self.wishes.ask(event.topic, is_extended)
+        if wish is not None:
+            await until(wish)
+            if wish.error is not None:
+                raise RemoteProtocolError("E_SUB_FAILED", f"{event.command} failed {wish.error}", fatal=True)
+
+    def relay(self, client: Client, event: Subscribe, is_replicated: bool) -> Ended | None:
+        """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        if event.topic in self._broker.topics or not is_replicated or event.command != "SUB":
+            return None
+        record = self._view.topics.get(event.topic)
+        if record is None or event.partition not in (None, NOT_A_NUMBER):
+            return None
+        relay = Relay(
+            self._peers,
+            client,
+            event,
+            record.meta,
+            self.leading,
+            self._now_ns,
+            self._wants_output,
+            self._msg_timeout_ns,
+            lambda relay: self._relays.pop(relay, None),
+        )
+        self._relays[relay] = None
+        return relay.subscribed
+
+    def leading(self, topic: str) -> dict[str, tuple[NodeRecord, tuple[int, ...]]]:
+        """Return the processes that lead something of a topic, this one as well, by node; and what each leads."""
+        found: dict[str, tuple[NodeRecord, tuple[int, ...]]] = {}
+        for number in sorted(self._view.of_topic.get(topic, ())):
+            record = self._view.leader((topic, number))
+            if record is not None:
+                found[record.node] = record, (*found.get(record.node, (record, ()))[1], number)
+        return found
+
+    def _begin(self, work: Awaitable[None]) -> Ended:
+        """Do something with a deadline; what is returned ends when it is done, or with why it is not."""
+        ended = Ended()
+
+        async def run() -> None:
+            error: BaseException | None = RemoteProtocolError("E_SUB_FAILED", "this node ends", fatal=True)
+            try:
+                async with asyncio.timeout(READY_WITHIN_S):
+                    await work
+                error = None
+            except TimeoutError:
+                error = None  # what is not so yet is found, and said, by who subscribes
+            except RemoteProtocolError as refused:
+                error = refused
+            except Exception as defect:
+                log.error("CLUSTER: preparing a subscription: %r", defect, exc_info=defect)
+                error = RemoteProtocolError("E_SUB_FAILED", f"internal error {defect!r}", fatal=True)
+            finally:
+                ended.end(error)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ended
+
+
+def _is_alive(nodes: Mapping[str, NodeRecord], record: NodeRecord) -> bool:
+    now = nodes.get(record.node)
+    return now is not None and now.incarnation == record.incarnation
+
+
+def _nothing_here(event: Publish) -> PendingReply:
+    raise not_leader(event.command, event.topic, None, "is led by other nodes", fatal=False)
+
+
+class LedHere:
+    """A node as clients of other nodes see it: nothing is handed on a second time, and no topic is made.
+
+    Args:
+        leadership: of this node.
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self.to_consume = leadership.to_consume
+        self.check_read = leadership.check_read
+        self.check_delete = leadership.check_delete
+        self.led_elsewhere = leadership.led_elsewhere
+        self.is_replicated = leadership.is_replicated
+
+    def to_publish(self, event: Publish) -> Partition | None:
+        """As the node's own, but a topic that is not here is never made."""
+        found = self._leadership.to_publish(event)
+        if found is None:
+            raise not_leader(event.command, event.topic, None, "is not led here", fatal=False)
+        return found
+
+    def elsewhere(self, event: Publish) -> PendingReply | None:
+        """Hand nothing on."""
+        return None
+
+    def prepare(self, event: Subscribe, is_extended: bool) -> Ended | None:
+        """Wait for nothing."""
+        return None
+
+    def relay(self, client: Client, event: Subscribe) -> Ended | None:
+        """Relay nothing."""
+        return None
+
+    def wish(self, topic: str, is_extended: bool = False) -> Ended | None:
+        """Ask for nothing."""
+        raise OfTheCluster(topic)
+
+    def check_create(self, topic: str) -> None:
+        """Make nothing."""
+        raise NotOfOneNode(topic)

@@ -1,0 +1,233 @@
+"""Topics of a cluster that clients make, and clients that know one address alone: what plain NSQ users see.
+
+Source: design/cluster.md Revision 2, H2, H8, H9, H10, H17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, sized, wait_until
+
+_BARE = {"Accept": "application/vnd.nsq; version=1.0"}
+_topics = (f"made{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
+    # so that two of three nodes lead nothing of a topic
+    cluster = Cluster(daemons, lookupd_flags=["--default-partitions=1"])
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        daemons.close()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Cluster:
+    """All nodes of the cluster are alive, and known."""
+    started.mend()
+    return started
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that nobody has made."""
+    return next(_topics)
+
+
+def _pub(topic: str, body: bytes) -> bytes:
+    return b"PUB %s\n%s" % (topic.encode(), sized(body))
+
+
+def _mpub(topic: str, *bodies: bytes) -> bytes:
+    messages = len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies))
+    return b"MPUB %s\n%s" % (topic.encode(), sized(messages))
+
+
+def _record(cluster: Cluster, topic: str) -> dict[str, object]:
+    (row,) = cluster.status(topic)["topics"]
+    return row
+
+
+def _others(cluster: Cluster, topic: str) -> list[Nsqd]:
+    """The nodes that lead nothing of a topic."""
+    leaders = {row["address"].rpartition(":")[2] for row in _record(cluster, topic)["partitions"]}  # type: ignore[attr-defined]
+    return [node for node in cluster.nodes if str(node.tcp[1]) not in leaders]
+
+
+@pytest.mark.parametrize("way", ["PUB", "MPUB", "DPUB", "SUB", "/pub", "/mpub", "/topic/create"])
+def test_a_topic_that_a_client_makes_is_one_of_the_cluster(cluster: Cluster, topic: str, way: str) -> None:
+    node = cluster.nodes[0]
+    with node.connect() as connection:
+        match way:
+            case "PUB":
+                connection.ok(_pub(topic, b"x"))
+            case "MPUB":
+                connection.ok(_mpub(topic, b"x", b"y"))
+            case "DPUB":
+                connection.ok(b"DPUB %s 10\n%s" % (topic.encode(), sized(b"x")))
+            case "SUB":
+                connection.ok(b"SUB %s ch\n" % topic.encode())
+            case _:
+                assert node.request("POST", f"{way}?topic={topic}", b"x", _BARE).status == 200
+    row = _record(cluster, topic)
+    assert (row["partition_num"], row["replicator"]) == (1, 3)
+    assert row["meta"]["partition_num"] == 0, "ids are NSQ's"  # type: ignore[index]
+    cluster.wait_in_sync(topic, 3)
+
+
+def _made(cluster: Cluster, topic: str) -> tuple[Nsqd, list[Nsqd]]:
+    """Make a topic by publishing nothing; return who leads it, and who does not."""
+    assert cluster.nodes[0].request("POST", f"/topic/create?topic={topic}", None, _BARE).status == 200
+    leaders = {row["address"].rpartition(":")[2] for row in _record(cluster, topic)["partitions"]}  # type: ignore[attr-defined]
+    (leader,) = (node for node in cluster.nodes if str(node.tcp[1]) in leaders)
+    return leader, [node for node in cluster.nodes if node is not leader]
+
+
+def test_what_is_published_at_a_node_that_leads_nothing_is_handed_on(cluster: Cluster, topic: str) -> None:
+    leader, (other, third) = _made(cluster, topic)
+    name = topic.encode()
+    with leader.connect() as consumer:
+        consumer.ok(b"SUB %s ch\n" % name)
+        with other.connect() as connection:
+            connection.send(b"".join(_pub(topic, b"%d" % number) for number in range(5)))  # one read, five answers
+            assert [connection.frame() for _ in range(5)] == [(0, b"OK")] * 5
+            connection.ok(_mpub(topic, b"5", b"6"))
+            connection.ok(b"DPUB %s 10\n%s" % (name, sized(b"7")))
+            assert connection.error(b"PUB %s 0\n%s" % (name, sized(b"x"))).startswith("E_FAILED_ON_NOT_LEADER ")
+            connection.settle()
+        for way, body in (("/pub", b"8"), ("/mpub", b"9\n10"), ("/pub?defer=1", b"11")):
+            path, _, query = way.partition("?")
+            assert third.request("POST", f"{path}?topic={topic}&{query}", body, _BARE).status == 200
+        consumer.rdy(100)
+        came = [consumer.message() for _ in range(12)]
+        assert {message.body for message in came} == {b"%d" % number for number in range(12)}
+        assert all(len(message.id.strip(b"0123456789abcdef")) == 0 for message in came), "ids are NSQ's"
+    assert leader.stats(topic)["message_count"] == 12
+
+
+def test_who_publishes_at_a_node_that_stays_publishes_through_a_failover(cluster: Cluster, topic: str) -> None:
+    leader, (other, _) = _made(cluster, topic)
+    cluster.wait_in_sync(topic, 3)
+    acknowledged = []
+    with other.connect() as connection:
+        connection.ok(_pub(topic, b"before"))
+        leader.kill()
+        for number in range(20):
+            body = b"after-%d" % number
+            kind, data = 1, b""
+            while kind:  # what is not known is published again, as anybody would
+                connection.send(_pub(topic, body))
+                kind, data = connection.frame()
+                assert not kind or data.startswith((b"E_PUB_FAILED", b"E_FAILED_ON_NOT_WRITABLE")), data
+            acknowledged.append(body)
+    now = cluster.leader_of_plain(topic, but=leader)
+    with now.connect() as consumer:
+        consumer.ok(b"SUB %s ch\n" % topic.encode())
+        consumer.rdy(100)
+        missing = {b"before", *acknowledged}
+        while missing:
+            message = consumer.message()
+            consumer.finish(message)
+            missing.discard(message.body)
+
+
+# -- consumers with one address ----------------------------------------------------------------------------------------
+
+
+def test_who_consumes_at_a_node_that_leads_nothing_gets_what_the_leader_has(cluster: Cluster, topic: str) -> None:
+    leader, (other, _) = _made(cluster, topic)
+    name = topic.encode()
+    with other.connect() as consumer, leader.connect() as publisher:
+        consumer.ok(b"SUB %s ch\n" % name)
+        consumer.rdy(2)
+        publisher.ok(_mpub(topic, *(b"%d" % number for number in range(5))))
+        first, second = consumer.message(), consumer.message()
+        consumer.nothing_comes()  # no more than RDY says
+        consumer.send(b"TOUCH %s\n" % first.id)
+        consumer.finish(first)
+        third = consumer.message()
+        consumer.send(b"REQ %s 0\n" % second.id)
+        consumer.finish(third)
+        came = [consumer.message() for _ in range(2)]
+        while len(came) < 3:
+            consumer.finish(came[len(came) - 2])
+            came.append(consumer.message())
+        again = next(message for message in came if message.body == second.body)
+        assert again.attempts == 2
+        for message in came[-2:]:
+            consumer.finish(message)
+        assert consumer.error(b"FIN %s\n" % first.id).startswith("E_FIN_FAILED")
+        wait_until(lambda: leader.stats(topic, "ch")["depth"] == leader.stats(topic, "ch")["in_flight_count"] == 0)
+        consumer.send(b"CLS\n")
+        assert consumer.response() == b"CLOSE_WAIT"
+    wait_until(lambda: leader.stats(topic, "ch")["clients"] in (None, []), "its leader forgets the consumer")
+
+
+def test_what_a_consumer_held_comes_again_when_it_goes(cluster: Cluster, topic: str) -> None:
+    leader, (other, third) = _made(cluster, topic)
+    with leader.connect() as publisher:
+        publisher.ok(_pub(topic, b"x"))
+    with other.connect() as consumer:
+        consumer.ok(b"SUB %s ch\n" % topic.encode())
+        consumer.rdy(1)
+        assert consumer.message().attempts == 1
+    with third.connect() as consumer:
+        consumer.ok(b"SUB %s ch\n" % topic.encode())
+        consumer.rdy(1)
+        assert consumer.message().attempts == 2
+
+
+async def _through_a_failover(address: str, topic: str, fail: Any) -> tuple[set[bytes], list[bytes]]:
+    """Publish and consume with pynsq at one address; return what was acknowledged, and what came."""
+    import nsq  # it makes a loop of its own when it is imported too early
+
+    came: list[bytes] = []
+
+    def handle(message: Any) -> bool:
+        came.append(message.body)
+        return True
+
+    reader = nsq.Reader(topic, "ch", message_handler=handle, nsqd_tcp_addresses=[address], max_in_flight=5)
+    writer = nsq.Writer([address], reconnect_interval=0.1)
+    acknowledged: set[bytes] = set()
+    try:
+        for number in range(60):
+            if number == 20:
+                while len(set(came)) < 10:
+                    await asyncio.sleep(0.01)
+                fail()
+            body = b"%d" % number
+            while body not in acknowledged:
+                if not any(connection.connected() for connection in writer.conns.values()):
+                    await asyncio.sleep(0.01)
+                    continue
+                answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                writer.pub(topic, body, callback=lambda _connection, data, to=answer: to.done() or to.set_result(data))
+                if await answer == b"OK":
+                    acknowledged.add(body)
+        while not acknowledged <= set(came):
+            await asyncio.sleep(0.01)
+    finally:
+        writer.reconnect_interval = 1e6
+        for connection in list(writer.conns.values()):
+            connection.close()
+        reader.close()
+    return acknowledged, came
+
+
+def test_pynsq_with_one_address_publishes_and_consumes_through_a_failover(cluster: Cluster, topic: str) -> None:
+    leader, (other, _) = _made(cluster, topic)
+    cluster.wait_in_sync(topic, 3)
+    address = "{}:{}".format(*other.tcp)
+    work = _through_a_failover(address, topic, leader.kill)
+    acknowledged, came = asyncio.run(asyncio.wait_for(work, PATIENCE_S))
+    assert len(acknowledged) == 60
+    print(f"\n{len(came) - len(set(came))} messages came again")
