@@ -6,12 +6,15 @@ Source: design/cluster.md Revision 2, H2, H8, H9, H10, H17.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, sized, wait_until
+from tests.integration.daemons import ERROR, MESSAGE, PATIENCE_S, Cluster, Daemons, Nsqd, message_of, sized, wait_until
+from tests.integration.etcd import Etcd
 
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 _topics = (f"made{number}" for number in count())
@@ -150,7 +153,7 @@ def test_who_consumes_at_a_node_that_leads_nothing_gets_what_the_leader_has(clus
         consumer.rdy(2)
         publisher.ok(_mpub(topic, *(b"%d" % number for number in range(5))))
         first, second = consumer.message(), consumer.message()
-        consumer.nothing_comes()  # no more than RDY says
+        assert leader.stats(topic, "ch")["in_flight_count"] == 2, "as RDY says"
         consumer.send(b"TOUCH %s\n" % first.id)
         consumer.finish(first)
         third = consumer.message()
@@ -231,3 +234,47 @@ def test_pynsq_with_one_address_publishes_and_consumes_through_a_failover(cluste
     acknowledged, came = asyncio.run(asyncio.wait_for(work, PATIENCE_S))
     assert len(acknowledged) == 60
     print(f"\n{len(came) - len(set(came))} messages came again")
+
+
+# -- one partition for each node ---------------------------------------------------------------------------------------
+
+
+def test_consumers_at_two_nodes_get_what_the_third_one_led(tmp_path: Path, daemons: Daemons) -> None:
+    """The channel is at every partition before the first SUB is answered, and nobody has to connect again."""
+    etcd = Etcd(tmp_path, "one").launch().wait()
+    cluster = None
+    try:
+        cluster = Cluster(daemons, store=etcd.url)
+        topic = next(_topics)
+        dead, first, second = cluster.nodes
+        with first.connect() as one, second.connect() as two:
+            one.ok(b"SUB %s ch\n" % topic.encode())
+            row = _record(cluster, topic)
+            assert (row["partition_num"], row["replicator"]) == (3, 3)
+            assert all(node.stats(topic, "ch") for node in cluster.nodes), "before anybody else subscribes"
+            two.ok(b"SUB %s ch\n" % topic.encode())
+            for consumer in (one, two):
+                consumer.rdy(100)
+            for node in cluster.nodes:
+                with node.connect() as publisher:
+                    publisher.ok(_mpub(topic, *(b"%d of %d" % (number, node.tcp[1]) for number in range(5))))
+            dead.kill()
+            missing = {b"%d of %d" % (number, node.tcp[1]) for node in cluster.nodes for number in range(5)}
+
+            def come() -> bool:
+                for consumer in (one, two):
+                    with contextlib.suppress(TimeoutError):
+                        while (frame := consumer.any_frame(0.01)) is not None:
+                            if frame.kind == MESSAGE:
+                                message = message_of(frame.data)
+                                consumer.finish(message)
+                                missing.discard(message.body)
+                            else:
+                                assert frame.kind != ERROR or frame.data.startswith(b"E_FIN_FAILED"), frame
+                return not missing
+
+            wait_until(come, lambda: f"everything: {sorted(missing)}")
+    finally:
+        if cluster is not None:
+            cluster.close()
+        etcd.discard()

@@ -12,7 +12,7 @@ Source: reference/youzan.md 1.3, reference/nsq.md 1.4 (RDY).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.subscription import Locality, Subscription
@@ -69,6 +69,18 @@ class SharedSubscription:
         self._is_open = False
         for part in self.parts:
             part.shared = self
+
+    def add(self, part: PartSubscription) -> None:
+        """Consume one more partition."""
+        part.shared = self
+        self.parts = (*self.parts, part)
+        self._changed()
+
+    def remove(self, part: Subscription) -> None:
+        """Consume a partition no longer; of what it has in flight nothing counts any more."""
+        self.parts = tuple(each for each in self.parts if each is not part)
+        if self.parts:
+            self._changed()
 
     @property
     def capacity(self) -> int:
@@ -176,6 +188,23 @@ class ChannelParts:
         self.name = first.name
         self.ephemeral = first.ephemeral
         self.latency = first.latency  # only whether it is kept
+
+    @property
+    def numbers(self) -> KeysView[int]:
+        """The partitions that its parts are in."""
+        return self._channels.keys()
+
+    def add(self, number: int, channel: Channel, subscription: PartSubscription) -> None:
+        """Take in the part of one more partition."""
+        self._channels[number] = channel
+        self._subscriptions[number] = subscription
+        self._turns.append(channel)
+
+    def remove(self, number: int) -> None:
+        """Let the part of a partition go: what is said of its messages fails."""
+        channel = self._channels.pop(number)
+        del self._subscriptions[number]
+        self._turns.remove(channel)
 
     def in_turn(self) -> list[Channel]:
         """All parts, each time with another one first."""

@@ -81,13 +81,10 @@ class Leadership(Protocol):
         """
         ...
 
-    def prepare(self, event: Subscribe, is_extended: bool) -> Ended | None:
+    def prepare(self, client: Client, event: Subscribe) -> Ended | None:
         """Return what has to end before a client subscribes, so that its channel is where it has to be; None: nothing.
 
         What it ends with is the answer, if that is an error.
-
-        Args:
-            is_extended: a topic that has to be made is one with headers.
         """
         ...
 
@@ -143,6 +140,10 @@ class Leadership(Protocol):
         Raises:
             OfTheCluster: it is one of the cluster.
         """
+        ...
+
+    def is_ready(self, topic: str, number: int) -> bool:
+        """Whether a partition may be read here."""
         ...
 
     def is_replicated(self, topic: str) -> bool:

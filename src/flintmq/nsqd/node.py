@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flintmq.broker.broker import Broker, BrokerOptions
+from flintmq.broker.subscription import Subscription
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
 from flintmq.errors import DiskFull, StorageError
@@ -157,6 +158,7 @@ class Node:
         self.publishing_here = Publishing(self.engine, self.drain, self.topics)
         self.subscribing_here = Subscribing(self.engine, self.drain, self.topics, self._options)
         self.publishing_here.leadership = self.subscribing_here.leadership = here
+        agent.let_go = self._let_go
         agent.serving.publish_here = self.publishing_here.publish
         self.lookup.is_ready = agent.is_ready
 
@@ -261,6 +263,11 @@ class Node:
 
     def _ready_changed(self, name: str, gained: Sequence[int] | None) -> None:
         self.lookup.ready_changed(name, self._broker.topics.get(name), gained)
+        for each in (self.subscribing, self.subscribing_here):
+            each.partitions_changed(name)
+
+    def _let_go(self, subscription: Subscription, number: int) -> bool:
+        return any(each.let_go(subscription, number) for each in (self.subscribing, self.subscribing_here))
 
     def _problem(self, error: StorageError) -> None:
         log.error("%s", error)

@@ -26,7 +26,7 @@ from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.topics import Topics
 from flintmq.nsqd.topology import Topology
-from flintmq.wire.server import Cursor, Subscribe
+from flintmq.wire.server import NOT_A_NUMBER, Cursor, Subscribe
 
 log = logging.getLogger(__name__)
 AnySubscription = TypeVar("AnySubscription", bound=Subscription)
@@ -51,12 +51,14 @@ class Subscribing:
         self._max_msg_timeout_ns = options.max_msg_timeout_ns
         self._consumers_max = options.max_channel_consumers
         self.leadership: Leadership | None = None
+        # who has asked for all of a replicated topic that is led here, now and later
+        self._following: dict[str, dict[Client, Subscribe]] = {}
 
     def prepare(self, client: Client, event: Subscribe) -> Ended | None:
         """Return what has to end before :meth:`subscribe`; None: nothing."""
         if self.leadership is None or self._drain.is_exiting:
             return None
-        return self.leadership.prepare(event, client.request.extend_support)
+        return self.leadership.prepare(client, event)
 
     def subscribe(self, client: Client, event: Subscribe) -> Ended:
         """Attach a client to a channel; what is returned ends when the channel can be relied on.
@@ -121,7 +123,16 @@ class Subscribing:
     def _attach(self, client: Client, topic: Topic, channels: dict[int, Channel], event: Subscribe) -> None:
         """Let a client consume a channel in the partitions that it was given."""
         client.topic = topic
-        if len(channels) == 1:
+        leadership = self.leadership
+        is_following = (
+            leadership is not None
+            and event.partition in (None, NOT_A_NUMBER)
+            and not event.is_ordered
+            and leadership.is_replicated(topic.name)
+        )
+        if is_following:
+            self._following.setdefault(topic.name, {})[client] = event
+        if len(channels) == 1 and not is_following:
             (client.channel,) = channels.values()
             (number,) = channels
             client.subscription = self._subscription(client, Subscription, topic.partitions[number], event)
@@ -134,6 +145,41 @@ class Subscribing:
             client.subscription = SharedSubscription(list(parts.values()))
             for number, channel in channels.items():
                 channel.add(parts[number])
+
+    def partitions_changed(self, name: str) -> None:
+        """Have those who consume all of a topic consume what has come to be led here."""
+        topic = self._broker.topics.get(name)
+        leadership = self.leadership
+        if topic is None or leadership is None:
+            return
+        for client, event in list(self._following.get(name, {}).items()):
+            subscription, parts = client.subscription, client.channel
+            if not isinstance(subscription, SharedSubscription) or not isinstance(parts, ChannelParts):
+                continue
+            for number, partition in topic.partitions.items():
+                if number not in parts.numbers and leadership.is_ready(name, number):
+                    self._broker.channel(topic, event.channel, numbers=[number])
+                    channel = partition.channels[event.channel]
+                    part = self._subscription(client, PartSubscription, partition, event)
+                    parts.add(number, channel, part)
+                    subscription.add(part)
+                    channel.add(part)
+                    self._broker.mark(channel)
+            client.topic = topic
+        self._engine.schedule()
+
+    def let_go(self, subscription: Subscription, number: int) -> bool:
+        """Have a client go on without a partition that is led here no longer; False when it has no other."""
+        client = subscription.owner
+        if not isinstance(client, Client) or not isinstance(client.channel, ChannelParts):
+            return False
+        shared = client.subscription
+        is_following = client.topic is not None and client in self._following.get(client.topic.name, {})
+        if not is_following or not isinstance(shared, SharedSubscription) or len(shared.parts) < 2:
+            return False
+        shared.remove(subscription)
+        client.channel.remove(number)
+        return True
 
     def _hold_until_durable(self, client: Client, topic: Topic, command: str) -> bool:
         """Let nothing be stored in a topic before a channel is that a client has subscribed to; False: not now.
@@ -187,6 +233,11 @@ class Subscribing:
         channel, topic, subscription = client.channel, client.topic, client.subscription
         assert channel is not None and topic is not None and subscription is not None
         client.subscription = None
+        followers = self._following.get(topic.name)
+        if followers is not None:
+            followers.pop(client, None)
+            if not followers:
+                del self._following[topic.name]
         if client.relay is not None:
             client.relay.close()
             return

@@ -155,6 +155,9 @@ class Agent:
         makes_topics: whether topics that publishing and subscribing make are the cluster's.
         are_created: whether publishing and subscribing make topics at all.
         msg_timeout_ns: of consumers that have not said another one.
+
+    Attributes:
+        let_go: has a consumer go on without a partition; False: it has nothing else here.
     """
 
     def __init__(
@@ -216,6 +219,7 @@ class Agent:
         self._swapping_count = 0
         self._to_promote: deque[Callable[[], None]] = deque()
         self._promoting_count = 0
+        self.let_go: Callable[[Subscription, int], bool] = lambda _subscription, _number: False
         self.serving = Serving(
             env, self._broker, node_id, keys, self.view, store, self._peers, self._led, self._lease_id, own_topics,
             makes_topics, are_created,
@@ -814,7 +818,9 @@ class Agent:
         del self._by_log[replica.log]
         for group in (self._moving, self._changed, self._unready, self._fenced):
             group.pop(led, None)
+        number = copy.partition[1]
         subscriptions = self._replicas.demote(replica, NotLedAnyMore())
+        subscriptions = [each for each in subscriptions if not self.let_go(each, number)]
         self.seen.ended_count += 1
         log.warning("CLUSTER: %s is led here no longer: %s", _name(led), why_ended(self.view, self.node_id, leading))
         self._clients.look_up_again()
@@ -1230,9 +1236,9 @@ class Agent:
         name = event.topic
         return None if name in self._broker.topics else self.serving.elsewhere(event, self.is_replicated(name))
 
-    def prepare(self, event: Subscribe, is_extended: bool) -> Ended | None:
+    def prepare(self, client: Client, event: Subscribe) -> Ended | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
-        return self.serving.prepare(event, self.is_replicated(event.topic), is_extended)
+        return self.serving.prepare(client, event, self.is_replicated(event.topic))
 
     def relay(self, client: Client, event: Subscribe) -> Ended | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""

@@ -468,6 +468,27 @@ class Relay:
         return True
 
 
+async def subscribed_once(peers: Peers, record: NodeRecord, greeting: bytes) -> RemoteProtocolError | str | None:
+    """Subscribe at a leader and go again, so that the channel is there; return why that failed."""
+    ended: asyncio.Future[RemoteProtocolError | str | None] = asyncio.get_running_loop().create_future()
+
+    def tell(error: RemoteProtocolError | str | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    upstream = Upstream(
+        peers, record, greeting, 2, False,
+        on_open=lambda _upstream: tell(None),
+        on_messages=lambda _upstream, _frames, _ids: None,  # without RDY none comes
+        on_error=lambda _frame: None,
+        on_lost=lambda _upstream, reason: tell(reason),
+    )  # fmt: skip
+    try:
+        return await ended
+    finally:
+        upstream.close("the channel is there")
+
+
 def greeting_of(client: Client, event: Subscribe) -> bytes:
     """Return the first bytes of a connection that speaks for a client; OK comes to them twice."""
     negotiated = client.negotiated

@@ -25,7 +25,7 @@ from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.handing import HandOn, until
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
-from flintmq.nsqd.cluster.relaying import Relay
+from flintmq.nsqd.cluster.relaying import Relay, greeting_of, subscribed_once
 from flintmq.nsqd.cluster.wishes import Wishes
 from flintmq.nsqd.leadership import Leadership, NotOfOneNode, OfTheCluster, not_leader
 from flintmq.nsqd.pending_reply import PendingReply
@@ -33,6 +33,7 @@ from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
 
 log = logging.getLogger(__name__)
 
+AGAIN_S = 0.05
 READY_WITHIN_S = 5.0
 """Until a client that wants to subscribe is told that what it asks for cannot be had yet."""
 
@@ -196,27 +197,68 @@ class Serving:
 
     # -- subscribing -------------------------------------------------------------------------------------------------
 
-    def prepare(self, event: Subscribe, is_replicated: bool, is_extended: bool) -> Ended | None:
+    def prepare(self, client: Client, event: Subscribe, is_replicated: bool) -> Ended | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
         topic, number = event.topic, event.partition
+        is_named = number is not None and number != NOT_A_NUMBER
         if not is_replicated:
-            if topic in self._broker.topics or event.is_ordered or not self._asks_for(topic):
+            if topic in self._broker.topics or event.is_ordered or is_named or not self._asks_for(topic):
                 return None
-            if number is not None and number != NOT_A_NUMBER:
+        elif is_named and number is not None:
+            if (topic, number) not in self._led or self._is_ready(topic, number):
+                return None  # it is said at once who does not lead
+        else:
+            mine = self._mine(topic)
+            if mine and all(self._is_ready(topic, each) for each in mine) and not self._lacks_channel(event):
                 return None
-        elif number is not None and number != NOT_A_NUMBER and (topic, number) not in self._led:
-            return None  # it is said at once who does not lead
-        mine = self._mine(topic) if number is None or number == NOT_A_NUMBER else [number]
-        if mine and all(self._is_ready(topic, each) for each in mine):
-            return None
-        return self._begin(self._until_ready(event, is_extended))
+        return self._begin(self._until_ready(client, event, is_named))
 
-    async def _until_ready(self, event: Subscribe, is_extended: bool) -> None:
-        wish = None if self._is_usable(event.topic) else self.wishes.ask(event.topic, is_extended)
-        if wish is not None:
+    def _lacks_channel(self, event: Subscribe) -> bool:
+        """Whether other leaders of a topic may not have a channel."""
+        here = self._broker.topics.get(event.topic)
+        if here is None or event.channel in here.channel_names or is_ephemeral(event.channel):
+            return False
+        return len(self._mine(event.topic)) < len(self._view.of_topic.get(event.topic, ()))
+
+    async def _until_ready(self, client: Client, event: Subscribe, is_named: bool) -> None:
+        topic = event.topic
+        if not self._is_usable(topic):
+            wish = self.wishes.ask(topic, client.request.extend_support)
             await until(wish)
             if wish.error is not None:
                 raise RemoteProtocolError("E_SUB_FAILED", f"{event.command} failed {wish.error}", fatal=True)
+        if not is_named and self._lacks_channel(event):
+            await self._make_channel(client, event)
+
+    async def _make_channel(self, client: Client, event: Subscribe) -> None:
+        """Have every other leader of a topic make a channel, before anybody relies on it."""
+        greeting = greeting_of(client, event)
+        done: set[tuple[str, str]] = set()
+        why = ""
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                while True:
+                    leading = self.leading(event.topic).values()
+                    records = [record for record, _ in leading if record.node != self._node]
+                    wanted = [record for record in records if (record.node, record.incarnation) not in done]
+                    led_count = sum(len(numbers) for _, numbers in leading)
+                    if not wanted and led_count == len(self._view.of_topic.get(event.topic, ())):
+                        return
+                    for record in wanted:
+                        error = await subscribed_once(self._peers, record, greeting)
+                        if error is None:
+                            done.add((record.node, record.incarnation))
+                        elif isinstance(error, RemoteProtocolError) and not error.code.startswith("E_FAILED_ON_"):
+                            raise error
+                        else:
+                            why = f"node {record.node}: {error}"
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError:
+            what = (
+                f"{event.command} failed channel {event.channel} of topic {event.topic} cannot be made everywhere yet"
+            )
+            reason = why or "a partition has no leader"
+            raise RemoteProtocolError("E_SUB_FAILED", f"{what}: {reason}; try again", fatal=True) from None
 
     def relay(self, client: Client, event: Subscribe, is_replicated: bool) -> Ended | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
@@ -255,7 +297,7 @@ class Serving:
         async def run() -> None:
             error: BaseException | None = RemoteProtocolError("E_SUB_FAILED", "this node ends", fatal=True)
             try:
-                async with asyncio.timeout(READY_WITHIN_S):
+                async with asyncio.timeout(2 * READY_WITHIN_S):
                     await work
                 error = None
             except TimeoutError:
@@ -296,6 +338,7 @@ class LedHere:
         self.check_read = leadership.check_read
         self.check_delete = leadership.check_delete
         self.led_elsewhere = leadership.led_elsewhere
+        self.is_ready = leadership.is_ready
         self.is_replicated = leadership.is_replicated
 
     def to_publish(self, event: Publish) -> Partition | None:
@@ -309,7 +352,7 @@ class LedHere:
         """Hand nothing on."""
         return None
 
-    def prepare(self, event: Subscribe, is_extended: bool) -> Ended | None:
+    def prepare(self, client: Client, event: Subscribe) -> Ended | None:
         """Wait for nothing."""
         return None
 
