@@ -91,6 +91,11 @@ def depth(admin: Any, topic: str, channel: str) -> int:
     return row["depth"]
 
 
+def wait_for_depth(admin: Any, topic: str, channel: str, count: int) -> None:
+    """Wait for messages of a new topic, which hands out none before nsqlookupd was asked for its channels."""
+    wait_until(lambda: depth(admin, topic, channel) == count, f"{count} messages in channel {channel}")
+
+
 def bodies(messages: list[Any]) -> list[bytes]:
     return [message.body for message in messages]
 
@@ -104,7 +109,7 @@ def test_topics_and_channels(admin: Any, nsqd: Nsqd, flavour: str):
     assert admin.create_topic(topic) is None, "once more is fine"
     admin.create_channel(topic, "c")
     nsqd.publish(topic, b"a", b"b")
-    assert depth(admin, topic, "c") == 2
+    wait_for_depth(admin, topic, "c", 2)
 
     admin.pause_channel(topic, "c")
     assert nsqd.stats(topic, "c")["paused"] is True
@@ -169,9 +174,7 @@ def test_a_channel_goes_on_elsewhere(admin: Any, nsqd: Nsqd, flavour: str):
     admin.create_topic(topic)
     admin.create_channel(topic, "c")
     nsqd.publish(topic, b"a", b"b", b"c")
-
-    # a new topic hands out nothing before nsqlookupd was asked for its channels
-    wait_until(lambda: depth(admin, topic, "c") == 3, "the channel has its messages")
+    wait_for_depth(admin, topic, "c", 3)
 
     def places(start: Any, **options: Any) -> list[bytes]:
         admin.set_offset(topic, "c", start, **options)
@@ -206,6 +209,7 @@ def test_messages(admin: Any, nsqd: Nsqd, flavour: str):
     with nsqd.connect() as producer:
         producer.ok(dpub(topic, HOUR_MS, b"late"))
     nsqd.publish(topic, b"text", b"\xff\x00bytes", b"longer than that")
+    wait_for_depth(admin, topic, "c", 3)
 
     late, first, binary = (admin.get_message(topic, count=number) for number in (1, 2, 3))
     assert (first.body, first.queue_cnt_index, late.offset, first.trace_id) == (b"text", 2, 0, 0)
@@ -248,6 +252,7 @@ def test_messages_of_partitions(admin: Any, nsqd: Nsqd, flavour: str):
     admin.create_channel(topic, "c")
     with nsqd.connect() as producer:
         producer.ok(pub(f"{topic} 1", b"in one"))
+    wait_for_depth(admin, topic, "c", 1)
     (waiting,) = admin.peek(topic, "c", partition=1)
     assert admin.peek(topic, "c", partition=0) == []
     assert (waiting.partition, waiting.body, len(waiting.message_id)) == (1, b"in one", 32)
@@ -516,6 +521,7 @@ def test_the_command(nsqd: Nsqd, nsqlookupd: Nsqlookupd, capsys: pytest.CaptureF
     assert run("create-channel", "by-hand", "c", there) == ""
     with nsqd.connect() as producer:
         producer.ok(pub("by-hand 1", b"hello"))
+    wait_for_depth(sync.NsqdAdmin(address_of(nsqd)), "by-hand", "c", 1)
     (found,) = json.loads(run("peek", "by-hand", "c", "next", "--count", "5", "--partition", "1", there))
     assert (found["body"], found["partition"]) == ("hello", 1)
     assert json.loads(run("get-message", "by-hand", found["message_id"], there))["id"] == found["id"]
