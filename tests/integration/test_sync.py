@@ -715,7 +715,7 @@ except KeyboardInterrupt:
 """
 
 
-def interrupted(nsqd: Nsqd, max_in_flight: int, after_s: float) -> list[int]:
+def interrupted(nsqd: Nsqd, max_in_flight: int, wait: Callable[[], object]) -> list[int]:
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, address_of(nsqd), str(max_in_flight)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -726,7 +726,7 @@ def interrupted(nsqd: Nsqd, max_in_flight: int, after_s: float) -> list[int]:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            time.sleep(after_s)
+            wait()
             process.send_signal(signal.SIGINT)
             out, errors = process.communicate(timeout=PATIENCE_S)
         finally:
@@ -737,8 +737,9 @@ def interrupted(nsqd: Nsqd, max_in_flight: int, after_s: float) -> list[int]:
 
 def test_ctrl_c_while_waiting_loses_no_answer(nsqd):
     nsqd.publish("t", *[b"x"] * 10)
-    assert interrupted(nsqd, 5, 0.3) == [10, 10, 0]
-    row = nsqd.stats("t", "c")
+    all_finished = partial(wait_until, lambda: nsqd.unfinished("t", "c") == 0)
+    assert interrupted(nsqd, 5, all_finished) == [10, 10, 0]
+    row = nsqd.left("t", "c")
     assert (row["depth"], row["in_flight_count"], row["requeue_count"]) == (0, 0, 0)
 
 
@@ -751,10 +752,10 @@ def test_ctrl_c_under_load_leaves_every_message_somewhere(nsqd):
         for _ in range(60):
             nsqd.publish("t", *bodies)
         total += 60_000
-        count, finished, _ = interrupted(nsqd, 2500, 0.02 + 0.013 * round_number)
+        count, finished, _ = interrupted(nsqd, 2500, partial(time.sleep, 0.02 + 0.013 * round_number))
         assert finished <= count
         handled += finished
-        row = nsqd.stats("t", "c")
+        row = nsqd.left("t", "c")
         assert row["in_flight_count"] == 0
         assert row["depth"] + row["deferred_count"] + handled >= total, "a message is gone"
         assert row["timeout_count"] == 0
@@ -863,7 +864,7 @@ def test_leaving_leaves_nothing_in_flight(nsqd):
     with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), max_in_flight=50) as consumer:
         for message in take(consumer, 10):
             message.finish()
-    row = nsqd.stats("t", "c")
+    row = nsqd.left("t", "c")
     assert (row["in_flight_count"], row["depth"], row["deferred_count"]) == (0, 90, 0)
 
 
@@ -879,7 +880,7 @@ def test_closing_waits_for_the_handler_that_runs(nsqd):
     running = Running(consumer.run)
     assert began.wait(PATIENCE_S)
     consumer.close()
-    row = nsqd.stats("t", "c")
+    row = nsqd.left("t", "c")
     assert (row["in_flight_count"], row["depth"]) == (0, 1), "one was handled, the other given back"
     running.join()
 
