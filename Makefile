@@ -26,8 +26,8 @@ static: .venv/.dev # style, types, layers
 	$(BIN)/lint-imports
 conformance: setup # the protocol, rule by rule, and other people's clients
 	$(BIN)/pytest $(wildcard tests/conformance tests/foreign)
-chaos: .venv/.dev # simulated and real crashes
-	$(BIN)/pytest tests/sim tests/power tests/integration/test_kill.py
+chaos: .venv/.dev # simulated and real crashes, then half an hour of a cluster under faults; CHAOS_SECONDS, _SEED, _ETCD
+	$(BIN)/pytest tests/sim tests/power tests/integration/test_kill.py && $(BIN)/python -m tests.chaos.run .chaos
 spark: .venv/.dev # the Spark source and sink
 	$(BIN)/pytest -m spark
 bench: setup # speed and memory, side by side with others
@@ -35,11 +35,10 @@ bench: setup # speed and memory, side by side with others
 docs: .venv/.dev # write docs/reference and contrib from the tables in the code
 	$(BIN)/python docs/generate.py
 clean: # remove caches and build output
-	rm -rf build dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .chaos build dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
 distclean: clean # and what setup made
 	rm -rf .venv tests/foreign/node_modules
-
 apt = { echo "==> $(1) is missing: running $(strip $(SUDO) apt-get install $(2))"; $(SUDO) apt-get -qq update && \
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install $(2); }
 $(BIN)/python:
@@ -51,6 +50,7 @@ $(BIN)/python:
 	@echo "==> installing FlintMQ and Spark into .venv (once, about 1 GB)"
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo]' && touch $@
 .venv/.dev: pyproject.toml | .venv/.demo
+	@command -v ip >/dev/null || [ -n "$(SUDO)" ] || $(call apt,ip (for tests with networks of their own),iproute2)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo,dev]' && touch $@
 .venv/.suites: tests/foreign/suites/requirements.txt | .venv/.dev
 	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites: skipped"

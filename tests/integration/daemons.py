@@ -195,16 +195,21 @@ class Connection:
         address: host and port, or the path of a unix socket.
         magic: what is sent first.
         receive_buffer_bytes: for the kernel; a small one makes a slow reader.
+        connect_s: until it must be made.
     """
 
     def __init__(
-        self, address: tuple[str, int] | str, magic: bytes = b"  V2", receive_buffer_bytes: int | None = None
+        self,
+        address: tuple[str, int] | str,
+        magic: bytes = b"  V2",
+        receive_buffer_bytes: int | None = None,
+        connect_s: float = PATIENCE_S,
     ) -> None:
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(connect_s)
         self.socket.connect(address)
         if family == socket.AF_INET:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -422,7 +427,9 @@ class Daemon:
         if not (self.tcp[1] or self.http[1]):
             self._reserved = [reserved_port(), reserved_port()]
             self.tcp, self.http = (each.getsockname() for each in self._reserved)
-        addresses = (f"--tcp-address=127.0.0.1:{self.tcp[1]}", f"--http-address=127.0.0.1:{self.http[1]}")
+        addresses = [
+            f"--{what}-address={host}:{port}" for what, (host, port) in (("tcp", self.tcp), ("http", self.http))
+        ]
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -515,6 +515,9 @@ class Peers:
                 continue
             began_ns = self.env.clock.monotonic_ns()
             reason = await self._connected(node, record)
+            found = self._dialled.get(node)
+            if found is not None and self._find(node) is None:
+                found.link.presume_dead()  # it left the cluster before its connection ended: nobody listens any more
             if self.env.clock.monotonic_ns() - began_ns > HANDSHAKE_DEADLINE_S * 1e9:
                 pause_s, told = AGAIN_S[0], ""
             if reason != told:

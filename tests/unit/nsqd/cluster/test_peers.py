@@ -85,6 +85,19 @@ async def test_a_node_that_comes_back_is_dialled_again(caplog: pytest.LogCapture
     await again.peers.close()
 
 
+async def test_a_node_that_leaves_the_cluster_before_it_ends_is_not_waited_for() -> None:
+    leader, follower = End("a"), await End("b").listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: link.is_connected, "connected")
+    assert not link.is_silent
+    del leader.nodes["b"]  # as it ends in good order: its record goes first
+    leader.peers.nodes_changed()
+    await follower.peers.close()
+    await until(lambda: link.is_silent, "it is known to be dead though nothing is dialled that could refuse")
+    await leader.peers.close()
+
+
 @pytest.mark.parametrize(
     ("leader", "follower", "reason"),
     [
