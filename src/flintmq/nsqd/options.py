@@ -544,8 +544,36 @@ class NsqdOptions(Options):
     cluster_secret_file: str = option(
         Text("FILE"),
         "",
-        "file with the secret that all nodes of the cluster share, at least 16 bytes; without it whoever reaches "
-        "--peer-address is taken for a node",
+        "file with the secret that all nodes of the cluster share, at least 16 bytes; without it and without "
+        "--cluster-tls-cert whoever reaches --peer-address is taken for a node",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_tls_cert: str = option(
+        Text("FILE"),
+        "",
+        "certificate that this node shows the others of the cluster, which names its --broadcast-address; nodes that "
+        "show none are refused; read again when it changes",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_tls_key: str = option(
+        Text("FILE"),
+        "",
+        "private key of that certificate, without a passphrase",
+        group=_CLUSTER,
+        origin="flintmq",
+        default_text="none",
+        hidden=True,
+    )
+    cluster_tls_root_ca: str = option(
+        Text("FILE"),
+        "",
+        "certificate authorities of the nodes: whoever has a certificate of one of them is a node",
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
@@ -643,6 +671,9 @@ class NsqdOptions(Options):
                 ("cluster", DEFAULT_CLUSTER),
                 ("peer_address", DEFAULT_PEER_ADDRESS),
                 ("cluster_secret_file", ""),
+                ("cluster_tls_cert", ""),
+                ("cluster_tls_key", ""),
+                ("cluster_tls_root_ca", ""),
                 ("cluster_store_token_file", ""),
                 ("cluster_store_password_file", ""),
                 ("cluster_store_root_ca_file", ""),
@@ -660,6 +691,11 @@ class NsqdOptions(Options):
         if address is None:
             what = "it must be host:port: other nodes are on other machines"
             raise OptionError("peer_address", self.peer_address, what, "argument")
+        files = ("cluster_tls_cert", "cluster_tls_key", "cluster_tls_root_ca")
+        for attribute in files:
+            if any(getattr(self, each) for each in files) and not getattr(self, attribute):
+                what = "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-root-ca go together: give all three"
+                raise OptionError(attribute, "", what, "argument")
 
 
 def node_id_of(hostname: str) -> int:

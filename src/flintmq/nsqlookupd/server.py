@@ -255,6 +255,11 @@ def _tls(options: NsqlookupdOptions) -> ServerTls | None:
 
 def _auth(options: NsqlookupdOptions, router: Router, env: Env) -> HttpAuth | None:
     if not options.http_auth_tokens_file:
+        if options.store_path:
+            _log.warning(
+                "whoever reaches the HTTP port may change the coordination store, and so be a node or name a leader: "
+                "give this nsqlookupd --http-auth-tokens-file, and those who use the store --cluster-store-token-file"
+            )
         return None
     file, trusts = options.http_auth_tokens_file, options.http_auth_client_cert
     permissions = {**HTTP_PERMISSIONS, **CLUSTER_PERMISSIONS, **STORE_PERMISSIONS}

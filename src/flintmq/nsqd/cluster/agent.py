@@ -66,6 +66,7 @@ from flintmq.nsqd import partitions
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, synced_end
 from flintmq.nsqd.cluster.led import Led
+from flintmq.nsqd.cluster.peer_tls import PeerTls
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
 from flintmq.nsqd.cluster.seen import Seen, figures_of, name_of, sorted_partitions, why_changed, why_ended
@@ -148,6 +149,7 @@ class Agent:
         node_id: identity of the data directory.
         boot_id: of the machine's start.
         secret: that all nodes share.
+        tls: between nodes; None: it is plain.
         on_ready: called with a topic and the partitions of it that can be read here from now on; None: some of it
             can be read no longer.
         change_meta: puts another state of a topic into force.
@@ -176,6 +178,7 @@ class Agent:
         makes_topics: bool = True,
         are_created: bool = True,
         msg_timeout_ns: int = 60_000_000_000,
+        tls: PeerTls | None = None,
     ) -> None:
         self.view = View(keys)
         self.node_id = node_id
@@ -195,7 +198,7 @@ class Agent:
         self._syncs = engine.durability.waits_for_syncs
         self._record: NodeRecord | None = None
         self._membership: Membership | None = None
-        self._peers = Peers(env, self._identity, secret, self, self._find_node, self._appended, self._refused)
+        self._peers = Peers(env, self._identity, secret, self, self._find_node, self._appended, self._refused, tls=tls)
         self._copies: dict[PartitionId, _Copy] = {}
         self._led: dict[PartitionId, Led] = {}
         self._by_partition: dict[Partition, Led] = {}

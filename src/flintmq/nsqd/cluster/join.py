@@ -5,6 +5,7 @@ Source: design/cluster.md H4, H14, H15.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from flintmq.errors import OptionError
 from flintmq.net.cluster_store import store_of
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.agent import Agent, OnReady
+from flintmq.nsqd.cluster.peer_tls import PeerFiles, PeerTls
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.storage import Files, node_id
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire.peer import SECRET_BYTES_MIN
+
+log = logging.getLogger(__name__)
 
 _MACHINE_ID = "/etc/machine-id"
 _SECRET_BYTES_MAX = 4096
@@ -47,6 +51,13 @@ async def new_agent(
     secret = await env.run_blocking(read_secret, options.cluster_secret_file)
     identity = await env.run_blocking(node_id, files)
     store = store_of(env, options)
+    files_of_tls = PeerFiles(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_root_ca)
+    tls = await env.run_blocking(PeerTls, files_of_tls) if files_of_tls.cert else None
+    if tls is None and not secret:
+        log.warning(
+            "CLUSTER: whoever reaches --peer-address is taken for a node: give all nodes --cluster-secret-file, or "
+            "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-root-ca"
+        )
     keys = Keys(options.cluster)
     return Agent(
         env,
@@ -63,6 +74,7 @@ async def new_agent(
         makes_topics=options.auto_create == "cluster",
         are_created=options.auto_create_topics,
         msg_timeout_ns=options.msg_timeout_ns,
+        tls=tls,
     )
 
 

@@ -8,8 +8,11 @@ One connection for each pair of nodes and direction, for all partitions. What go
     LeaderLink   <- Outgoing --(TCP)-- Incoming -> FollowerLink
        ^ one for a node, for ever          ^ one for a connection
 
+With TLS (:mod:`flintmq.nsqd.cluster.peer_tls`) the handshake of the nodes begins when that of TLS has ended.
+
 Rules of this file: whoever breaks a rule, or is slow, loses its connection, and nobody else notices; nothing is written
-to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay.
+to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay; who is
+not let in is told why, and so are people, at both ends.
 
 Source: design/cluster.md rule 13, Revision 2; reference: wire/peer.py.
 """
@@ -22,7 +25,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from flintmq.cluster.link import FollowerLink, FollowerOwner, LeaderLink, Piece
 from flintmq.cluster.state import NodeRecord
@@ -31,6 +34,9 @@ from flintmq.errors import FlintError
 from flintmq.net.address import format_address, format_peer
 from flintmq.net.listen import Listener, listen
 from flintmq.net.tasks import kept_up
+from flintmq.net.tls import TlsSetupError
+from flintmq.net.tls_engine import StandardTls, TlsFailed
+from flintmq.nsqd.cluster.peer_tls import PeerTls
 from flintmq.wire.peer import (
     HANDSHAKE_BYTES_MAX,
     NONCE_BYTES,
@@ -54,6 +60,9 @@ AGAIN_S = 0.05, 0.5
 """The pause before a node is dialled again: at first, and at most; each is taken by chance from its upper half."""
 INCOMING_MAX = 1024
 """Connections from other nodes; there are not so many nodes."""
+TOLD_MAX = 256
+"""Addresses whose refusal is remembered, so that it is told once and not at each attempt."""
+_TLS_RECORDS = b"\x15\x03", b"\x16\x03"  # how an alert and a handshake of TLS begin
 _BUFFER_BYTES = 1024 * 1024  # that a transport holds
 _SIZE_BYTES = 4
 
@@ -75,6 +84,8 @@ class _Handshake:
             PeerError: it is none of a handshake.
         """
         data = self._data
+        if data.startswith(_TLS_RECORDS):
+            raise PeerError("the peer speaks TLS, and this node does not: give it --cluster-tls-cert")
         if len(data) < _SIZE_BYTES:
             return None
         end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "big")
@@ -102,19 +113,26 @@ class _Connection(asyncio.Protocol):
         peer: its address, for the log.
         closed: is done when it is gone.
         reason: why it is, as far as that is known.
+        is_refused: whether this end ended it.
+
+    Args:
+        tls: its end of TLS; None: what goes over it is plain.
     """
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, tls: StandardTls | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._env = env
         self._transport: asyncio.Transport | None = None
         self._handshake: _Handshake | None = _Handshake()
+        self._tls = tls
+        self._is_secured = tls is None
         self._is_paused = False
         self._is_scheduled = False
         self._deadline: asyncio.TimerHandle | None = None
         self.peer = "@"
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.reason = ""
+        self.is_refused = False
 
     @property
     def now_ns(self) -> int:
@@ -128,6 +146,10 @@ class _Connection(asyncio.Protocol):
         self.peer = format_peer(transport.get_extra_info("peername"))
         self._deadline = self._loop.call_later(HANDSHAKE_DEADLINE_S, self._too_late)
         self.made()
+        if self._tls is None:
+            self.begin()
+        else:
+            self._secure(self._tls, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reason = self.reason or (str(exc) if exc is not None else "it was closed")
@@ -138,6 +160,37 @@ class _Connection(asyncio.Protocol):
         self.lost()
 
     def data_received(self, data: bytes) -> None:
+        if self._tls is None:
+            self._received(data)
+        else:
+            self._secure(self._tls, data)
+
+    def _secure(self, tls: StandardTls, data: bytes) -> None:
+        """Take bytes of a connection with TLS."""
+        try:
+            tls.receive(data)
+            if not self._is_secured:
+                self._is_secured = tls.handshake()
+                self._send(tls.take_output())
+                if not self._is_secured:
+                    return
+                self.begin()
+            while self._transport is not None and (plain := tls.read()):
+                self._received(plain)
+            self._send(tls.take_output())
+        except TlsFailed as failure:
+            self._send(tls.take_output())  # an alert
+            self._is_secured = False  # nothing can be said any more
+            self.fail(f"{failure}; both nodes need --cluster-tls-cert, of the same --cluster-tls-root-ca")
+            return
+        if tls.is_ended and self._transport is not None:
+            self._transport.close()
+
+    def _send(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def _received(self, data: bytes) -> None:
         try:
             handshake = self._handshake
             if handshake is None:
@@ -162,8 +215,19 @@ class _Connection(asyncio.Protocol):
         self.schedule()
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        if self._tls is None:
+            self._send(data)
+        elif self._is_secured:
+            self._encrypt(self._tls, (data,))
+
+    def _encrypt(self, tls: StandardTls, pieces: Sequence[Piece]) -> None:
+        try:
+            for piece in pieces:
+                tls.write(piece)
+        except TlsFailed as failure:
+            self.abort(str(failure))
+        else:
+            self._send(tls.take_output())
 
     def schedule(self) -> None:
         """Write what there is when the loop has called everything that is ready now."""
@@ -178,7 +242,10 @@ class _Connection(asyncio.Protocol):
                 pieces = self.take_output()
                 if not pieces:
                     return
-                self._transport.writelines(pieces)
+                if self._tls is None:
+                    self._transport.writelines(pieces)
+                else:
+                    self._encrypt(self._tls, pieces)
         except PeerError as error:
             self.fail(str(error))
         except Exception as error:
@@ -190,8 +257,9 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self.is_refused = True
         self.reason = self.reason or reason
-        transport.write(encode_one(Farewell(shorten(reason))))
+        self.write(encode_one(Farewell(shorten(reason))))
         transport.close()
         self._loop.call_later(HANDSHAKE_DEADLINE_S, transport.abort)  # it need not read
 
@@ -218,6 +286,9 @@ class _Connection(asyncio.Protocol):
 
     def made(self) -> None: ...
 
+    def begin(self) -> None:
+        """Nothing but plain bytes stands between the ends now."""
+
     def greeted(self, frame: Frame) -> None: ...
 
     def received(self, data: bytes) -> None: ...
@@ -231,14 +302,14 @@ class _Connection(asyncio.Protocol):
 class _Outgoing(_Connection):
     """The end that dialled: this node leads something."""
 
-    def __init__(self, peers: Peers, link: LeaderLink) -> None:
-        super().__init__(peers.env)
+    def __init__(self, peers: Peers, link: LeaderLink, tls: StandardTls | None) -> None:
+        super().__init__(peers.env, tls)
         self._peers = peers
         self._link = link
         self._is_connected = False
         self._dialer = Dialer(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES), link.node)
 
-    def made(self) -> None:
+    def begin(self) -> None:
         self.write(self._dialer.hello())
 
     def greeted(self, frame: Frame) -> None:
@@ -268,7 +339,7 @@ class _Incoming(_Connection):
     """The end that was dialled: this node has copies of what the other one leads."""
 
     def __init__(self, peers: Peers) -> None:
-        super().__init__(peers.env)
+        super().__init__(peers.env, None if peers.tls is None else peers.tls.acceptor())
         self._peers = peers
         self._acceptor = Acceptor(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES))
         self._is_greeted = False
@@ -297,11 +368,14 @@ class _Incoming(_Connection):
         assert self._transport is not None
         session = self._session = self._peers.new_session()
         self._peers.forget(self)
-        self._transport.set_protocol(session)
-        session.connection_made(self._transport)
+        if self._tls is None:
+            self._transport.set_protocol(session)
+            session.connection_made(self._transport)
+        else:
+            session.connection_made(cast(asyncio.Transport, _Encrypting(self, self._transport)))
 
     def received(self, data: bytes) -> None:
-        if self._session is not None:  # it came with the proof
+        if self._session is not None:  # it came with the proof, or was decrypted here
             self._session.data_received(data)
             return
         assert self.link is not None
@@ -313,10 +387,39 @@ class _Incoming(_Connection):
     def take_output(self) -> Sequence[Piece]:
         return () if self.link is None else self.link.take_output(self.now_ns)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._session is not None:
+            self._session.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._session is not None:
+            self._session.pause_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._session is not None:
+            self._session.resume_writing()
+
     def lost(self) -> None:
         if self.link is not None:
             self.link.closed()
         self._peers.forget(self)
+
+
+class _Encrypting:
+    """The transport that a session sees of a connection with TLS."""
+
+    def __init__(self, connection: _Connection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._connection.write(data)
 
 
 class PassageFailed(FlintError):
@@ -353,14 +456,14 @@ class Passage(_Connection):
         opened: is done when the handshake is over.
     """
 
-    def __init__(self, peers: Peers, node: str, owner: PassageOwner) -> None:
-        super().__init__(peers.env)
+    def __init__(self, peers: Peers, node: str, owner: PassageOwner, tls: StandardTls | None) -> None:
+        super().__init__(peers.env, tls)
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self._owner = owner
         nonce = peers.random_bytes(NONCE_BYTES)
         self._dialer = Dialer(peers.me(), peers.secret, nonce, node, Purpose.CLIENTS)
 
-    def made(self) -> None:
+    def begin(self) -> None:
         self.write(self._dialer.hello())
 
     def greeted(self, frame: Frame) -> None:
@@ -404,6 +507,7 @@ class Peers:
     Args:
         me: this process; asked for each connection.
         secret: that all nodes share; empty: none.
+        tls: of connections, both ways; None: they are plain.
         owner: of the copies here.
         find: the record of a node that lives; None: it does not, as far as is known.
         on_appended: is called with a link when something came that may have been appended to copies.
@@ -424,10 +528,12 @@ class Peers:
         on_appended: Callable[[FollowerLink], None],
         on_refused: Callable[[NodeRecord], None],
         random_bytes: Callable[[int], bytes] = os.urandom,  # noqa: TID251 - the secret is proved by them
+        tls: PeerTls | None = None,
     ) -> None:
         self.env = env
         self.me = me
         self.secret = secret
+        self.tls = tls
         self.owner = owner
         self.on_appended = on_appended
         self.random_bytes = random_bytes
@@ -436,6 +542,7 @@ class Peers:
         self._dialled: dict[str, _Dialling] = {}
         self._incoming: dict[_Incoming, None] = {}
         self._by_node: dict[str, _Incoming] = {}
+        self._told: dict[str, str] = {}  # host -> why it was refused, as the log says already
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
         self.new_session: Callable[[], asyncio.Protocol] = _no_session
@@ -537,14 +644,17 @@ class Peers:
         passage: Passage | None = None
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S + HANDSHAKE_DEADLINE_S):
+                tls = None if self.tls is None else self.tls.dialer(record.host)
                 _, passage = await loop.create_connection(
-                    lambda: Passage(self, record.node, owner), record.host, record.peer_port
+                    lambda: Passage(self, record.node, owner, tls), record.host, record.peer_port
                 )
                 await passage.opened
         except TimeoutError:
             raise PassageFailed("it does not answer") from None
         except OSError as error:
             raise PassageFailed(error.strerror or str(error)) from None
+        except TlsSetupError as error:
+            raise PassageFailed(str(error)) from None
         finally:
             if passage is not None and not (passage.opened.done() and not passage.opened.cancelled()):
                 passage.abort("it took too long")
@@ -556,8 +666,9 @@ class Peers:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S):
+                tls = None if self.tls is None else self.tls.dialer(record.host)
                 _, connection = await loop.create_connection(
-                    lambda: _Outgoing(self, found.link), record.host, record.peer_port
+                    lambda: _Outgoing(self, found.link, tls), record.host, record.peer_port
                 )
         except TimeoutError:
             return "it does not answer"
@@ -586,6 +697,7 @@ class Peers:
         """Take note of who is at the other end; an earlier connection of that node is over."""
         earlier = self._by_node.get(identity.node)
         self._by_node[identity.node] = incoming
+        self._told.pop(_host_of(incoming.peer), None)
         log.info("PEER(%s): node %s is connected", incoming.peer, identity.node)
         if earlier is not None:
             earlier.abort("the node has connected again")
@@ -593,8 +705,24 @@ class Peers:
     def forget(self, incoming: _Incoming) -> None:
         """A connection is gone."""
         self._incoming.pop(incoming, None)
-        if incoming.link is not None:
+        if incoming.link is None:
+            self._tell_refused(incoming)
+        else:
             node = incoming.link.peer.node
             log.info("PEER(%s): node %s is not connected any more: %s", incoming.peer, node, incoming.reason)
             if self._by_node.get(node) is incoming:
                 del self._by_node[node]
+
+    def _tell_refused(self, incoming: _Incoming) -> None:
+        """Log why somebody was not let in; once for each host, as long as the reason is the same."""
+        host = _host_of(incoming.peer)
+        if self._told.get(host) == incoming.reason or not incoming.is_refused:
+            return
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told[host] = incoming.reason
+        log.warning("PEER(%s): refused: %s", incoming.peer, incoming.reason)
+
+
+def _host_of(peer: str) -> str:
+    return peer.rpartition(":")[0] or peer

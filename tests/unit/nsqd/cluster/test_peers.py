@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.certificates import Certificates, Files
 from tests.unit.cluster.models import node
 
 from flintmq.cluster.following import Following
@@ -14,6 +18,7 @@ from flintmq.cluster.link import FollowerLink
 from flintmq.cluster.state import NodeRecord
 from flintmq.env import Env
 from flintmq.nsqd.cluster import peers as peers_module
+from flintmq.nsqd.cluster.peer_tls import PeerFiles, PeerTls
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.wire.peer import Farewell, Identity, Open, PeerReader, Refusal
 
@@ -24,14 +29,16 @@ PATIENCE_S = 20.0
 class End:
     """One node: what it listens for, what it was told."""
 
-    def __init__(self, name: str, secret: bytes = SECRET, cluster: str = "c") -> None:
+    def __init__(
+        self, name: str, secret: bytes = SECRET, cluster: str = "c", tls: PeerTls | None = None, version: int = 1
+    ) -> None:
         self.name = name
         self.nodes: dict[str, NodeRecord] = {}
         self.refused: list[str] = []
         self.appended: list[FollowerLink] = []
-        me = Identity(cluster, name, f"{name}1", f"boot {name}", False, 1)
+        me = Identity(cluster, name, f"{name}1", f"boot {name}", False, version)
         find, appended = self.nodes.get, self.appended.append
-        self.peers = Peers(Env(), lambda: me, secret, self, find, appended, self._refused)
+        self.peers = Peers(Env(), lambda: me, secret, self, find, appended, self._refused, tls=tls)
         self.port = 0
 
     def _refused(self, record: NodeRecord) -> None:
@@ -175,4 +182,107 @@ async def test_a_node_that_connects_again_replaces_its_earlier_connection() -> N
     await until(lambda: not ends[0].peers.link("b").is_connected, "the first one is over")
     for end in ends:
         await end.peers.close()
+    await follower.peers.close()
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def tls_of(certificates: Certificates, files: Files | None = None) -> PeerTls:
+    """What a node with these files has; those of a node of the cluster unless they are given."""
+    files = files or certificates.server
+    return PeerTls(PeerFiles(files.cert, files.key, certificates.ca))
+
+
+async def test_nodes_with_certificates_of_the_cluster_connect(certificates: Certificates) -> None:
+    leader = End("a", tls=tls_of(certificates))
+    follower = await End("b", tls=tls_of(certificates)).listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: link.is_connected, "connected")
+    link.tick(leader.peers.env.clock.monotonic_ns())
+    await until(lambda: link.confirmed_ns is not None, "a ping is answered")
+    await leader.peers.close()
+    await follower.peers.close()
+    await until(lambda: not link.is_connected, "the end of it is noticed")
+
+
+@pytest.mark.parametrize("kind", ["plain", "stranger", "self-signed", "expired"])
+@pytest.mark.parametrize("who", ["leader", "follower"])
+async def test_a_node_without_a_certificate_of_the_cluster_is_refused_and_both_ends_say_so(
+    certificates: Certificates, kind: str, who: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = tls_of(certificates)
+    bad = None if kind == "plain" else tls_of(certificates, certificates.client(kind))
+    leader = End("a", tls=bad if who == "leader" else good)
+    follower = await End("b", tls=bad if who == "follower" else good).listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+
+    def lines(what: str) -> list[str]:
+        return [each.getMessage() for each in caplog.records if what in each.getMessage()]
+
+    await until(lambda: lines("it is dialled again") and lines("refused: "), "both ends say it")
+    for line in lines("it is dialled again") + lines("refused: "):
+        assert "--cluster-tls-cert" in line or "certificate" in line or "closed" in line, line
+    assert any("--cluster-tls-cert" in line for line in lines("PEER("))
+    assert not link.is_connected
+    count = len(lines("refused: "))
+    attempts = len(leader.refused)
+    assert count <= 2 and not attempts, "it is told once, and nobody is taken for dead"
+    await leader.peers.close()
+    await follower.peers.close()
+
+
+async def test_a_node_whose_certificate_names_another_host_is_not_believed(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = End("a", tls=tls_of(certificates))
+    follower = await End("b", tls=tls_of(certificates, certificates.client("good"))).listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: "certificate verify failed" in caplog.text, "the reason is logged")
+    assert not link.is_connected
+    await leader.peers.close()
+    await follower.peers.close()
+
+
+async def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(
+    certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger, good = certificates.client("stranger"), certificates.server
+    cert, key = tmp_path / "node.pem", tmp_path / "node.key"
+
+    def put(files: Files) -> None:
+        for source, target in ((files.cert, cert), (files.key, key)):
+            shutil.copy(source, tmp_path / "new")
+            os.replace(tmp_path / "new", target)
+
+    put(stranger)
+    leader = End("a", tls=tls_of(certificates))
+    follower = await End("b", tls=tls_of(certificates, Files(str(cert), str(key)))).listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: "certificate verify failed" in caplog.text, "the reason is logged")
+    put(good)
+    await until(lambda: link.is_connected, "the new one is used")
+    cert.write_text("no certificate")
+    follower.peers.tls.acceptor()  # type: ignore[union-attr]  # as for the next connection
+    assert "are not used, those before stay" in caplog.text
+    assert link.is_connected
+    await leader.peers.close()
+    await follower.peers.close()
+
+
+async def test_a_node_of_the_next_version_is_let_in() -> None:
+    leader, follower = End("a", version=2), await End("b").listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: link.is_connected, "connected")
+    await leader.peers.close()
     await follower.peers.close()
