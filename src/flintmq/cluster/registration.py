@@ -17,7 +17,7 @@ Source: reference/nsq.md 2.2 and 2.3, defect 17 of section 6; partitions: refere
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flintmq.errors import FlintError
@@ -117,12 +117,14 @@ class Partitions:
         meta: as the nodes say; of a plain topic nothing.
         leaders: partition to the node that has it, in their order.
         plain: nodes that have the topic without partitions.
+        log_ids: of the partitions of a cluster, whose log is the same whoever leads; 16 hex digits.
     """
 
     channels: list[str]
     meta: TopicMeta
     leaders: dict[int, NsqdNode]
     plain: list[NsqdNode]
+    log_ids: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

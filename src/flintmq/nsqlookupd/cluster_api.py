@@ -92,7 +92,9 @@ class ClusterApi(HttpApi):
         leaders = {number: _node(leader) for number, leader in found.items()}
         meta, channels = self._meta(topic), self._database.channels(topic)
         if meta.is_partitioned:
-            return Partitions(channels, meta, leaders, [])
+            states = coordinator.view.of_topic.get(topic, {})
+            log_ids = {number: f"{states[number].log_id:016x}" for number in leaders if number in states}
+            return Partitions(channels, meta, leaders, [], log_ids)
         return Partitions(channels, meta, {}, _distinct(list(leaders.values())))
 
     def _readable(self, topic: str) -> dict[int, Leader]:

@@ -183,7 +183,9 @@ class HttpApi:
         distinct = {node.node_id: node for node in leaders.values()}
         answer: dict[str, Any] = {
             "channels": found.channels,
-            "partitions": {str(number): peer_row(node) for number, node in leaders.items()},
+            "partitions": {
+                str(number): peer_row(node, found.log_ids.get(number, "")) for number, node in leaders.items()
+            },
             "producers": [
                 *map(peer_row, distinct.values()),
                 *({**peer_row(node), "distributed_id": ""} for node in plain),
@@ -380,9 +382,14 @@ def producer_row(node: NsqdNode) -> dict[str, Any]:
     }
 
 
-def peer_row(node: NsqdNode) -> dict[str, Any]:
-    """Return a node as the redesigned NSQ's clients know it."""
+def peer_row(node: NsqdNode, log_id: str = "") -> dict[str, Any]:
+    """Return a node as the redesigned NSQ's clients know it.
+
+    Args:
+        log_id: of the partition that it is named for, where that is the same whoever leads.
+    """
     return {
+        **({"log_id": log_id} if log_id else {}),
         "id": node.node_id,
         "remote_address": node.remote_address,
         "hostname": node.hostname,

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 PORT = 4150
 WALL_NS = 1_735_689_600_000_000_000
 OK, STORE_AND_HANG_UP, HANG_UP, SILENCE = "OK", "store and hang up", "hang up", "silence"
+ONCE = "PUB_ONCE", "MPUB_ONCE"
 CLOSING = ("E_INVALID", "E_BAD_", "E_TOPIC_NOT_EXIST", "E_SUB_", "E_PUB_TOO_MUCH_WAITING")
 
 
@@ -58,6 +59,8 @@ class Partition:
 
     Attributes:
         leader: a node's name; "" while there is none.
+        log_id: as a cluster of FlintMQ names it; Youzan's does not.
+        producers: the last sequence stored of each that publishes once; in the log, as its messages.
         listed: whom the nsqlookupd call leader; may lag behind.
     """
 
@@ -67,7 +70,15 @@ class Partition:
     is_writable: bool = True
     log: list[Stored] = field(default_factory=list)
     channels: dict[str, Channel] = field(default_factory=dict)
+    producers: dict[str, int] = field(default_factory=dict)
+    log_id: str = ""
     end: int = 0
+
+    def is_known(self, producer_id: str, sequence: int, count: int) -> bool:
+        """Whether these sequences of a producer are stored; all of them are, or none is."""
+        last = self.producers.get(producer_id, sequence - 1)
+        assert last == sequence - 1 or last == sequence + count - 1, (producer_id, sequence, count, last)
+        return last >= sequence
 
     def append(self, trace_id: int, headers: bytes, version: int, body: bytes, is_extended: bool) -> Stored:
         raw_size = 4 + 26 + len(body) + (1 + 2 + len(headers) if is_extended else 0)
@@ -176,7 +187,10 @@ class Cluster:
                 return self._wrapped(404, "Key not found")
             return self._wrapped(200, {"channels": [], "partitions": {}, "producers": []})
         leaders = {
-            str(number): self.nodes[partition.listed].peer()
+            str(number): {
+                **({"log_id": partition.log_id} if partition.log_id else {}),
+                **self.nodes[partition.listed].peer(),
+            }
             for number, partition in topic.partitions.items()
             if partition.listed and (query["access"] == "r" or partition.is_writable)
         }
@@ -358,7 +372,7 @@ class Session(asyncio.Protocol):
             return 0
         words = line.decode().split(" ")
         size = len(line) + 1
-        if words[0] in ("IDENTIFY", "PUB", "MPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT", "MPUB_EXT"):
+        if words[0] in ("IDENTIFY", "PUB", "MPUB", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT", "MPUB_EXT", *ONCE):
             if len(rest) < 4 or len(rest) < 4 + (length := struct.unpack_from(">I", rest)[0]):
                 return 0
             body = rest[4 : 4 + length]
@@ -391,6 +405,8 @@ class Session(asyncio.Protocol):
             "tls_v1": False, "deflate": False, "deflate_level": 0, "max_deflate_level": 6, "snappy": False,
             "sample_rate": 0, "auth_required": False, "output_buffer_size": 16384, "output_buffer_timeout": 250,
         }  # fmt: skip
+        if request.get("producer_sequences"):
+            answer["producer_sequences"] = True
         if request.get("desired_tag"):
             answer["desired_tag"] = request["desired_tag"]
         self.frame(0, json.dumps(answer).encode())
@@ -523,6 +539,12 @@ class Session(asyncio.Protocol):
             self.error("E_EXT_NOT_SUPPORT ext content not supported in topic")
             return
         answer = self.cluster.answer(self.node.name, command, partition.number, bodies)
+        if command in ONCE and answer in (OK, STORE_AND_HANG_UP):
+            producer_id, sequence = words[3], int(words[4])
+            if partition.is_known(producer_id, sequence, len(bodies)):
+                self.frame(0, b"OK")
+                return
+            partition.producers[producer_id] = sequence + len(bodies) - 1
         if answer in (OK, STORE_AND_HANG_UP):
             found = [
                 partition.append(trace_id, headers, 4 if headers else 0, body, topic.is_extended)

@@ -714,3 +714,105 @@ def test_an_nsqd_that_is_silent_is_left_for_the_new_leader(client):
         assert topic.partitions[0].bodies == [b"1", b"2"]
 
     play(scenario, client=client)
+
+
+# --- once, in a cluster that keeps copies ---
+
+
+def replicated(world, count: int = 3) -> Any:
+    """A topic whose logs stay the same whoever leads them."""
+    topic = world.cluster.create("t", count)
+    for number, partition in topic.partitions.items():
+        partition.log_id = f"{number + 0xA1:016x}"
+    return topic
+
+
+@pytest.mark.parametrize("answer", [HANG_UP, STORE_AND_HANG_UP])
+@pytest.mark.parametrize("how", [{}, {"partition": 1}])
+def test_what_was_not_answered_is_sent_again_to_the_next_leader(answer, how, client):
+    """Whether the leader that died had stored it or not, the next one has it once."""
+
+    async def scenario(world):
+        topic = replicated(world)
+        died: list[bytes] = []
+
+        def answers(name, command, number, bodies):
+            if bodies == [b"7"] and not died:
+                died.append(bodies[0])
+                asyncio.get_running_loop().call_soon(world.cluster.move, "t", number, "c" if name != "c" else "a")
+                asyncio.get_running_loop().call_soon(world.kill, name)
+                return answer
+            return OK
+
+        world.cluster.answer = answers
+        async with world.producer(idempotent=True) as producer:
+            for number in range(20):
+                await producer.pub("t", b"%d" % number, **how)
+        assert died
+        stored = [stored.body for partition in topic.partitions.values() for stored in partition.log]
+        assert sorted(stored) == sorted(b"%d" % number for number in range(20))
+        if how:
+            assert topic.partitions[1].bodies == [b"%d" % number for number in range(20)]
+
+    play(scenario, client=client)
+
+
+def test_a_leader_that_hands_over_costs_no_identity(client):
+    """It is the same log: its sequences go on."""
+
+    async def scenario(world):
+        topic = replicated(world, 1)
+        async with world.producer(idempotent=True) as producer:
+            for number in range(6):
+                if number % 2:
+                    world.cluster.move("t", 0, "abc"[number % 3])
+                await producer.pub("t", b"%d" % number, partition=0)
+        assert topic.partitions[0].bodies == [b"%d" % number for number in range(6)]
+        assert [*topic.partitions[0].producers.values()] == [6]
+
+    play(scenario, client=client)
+
+
+def test_a_log_that_is_another_one_is_not_taken_for_the_same(client):
+    """The topic was deleted and created again meanwhile: what was not answered cannot be found out any more."""
+
+    async def scenario(world):
+        topic = replicated(world, 1)
+
+        def answers(name, command, number, bodies):
+            topic.partitions[0].log_id = "00000000000000ff"
+            world.cluster.move("t", 0, "b")
+            world.cluster.answer = lambda *_: OK
+            return HANG_UP
+
+        async with world.producer(idempotent=True, timeout=3) as producer:
+            await producer.pub("t", b"x")
+            world.cluster.answer = answers
+            with pytest.raises(PublishUnknown):
+                await producer.pub("t", b"y")
+            await producer.pub("t", b"z")
+        assert topic.partitions[0].bodies == [b"x", b"z"]
+
+    play(scenario, client=client)
+
+
+def test_without_the_identity_of_the_log_nothing_goes_to_another_nsqd(client):
+    """Another nsqd may have another log under the same number, which knows nothing of the first try."""
+
+    async def scenario(world):
+        topic = world.cluster.create("t", 1)
+
+        def answers(name, command, number, bodies):
+            world.cluster.move("t", 0, "b")
+            world.cluster.answer = lambda *_: OK
+            return HANG_UP
+
+        async with world.producer(idempotent=True, timeout=3) as producer:
+            await producer.pub("t", b"x")
+            world.cluster.answer = answers
+            with pytest.raises(PublishUnknown):
+                await producer.pub("t", b"y")
+            await producer.pub("t", b"z")
+        assert topic.partitions[0].bodies == [b"x", b"z"]
+
+    play(scenario, client=client)

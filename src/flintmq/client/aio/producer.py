@@ -95,8 +95,8 @@ class Producer:
         timeout: until a call must have ended.
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
-        idempotent: what was not answered is sent again to the same nsqd until the deadline, which does not store it
-            twice; only FlintMQ's nsqd can do that, and not for messages with a delay, a trace id or headers.
+        idempotent: what was not answered is sent again until the deadline, to the nsqd that has the log then, which
+            does not store it twice; only FlintMQ's can, and not for messages with a delay, a trace id or headers.
         max_bytes_in_flight: bytes on their way, 64 for each message included; more have to wait.
         options: what holds for each connection.
         more: what few producers set: :class:`flintmq.ProducerOptions` has it, with ``max_tries``, ``sharding``,

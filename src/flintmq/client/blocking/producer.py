@@ -105,8 +105,8 @@ class Producer:
         timeout: until a call must have ended.
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
-        idempotent: what was not answered is sent again to the same nsqd until the deadline, which does not store it
-            twice; only FlintMQ's nsqd can do that, and not for messages with a delay, a trace id or headers.
+        idempotent: what was not answered is sent again until the deadline, to the nsqd that has the log then, which
+            does not store it twice; only FlintMQ's can, and not for messages with a delay, a trace id or headers.
         options: what holds for each connection.
         more: what few producers set: :class:`flintmq.ProducerOptions` has it, with ``max_tries``, ``sharding``,
             ``trace``, ``telemetry``, ``lookup_interval`` and the rest.
@@ -564,7 +564,9 @@ class Producer:
         """A free line, and a writer if the call needs one."""
         if self._writers is None or call.writer is not None:
             return self._take_from(pool)
-        call.writer = self._writers.take(WriterKey(pool.address, call.topic, partition, call.keys is not None))
+        call.writer = self._writers.take(
+            WriterKey(self._routes.home(call.topic, partition, pool.address), call.keys is not None)
+        )
         line = None if call.writer is None else self._take_from(pool)
         if line is None:
             self._rules.free_writer(call)
@@ -599,8 +601,9 @@ class Producer:
 
     def _leader_of(self, call: Publish) -> Pool | None:
         if call.writer is not None:
-            return self._pools.get(call.writer.key.address)
-        leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
+            leader = self._routes.nsqd_of(call.writer.key.home)
+        else:
+            leader = None if call.partition is None else self._routes.leader(call.topic, call.partition)
         return None if leader is None else self._pools.get(leader)
 
     def _leave_queue(self, call: Publish, failed: str = "") -> None:

@@ -1,6 +1,7 @@
 """Publishing so that a retry is not stored twice: the identities that a producer publishes with, and their sequences.
 
-A producer has several *writers* for each place (an nsqd, a topic, a partition). A writer is an id and the sequence of
+A producer has several *writers* for each log: of a partition that a cluster keeps, or of a topic or partition on one
+nsqd. A writer is an id and the sequence of
 its next message; nsqd remembers for each id how far it is. One publish at a time goes out with a writer, so no sequence
 is ever left out, and publishes do not wait for each other as long as there is another writer.
 
@@ -8,7 +9,7 @@ is ever left out, and publishes do not wait for each other as long as there is a
 
     taken --- OK ------------------------> given back, behind the publish
           --- nothing was stored --------> given back, where it was
-          --- nobody knows --------------> sent again with the same writer, to the same nsqd
+          --- nobody knows --------------> sent again with the same writer, to whoever has the log
                   --- the deadline ------> never used again: how far nsqd is with it is not known
 
 Rules of this file: no clock, no IO; an id is used by one run of one process alone, because its sequences begin with 1.
@@ -29,7 +30,7 @@ from flintmq.limits import PRODUCER_ID_SIZE_MAX
 from flintmq.wire.words import is_producer_id
 
 WRITERS_MAX = 4
-"""Of one producer for one place: nsqd remembers a thousand for each partition."""
+"""Of one producer for one log: nsqd remembers a thousand for each partition."""
 
 POOL_SIZE_MAX = 64
 """Connections of one blocking producer to one nsqd, each with a writer of its own; for the same reason."""
@@ -43,16 +44,28 @@ NAME_SIZE_MAX = PRODUCER_ID_SIZE_MAX - 1 - _RUN_SIZE - 1 - _NUMBER_SIZE
 GAP_CODE = "E_SEQUENCE_GAP"
 
 
+class Home(NamedTuple):
+    """The log that a publish is stored in, as far as a client can tell.
+
+    Attributes:
+        address: of its nsqd; empty where the log is known.
+        log_id: of a partition that several nsqd keep together: it stays, whoever leads.
+    """
+
+    address: str
+    log_id: str
+    topic: str
+    partition: int | None
+
+
 class WriterKey(NamedTuple):
-    """An nsqd, topic and partition, for which sequences are counted.
+    """A log, for which sequences are counted.
 
     Attributes:
         is_lane: publishes that keep their order have writers of their own, so that they wait for no others.
     """
 
-    address: str
-    topic: str
-    partition: int | None
+    home: Home
     is_lane: bool = False
 
 

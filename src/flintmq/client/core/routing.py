@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from flintmq.client.core.once import Home
 from flintmq.client.core.publish import TOPIC_COUNT_MAX, Carrier
 from flintmq.client.core.sharding import ShardingId, partition_of
 from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
@@ -177,6 +178,24 @@ class Routes:
             return self._nsqd[self._moved.get((topic, partition), 0) % len(self._nsqd)]
         route = self._routes.get(topic)
         return None if route is None else route.leaders.get(partition)
+
+    def log_id(self, topic: str, partition: int | None) -> str:
+        """Return the id of a partition's log, if that stays the same whoever leads it; empty when nobody said so."""
+        route = self._routes.get(topic)
+        return "" if route is None or partition is None else route.topology.log_ids.get(partition, "")
+
+    def home(self, topic: str, partition: int | None, address: str) -> Home:
+        """Return where an nsqd would store a publish."""
+        log_id = self.log_id(topic, partition)
+        return Home("" if log_id else address, log_id, topic, partition)
+
+    def nsqd_of(self, home: Home) -> str | None:
+        """The nsqd that stores in a log; None when nobody leads it now, or it is no longer that of its partition."""
+        if not home.log_id:
+            return home.address
+        if home.partition is None or self.log_id(home.topic, home.partition) != home.log_id:
+            return None
+        return self.leader(home.topic, home.partition)
 
     def never(self, topic: str, partition: int | None) -> str:
         """Return why a topic has no such partition and will not have it, or no partitions at all; empty when it may."""

@@ -8,8 +8,8 @@ Rules of this file:
 - A publish that must keep its order stands in the line of its partition (:mod:`.lanes`) and goes there
   or nowhere; while the number of partitions is not known, it waits in the order of the calls.
 - Nothing is sent again from inside a callback of a connection: that connection is about to be lost.
-- A publish with a writer (:mod:`.once`) is sent again to the same nsqd alone until its outcome is
-  known; one that finds all writers in use waits for one, with those behind it gathered.
+- A publish with a writer (:mod:`.once`) is sent again to the nsqd that has the writer's log, and to no other, until its
+  outcome is known; one that finds all writers in use waits for one, with those behind it gathered.
 - What was sent counts against the back-pressure until it is answered or its connection is lost, also when its call has
   ended: its bytes are still in the way. A connection is given up for what it does not answer, not for being slow.
 """
@@ -332,15 +332,19 @@ class Sender:
     # --- writers ---
 
     def _pinned(self, writer: Writer) -> Place | None:
-        """The only place for a publish that may be stored there."""
-        connection = self._up.get(writer.key.address)
-        return None if connection is None else Place(connection, writer.key.partition)
+        """The only place for a publish that may be stored in the log of its writer."""
+        address = self._routes.nsqd_of(writer.key.home)
+        connection = None if address is None else self._up.get(address)
+        return None if connection is None else Place(connection, writer.key.home.partition)
+
+    def _writer_key(self, place: Place, topic: str, is_lane: bool = False) -> WriterKey:
+        return WriterKey(self._routes.home(topic, place.partition, place.connection.address), is_lane)
 
     def _with_writer(self, publish: Publish, place: Place, writers: Writers) -> Place | None:
         """Take a writer of this place, or of the next that has one; None when all are in use."""
         turns = self._turns_of(publish.topic)
         for _ in turns.places:
-            publish.writer = writers.take(WriterKey(place.connection.address, publish.topic, place.partition))
+            publish.writer = writers.take(self._writer_key(place, publish.topic))
             if publish.writer is not None:
                 return place
             place = turns.next() or place
@@ -373,7 +377,7 @@ class Sender:
     def _has_writer(self, topic: str) -> bool:
         """Whether one is free; True as well where there is nothing to publish to, so that it is waited for that."""
         assert self._writers is not None
-        spots = [WriterKey(place.connection.address, topic, place.partition) for place in self._turns_of(topic).places]
+        spots = [self._writer_key(place, topic) for place in self._turns_of(topic).places]
         return not spots or any(map(self._writers.has_free, spots))
 
     # --- order ---
@@ -470,7 +474,7 @@ class Sender:
             return self._pinned(publish.writer)
         place = self._leader(lane)
         if place is not None and self._writers is not None:
-            publish.writer = self._writers.take(WriterKey(place.connection.address, lane.topic, lane.partition, True))
+            publish.writer = self._writers.take(self._writer_key(place, lane.topic, is_lane=True))
             assert publish.writer is not None, "one of a line is on its way at a time"
         return place
 

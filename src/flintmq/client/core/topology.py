@@ -4,6 +4,7 @@ Answers come bare, or in an envelope whose ``status_code`` is the true status (H
 
     {"channels": [...], "producers": [PEER, ...]}                                            NSQ
     {..., "partitions": {"0": PEER, ...}, "meta": {"partition_num": 3, "replica": 1, ...}}   redesigned NSQ
+                         PEER has "log_id" where copies of the partition are kept             FlintMQ's cluster
     {"status_code": 200, "status_txt": "OK", "data": {...}}                                  either, in the envelope
 
 Rules of this file:
@@ -42,6 +43,7 @@ class Node(msgspec.Struct, frozen=True):
     http_port: int = 0
     version: str = ""
     distributed_id: str = ""
+    log_id: str = ""
 
     @property
     def address(self) -> str:
@@ -83,6 +85,7 @@ class Answer:
 
     Attributes:
         leaders: partition to ``host:port``.
+        log_ids: of partitions that are kept by several nsqd together.
         meta: None when it has none, as with NSQ's own.
         reason: why there is nothing, in its words.
     """
@@ -91,6 +94,7 @@ class Answer:
     leaders: Mapping[int, str] = field(default_factory=dict)
     meta: TopicMeta | None = None
     reason: str = ""
+    log_ids: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Topology:
         is_extended: messages may carry headers.
         is_ordered: it is to be consumed in order.
         reason: why nothing is known, in the words of a nsqlookupd.
+        log_ids: of the partitions whose log is the same whoever leads them; 16 hex digits.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -112,6 +117,7 @@ class Topology:
     is_extended: bool = False
     is_ordered: bool = False
     reason: str = ""
+    log_ids: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def is_partitioned(self) -> bool:
@@ -166,7 +172,8 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
     nodes = tuple(node for node in (answer.producers or [])[:NODE_COUNT_MAX] if _is_usable(node))
     partitions = sorted((answer.partitions or {}).items())[:PARTITION_COUNT_MAX]
     leaders = {number: node.address for number, node in partitions if number >= 0 and _is_usable(node)}
-    return Answer(nodes, leaders, answer.meta if _says_something(answer.meta) else None)
+    log_ids = {number: node.log_id for number, node in partitions if number in leaders and node.log_id}
+    return Answer(nodes, leaders, answer.meta if _says_something(answer.meta) else None, log_ids=log_ids)
 
 
 def _says_something(meta: TopicMeta | None) -> bool:
@@ -270,6 +277,7 @@ def unite(remembered: Iterable[Remembered], distrusted: Collection[tuple[int, st
     Args:
         distrusted: (partition, address) that have been found wrong.
     """
+    remembered = list(remembered)
     nodes: dict[str, Node] = {}
     leaders: dict[int, list[Statement[str]]] = {}
     metas: list[Statement[TopicMeta]] = []
@@ -283,13 +291,24 @@ def unite(remembered: Iterable[Remembered], distrusted: Collection[tuple[int, st
         if each.answer.meta is not None:
             metas.append(Statement(each.answer.meta, each.is_fresh, each.meta_since))
         reason = reason or each.answer.reason
+    log_ids: dict[int, str] = {}
     meta = decide(metas) if metas else TopicMeta()
     chosen = {
         number: decide(leaders[number], [address for wrong, address in distrusted if wrong == number])
         for number in sorted(leaders)
     }
+    for each in remembered:
+        for number, log_id in each.answer.log_ids.items():
+            if each.answer.leaders.get(number) == chosen[number]:
+                log_ids.setdefault(number, log_id)
     return Topology(
-        tuple(nodes.values()), chosen, meta.partition_num, meta.extend_support, meta.ordered, "" if nodes else reason
+        tuple(nodes.values()),
+        chosen,
+        meta.partition_num,
+        meta.extend_support,
+        meta.ordered,
+        "" if nodes else reason,
+        log_ids,
     )
 
 

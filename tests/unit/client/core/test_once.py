@@ -10,14 +10,14 @@ from tests.unit.client.blocking_client import ASYNCIO
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.client.core.once import NAME_SIZE_MAX, WriterKey, Writers, check_not_once, new_writers
+from flintmq.client.core.once import NAME_SIZE_MAX, Home, WriterKey, Writers, check_not_once, new_writers
 from flintmq.client.options import system_env
 from flintmq.errors import OptionError, PublishRefused, PublishUnknown
 from flintmq.wire.identify import ServerFeatures
 from flintmq.wire.words import is_producer_id
 
-SPOT = WriterKey("a:1", "t", None)
-OTHER = WriterKey("a:1", "t", None, True)
+SPOT = WriterKey(Home("a:1", "", "t", None))
+OTHER = WriterKey(Home("a:1", "", "t", None), True)
 
 
 def test_writers_are_used_one_at_a_time():
@@ -55,7 +55,7 @@ def test_writers_of_many_topics_are_bounded(monkeypatch):
     monkeypatch.setattr("flintmq.client.core.once.SPOT_COUNT_MAX", 10)
     writers = Writers("", system_env())
     for number in range(100):
-        spot = WriterKey("a:1", str(number), None)
+        spot = WriterKey(Home("a:1", "", str(number), None))
         writer = writers.take(spot)
         assert writer is not None
         writers.release(writer, 1, False)

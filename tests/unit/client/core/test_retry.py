@@ -8,7 +8,7 @@ import pytest
 
 from flintmq.client.core.handshake import refusal
 from flintmq.client.core.link import AnswerLost
-from flintmq.client.core.once import WriterKey, Writers
+from flintmq.client.core.once import Home, WriterKey, Writers
 from flintmq.client.core.publish import CONGESTED_FACTOR, RETRY_BASE_S, RETRY_JITTER, Failure, Publish
 from flintmq.client.core.retry import Policy, Retry, RetryRules, Split
 from flintmq.client.core.routing import Routes
@@ -18,7 +18,7 @@ from flintmq.client.security import Refusals
 from flintmq.errors import ConnectionFailed, PublishRefused, PublishUnknown, RemoteProtocolError
 
 ADDRESS = "a:4150"
-SPOT = WriterKey(ADDRESS, "t", None)
+SPOT = WriterKey(Home(ADDRESS, "", "t", None))
 
 
 class World:

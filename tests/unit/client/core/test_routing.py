@@ -47,6 +47,23 @@ def test_plain_nsqd_and_partitions():
     assert routes.never("t", 2) == ""
 
 
+def test_a_log_stays_while_its_leader_changes():
+    routes = Routes(())
+    routes.learn("t", topology("a", "b", log_ids={0: "00000000000000a1"}))
+    home = routes.home("t", 0, "a:1")
+    assert home == routes.home("t", 0, "z:1"), "whoever leads"
+    assert routes.nsqd_of(home) == "a:1"
+    routes.drop("t", 0, "a:1", 100.0)
+    assert routes.nsqd_of(home) is None
+    routes.learn("t", topology("c", "b", log_ids={0: "00000000000000a1"}))
+    assert routes.nsqd_of(home) == "c:1"
+    routes.learn("t", topology("c", "b", log_ids={0: "00000000000000b2"}))
+    assert routes.nsqd_of(home) is None, "the topic was created anew"
+    other = routes.home("t", 1, "b:1")
+    assert (other.address, routes.nsqd_of(other)) == ("b:1", "b:1"), "one that no cluster keeps is its nsqd's"
+    assert routes.nsqd_of(routes.home("plain", None, "b:1")) == "b:1"
+
+
 def test_who_does_not_lead_is_dropped_until_the_next_lookup_and_distrusted_for_a_while():
     routes = Routes(())
     routes.learn("t", topology("a", "b"))

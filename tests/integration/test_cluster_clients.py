@@ -1,0 +1,137 @@
+"""This project's clients while the leaders of a cluster die, end and are started again: real nsqds.
+
+What is asked of them: no call fails, nothing is missing, order is kept, and what is published once is stored once. For
+how long nothing goes on is printed, never asserted.
+
+Source: design/cluster.md Revision 2 H16.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, wait_until
+from tests.integration.flavours import Flavour
+
+from flintmq.errors import FlintError
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
+    cluster = Cluster(daemons)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        daemons.close()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Cluster:
+    """All nodes of the cluster are alive, and known."""
+    started.mend()
+    return started
+
+
+def _created(cluster: Cluster, topic: str, partition_num: int = 1) -> str:
+    cluster.create(topic, partition_num)
+    for number in range(partition_num):
+        cluster.wait_in_sync(topic, 3, number)
+    return topic
+
+
+def _address(cluster: Cluster) -> str:
+    return "http://{}:{}".format(*cluster.nsqlookupd.http)
+
+
+class Writing:
+    """Publishes ``<name>-<number>``, one after the other, until it is ended.
+
+    Args:
+        how: where to, for ``pub``.
+    """
+
+    def __init__(self, producer: Any, topic: str, name: str, **how: Any) -> None:
+        self._producer, self._topic, self._name, self._how = producer, topic, name, how
+        self.count = 0
+        self.longest_s = 0.0
+        self.errors: list[Exception] = []
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_ending.is_set() and not self.errors:
+            began, body = time.monotonic(), self.body(self.count)
+            try:
+                self._producer.call(lambda one, body=body: one.pub(self._topic, body, timeout=PATIENCE_S, **self._how))
+            except (FlintError, TimeoutError) as error:
+                self.errors.append(error)
+                return
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.count += 1
+            time.sleep(0.001)
+
+    def body(self, number: int) -> bytes:
+        return f"{self._name}-{number}".encode()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Everything that was acknowledged, in order."""
+        return [self.body(number) for number in range(self.count)]
+
+    def more(self, count: int) -> None:
+        """Wait until so many more are acknowledged."""
+        wanted = self.count + count
+        wait_until(lambda: self.count >= wanted or self.errors, lambda: f"{self._name} goes on at {self.count}")
+        assert self.errors == []
+
+    def end(self) -> list[bytes]:
+        self._is_ending.set()
+        self._thread.join(3 * PATIENCE_S)
+        assert self.errors == []
+        return self.bodies
+
+
+def _stored(cluster: Cluster, topic: str, number: int, count: int) -> list[bytes]:
+    """The messages of a partition, as its leader delivers them to somebody new."""
+    found: list[bytes] = []
+    with cluster.leader(topic, number).connect() as connection:
+        connection.ok(b"SUB %s reader %d\n" % (topic.encode(), number))
+        connection.rdy(200)
+        while len(found) < count:
+            message = connection.message()
+            connection.finish(message)
+            found.append(message.body)
+        connection.nothing_comes()
+    return found
+
+
+def test_what_is_published_once_is_stored_once_and_in_order(cluster: Cluster, flavour: Flavour) -> None:
+    """Through the death of a leader, and through a hand-over."""
+    topic = _created(cluster, f"once-{flavour.name}")
+    cluster.leader(topic).post(f"/channel/create?topic={topic}&channel=reader&partition=0")
+    with flavour.producer(nsqlookupd_http_addresses=_address(cluster), idempotent=True) as producer:
+        ordered = [Writing(producer, topic, f"ordered{number}", partition=0) for number in range(2)]
+        free = [Writing(producer, topic, f"free{number}") for number in range(3)]
+        writings = [*ordered, *free]
+        for end in (Nsqd.kill, Nsqd.stop):
+            for each in writings:
+                each.more(20)
+            end(cluster.leader(topic))
+            for each in writings:
+                each.more(20)
+            cluster.mend()
+            cluster.wait_in_sync(topic, 3)
+        acknowledged = [each.end() for each in writings]
+    found = _stored(cluster, topic, 0, sum(map(len, acknowledged)))
+    for bodies in acknowledged:  # who waits for each answer has an order, however it publishes
+        name = bodies[0].split(b"-")[0] + b"-"
+        assert [body for body in found if body.startswith(name)] == bodies
+    print(f"\n{flavour.name}: {len(found)} messages, each once; ", end="")
+    print(f"longest wait of a publisher {max(each.longest_s for each in writings):.3f} s")
