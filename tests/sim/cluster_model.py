@@ -7,6 +7,7 @@ each. The state of the channels is a dictionary from names to floors; its record
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
@@ -14,7 +15,7 @@ from struct import Struct
 import msgspec
 
 from flintmq.cluster.history import LogShape, cut, noted, trimmed
-from flintmq.cluster.leading import Done, NotInLog, StateDone, WholeState
+from flintmq.cluster.leading import Done, MoreDone, NotInLog, StateDone, WholeState
 
 HEADER = Struct(">QIQI")
 ID = Struct(">Q")
@@ -39,6 +40,7 @@ class Disk:
         synced_end: what a power loss leaves of the log.
         epoch: the highest that was noted.
         channels: the state, at ``progress``.
+        staged: parts of a whole state that is not complete.
         later: runs a transaction of the database: at once, unless somebody else is in charge.
     """
 
@@ -56,8 +58,9 @@ class Disk:
     later: Callable[[Callable[[], None]], None] = lambda action: action()
     sequence_of: dict[int, int] = field(default_factory=dict)
     read_count: int = 0
-    state_part_bytes: int = 1 << 20
+    state_part_bytes: int = 32  # two channels
     flush_number: int = 0
+    staged: list[bytes] = field(default_factory=list)
 
     def ids(self, start: int, end: int) -> list[int]:
         """The messages from ``start`` to ``end`` (exclusive)."""
@@ -94,7 +97,12 @@ class Disk:
             encode_records({name: self.channels[name] for name in names[at : at + step]})
             for at in range(0, len(names), step)
         ]
-        done(WholeState(self.flush_number, self.committed, parts))
+        left = deque(parts[1:])  # what is spilled is read when there is room for it
+
+        def more(then: MoreDone) -> None:
+            then([left.popleft()] if left else [])
+
+        done(WholeState(self.flush_number, self.committed, parts[:1], more))
 
     def write(self, epoch: int, ids: list[int]) -> int:
         """Append messages, as a leader; return the end."""
@@ -189,11 +197,23 @@ class Disk:
 
         self.later(commit)
 
+    def drop_state(self) -> None:
+        self.later(self.staged.clear)
+
+    def stage(self, part: bytes, done: Done) -> None:
+        def commit() -> None:
+            self.staged.append(part)
+            done(None)
+
+        self.later(commit)
+
     def apply(self, position: tuple[int, int], parts: list[bytes], is_whole: bool, done: Done) -> None:
         def commit() -> None:
+            staged: list[bytes] = []
             if is_whole:
                 self.channels = {}
-            for part in parts:
+                staged, self.staged = self.staged, []
+            for part in [*staged, *parts]:
                 change_channels(self.channels, decode_records(part))
             self.progress = position
             done(None)

@@ -37,7 +37,16 @@ from flintmq.broker.subscription import Subscription
 from flintmq.errors import FlintError, StorageError
 from flintmq.limits import SEQUENCE_MAX
 from flintmq.names import is_ephemeral
-from flintmq.storage import ChannelStore, Creation, Damage, LogPlace, PartitionLog, channel_store
+from flintmq.storage import (
+    ChannelStore,
+    Creation,
+    Damage,
+    DatabaseSnapshot,
+    LogPlace,
+    PartitionLog,
+    channel_store,
+    packs,
+)
 from flintmq.storage.channel_store import StoredAbout, StoredLog, StoredReplica, StoredTopics
 from flintmq.storage.records import (
     ChannelRecord,
@@ -61,6 +70,8 @@ from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 _CREATIONS_MAX = 64  # replicas whose files are made at once
 _CHANGES_MAX = 8  # logs that are cut back, or start over, behind one flush: others wait for it
+STATE_READ_BYTES = 1024 * 1024
+"""Of spilled messages that are read at once for another node, about."""
 _HISTORY_MAX = 4096  # epochs that are remembered of one replica
 _PROMOTING = "it is being promoted"
 _HELD, _REMOVING, _SETTING_ASIDE = 0, 1, 2
@@ -69,6 +80,7 @@ _Key = tuple[str, int]  # a topic and the number of a partition
 Records = dict[_Key, list[Record]]
 """Records by topic and partition; those of a topic go with each of its partitions."""
 OnRecords = Callable[[Records, Waiter], None]
+StateDone = Callable[[list[Record], "SpilledState | None", BaseException | None], None]
 
 
 class ReplicaConflict(FlintError):
@@ -94,9 +106,9 @@ class Replica:
         is_deleted: whether it was removed or set aside.
     """
 
-    __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_state",
-                 "_taken", "durable_epoch", "durable_floor", "epoch", "history", "is_deleted", "log", "log_id",
-                 "number", "partition", "progress", "topic", "topic_number", "work")  # fmt: skip
+    __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_staged",
+                 "_staged_packs", "_state", "_taken", "durable_epoch", "durable_floor", "epoch", "history",
+                 "is_deleted", "log", "log_id", "number", "partition", "progress", "topic", "topic_number", "work")  # fmt: skip
 
     def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
         self.topic = topic
@@ -119,6 +131,8 @@ class Replica:
         self._floors: dict[str, int] = {}  # of its channels, as the database will have them
         self._backlog_start = 1
         self._packs: dict[int, int] = {}  # the leader's numbers of packs of spilled messages, and those here
+        self._staged: dict[str, int] = {}  # cursors of what came of a whole state that is not complete, by channel
+        self._staged_packs: dict[int, int] = {}  # the same as ``_packs``
         self.durable_floor = 1
 
     @property
@@ -155,6 +169,38 @@ class Replica:
             f"replica {self.topic}/{self.number} {role} epoch={self.epoch} progress={self.progress} "
             f"history={self.history[-3:]} {self.work or 'idle'} {self.log.describe()}"
         )
+
+
+class SpilledState:
+    """What was spilled of a partition as of one flush, read piece by piece. Blocks; for a worker thread."""
+
+    def __init__(self, snapshot: DatabaseSnapshot, topic: str, number: int, cursors: Mapping[str, int]) -> None:
+        self._snapshot = snapshot
+        self._where = topic, number
+        self._left = deque(cursors.items())
+        self._after = 0
+
+    def read(self) -> list[Record]:
+        """Return what follows, about ``STATE_READ_BYTES`` of it; nothing: that was all.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        while self._left:
+            channel, cursor = self._left[0]
+            found, done, after = packs.next_packs(self._snapshot.query, cursor, self._after, STATE_READ_BYTES)
+            if after is None:
+                self._left.popleft()
+                self._after = 0
+                continue
+            self._after = after
+            if found:
+                return [PutSpilled(*self._where, channel, None, found, done, [])]
+        return []
+
+    def close(self) -> None:
+        """Let go of the database as it was."""
+        self._snapshot.close()
 
 
 class NewReplica:
@@ -465,6 +511,7 @@ class Replicas(Mapping[_Key, Replica]):
         if moved and replica._state == _REMOVING:
             self._progress.remove_later(moved)
         self._forget(replica)
+        self.drop_staged(replica)
         self._delete_rows(replica.topic, replica.number, replica._cursors)
         self._metadata.wait_here(done)
 
@@ -695,8 +742,8 @@ class Replicas(Mapping[_Key, Replica]):
 
         Args:
             position: ``(epoch, n)`` of the records.
-            is_whole: they say all that there is: whatever was known before of the partition's channels is forgotten.
-                Else they follow what was applied before.
+            is_whole: with what was staged they say all that there is: whatever was known before of the partition's
+                channels is forgotten. Else they follow what was applied before.
 
         Raises:
             ValueError: they are of another partition, of an epoch that is over or was not noted, or do not follow; or
@@ -717,6 +764,7 @@ class Replicas(Mapping[_Key, Replica]):
         put, about = self._metadata.put_own, replica._about
         if is_whole:
             self._forget_rows(replica, {each.channel for each in records if isinstance(each, PutChannel)})
+            self._take_staged(replica)
             about = msgspec.structs.replace(about, paused=False, headers_from=0, settings={})
         for record in records:
             if isinstance(record, PutTopic | PutTopicMeta | PutSettings):
@@ -733,6 +781,53 @@ class Replicas(Mapping[_Key, Replica]):
         where = replica.topic, replica.number
         put(channel_store.put_replica_progress(*where, position, replica.log.committed_sequence))
         self._metadata.wait_here(partial(self._applied, replica, position, replica.floor, done))
+
+    def stage(self, replica: Replica, records: Sequence[Record], done: Waiter) -> None:
+        """Write a part of what is spilled, with the next flush: :meth:`apply` takes it with the rest of a whole state.
+
+        Until then, nobody finds it: it is kept under cursors that a start removes.
+
+        Raises:
+            ValueError: it is something else, or of another partition; or the partition is led here.
+            StorageError: something else is being done with the replica.
+        """
+        self._check_idle(replica)
+        self._check_followed(replica)
+        for record in records:
+            if not isinstance(record, PutSpilled) or record.cleared_from is not None or record.gone:
+                raise ValueError(f"{replica.describe()}: {type(record).__name__} is no part of a whole state")
+            if (record.topic, record.partition) != (replica.topic, replica.number):
+                raise ValueError(f"{replica.describe()}: {type(record).__name__} is not of this partition")
+            if record.channel not in replica._staged:
+                replica._staged[record.channel] = -self._channels.new_cursor()
+            numbered = self._renumbered(replica._staged_packs, record)
+            for statement in numbered.statements(replica._staged[record.channel]):
+                self._metadata.put_own(statement)
+        self._metadata.wait_here(partial(self._when_written, done))
+
+    def _when_written(self, done: Waiter, error: BaseException | None) -> None:
+        if error is not None:
+            # the next flush has it all again: nothing is to be sent a second time
+            self._metadata.wait_here(partial(self._when_written, done))
+        else:
+            done(None)
+
+    def drop_staged(self, replica: Replica) -> None:
+        """Forget what :meth:`stage` has written."""
+        for cursor in replica._staged.values():
+            for statement in channel_store.delete_cursor(cursor):
+                self._metadata.put_own(statement)
+        replica._staged, replica._staged_packs = {}, {}
+
+    def _take_staged(self, replica: Replica) -> None:
+        """Let what was staged be what is spilled."""
+        for name, staged in replica._staged.items():
+            cursor = replica._cursors.get(name)
+            if cursor is None:
+                cursor = replica._cursors[name] = self._channels.new_cursor()
+            self._metadata.put_own(channel_store.move_packs(staged, cursor))
+        replica._packs = replica._staged_packs
+        replica._staged, replica._staged_packs = {}, {}
 
     def _forget_rows(self, replica: Replica, left: Collection[str]) -> None:
         """Forget where the channels are, and those that are not among ``left``."""
@@ -794,12 +889,13 @@ class Replicas(Mapping[_Key, Replica]):
         replica.durable_floor = floor
         done(None)
 
-    def whole_state(self, replica: Replica, done: Callable[[list[Record], BaseException | None], None]) -> None:
-        """Have everything read that a new replica of a partition led here needs: records for :meth:`apply`.
+    def whole_state(self, replica: Replica, done: StateDone) -> None:
+        """Have everything read that a new replica of a partition led here needs: records for :meth:`apply`, and what
+        is to be read of spilled messages for :meth:`stage`, by :meth:`read_spilled`.
 
         Args:
-            done: given the records, which say what is so behind the flush that ``on_records`` was given last; or
-                nothing, and why they could not be read.
+            done: given the records, which say what is so behind the flush that ``on_records`` was given last, and the
+                spilled messages as of then, to be closed; or nothing, and why they could not be read.
 
         Raises:
             ValueError: it is not led here.
@@ -808,12 +904,27 @@ class Replicas(Mapping[_Key, Replica]):
             raise ValueError(f"{replica.describe()}: it is not led here")
         partition = replica.partition
 
-        def read(records: list[Record] | None, error: BaseException | None) -> None:
+        def read(found: tuple[list[Record], SpilledState | None] | None, error: BaseException | None) -> None:
+            records, spilled = found or ([], None)
             if error is None and replica.partition is not partition:
                 error = StorageError(f"topic {replica.topic} partition {replica.number}: it is not led here any more")
-            done([] if error is not None else [*_records_of(replica), *(records or ())], error)
+                if spilled is not None:
+                    spilled.close()
+            if error is not None:
+                done([], None, error)
+            else:
+                done([*_records_of(replica), *records], spilled, None)
 
         self._progress.ask(Question(partial(_whole_state, replica.topic, replica.number), read))
+        self._channels.is_urgent = True
+
+    def read_spilled(self, spilled: SpilledState, done: Callable[[list[Record], BaseException | None], None]) -> None:
+        """Have more of it read; ``done`` is given the records, none when that was all, or why they cannot be read."""
+
+        def read(records: list[Record] | None, error: BaseException | None) -> None:
+            done(records or [], error)
+
+        self._progress.ask(Question(lambda _store: spilled.read(), read))
         self._channels.is_urgent = True
 
     # -- leading -------------------------------------------------------------------------------------------------
@@ -858,6 +969,7 @@ class Replicas(Mapping[_Key, Replica]):
                     replica.topic, replica.number, log, stored, replica._about, meta, rows_end, replica._kept_floors
                 )
                 self._marks.forget(replica)
+                self.drop_staged(replica)
                 self._publishes.note_snapshot(replica.partition)
                 replica._packs, replica._rows_end = {}, 0
                 self._put_row(replica, must_sync=False)
@@ -996,8 +1108,8 @@ def _records_of(replica: Replica) -> list[Record]:
     return records + [PutSettings(topic, channel, settings) for channel, settings in about.settings.items()]
 
 
-def _whole_state(topic: str, number: int, store: ChannelStore) -> list[Record]:
-    """Read all that the database has of a partition. Blocks; for a worker thread."""
+def _whole_state(topic: str, number: int, store: ChannelStore) -> tuple[list[Record], SpilledState | None]:
+    """Read all that the database has of a partition, but for what is spilled. Blocks; for a worker thread."""
     stored = store.load_partition(topic, number)
     records: list[Record] = []
     if (topic, number) in stored.partitions:
@@ -1006,14 +1118,12 @@ def _whole_state(topic: str, number: int, store: ChannelStore) -> list[Record]:
         records.append(PutChannel(topic, number, name, channel.paused, channel.skipped))
     for each in stored.cursors:
         where = topic, number, each.channel
-        found, done = store.all_packs(each.id)
-        if found:
-            records.append(PutSpilled(*where, None, found, done, []))
         if not each.is_lost:
             row, count = each.row, each.spilled_count + each.spilled_missing
             lists = row.deferred, row.attempts, row.holes
             records.append(PutProgress(*where, row.floor, each.window, *lists, count))
-    return records
+    cursors = {each.channel: each.id for each in stored.cursors if each.spilled_next_due_ns is not None}
+    return records, SpilledState(store.snapshot(), topic, number, cursors) if cursors else None
 
 
 def found_history(log: PartitionLog, known: list[tuple[int, int]], noted: int) -> list[tuple[int, int]]:

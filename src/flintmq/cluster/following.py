@@ -41,10 +41,11 @@ from flintmq.wire.peer import (
     Refusal,
     StartOver,
     StateBegin,
+    StateTaken,
 )
 
-STATE_BYTES_MAX = 256 * 1024 * 1024
-"""Of the whole state of one partition, gathered in memory."""
+STATE_PARTS_MAX = 16
+"""Of a whole state, that have come and are not written: a leader waits for room earlier."""
 
 
 class FollowerLog(Protocol):
@@ -106,8 +107,20 @@ class FollowerLog(Protocol):
         """Let the log and its history be empty and begin at ``sequence``, and its progress be at (0, 0), durably."""
         ...
 
+    def drop_state(self) -> None:
+        """Forget the parts that were staged."""
+        ...
+
+    def stage(self, part: bytes, done: Done) -> None:
+        """Keep a part of the whole state until :meth:`apply` puts all of them in place of what there is."""
+        ...
+
     def apply(self, position: tuple[int, int], parts: list[bytes], is_whole: bool, done: Done) -> None:
-        """Store records and position in one transaction; if they are the whole state, in place of all there is."""
+        """Store records and position in one transaction.
+
+        Args:
+            is_whole: with the parts that were staged they are the whole state, and take the place of all there is.
+        """
         ...
 
 
@@ -150,7 +163,6 @@ class Following:
         log_id: of the log.
         log: to be changed.
         confirmed_ns: no leader was told later than this that it is followed: monotonic time of the process's start.
-        state_bytes_max: of the whole state.
 
     Attributes:
         epoch: the highest that was heard of.
@@ -165,7 +177,6 @@ class Following:
         log_id: int,
         log: FollowerLog,
         confirmed_ns: int,
-        state_bytes_max: int = STATE_BYTES_MAX,
     ) -> None:
         self.topic = topic
         self.number = number
@@ -175,7 +186,6 @@ class Following:
         self.epoch = log.epoch
         self.broken: Exception | None = None
         self._confirmed_ns = confirmed_ns
-        self._state_bytes_max = state_bytes_max
         self._stream: FollowerStream | None = None
         self._stream_epoch = 0
         self._is_open = False  # Opened was sent
@@ -184,9 +194,9 @@ class Following:
         self._after: Callable[[], None] | None = None
         self._position = (0, 0)
         self._needs_state = False
-        self._parts: list[bytes] | None = None
-        self._parts_bytes = 0
-        self._parts_position = (0, 0)
+        self._state_position: tuple[int, int] | None = None  # of the whole state that is coming
+        self._part_count = 0
+        self._taken_count = 0
 
     @property
     def stream(self) -> FollowerStream | None:
@@ -249,9 +259,14 @@ class Following:
             stream.refuse(refusal, epoch)
 
     def _forget_stream(self) -> None:
-        self._stream = self._after = self._parts = None
+        self._stream = self._after = None
         self._is_open = self._is_ready = self._needs_state = False
-        self._parts_bytes = 0
+        self._drop_state()
+
+    def _drop_state(self) -> None:
+        if self._state_position is not None:
+            self._state_position = None
+            self.log.drop_state()
 
     def _begin(self) -> None:
         epoch = self._stream_epoch
@@ -334,7 +349,8 @@ class Following:
             return
         self._expect(self._is_open, frame)
         self._is_open = self._is_ready = False
-        self._parts, self._parts_bytes, self._needs_state = None, 0, False
+        self._needs_state = False
+        self._drop_state()
 
         def begin() -> None:
             self._do(lambda done: self.log.start_over(frame.sequence, frame.offset_bytes, done), self._started_over)
@@ -413,7 +429,7 @@ class Following:
         """
         if stream is not self._stream:
             return
-        self._expect(self._is_ready and self._parts is None, frame)
+        self._expect(self._is_ready and self._state_position is None, frame)
         if not self._fits(frame):
             if not self._needs_state:
                 self._needs_state = True
@@ -433,25 +449,39 @@ class Following:
         """
         if stream is not self._stream:
             return
-        self._expect(self._is_ready and self._parts is None and frame.position[0] == self._stream_epoch, frame)
+        is_expected = self._state_position is None and frame.position[0] == self._stream_epoch
+        self._expect(self._is_ready and is_expected, frame)
         self._check_needs(frame.needs)
-        self._parts, self._parts_bytes, self._parts_position = [], 0, frame.position
+        self.log.drop_state()  # of one that was not completed
+        self._state_position = frame.position
+        self._part_count = self._taken_count = 0
 
     def state_part(self, stream: FollowerStream, body: memoryview) -> None:
-        """Gather a part of the whole state.
+        """Have a part of the whole state written where nobody looks for it yet.
 
         Raises:
-            PeerError: it is not the time for that, or there is too much of it.
+            PeerError: it is not the time for that, or too many are on their way.
         """
         if stream is not self._stream:
             return
-        parts = self._parts
-        if parts is None:
+        position = self._state_position
+        if position is None:
             raise self._wrong("a part of a state that did not begin")
-        self._parts_bytes += len(body)
-        if self._parts_bytes > self._state_bytes_max:
-            raise self._wrong(f"a state of more than {self._state_bytes_max} bytes")
-        parts.append(bytes(body))
+        self._part_count += 1
+        if self._part_count - self._taken_count > STATE_PARTS_MAX:
+            raise self._wrong(f"more than {STATE_PARTS_MAX} parts of a state at once")
+
+        def done(error: Exception | None) -> None:
+            if error is None and stream is self._stream and self._state_position is position:
+                self._taken_count += 1
+                stream.send(StateTaken(stream.number, self._taken_count))
+            self._finished(error)
+
+        self._busy_count += 1
+        try:
+            self.log.stage(bytes(body), done)
+        except (FlintError, ValueError) as error:
+            done(error)
 
     def state_end(self, stream: FollowerStream) -> None:
         """Store the whole state.
@@ -461,11 +491,11 @@ class Following:
         """
         if stream is not self._stream:
             return
-        parts = self._parts
-        if parts is None:
+        position = self._state_position
+        if position is None:
             raise self._wrong("the end of a state that did not begin")
-        self._parts, self._parts_bytes, self._needs_state = None, 0, False
-        self._apply(stream, self._parts_position, parts, is_whole=True)
+        self._state_position, self._needs_state = None, False
+        self._apply(stream, position, [], is_whole=True)
 
     def _check_needs(self, needs: int) -> None:
         if needs > self.log.end:

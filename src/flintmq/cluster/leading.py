@@ -19,7 +19,7 @@ Source: design/cluster.md rules 4 and 6, H1, H2, H4, H11; Kafka's in-sync replic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from flintmq.cluster.history import LogShape
@@ -32,8 +32,10 @@ STALL_NS = 1_000_000_000
 """Ticks that are further apart say that this node stood still, and nothing about others."""
 CONFIRMED_MARGIN_NS = 300_000_000
 """A leader that acts by confirmations stops so much earlier than they run out."""
-PROGRESS_BYTES_MAX = 256 * 1024
-"""Of records that are kept for followers; who is further behind gets the whole state."""
+PROGRESS_BYTES_MAX = 32 * 1024 * 1024
+"""Of records of one partition that are kept for followers; who is further behind gets the whole state."""
+PROGRESS_TOTAL_MAX = 64 * 1024 * 1024
+"""Of records of all partitions of a node."""
 PROGRESS_COUNT_MAX = 1024
 _LEASE_NS = LEASE_TTL_S * 1_000_000_000
 
@@ -63,6 +65,7 @@ class NotInLog(FlintError):
 
 Done = Callable[[Exception | None], None]
 StateDone = Callable[["WholeState | None"], None]
+MoreDone = Callable[[list[bytes] | None], None]
 
 
 class WholeState:
@@ -72,14 +75,46 @@ class WholeState:
         number: of that flush, as :meth:`Leading.progress` gave it; 0 for the state at the election.
         needs: end that a log has at least for it.
         parts: the records, divided; each is sent as it is.
+        more: reads further parts, a few at a time, and calls back with them, at once or later; with none: there are no
+            more; with None: they cannot be read. None: ``parts`` are all there are.
+        close: lets go of what they are read from.
     """
 
-    __slots__ = ("needs", "number", "parts")
+    __slots__ = ("_close", "more", "needs", "number", "parts")
 
-    def __init__(self, number: int, needs: int, parts: list[bytes]) -> None:
+    def __init__(
+        self,
+        number: int,
+        needs: int,
+        parts: Iterable[bytes],
+        more: Callable[[MoreDone], None] | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
         self.number = number
         self.needs = needs
-        self.parts = parts
+        self.parts = deque(parts)
+        self.more = more
+        self._close = close
+
+    def close(self) -> None:
+        """Let go of it; nothing more of it is wanted."""
+        close, self._close, self.more = self._close, None, None
+        if close is not None:
+            close()
+
+
+class Kept:
+    """The records that the partitions of a node keep for followers, all together.
+
+    Attributes:
+        size_bytes: of them.
+    """
+
+    __slots__ = ("bytes_max", "size_bytes")
+
+    def __init__(self, bytes_max: int = PROGRESS_TOTAL_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
 
 
 class LeaderLog(Protocol):
@@ -189,6 +224,7 @@ class Leading:
         base: position of the progress that this node had then.
         min_in_sync: with fewer members nothing is acknowledged.
         needs_sync: this node's own copy counts as far as it is synced.
+        kept: counts the records that are kept, with those of other partitions.
         on_change: is called when the watermark, :attr:`is_writable`, the end of it, or what it wants of the store may
             have changed. It must not call back; note it, and look when the turn ends.
 
@@ -214,6 +250,7 @@ class Leading:
         base: tuple[int, int] = (0, 0),
         min_in_sync: int = 1,
         needs_sync: bool = False,
+        kept: Kept | None = None,
         on_change: Callable[[Leading], None] = lambda leading: None,
     ) -> None:
         if state.leader != node or node not in state.in_sync_nodes:
@@ -234,6 +271,7 @@ class Leading:
         self._revision = revision
         self._min_in_sync = min_in_sync
         self._needs_sync = needs_sync
+        self._kept = Kept() if kept is None else kept
         self._on_change = on_change
         self._promoted_end = end
         self._written = end
@@ -409,8 +447,7 @@ class Leading:
         self.is_ended = True
         waiting, self._waiting = self._waiting, deque()
         self._read = None
-        self._entries.clear()
-        self._entries_bytes = 0
+        self._forget_entries()
         for _, done in waiting:
             done(LeadingEnded(self.topic, self.number, self.epoch))
         self._on_change(self)
@@ -602,11 +639,13 @@ class Leading:
         if any(follower.stream is not None for follower in self.followers.values()):
             self._entries.append((needs, records))
             self._entries_bytes += len(records)
+            self._kept.size_bytes += len(records)
             while self._entries_bytes > PROGRESS_BYTES_MAX or len(self._entries) > PROGRESS_COUNT_MAX:
                 self._forget_entry()
+            if self._kept.size_bytes > self._kept.bytes_max:
+                self._forget_entries()
         else:
-            self._entries.clear()
-            self._entries_bytes = 0
+            self._forget_entries()
         for follower in self.followers.values():
             if follower.stream is not None:
                 follower.stream.wake()
@@ -651,7 +690,14 @@ class Leading:
             self._forget_entry()
 
     def _forget_entry(self) -> None:
-        self._entries_bytes -= len(self._entries.popleft()[1])
+        size = len(self._entries.popleft()[1])
+        self._entries_bytes -= size
+        self._kept.size_bytes -= size
+
+    def _forget_entries(self) -> None:
+        self._kept.size_bytes -= self._entries_bytes
+        self._entries_bytes = 0
+        self._entries.clear()
 
     # --- reading
 

@@ -57,6 +57,7 @@ from flintmq.wire.peer import (
     StateBegin,
     StateEnd,
     StatePart,
+    StateTaken,
     Watermarks,
     encode,
     encode_one,
@@ -79,6 +80,8 @@ TAILS_PER_BEHIND = 3
 """Chunks of new messages for one of somebody who catches up, while there are both."""
 STATES_MAX = 2
 """Whole states of partitions that one link sends at the same time."""
+STATE_PARTS_MAX = 2
+"""Parts of each that are under way and not written by the follower."""
 
 Piece = bytes | memoryview
 
@@ -137,8 +140,10 @@ class LeaderStream:
         "retry_ns",
         "sent",
         "state",
+        "state_asked",
         "state_at",
         "state_number",
+        "state_taken",
     )
 
     def __init__(self, link: LeaderLink, leading: Leading) -> None:
@@ -148,6 +153,7 @@ class LeaderStream:
         self.phase = _Phase.AWAY
         self.problem = ""
         self.retry_ns = 0
+        self.state: WholeState | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -162,9 +168,17 @@ class LeaderStream:
         self.progress_next: int | None = None
         self.progress_position = (0, 0)
         self.progress_sent = -1
-        self.state: WholeState | None = None
-        self.state_at = -1  # parts sent; -1: nothing of it
+        self.drop_state()
         self.state_number: int | None = None
+
+    def drop_state(self) -> None:
+        """Nothing of a whole state is sent any more."""
+        state, self.state = self.state, None
+        self.state_at = -1  # parts sent; -1: nothing of it
+        self.state_taken = 0
+        self.state_asked = False  # for more of it
+        if state is not None:
+            state.close()
 
     @property
     def confirmed_ns(self) -> int | None:
@@ -241,6 +255,7 @@ class LeaderLink:
         self._behind_bytes = 0
         self._pinged_ns: int | None = None
         self._watermarks_ns = 0
+        self._has_ticked = False  # and what it said is not taken yet
         self._retries.clear()
         self.confirmed_ns = None
 
@@ -293,6 +308,11 @@ class LeaderLink:
             self.is_silent = True
             for stream in self.streams.values():
                 stream.leading.silent(self.node)
+            for stream in list(self._states):
+                if (
+                    stream.state is not None and stream.state.more is not None
+                ):  # what it is read from is not kept for it
+                    self._refuse(stream, "it was silent while it was sent the state of the partition")
 
     def _open(self, stream: LeaderStream) -> None:
         stream.reset()
@@ -343,15 +363,18 @@ class LeaderLink:
             self.presume_dead()
         if self._peer is None:
             return
-        if self._pinged_ns is None or now_ns - self._pinged_ns >= PING_NS:
+        is_room = not self._has_ticked  # a peer that does not read is not told ever more
+        if is_room and (self._pinged_ns is None or now_ns - self._pinged_ns >= PING_NS):
             self._pinged_ns = now_ns
+            self._has_ticked = True
             self._send(Ping(now_ns))
         while self._retries and self._retries[0][0] <= now_ns:
             stream = heappop(self._retries)[2]
             if stream.phase is _Phase.REFUSED:
                 self._open(stream)
-        if self._watermarks and now_ns - self._watermarks_ns >= WATERMARK_NS:
+        if is_room and self._watermarks and now_ns - self._watermarks_ns >= WATERMARK_NS:
             self._watermarks_ns = now_ns
+            self._has_ticked = True
             self._send_watermarks()
 
     def _send_watermarks(self) -> None:
@@ -403,6 +426,7 @@ class LeaderLink:
         """Return what to write next, about ``bytes_max`` of it; empty: nothing for now."""
         self._now_ns = max(self._now_ns, now_ns)
         pieces, self._control = self._control, []
+        self._has_ticked = False
         size = sum(map(len, pieces))
         while self._opening and size < bytes_max:
             stream = next(iter(self._opening))
@@ -498,7 +522,7 @@ class LeaderLink:
             position = (leading.epoch, number)
             pieces += encode(Progress(stream.number, position, stream.progress_position, needs), records)
             stream.progress_position, stream.progress_sent, stream.progress_next = position, number, number + 1
-        if stream.progress_next is None and stream.state_at < 0 and stream not in self._states:
+        if stream.progress_next is None and stream not in self._states:
             self._ask_for_state(stream)
         return False
 
@@ -512,15 +536,35 @@ class LeaderLink:
         request = self._states[stream] = object()
 
         def done(state: WholeState | None) -> None:
-            if self._states.get(stream) is not request:
+            if self._states.get(stream) is not request or stream.state is not None:
+                if state is not None and state is not stream.state:
+                    state.close()
                 return  # it was closed, or starts over
             if state is None:
                 self._refuse(stream, "the state of the partition cannot be read now")
             else:
-                stream.state, stream.state_at, stream.state_number = state, 0, state.number
+                stream.state, stream.state_number = state, state.number
                 self.wake(stream)
 
         stream.leading.log.whole_state(done)
+
+    def _ask_for_more(self, stream: LeaderStream, state: WholeState) -> None:
+        stream.state_asked = True
+
+        def done(parts: list[bytes] | None) -> None:
+            if stream.state is not state:
+                return
+            stream.state_asked = False
+            if parts is None:
+                self._refuse(stream, "the state of the partition cannot be read further")
+                return
+            if not parts:
+                state.more = None
+            state.parts.extend(parts)
+            self.wake(stream)
+
+        assert state.more is not None
+        state.more(done)
 
     def _release_state(self, stream: LeaderStream) -> None:
         if self._states.pop(stream, None) is not None:
@@ -537,15 +581,20 @@ class LeaderLink:
         if state.needs > stream.sent:
             return False
         position = (stream.leading.epoch, state.number)
-        if stream.state_at == 0:
+        if stream.state_at < 0:
+            stream.state_at = 0
             pieces.append(encode_one(StateBegin(stream.number, position, state.needs)))
-        if stream.state_at < len(state.parts):
-            pieces += encode(StatePart(stream.number), state.parts[stream.state_at])
+        if state.parts and stream.state_at - stream.state_taken < STATE_PARTS_MAX:
+            pieces += encode(StatePart(stream.number), state.parts.popleft())
             stream.state_at += 1
-        if stream.state_at < len(state.parts):
-            return True
+        if not state.parts and state.more is not None and not stream.state_asked:
+            self._ask_for_more(stream, state)
+        if state.parts:
+            return stream.state_at - stream.state_taken < STATE_PARTS_MAX
+        if state.more is not None:
+            return False
         pieces.append(encode_one(StateEnd(stream.number)))
-        stream.state, stream.state_at = None, -1
+        stream.drop_state()
         stream.progress_position, stream.progress_sent = position, state.number
         stream.progress_next = state.number + 1
         self._release_state(stream)
@@ -582,7 +631,7 @@ class LeaderLink:
                     raise self._wrong("an answer to a ping that was never sent")
                 if self.confirmed_ns is None or sent_ns > self.confirmed_ns:
                     self.confirmed_ns = sent_ns
-            case Opened() | Ready() | Refused() | NeedState():
+            case Opened() | Ready() | Refused() | NeedState() | StateTaken():
                 stream = self._stream(frame.stream)
                 if stream is not None:
                     self._answered(stream, frame)
@@ -601,7 +650,7 @@ class LeaderLink:
     def _wrong(self, reason: str) -> PeerError:
         return PeerError(f"node {self.node} sent {reason}")
 
-    def _answered(self, stream: LeaderStream, frame: Opened | Ready | Refused | NeedState) -> None:
+    def _answered(self, stream: LeaderStream, frame: Opened | Ready | Refused | NeedState | StateTaken) -> None:
         match frame:
             case Opened():
                 self._expect(stream, frame, stream.phase is _Phase.OPENING and stream not in self._opening)
@@ -622,6 +671,12 @@ class LeaderLink:
                 self._expect(stream, frame, stream.phase is _Phase.RUNNING)
                 if stream.state is None and stream not in self._states:
                     stream.progress_next = None
+                    self.wake(stream)
+            case StateTaken(_, count):
+                if stream.state is not None and stream.state_at >= 0:
+                    if count > stream.state_at:
+                        raise self._wrong(f"StateTaken of {count} parts on stream {stream.number}, never sent")
+                    stream.state_taken = max(stream.state_taken, count)
                     self.wake(stream)
 
     def _expect(self, stream: LeaderStream, frame: Frame, is_expected: bool) -> None:

@@ -6,6 +6,7 @@ from flintmq.storage.creation import Creation, create_logs
 from flintmq.storage.damage import Damage
 from flintmq.storage.files import (
     Database,
+    DatabaseSnapshot,
     File,
     Files,
     OsFiles,
@@ -27,6 +28,7 @@ __all__ = [
     "Damage",
     "DamagedIdentity",
     "Database",
+    "DatabaseSnapshot",
     "File",
     "Files",
     "FloorFile",

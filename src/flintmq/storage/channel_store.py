@@ -24,7 +24,7 @@ from flintmq.settings import Settings, decode_settings, encode_settings
 from flintmq.storage import packs
 from flintmq.storage.channel_list import LIST_NAME, Note
 from flintmq.storage.damage import Damage
-from flintmq.storage.files import Database, Files
+from flintmq.storage.files import Database, DatabaseSnapshot, Files
 from flintmq.storage.integrity import DATABASE_NAME as DATABASE_NAME
 from flintmq.storage.integrity import LISTED, changes_of, open_checked
 from flintmq.storage.rows import Statement as Statement
@@ -393,9 +393,9 @@ class ChannelStore:
             raise StorageError(f"{DATABASE_NAME}: rows of table {table.name} are damaged; restart to have it repaired")
         return [row[:-1] for row in rows]
 
-    def all_packs(self, cursor: int) -> tuple[list[packs.EncodedPack], dict[int, list[int]]]:
-        """Packs of one cursor as they are stored, see :func:`flintmq.storage.packs.all_packs`."""
-        return packs.all_packs(self._database.query, cursor)
+    def snapshot(self) -> DatabaseSnapshot:
+        """Keep what is so now to be read later, see :meth:`flintmq.storage.files.Database.snapshot`."""
+        return self._database.snapshot()
 
     def journal(self) -> bytes | None:
         """Read what :func:`put_journal` wrote last; None when there is nothing."""
@@ -487,6 +487,11 @@ def put_logs(logs: Iterable[tuple[str, int, StoredLog]]) -> Statement:
 def delete_cursor(identity: int) -> list[Statement]:
     """Remove a cursor and everything set aside for it."""
     return [("DELETE FROM aside_pack WHERE cursor = ?", ((identity,),)), CURSOR.delete((identity,))]
+
+
+def move_packs(identity: int, to: int) -> Statement:
+    """Give everything set aside for one cursor to another."""
+    return packs.move_packs(identity, to)
 
 
 def create_replica_tables() -> list[Statement]:

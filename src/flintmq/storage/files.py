@@ -74,6 +74,18 @@ class File(Protocol):
         ...
 
 
+class DatabaseSnapshot(Protocol):
+    """A database as it was at one moment, whatever is written to it since; in use by one thread at a time."""
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """As :meth:`Database.query`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it: the file keeps what was written since until then."""
+        ...
+
+
 class Database(Protocol):
     """A transactional table store (SQLite); one user at a time."""
 
@@ -99,6 +111,14 @@ class Database(Protocol):
 
         Raises:
             StorageError: nothing of the transaction was applied.
+        """
+        ...
+
+    def snapshot(self) -> DatabaseSnapshot:
+        """Keep what is so now to be read later.
+
+        Raises:
+            StorageError: it cannot be had now.
         """
         ...
 
@@ -339,6 +359,37 @@ class SqliteDatabase:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise self._failure(error) from error
+
+    def snapshot(self) -> SqliteSnapshot:
+        return SqliteSnapshot(self._path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class SqliteSnapshot:
+    """A connection of its own in a transaction that reads, which WAL lets go on beside those that write."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        except sqlite3.Error as error:
+            raise database_error(path, error) from error
+        try:
+            prepare_connection(self._connection)
+            self._connection.execute("PRAGMA query_only=1")
+            self._connection.execute("BEGIN")
+            self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # it begins with what is read first
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise database_error(path, error) from error
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise database_error(self._path, error) from error
 
     def close(self) -> None:
         self._connection.close()

@@ -493,6 +493,12 @@ def shift_packs(shift_ns: int, cursor: int | None = None) -> Statement:
     return (change, (shifts,)) if cursor is None else (f"{change} WHERE cursor = ?", ((*shifts, cursor),))
 
 
+def move_packs(cursor: int, to: int) -> Statement:
+    """Give all packs of one cursor to another."""
+    crc = _crc_with(cursor="?")
+    return f"UPDATE aside_pack SET cursor = ?, crc = {crc} WHERE cursor = ?", ((to, to, cursor),)
+
+
 def _crc_with(**changed: str) -> str:
     """SQL for the checksum of a pack's row some of whose columns are changed."""
     values = ", ".join(changed.get(column, column) for column in PACKS.columns)
@@ -594,14 +600,35 @@ def count_packed(query: Query, cursor: int | None = None) -> dict[int, tuple[int
     return counts
 
 
-def all_packs(query: Query, cursor: int) -> tuple[list[EncodedPack], dict[int, list[int]]]:
-    """Read every pack of a cursor as it is stored, and what of each is finished, has left it or is forgotten.
+def next_packs(
+    query: Query, cursor: int, after: int, bytes_max: int
+) -> tuple[list[EncodedPack], dict[int, list[int]], int | None]:
+    """Read packs of a cursor as they are stored, and what of each is finished, has left it or is forgotten.
 
     Packs that are damaged are left out.
+
+    Args:
+        after: the number of the last that was read before; 0: none was.
+        bytes_max: of all together, about.
+
+    Returns:
+        the packs, what is done of them, and the number of the last that was looked at; None: there are no more.
     """
     found: list[EncodedPack] = []
     done: dict[int, list[int]] = {}
-    rows = [row for row in query(f"{PACKS.select} WHERE cursor = ? ORDER BY id", (cursor,)) if PACKS.is_whole(row)]
+    sql = f"{PACKS.select} WHERE cursor = ? AND id > ? ORDER BY id LIMIT {_LOOK_COUNT}"
+    looked_at = query(sql, (cursor, after))
+    if not looked_at:
+        return [], {}, None
+    rows = []
+    size = 0
+    for row in looked_at:
+        after = row[0]
+        if PACKS.is_whole(row):
+            rows.append(row)
+            size += row[8]
+            if size >= bytes_max:
+                break
     gone = _read_done(query, [row[0] for row in rows])
     for number, _, due_ns, last_due_ns, first, last, cut, count, size, heads_crc, data_crc, _ in rows:
         data = _read_data(query, number)
@@ -613,7 +640,7 @@ def all_packs(query: Query, cursor: int) -> tuple[list[EncodedPack], dict[int, l
         left = sorted({*gone.get(number, ()), *forgotten})
         if left:
             done[number] = left
-    return found, done
+    return found, done, after
 
 
 def packed_after(query: Query, cursor: int, wall_ns: int, count_max: int) -> list[tuple[int, Piece]]:

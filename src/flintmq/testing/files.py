@@ -508,11 +508,34 @@ class MemoryDatabase:
                 connection.execute("ROLLBACK")
         self._node.commit(connection.serialize(), sync)
 
+    def snapshot(self) -> MemorySnapshot:
+        with self._files._alive()._lock:
+            return MemorySnapshot(self._connection.serialize(), self.path)
+
     def close(self) -> None:
         if self._node.user is self:
             self._node.user = None
             self._files._databases.remove(self)
             self._connection.close()
+
+
+class MemorySnapshot:
+    """A copy of a database."""
+
+    def __init__(self, content: bytes, path: str) -> None:
+        self._path = path
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        prepare_connection(self._connection)
+        self._connection.deserialize(content)
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise database_error(self._path, error) from error
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class MemoryFiles:

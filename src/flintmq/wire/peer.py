@@ -16,7 +16,7 @@ The node that leads partitions dials each node that has copies of them; one conn
     leader -> follower   Open Close CutTo StartOver       follower -> leader   Opened Refused Ready
                          Append (batches) Watermarks                           Acks
                          Progress (records) StateBegin
-                         StatePart (records) StateEnd                          ProgressAcks NeedState
+                         StatePart (records) StateEnd                          ProgressAcks NeedState StateTaken
                          Ping                                                  Pong
     both                 Farewell
     Hello(CLIENTS)       behind the proof: the protocol of clients, wire/commands.py
@@ -342,6 +342,13 @@ class NeedState(_Frame, frozen=True, tag=37):
     stream: Stream
 
 
+class StateTaken(_Frame, frozen=True, tag=39):
+    """So many parts of the whole state that is under way are written: there is room for more."""
+
+    stream: Stream
+    count: Number63
+
+
 class Pong(_Frame, frozen=True, tag=38):
     """The follower still follows in all streams that were open and that it has not refused; see :class:`Ping`."""
 
@@ -370,6 +377,7 @@ Frame: TypeAlias = (
     | Acks
     | ProgressAcks
     | NeedState
+    | StateTaken
     | Pong
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.unit.broker.world import MSG_TIMEOUT_NS, SECOND, Consumer
 from flintmq.broker.broker import TopicConflict, TopicNotFound
 from flintmq.broker.metadata import Waiter
 from flintmq.broker.partition import Partition, PublishGroup
-from flintmq.broker.replicas import Records
+from flintmq.broker.replicas import Records, SpilledState
 from flintmq.errors import StorageError
 from flintmq.settings import Settings
 from flintmq.storage.records import (
@@ -21,6 +22,7 @@ from flintmq.storage.records import (
     PutChannel,
     PutProgress,
     PutSettings,
+    PutSpilled,
     PutTopic,
     Record,
     decode_records,
@@ -77,25 +79,49 @@ class Node(World):
         return group
 
     def whole(self) -> list[Record]:
-        found: list[list[Record]] = []
+        """All that a new replica needs; what is spilled comes last."""
+        found: list[Record] = []
 
-        def done(records: list[Record], error: BaseException | None) -> None:
+        def done(records: list[Record], spilled: SpilledState | None, error: BaseException | None) -> None:
             assert error is None
-            found.append(records)
+            found.extend(records)
+            if spilled is not None:
+                read(spilled)
+
+        def read(spilled: SpilledState) -> None:
+            def took(records: list[Record], error: BaseException | None) -> None:
+                assert error is None
+                found.extend(records)
+                if records:
+                    read(spilled)
+                else:
+                    spilled.close()
+
+            self.broker.replicas.read_spilled(spilled, took)
 
         self.broker.replicas.whole_state(self.replica, done)
         self.settle()
-        return found[0]
+        return found
 
     def consume(self, channel: str) -> Consumer:
         return self.subscribe("t", channel, NUMBER)
 
     def apply(self, position: tuple[int, int], records: list[Record], is_whole: bool = False) -> None:
-        self.done.clear()
         sent = list(decode_records(encode_records(records)))
+        if is_whole:
+            self.stage([record for record in sent if isinstance(record, PutSpilled)])
+            sent = [record for record in sent if not isinstance(record, PutSpilled)]
+        self.done.clear()
         self.broker.replicas.apply(self.replica, position, sent, is_whole, self.done.append)
         self.settle()
         assert self.done == [None] and self.replica.progress == position
+
+    def stage(self, records: Sequence[Record]) -> None:
+        self.done.clear()
+        for record in records:
+            self.broker.replicas.stage(self.replica, [record], self.done.append)
+            self.settle()
+        assert self.done == [None] * len(records)
 
     def take_batches(self, leader: Node) -> None:
         end = self.log.next_sequence
@@ -796,3 +822,91 @@ def test_a_topic_of_replicas_is_nobodys_to_create_or_delete():
                 node.broker.delete_topic("t")
             node.broker.replicas.demote(node.replica, StorageError("x"))
             node.broker.replicas.demote(node.broker.replicas["t", 0], StorageError("x"))
+
+
+# -- what is spilled of a whole state
+
+
+def spilled_leader(count: int) -> Pair:
+    """A pair whose leader has so many messages set aside, each in a pack of its own."""
+    pair = Pair(3)
+    pair.leader.create_channel("t", "c")
+    for number in range(count):
+        pair.leader.store([b"%d" % number], due_ns=pair.leader.clock.wall_ns() + (3600 + 600 * number) * SECOND)
+        pair.leader.commit_all()
+        pair.leader.flush()
+    pair.follower.take_batches(pair.leader)
+    return pair
+
+
+def cursors_of(node: Node) -> set[int]:
+    return {row[0] for row in node.broker._store._database.query("SELECT cursor FROM aside_pack")}
+
+
+def test_what_is_spilled_is_read_in_pieces_as_of_one_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flintmq.broker.replicas.STATE_READ_BYTES", 1)
+    pair = spilled_leader(5)
+    found: list[Any] = []
+    pair.leader.broker.replicas.whole_state(pair.leader.replica, lambda *what: found.extend(what))
+    pair.leader.settle()
+    records, spilled, error = found
+    assert error is None and not any(isinstance(record, PutSpilled) for record in records)
+    before = len(cursors_of(pair.leader))
+    pair.leader.broker.empty_channel(pair.leader.broker.topics["t"], "c")
+    pair.leader.flush()
+    assert before == 1 and not cursors_of(pair.leader), "they are gone since"
+    pieces: list[list[Record]] = []
+    while not pieces or pieces[-1]:
+        pair.leader.broker.replicas.read_spilled(spilled, lambda piece, error: pieces.append(piece))
+        pair.leader.settle()
+    spilled.close()
+    assert [len(piece) for piece in pieces] == [1] * 5 + [0]
+
+
+def test_nobody_finds_what_is_staged_before_it_is_whole() -> None:
+    pair = spilled_leader(4)
+    pair.leader.flush()
+    whole = pair.leader.whole()
+    spilled = [record for record in whole if isinstance(record, PutSpilled)]
+    follower = pair.follower
+    pair.bring_whole()
+    before = cursors_of(follower)
+    assert len(before) == 1 and min(before) > 0
+    follower.stage(spilled)
+    assert {cursor < 0 for cursor in cursors_of(follower)} == {False, True}
+    follower.broker.replicas.drop_staged(follower.replica)
+    follower.settle()
+    assert cursors_of(follower) == before
+
+
+def test_what_was_staged_goes_with_a_restart() -> None:
+    pair = spilled_leader(4)
+    follower = pair.follower
+    follower.stage([record for record in pair.leader.whole() if isinstance(record, PutSpilled)])
+    assert len(cursors_of(follower)) == 1
+    follower.restart()
+    assert not cursors_of(follower) and not follower.told
+
+
+def test_what_was_staged_is_no_part_of_what_is_led() -> None:
+    pair = spilled_leader(4)
+    follower = pair.follower
+    pair.bring_whole()
+    follower.stage([record for record in pair.leader.whole() if isinstance(record, PutSpilled)])
+    follower.lead(2)
+    follower.commit_all()
+    assert min(cursors_of(follower)) > 0
+    assert picture(follower)["c"][7] == picture(pair.leader)["c"][7]
+
+
+def test_only_what_is_spilled_is_staged() -> None:
+    pair = spilled_leader(1)
+    follower, (record,) = pair.follower, [each for each in pair.leader.whole() if isinstance(each, PutSpilled)]
+    for wrong in (
+        PutTopic("t", False),
+        PutSpilled("other", NUMBER, "c", None, record.packs, {}, []),
+        PutSpilled("t", NUMBER, "c", 1, record.packs, {}, []),
+        PutSpilled("t", NUMBER, "c", None, [], {}, [1]),
+    ):
+        with pytest.raises(ValueError, match="is no"):
+            follower.broker.replicas.stage(follower.replica, [wrong], follower.done.append)

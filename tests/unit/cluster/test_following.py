@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from flintmq.cluster.following import Following
+from flintmq.cluster.following import STATE_PARTS_MAX, Following
 from flintmq.cluster.history import LogShape
-from flintmq.errors import WriteFailed
+from flintmq.errors import StorageError, WriteFailed
 from flintmq.wire.peer import (
     CutTo,
     NeedState,
@@ -18,6 +18,7 @@ from flintmq.wire.peer import (
     Refusal,
     StartOver,
     StateBegin,
+    StateTaken,
 )
 
 
@@ -34,6 +35,8 @@ class Log:
         self.gaps: list[int] = []
         self.waiting: list[Any] = []
         self.applied: list[Any] = []
+        self.staged: list[bytes] = []
+        self.staging = b""
         self.error: Exception | None = None
 
     def shape(self):
@@ -59,8 +62,18 @@ class Log:
     def start_over(self, sequence, offset_bytes, done):
         self.waiting.append((done, "start", sequence))
 
+    def drop_state(self):
+        self.staged.clear()
+
+    def stage(self, part, done):
+        self.staged.append(part)
+        self.waiting.append((done, "staging", part))
+
     def apply(self, position, parts, is_whole, done):
-        self.applied.append((position, parts, is_whole))
+        staged: list[Any] = []
+        if is_whole:
+            staged, self.staged = self.staged, []
+        self.applied.append((position, [*staged, *parts], is_whole))
         self.waiting.append((done, "progress", position))
 
     def finish(self, error=None):
@@ -392,15 +405,55 @@ def test_progress_over_a_log_that_is_not_here_is_the_leaders_fault():
         case.following.state_begin(stream, StateBegin(1, (5, 3), 101))
 
 
-def test_a_state_is_bounded_and_in_one_piece():
-    case = Case(state_bytes_max=10)
+def test_there_is_room_for_more_of_a_state_when_some_of_it_is_written():
+    case = Case()
+    stream = case.ready()
+    case.following.state_begin(stream, StateBegin(1, (5, 3), 100))
+    for _ in range(3):
+        case.following.state_part(stream, memoryview(b"x"))
+    assert StateTaken(1, 1) not in stream.sent
+    case.log.finish()
+    case.log.finish()
+    assert stream.sent[-2:] == [StateTaken(1, 1), StateTaken(1, 2)]
+    for _ in range(STATE_PARTS_MAX - 1):
+        case.following.state_part(stream, memoryview(b"x"))
+    with pytest.raises(PeerError, match="more than 16 parts of a state at once"):
+        case.following.state_part(stream, memoryview(b"x"))
+
+
+def test_a_state_that_is_not_completed_is_forgotten():
+    case = Case()
+    stream = case.ready()
+    case.following.state_begin(stream, StateBegin(1, (5, 3), 100))
+    case.following.state_part(stream, memoryview(b"half"))
+    case.following.closed(stream)
+    assert case.log.staged == [] and case.log.applied == []
+    new = case.open(5, number=2)
+    assert new.sent == [], "what was begun is awaited"
+    case.log.finish()
+    assert [type(frame) for frame in new.sent] == [Opened]
+    case.following.cut_to(new, CutTo(2, 100))
+    case.following.state_begin(new, StateBegin(2, (5, 4), 100))
+    case.following.state_part(new, memoryview(b"whole"))
+    case.following.state_end(new)
+    assert case.log.applied == [((5, 4), [b"whole"], True)]
+
+
+def test_a_part_that_cannot_be_written_breaks_the_copy_alone():
+    case = Case()
+    stream = case.ready()
+    case.following.state_begin(stream, StateBegin(1, (5, 3), 100))
+    case.following.state_part(stream, memoryview(b"x"))
+    case.log.finish(StorageError("disk"))
+    assert stream.refused[-1][0] is Refusal.BROKEN and case.following.broken is not None
+
+
+def test_a_state_is_in_one_piece():
+    case = Case()
     stream = case.ready()
     case.following.state_begin(stream, StateBegin(1, (5, 3), 100))
     with pytest.raises(PeerError, match="Progress out of turn"):
         case.progress(stream, 1, (4, 17))
-    case.following.state_part(stream, memoryview(b"x" * 10))
-    with pytest.raises(PeerError, match="more than 10 bytes"):
-        case.following.state_part(stream, memoryview(b"x"))
     with pytest.raises(PeerError, match="StateBegin out of turn"):
         case.following.state_begin(stream, StateBegin(1, (4, 3), 100))
 

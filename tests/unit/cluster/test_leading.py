@@ -508,6 +508,25 @@ def test_records_that_are_kept_are_bounded(monkeypatch):
     assert case.leading.next_progress((5, 39)) is None and case.leading.next_progress((5, 40)) == 41
 
 
+def test_what_all_partitions_keep_together_is_bounded():
+    kept = leading_module.Kept(100)
+    cases = [Case(level=True, kept=kept) for _ in range(3)]
+    for number in range(1, 4):
+        for case in cases:
+            case.leading.progress(b"x" * 10, 100)
+        assert kept.size_bytes == 30 * number
+    cases[1].leading.progress(b"x" * 10, 100)
+    cases[0].leading.progress(b"x" * 10, 100)
+    assert kept.size_bytes == 70, "one that is told of more forgets its own"
+    assert cases[0].leading.next_progress((5, 3)) is None and cases[1].leading.next_progress((5, 3)) == 4
+    for node in "bc":
+        cases[1].leading.progress_acked(node, 4, 0)
+    assert kept.size_bytes == 30
+    for case in cases:
+        case.leading.ended()
+    assert kept.size_bytes == 0
+
+
 def test_nothing_is_kept_for_nobody():
     leading = Case(state_of("a"), connected=()).leading
     leading.progress(b"records", 100)

@@ -564,7 +564,6 @@ def test_progress_that_is_missing_is_made_good_by_the_whole_state():
     pair.lose()
     for count in range(5):
         pair.flush(**{f"channel{count}": count})
-    pair.disks[0].state_part_bytes = 32  # two channels each
     pair.connect()
     pair.settle()
     assert pair.copies[0].channels == pair.disks[0].channels and pair.copies[0].progress == (5, 5)
@@ -638,6 +637,110 @@ def test_an_answer_for_a_stream_that_has_ended_is_nobodys():
     asked[1](WholeState(0, 0, []))
     pair.settle()
     assert pair.copies[0].progress == (5, 0)
+
+
+class Spilled:
+    """A state of which all but the first part is read when it is asked for."""
+
+    def __init__(self, count):
+        self.left = [encode_records({f"channel{number}": number}) for number in range(count)]
+        self.asked: list[Any] = []
+        self.is_closed = False
+
+    def state(self, number=0):
+        return WholeState(number, 0, [self.left.pop(0)], self.asked.append, self.close)
+
+    def close(self):
+        assert not self.is_closed
+        self.is_closed = True
+
+    def give(self, count=1):
+        given, self.left = self.left[:count], self.left[count:]
+        self.asked.pop(0)(given)
+
+
+def spilled_pair(count):
+    pair, spilled = pair_of(), Spilled(count)
+    pair.disks[0].whole_state = lambda done: done(spilled.state())
+    pair.connect()
+    pair.settle()
+    return pair, spilled
+
+
+def test_a_state_is_read_when_there_is_room_for_it():
+    pair, spilled = spilled_pair(7)
+    for _ in range(6):
+        assert len(spilled.asked) == 1 and not spilled.is_closed and pair.copies[0].progress == (0, 0)
+        spilled.give()
+        pair.settle()
+    spilled.give()
+    pair.settle()
+    assert pair.copies[0].channels == {f"channel{number}": number for number in range(7)}
+    assert pair.copies[0].progress == (5, 0) and spilled.is_closed and not spilled.asked
+
+
+def test_a_follower_that_does_not_write_is_sent_no_more_of_a_state():
+    pair, spilled = spilled_pair(7)
+    pending: list[Any] = []
+    pair.copies[0].later = pending.append
+    spilled.give(6)
+    pair.settle()
+    assert pair.kinds(">").count("StatePart") == 1 + link_module.STATE_PARTS_MAX
+    while pending:
+        pending.pop(0)()
+        pair.settle()
+    assert pair.kinds(">").count("StatePart") == 7 and len(spilled.asked) == 1
+    spilled.give()
+    pair.settle()
+    while pending:
+        pending.pop(0)()
+        pair.settle()
+    assert len(pair.copies[0].channels) == 7
+
+
+def test_a_state_that_cannot_be_read_further_is_sent_again_from_its_beginning():
+    pair, spilled = spilled_pair(3)
+    spilled.asked.pop()(None)
+    assert spilled.is_closed
+    again = Spilled(2)
+    pair.disks[0].whole_state = lambda done: done(again.state())
+    pair.settle()
+    pair.pass_time(200 * MS)
+    pair.settle()
+    again.give(2)
+    pair.settle()
+    again.give()
+    pair.settle()
+    assert pair.copies[0].channels == {"channel0": 0, "channel1": 1} and pair.copies[0].staged == []
+
+
+@pytest.mark.parametrize("end", ["lost", "closed", "silent"])
+def test_what_a_state_is_read_from_is_let_go_with_its_stream(end):
+    pair, spilled = spilled_pair(3)
+    if end == "lost":
+        pair.lose()
+    elif end == "closed":
+        pair.leader.remove("t", 0)
+    else:
+        pair.leader.presume_dead()
+    assert spilled.is_closed
+    spilled.give()  # for nobody
+    pair.leader.take_output(pair.now_ns)
+
+
+def test_a_peer_that_does_not_read_is_not_told_ever_more():
+    pair = pair_of(50)
+    pair.connect()
+    pair.settle()
+    for _ in range(1000):
+        pair.now_ns += 100 * MS
+        for leading, stream in zip(pair.leadings, pair.streams, strict=True):
+            leading.watermark = (leading.watermark or 0) + 1
+            pair.leader.wake_watermark(stream)
+        pair.leader.tick(pair.now_ns)
+    assert len(pair.leader.take_output(pair.now_ns)) < 5
+    pair.leader.tick(pair.now_ns + PING_NS)
+    assert "Watermarks" in [type(frame).__name__ for frame in frames_of(b"".join(pair.leader.take_output(pair.now_ns)))]
 
 
 # -- peers that lie ----------------------------------------------------------------------------------------------------

@@ -74,3 +74,16 @@ def test_a_link_is_removed_and_not_what_it_leads_to(files, tmp_path, caplog):
     assert files.list("topics") == []
     assert (elsewhere / "p-0000" / "kept").read_bytes() == b"x"
     assert f"leads to {elsewhere}: the link is removed" in caplog.text
+
+
+def test_a_snapshot_is_as_the_database_was_whatever_is_written_since(files):
+    database = files.open_database("channels.db")
+    database.run_transaction([("CREATE TABLE t (x)", ((),)), ("INSERT INTO t VALUES (?)", [(1,)])], False)
+    snapshot = database.snapshot()
+    for number in range(2, 50):
+        database.run_transaction([("INSERT INTO t VALUES (?)", [(number,)])], number % 2 == 0)
+    database.run_transaction([("DELETE FROM t WHERE x = ?", [(1,)])], True)
+    assert snapshot.query("SELECT x FROM t") == [(1,)]
+    snapshot.close()
+    assert len(database.query("SELECT x FROM t")) == 48
+    database.close()

@@ -39,7 +39,7 @@ from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.cluster.following import Following
 from flintmq.cluster.keys import Keys
-from flintmq.cluster.leading import Leading
+from flintmq.cluster.leading import Kept, Leading
 from flintmq.cluster.link import FollowerLink
 from flintmq.cluster.state import LEASE_TTL_S, BadState, NodeRecord, PartitionState, decode, encode
 from flintmq.cluster.store import (
@@ -220,6 +220,7 @@ class Agent:
         self._is_settling = False
         self._to_swap: dict[Led, None] = {}
         self._swapping_count = 0
+        self._kept = Kept()
         self._to_promote: deque[Callable[[], None]] = deque()
         self._promoting_count = 0
         self.let_go: Callable[[Subscription, int], bool] = lambda _subscription, _number: False
@@ -775,6 +776,7 @@ class Agent:
             end=replica.log.next_sequence,
             min_in_sync=1 if record is None else record.min_in_sync,
             needs_sync=self._counts_synced(replica),
+            kept=self._kept,
             on_change=self._leading_changed,
         )
         progress.append(leading)

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from flintmq.batch import BatchError, decode_header
-from flintmq.broker.replicas import Replica, Replicas
+from flintmq.broker.replicas import Replica, Replicas, SpilledState
 from flintmq.cluster.history import LogShape
-from flintmq.cluster.leading import Done, NotInLog, StateDone, WholeState
+from flintmq.cluster.leading import Done, MoreDone, NotInLog, StateDone, WholeState
 from flintmq.errors import FlintError, StorageError
 from flintmq.storage import PartitionLog
-from flintmq.storage.records import decode_records, encode_records
+from flintmq.storage.records import PutSpilled, decode_records, encode_records
 
 log = logging.getLogger(__name__)
 
 PART_COUNT = 512
 """Records of a whole state that travel together; one that is about many messages is large."""
+STATE_BYTES_MAX = 256 * 1024 * 1024
+"""Of the whole state of one partition without what is spilled, gathered in memory: a byte a message of each window."""
 
 
 def shape_of(replica: Replica) -> LogShape:
@@ -77,22 +80,37 @@ class LedLog:
         return data, end, gap
 
     def whole_state(self, done: StateDone) -> None:
-        def read(records: Sequence[Any], error: BaseException | None) -> None:
+        def read(records: Sequence[Any], spilled: SpilledState | None, error: BaseException | None) -> None:
             if error is not None:
-                log.warning("state of %s/%d: %s", self._replica.topic, self._replica.number, error)
+                self._tell_state_failed(error)
                 done(None)
                 return
             rows = iter(records)
             parts = [encode_records(part) for part in iter(lambda: list(islice(rows, PART_COUNT)), [])]
-            done(WholeState(self._number_of(), self._replica.log.committed_sequence, parts))
+            rest = () if spilled is None else (partial(self._more_state, spilled), spilled.close)
+            done(WholeState(self._number_of(), self._replica.log.committed_sequence, parts, *rest))
 
         try:
             self._replicas.whole_state(self._replica, read)
         except (ValueError, FlintError) as error:
-            log.warning("state of %s/%d: %s", self._replica.topic, self._replica.number, error)
+            self._tell_state_failed(error)
             done(None)
             return
         self._schedule()
+
+    def _more_state(self, spilled: SpilledState, done: MoreDone) -> None:
+        def read(records: Sequence[Any], error: BaseException | None) -> None:
+            if error is not None:
+                self._tell_state_failed(error)
+                done(None)
+            else:
+                done([encode_records([record]) for record in records])
+
+        self._replicas.read_spilled(spilled, read)
+        self._schedule()
+
+    def _tell_state_failed(self, error: BaseException) -> None:
+        log.warning("state of %s/%d: %s", self._replica.topic, self._replica.number, error)
 
 
 class FollowedLog:
@@ -110,6 +128,8 @@ class FollowedLog:
         self._replicas = replicas
         self._syncs = syncs
         self._schedule = schedule
+        self._kept: list[Any] = []  # records of a whole state that is coming, but what is staged
+        self._kept_bytes = 0
 
     @property
     def epoch(self) -> int:
@@ -165,12 +185,32 @@ class FollowedLog:
 
         self._do(start, done)
 
+    def drop_state(self) -> None:
+        self._kept, self._kept_bytes = [], 0
+        self._replicas.drop_staged(self.replica)
+
+    def stage(self, part: bytes, done: Done) -> None:
+        def write() -> None:
+            records = _records_in(part)
+            spilled = [record for record in records if isinstance(record, PutSpilled)]
+            if len(spilled) < len(records):
+                self._kept_bytes += len(part)
+                if self._kept_bytes > STATE_BYTES_MAX:
+                    raise StorageError(f"a state of more than {STATE_BYTES_MAX} bytes beside what is spilled")
+                self._kept += [record for record in records if not isinstance(record, PutSpilled)]
+            if spilled:
+                self._replicas.stage(self.replica, spilled, lambda error: done(_told(error)))
+            else:
+                done(None)
+
+        self._do(write, done)
+
     def apply(self, position: tuple[int, int], parts: list[bytes], is_whole: bool, done: Done) -> None:
         def write() -> None:
-            try:
-                records = [record for part in parts for record in decode_records(part)]
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise StorageError(f"progress {position} cannot be read: {error}") from None
+            records = [record for part in parts for record in _records_in(part)]
+            if is_whole:
+                records = [*self._kept, *records]
+                self._kept, self._kept_bytes = [], 0
             self._replicas.apply(self.replica, position, records, is_whole, lambda error: done(_told(error)))
 
         self._do(write, done)
@@ -182,6 +222,13 @@ class FollowedLog:
         except (ValueError, FlintError) as error:
             done(error)
         self._schedule()
+
+
+def _records_in(part: bytes) -> list[Any]:
+    try:
+        return decode_records(part)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"progress that cannot be read: {error}") from None
 
 
 def _told(error: BaseException | None) -> Exception | None:
