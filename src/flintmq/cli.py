@@ -78,6 +78,17 @@ def admin(arguments: Sequence[str]) -> int:
     return run(list(arguments))
 
 
+def cluster(noun: str) -> Callable[[Sequence[str]], int]:
+    """Return what runs ``flintmq cluster``, ``topic`` or ``node``."""
+
+    def run(arguments: Sequence[str]) -> int:
+        from flintmq.tools.cluster import run
+
+        return run(noun, list(arguments))
+
+    return run
+
+
 @dataclass(frozen=True)
 class Command:
     """One word after ``flintmq``."""
@@ -92,6 +103,9 @@ COMMANDS = {
     "up": Command("nsqd and nsqlookupd in one process, for use by hand", up),
     "doctor": Command("look at a deployment as a client does, and say what to do", doctor),
     "admin": Command("look into an nsqd or nsqlookupd, or change it: peek, replay, pause, drain and more", admin),
+    "cluster": Command("look at a cluster, its moves and its balance", cluster("cluster")),
+    "topic": Command("make, change and move topics of a cluster", cluster("topic")),
+    "node": Command("look at the nsqds of a cluster, and take them out", cluster("node")),
     "demo": Command("real data through the broker, consumers and Spark", demo),
 }
 

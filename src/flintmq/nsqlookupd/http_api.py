@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _NSQ_WORDS = ("topic", "channel", "node", "format")  # which NSQ's nsqlookupd ignores where it does not take them
 _LOOKUP = ("access", "metainfo", "partition", "consistent")
 _KNOWN = (*_LOOKUP, "metaInfo", "force", "partition_num", "move_leader", "move_from", "move_to", "topn", "enable",
-          "remove_node", *CREATION_WORDS, *CHANGE_WORDS)  # fmt: skip
+          "remove_node", "dry_run", "min_in_sync", *CREATION_WORDS, *CHANGE_WORDS)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

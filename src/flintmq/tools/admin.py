@@ -30,7 +30,9 @@ _NSQD, _LOOKUPD = "127.0.0.1:4151", "127.0.0.1:4161"
 _START = "beginning, end, offset:<bytes>, count:<messages>, 2026-01-31T12:00Z, or how long ago, such as 1h30m"
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and exit code 2."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; {self.prog} --help says more")
 
@@ -57,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     admin = kind(
         given.address or (_NSQD if kind is NsqdAdmin else _LOOKUPD),
         timeout=given.deadline,
-        token=_token(given.token_file),
+        token=token_of(given.token_file),
         options=ConnectionOptions(tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key),
     )
     positional, named = _arguments(method, vars(given))
@@ -110,7 +112,7 @@ def _plain(text: str) -> str:
 
 def parser_of(word: str, method: Callable[..., Any]) -> argparse.ArgumentParser:
     """Return the parser of a verb's arguments."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"{PROGRAM} {word}",
         description=_plain(inspect.getdoc(method) or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -124,7 +126,7 @@ def parser_of(word: str, method: Callable[..., Any]) -> argparse.ArgumentParser:
     addresses = common.add_mutually_exclusive_group()
     for daemon, flag in _ADDRESS_FLAGS.items():
         addresses.add_argument(f"--{flag}", dest="address", metavar="HOST:PORT", help=f"the {daemon}; or https://...")
-    common.add_argument("--timeout", dest="deadline", type=_duration, default=timedelta(seconds=10), metavar="10s",
+    common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=10), metavar="10s",
                         help="until the answer must be there")  # fmt: skip
     common.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
     common.add_argument("--tls-root-ca-file", metavar="FILE", help="PEM file with the authorities to trust")
@@ -146,7 +148,7 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: An
     elif datetime in kinds:
         settings |= {"type": _start, "help": _START}
     elif timedelta in kinds:
-        settings |= {"type": _duration, "help": "such as 10m"}
+        settings |= {"type": duration, "help": "such as 10m"}
     elif int in kinds and str not in kinds:
         settings["type"] = int
     if is_flag:
@@ -184,7 +186,8 @@ def _switch(text: str) -> bool:
     return text == "true"
 
 
-def _duration(text: str) -> timedelta:
+def duration(text: str) -> timedelta:
+    """Read a duration of a command line, such as ``10m``."""
     try:
         duration_ns = parse_duration_ns(text)
     except ValueError as error:
@@ -210,7 +213,12 @@ def _start(text: str) -> StartAt:
         raise argparse.ArgumentTypeError(f"it must be {_START}") from None
 
 
-def _token(path: str | None) -> str | None:
+def token_of(path: str | None) -> str | None:
+    """Return the bearer token: of a file, else of the environment; None: there is none.
+
+    Raises:
+        OptionError: the file cannot be read.
+    """
     if path is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
-from flintmq.client.admin import clients, nsqd, nsqlookupd
+from flintmq.client.admin import clients, cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TEXT_SIZE_MAX, HttpRefused, Question, base_url, fields, get, nothing, post
 from flintmq.client.admin.results import PeekedMessage, StoredMessage
 from flintmq.client.blocking import admin as blocking
@@ -20,6 +20,7 @@ from flintmq.client.options import ConnectionOptions
 from flintmq.errors import OptionError, RemoteProtocolError
 from flintmq.net.http_auth import Table
 from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
+from flintmq.nsqlookupd.http_permissions import CLUSTER_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 
 PUBLISHING = {"/pub", "/put", "/mpub", "/mput", "/mdpub", "/pubtrace", "/pub_ext"}
@@ -27,7 +28,9 @@ PUBLISHING = {"/pub", "/put", "/mpub", "/mput", "/mdpub", "/pubtrace", "/pub_ext
 
 SAMPLES = {
     "topic": "t", "channel": "c", "ordered": True, "start": "end", "message_id": 7, "name": "log_level",
-    "value": "debug", "node": "a:4151", "ready": 5, "level": "debug",
+    "value": "debug", "node": "a:4151", "ready": 5, "level": "debug", "partition": 0, "partitions": 4,
+    "source": "a:4150",
+    "target": "b:4150", "enabled": True, "kind": "all",
 }  # fmt: skip
 
 
@@ -57,25 +60,33 @@ def sample_extra(function: Any) -> dict[str, object]:
     return {"message_id": 7} if function in (nsqd.get_message, nsqd.find_trace) else {}
 
 
+def asked_by(module: ModuleType) -> set[tuple[str, str]]:
+    questions = map(sample, makers(module).values())
+    return {(question.method, urlsplit(question.target).path) for question in questions}
+
+
+def test_every_request_to_a_cluster_has_a_method():
+    assert asked_by(cluster) >= set(CLUSTER_TABLE)
+
+
 @pytest.mark.parametrize(
-    ("module", "table", "prefix"), [(nsqd, NSQD_TABLE, "Nsqd"), (nsqlookupd, NSQLOOKUPD_TABLE, "Lookupd")]
+    ("modules", "table", "prefix"), [([nsqd], NSQD_TABLE, "Nsqd"), ([nsqlookupd, cluster], NSQLOOKUPD_TABLE, "Lookupd")]
 )
-def test_every_request_has_a_method_in_both_flavours(module: ModuleType, table: Table, prefix: str):
-    questions = {name: sample(function) for name, function in makers(module).items()}
-    asked = {(question.method, urlsplit(question.target).path) for question in questions.values()}
+def test_every_request_has_a_method_in_both_flavours(modules: list[ModuleType], table: Table, prefix: str):
+    questions = {name: sample(each) for module in modules for name, each in makers(module).items()}
     wanted = {(method, path.replace("{opt}", "log_level")) for method, path in table if path not in PUBLISHING}
     wanted -= {("PUT", "/topic/create")}  # the same as POST
-    assert asked == wanted
+    assert asked_by(modules[0]) == wanted
     for flavour in (clients, blocking):
         kind = getattr(flavour, f"{prefix}Admin")
         methods = {name: each for name, each in vars(kind).items() if inspect.isfunction(each)}
         assert methods.keys() == questions.keys()
         for name, method in methods.items():
-            assert method.__wrapped__ is getattr(module, name)  # type: ignore[attr-defined]
+            assert method.__wrapped__ in [getattr(module, name, None) for module in modules]  # type: ignore[attr-defined]
             assert inspect.getdoc(method), name
             assert inspect.iscoroutinefunction(method) == (flavour is clients)
             bound = inspect.signature(getattr(kind("a"), name))
-            assert bound.parameters == inspect.signature(getattr(module, name)).parameters
+            assert bound.parameters == inspect.signature(method.__wrapped__).parameters  # type: ignore[attr-defined]
 
 
 def query_of(question: Question[Any]) -> dict[str, str]:

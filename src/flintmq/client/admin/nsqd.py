@@ -92,6 +92,16 @@ def hourly_sizes(topic: str | None = None, *, partition: int | None = None) -> Q
     return get("/message/historystats", fields, topic=topic, partition=partition)
 
 
+def coordinator_stats(*, topic: str | None = None, partition: int | None = None) -> Question[dict[str, Any]]:
+    """Return who of the partitions that an nsqd of a cluster has copies of is in sync, as the redesigned NSQ has it.
+
+    Args:
+        topic: without it no partition is listed.
+        partition: only this one.
+    """
+    return get("/coordinator/stats", fields, topic=topic, partition=partition)
+
+
 def channel_state(topic: str, channel: str, *, partition: int | None = None) -> Question[str]:
     """Return how far a channel is in every partition, or in one, as text for people."""
     return get("/message/stats", text, topic=topic, channel=channel, partition=partition)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from flintmq.client.admin.nsqd import changes, creation
-from flintmq.client.admin.question import Question, fields, get, nothing, post, struct, text
-from flintmq.client.admin.results import Channels, ClusterStatus, Found, ListedNode, Nodes, Topics
+from flintmq.client.admin.question import Question, fields, get, nothing, plan, post, struct, text
+from flintmq.client.admin.results import Channels, Found, ListedNode, Nodes, Topics
 from flintmq.client.core.topology import parse_members
 from flintmq.topic_meta import TopicMeta
 
@@ -101,7 +101,9 @@ def create_topic(
     retention_days: int = 0,
     syncdisk: int = 0,
     auto_channels: bool = True,
-) -> Question[None]:
+    replicas: int = 0,
+    dry_run: bool = False,
+) -> Question[dict[str, Any] | None]:
     """Register a topic; with partitions: place and create them on the nsqd that are registered.
 
     Args:
@@ -113,21 +115,26 @@ def create_topic(
         retention_days: how long consumed messages are kept; 0: as nsqd's options say.
         syncdisk: synced to the device after so many messages; 0: as nsqd's options say.
         auto_channels: False: subscribing creates no channel.
+        replicas: copies of each partition, on as many nodes of a cluster; 0: as nsqlookupd's options say.
+        dry_run: change nothing, and return what would be done; in a cluster only.
     """
     meta = TopicMeta(
         partition_num=partitions, ordered=ordered, multi_part=multipart, extend_support=headers,
         retention_days=retention_days, syncdisk=syncdisk, disable_channel_auto_create=not auto_channels,
     )  # fmt: skip
-    return post("/topic/create", nothing, topic=topic, **creation(meta))
+    query = creation(meta) | ({"replicator": replicas} if replicas else {})
+    return post("/topic/create", plan, topic=topic, **query, dry_run=dry_run or None)
 
 
-def delete_topic(topic: str, *, everywhere: bool = False) -> Question[None]:
+def delete_topic(topic: str, *, everywhere: bool = False, dry_run: bool = False) -> Question[dict[str, Any] | None]:
     """Remove a topic from what is registered here; nsqd that have it register it again when they connect anew.
 
     Args:
         everywhere: of a topic with partitions: delete it, messages included, on every nsqd that has some of it.
+        dry_run: change nothing, and return what would be done; in a cluster only.
     """
-    return post("/topic/delete", nothing, topic=topic, partition=ALL_PARTITIONS if everywhere else None)
+    everything = ALL_PARTITIONS if everywhere else None
+    return post("/topic/delete", plan, topic=topic, partition=everything, dry_run=dry_run or None)
 
 
 def change_topic(
@@ -137,15 +144,24 @@ def change_topic(
     syncdisk: int | None = None,
     auto_channels: bool | None = None,
     headers: bool = False,
-) -> Question[None]:
+    replicas: int | None = None,
+    min_in_sync: int | None = None,
+    dry_run: bool = False,
+) -> Question[dict[str, Any] | None]:
     """Change what a topic was created with, on every nsqd that has a part of it; one that is away is told later.
 
     Args:
         retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.
         headers: True: messages may carry headers from now on, for good; False leaves it as it is.
+        replicas: copies of each partition, in a cluster; they are made, or taken away, in the background.
+        min_in_sync: with fewer copies in sync nothing is acknowledged, in a cluster.
+        dry_run: change nothing, and return what would be done; in a cluster only.
     """
-    query = changes(retention_days, syncdisk, auto_channels, headers)
-    return post("/topic/meta/update", nothing, topic=topic, **query)
+    of_cluster: dict[str, Any] = {"replicator": replicas, "min_in_sync": min_in_sync}
+    is_of_cluster_alone = (retention_days, syncdisk, auto_channels, headers) == (None, None, None, False)
+    if not is_of_cluster_alone or of_cluster == {"replicator": None, "min_in_sync": None}:
+        of_cluster |= changes(retention_days, syncdisk, auto_channels, headers)
+    return post("/topic/meta/update", plan, topic=topic, **of_cluster, dry_run=dry_run or None)
 
 
 def tombstone(topic: str, node: str, *, restore: bool = False) -> Question[None]:
@@ -175,24 +191,3 @@ def create_channel(topic: str, channel: str) -> Question[None]:
 def delete_channel(topic: str, channel: str) -> Question[None]:
     """Remove a channel from what is registered here."""
     return post("/channel/delete", nothing, topic=topic, channel=channel)
-
-
-# -- clusters ----------------------------------------------------------------------------------------------------------
-
-
-def cluster_status(*, topic: str | None = None) -> Question[ClusterStatus]:
-    """Return the state of the cluster: its nodes, and of every partition who leads and who is in sync.
-
-    Args:
-        topic: only this one; None for all.
-    """
-    return get("/cluster/status", struct(ClusterStatus), topic=topic)
-
-
-def elect(topic: str, partition: int, node: str) -> Question[None]:
-    """Let a node lead a partition that nobody can lead without losing something; what that node lacks is lost.
-
-    Args:
-        node: id of one that has a copy.
-    """
-    return post("/cluster/partition/elect", nothing, topic=topic, partition=partition, node=node)

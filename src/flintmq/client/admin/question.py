@@ -109,6 +109,11 @@ def nothing(body: bytes) -> None:
     """Read the answer to a change: it is done."""
 
 
+def plan(body: bytes) -> dict[str, Any] | None:
+    """Read the answer to a change that may be asked for its plan only: that, or nothing where it is done."""
+    return None if body.strip() in (b"", b"null") else fields(body)
+
+
 def text(body: bytes) -> str:
     """Read text."""
     return body.decode()

@@ -389,21 +389,23 @@ class Move(msgspec.Struct, frozen=True):
     """A copy of a partition that is being made, or taken away.
 
     Attributes:
-        source: the node whose copy goes; empty: none does.
-        target: the node that gets one; empty: none does.
-        bytes_done, bytes_total: of the copy that is being made, as far as they are known.
+        sources: ids of the nodes whose copies go.
+        targets: ids of the nodes that get one.
+        bytes_done, bytes_total: of the copies that are being made, as far as they are known.
         since_s: seconds since 1970.
-        state: what is being done, as the master says it.
+        state: of it, as the master says it.
+        reason: why it does not go on.
     """
 
     topic: str
     partition: int
-    source: str = msgspec.field(name="from", default="")
-    target: str = msgspec.field(name="to", default="")
+    sources: list[str] = msgspec.field(name="from", default_factory=list)
+    targets: list[str] = msgspec.field(name="to", default_factory=list)
     bytes_done: int = 0
     bytes_total: int = 0
     since_s: float = msgspec.field(name="since", default=0)
     state: str = ""
+    reason: str = ""
 
 
 class Moves(msgspec.Struct, frozen=True):

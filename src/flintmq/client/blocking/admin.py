@@ -11,7 +11,7 @@ from functools import wraps
 from types import TracebackType
 from typing import ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from flintmq.client.admin import nsqd, nsqlookupd
+from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
 from flintmq.client.blocking import http
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, system_env
@@ -114,6 +114,7 @@ class NsqdAdmin(Admin):
     metrics = asked(nsqd.metrics)
     server_stats = asked(nsqd.server_stats)
     hourly_sizes = asked(nsqd.hourly_sizes)
+    coordinator_stats = asked(nsqd.coordinator_stats)
     channel_state = asked(nsqd.channel_state)
     create_topic = asked(nsqd.create_topic)
     change_topic = asked(nsqd.change_topic)
@@ -184,5 +185,19 @@ class LookupdAdmin(Admin):
     set_log_level = asked(nsqlookupd.set_log_level)
     create_channel = asked(nsqlookupd.create_channel)
     delete_channel = asked(nsqlookupd.delete_channel)
-    cluster_status = asked(nsqlookupd.cluster_status)
-    elect = asked(nsqlookupd.elect)
+    cluster_status = asked(cluster.cluster_status)
+    elect = asked(cluster.elect)
+    expand_topic = asked(cluster.expand_topic)
+    move_partition = asked(cluster.move_partition)
+    replicate_topic = asked(cluster.replicate_topic)
+    drain_node = asked(cluster.drain_node)
+    remove_node = asked(cluster.remove_node)
+    cluster_moves = asked(cluster.cluster_moves)
+    cluster_stats = asked(cluster.cluster_stats)
+    set_balance = asked(cluster.set_balance)
+    balance_top = asked(cluster.balance_top)
+    begin_upgrade = asked(cluster.begin_upgrade)
+    end_upgrade = asked(cluster.end_upgrade)
+    balance_by_load = asked(cluster.balance_by_load)
+    tombstone_lookupd = asked(cluster.tombstone_lookupd)
+    disable_write = asked(cluster.disable_write)

@@ -1,0 +1,691 @@
+"""``flintmq cluster|topic|node <verb>``: look at a cluster, and change it, through any of its nsqlookupds.
+
+Rules of this file:
+
+- The first nsqlookupd that answers is asked, and a change is sent to that one alone, once: whoever it is hands it on to
+  the master. One that is in no cluster is told so before anything is changed.
+- stdout has the answer, a table or with ``--json`` JSON; how far something is goes to stderr.
+- Exit code 0: done, or whole; 1: refused, not done in time, or something of the cluster is not whole; 2: the command
+  line is wrong.
+
+Source: reference/youzan.md 1.1 for the requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from flintmq.client.admin.question import HttpRefused
+from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Move
+from flintmq.errors import ConnectionFailed, FlintError, UsageError
+from flintmq.options import nearest
+from flintmq.sync import ConnectionOptions, LookupdAdmin
+from flintmq.tools import cluster_tables as tables
+from flintmq.tools.admin import TOKEN_VARIABLE, Parser, duration, show, token_of
+from flintmq.tools.cluster_health import NOTE, is_whole, troubles
+
+_LOOKUPD = "localhost:4161"
+_POLL_S = 0.5
+_WINDOW = re.compile(r"([01]\d|2[0-3])-([01]\d|2[0-4])")
+
+
+class NotWithin(FlintError):
+    """Something that was waited for has not come to pass in time.
+
+    Args:
+        what: it is.
+        within_s: the time.
+    """
+
+    def __init__(self, what: str, within_s: float) -> None:
+        super().__init__(what, within_s)
+        self.what = what
+        self.within_s = within_s
+
+    def __str__(self) -> str:
+        return f"not within {self.within_s:g} s: {self.what}; it goes on, look with flintmq cluster status and moves"
+
+
+class Command:
+    """One command line that was read: whom it asks, and how it answers.
+
+    Args:
+        given: the arguments.
+    """
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.is_json: bool = given.json
+        self._token = token_of(given.token_file)
+        self._admin: LookupdAdmin | None = None
+        self._said = ""
+
+    # --- asking
+
+    def status(self, topic: str | None = None) -> ClusterStatus:
+        """Return the state of the cluster, of the first nsqlookupd that answers.
+
+        Raises:
+            ConnectionFailed: none does.
+            HttpRefused: it is in no cluster, or refuses.
+        """
+        failures: list[str] = []
+        given = self.given
+        for address in [self._admin.address] if self._admin else given.address or [_LOOKUPD]:
+            admin = LookupdAdmin(
+                address,
+                timeout=given.deadline,
+                token=self._token,
+                options=ConnectionOptions(
+                    tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key
+                ),
+            )
+            try:
+                status = admin.cluster_status(topic=topic)
+            except ConnectionFailed as error:
+                failures.append(str(error))
+                continue
+            except HttpRefused as error:
+                if error.status == 404:
+                    raise NoCluster(address) from error
+                raise
+            self._admin = admin
+            return status
+        raise NobodyAnswers(failures)
+
+    @property
+    def admin(self) -> LookupdAdmin:
+        """The nsqlookupd that answered; it is looked for first.
+
+        Raises:
+            FlintError: as :meth:`status`.
+        """
+        if self._admin is None:
+            self.status("")
+        assert self._admin is not None
+        return self._admin
+
+    def moves(self) -> list[Move]:
+        """Return what is being moved; nothing where the master does not tell."""
+        try:
+            return self.admin.cluster_moves()
+        except HttpRefused as error:
+            if error.status == 404:
+                return []
+            raise
+
+    # --- answering
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; 120 where stdout is none."""
+        return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+
+    def answer(self, value: Any, text: Callable[[], str]) -> None:
+        """Print an answer: as JSON, or as text."""
+        if self.is_json:
+            show(value)
+        else:
+            print(text())
+
+    def done(self, answer: dict[str, Any] | None, what: str) -> None:
+        """Print what a change has come to; of a plan, all of it."""
+        if self.is_json:
+            show(answer or {"dry_run": False, "what": what})
+        elif answer is not None and self.is_dry_run:
+            print(tables.plan_text(answer, tables.names_of(self.status("")), self.width))
+        else:
+            print("\n".join([what, *map(str, (answer or {}).get("notes", []))]))
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether nothing is to be changed."""
+        return bool(getattr(self.given, "dry_run", False))
+
+    def wait(self, what: str, is_so: Callable[[], str]) -> None:
+        """Wait, where that was asked for, until something is so, and say how far it is.
+
+        Args:
+            is_so: tells what is missing; empty: nothing is.
+
+        Raises:
+            NotWithin: it took too long.
+        """
+        if self.is_dry_run or not getattr(self.given, "wait", False):
+            return
+        within_s = self.given.within.total_seconds()
+        deadline = time.monotonic() + within_s
+        while missing := is_so():
+            self._progress(missing)
+            if time.monotonic() > deadline:
+                self._end_progress()
+                raise NotWithin(f"{what} ({missing})", within_s)
+            time.sleep(_POLL_S)
+        self._end_progress()
+
+    def _progress(self, text: str) -> None:
+        """Say how far something is: in one line of a terminal, else in a new one when it has changed."""
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size((120, 24)).columns - 1
+            sys.stderr.write(f"\r{text[:width]:<{min(width, len(self._said))}}")
+        elif text != self._said:
+            sys.stderr.write(f"{text}\n")
+        self._said = text
+        sys.stderr.flush()
+
+    def _end_progress(self) -> None:
+        if self._said and sys.stderr.isatty():
+            sys.stderr.write("\n")
+
+    # --- what is waited for
+
+    def topic_missing(self, topic: str) -> str:
+        """Tell what a topic lacks; empty: nothing."""
+        status = self.status(topic)
+        found = [each for each in troubles(status) if each.subject == f"topic {topic}" and each.level != NOTE]
+        moving = [each for each in self.moves() if each.topic == topic]
+        if moving:
+            return f"topic {topic}: {tables.moves_line(moving)}"
+        if not _topic(status, topic):
+            return f"topic {topic} is not known yet"
+        return f"topic {topic}, {found[0].text}" if found else ""
+
+
+class NoCluster(FlintError):
+    """A nsqlookupd is in no cluster.
+
+    Args:
+        address: of it.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return (
+            f"nsqlookupd {self.address} is in no cluster: start it with --cluster-store, or name another one with "
+            "--lookupd-http-address; topics of single nodes are for flintmq admin"
+        )
+
+
+class NobodyAnswers(FlintError):
+    """No nsqlookupd answers.
+
+    Args:
+        failures: of each.
+    """
+
+    def __init__(self, failures: Sequence[str]) -> None:
+        super().__init__(tuple(failures))
+        self.failures = tuple(failures)
+
+    def __str__(self) -> str:
+        return f"no nsqlookupd answers: {'; '.join(self.failures)}; name one with --lookupd-http-address=HOST:PORT"
+
+
+# -- flintmq cluster ---------------------------------------------------------------------------------------------------
+
+
+def _cluster_status(command: Command) -> int:
+    status = command.status()
+    command.answer(status, lambda: tables.status_text(status, command.width))
+    return 0 if is_whole(status) else 1
+
+
+def _cluster_moves(command: Command) -> int:
+    def missing() -> str:
+        moves = command.admin.cluster_moves()
+        return tables.moves_line(moves) if moves else ""
+
+    command.wait("nothing is being moved", missing)
+    moves = command.admin.cluster_moves()
+    names = tables.names_of(command.status(""))
+    command.answer(moves, lambda: tables.moves_text(moves, names, command.width))
+    return 0
+
+
+def _cluster_balance(command: Command) -> int:
+    given = command.given
+    if given.what == "top":
+        if given.window is not None or given.dry_run:
+            raise UsageError("flintmq cluster balance top takes neither --window nor --dry-run")
+        answer = command.admin.balance_top()
+        command.answer(answer, lambda: tables.plan_text(answer, tables.names_of(command.status("")), command.width))
+        return 0
+    is_on = given.what == "on"
+    if given.window is not None and not is_on:
+        raise UsageError("--window is for flintmq cluster balance on")
+    answer_or_none = command.admin.set_balance(enabled=is_on, window=given.window, dry_run=given.dry_run)
+    command.done(answer_or_none, f"balancing is {given.what}")
+    return 0
+
+
+def _cluster_upgrade(command: Command) -> int:
+    if command.given.what == "begin":
+        command.done(command.admin.begin_upgrade(), "nothing is moved until: flintmq cluster upgrade done")
+    else:
+        command.done(command.admin.end_upgrade(), "copies may be moved again")
+    return 0
+
+
+# -- flintmq topic -----------------------------------------------------------------------------------------------------
+
+
+def _topic(status: ClusterStatus, name: str) -> ClusterTopic | None:
+    return next((each for each in status.topics if each.topic == name and each.number), None)
+
+
+def _topic_create(command: Command) -> int:
+    given = command.given
+    needs_partitions = given.replicas or given.syncdisk or given.retention or given.ordered or given.multipart
+    if needs_partitions and not given.partitions:
+        raise UsageError("--replicas, --syncdisk, --retention, --ordered and --multipart need --partitions")
+    answer = command.admin.create_topic(
+        given.topic,
+        partitions=given.partitions or 0,
+        ordered=given.ordered,
+        multipart=given.multipart,
+        headers=given.headers,
+        retention_days=given.retention or 0,
+        syncdisk=given.syncdisk or 0,
+        auto_channels=given.auto_channels,
+        replicas=given.replicas or 0,
+        dry_run=given.dry_run,
+    )
+    command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
+    command.done(answer, f"topic {given.topic} is created")
+    return 0
+
+
+def _topic_delete(command: Command) -> int:
+    topic = command.given.topic
+
+    def missing() -> str:
+        return f"topic {topic} is being deleted" if _topic(command.status(topic), topic) else ""
+
+    answer = command.admin.delete_topic(topic, everywhere=True, dry_run=command.given.dry_run)
+    command.wait(f"topic {topic} is gone", missing)
+    command.done(answer, f"topic {topic} is deleted")
+    return 0
+
+
+def _topic_list(command: Command) -> int:
+    status = command.status()
+    command.answer(status.topics, lambda: tables.topics_text(status, command.width))
+    return 0
+
+
+def _topic_show(command: Command) -> int:
+    name = command.given.topic
+    status = command.status(name)
+    topic = _topic(status, name)
+    if topic is None:
+        raise NoTopic(name)
+    command.answer(topic, lambda: tables.topic_text(topic, status, command.width))
+    found = [each for each in troubles(status) if each.subject == f"topic {name}"]
+    return 0 if all(each.level == NOTE for each in found) else 1
+
+
+class NoTopic(FlintError):
+    """The cluster has no such topic.
+
+    Args:
+        topic: its name.
+    """
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"the cluster has no topic {self.topic}; flintmq topic list lists all"
+
+
+def _topic_update(command: Command) -> int:
+    given = command.given
+    answer = command.admin.change_topic(
+        given.topic,
+        replicas=given.replicas,
+        min_in_sync=given.min_in_sync,
+        retention_days=given.retention,
+        syncdisk=given.syncdisk,
+        auto_channels=given.auto_channels,
+        headers=given.headers,
+        dry_run=given.dry_run,
+    )
+    command.wait(f"topic {given.topic} is as it is wanted", lambda: command.topic_missing(given.topic))
+    command.done(answer, f"topic {given.topic} is changed; copies follow in the background")
+    return 0
+
+
+def _topic_expand(command: Command) -> int:
+    given = command.given
+
+    def missing() -> str:
+        topic = _topic(command.status(given.topic), given.topic)
+        count = 0 if topic is None else sum(bool(each.leader) for each in topic.partitions)
+        return command.topic_missing(given.topic) if count >= given.partitions else f"{count} partitions are led"
+
+    answer = command.admin.expand_topic(given.topic, given.partitions, dry_run=given.dry_run)
+    command.wait(f"topic {given.topic} has {given.partitions} partitions", missing)
+    command.done(answer, f"topic {given.topic} has {given.partitions} partitions")
+    return 0
+
+
+def _topic_move(command: Command) -> int:
+    given = command.given
+    status = command.status(given.topic)
+
+    def id_of(name: str) -> str:
+        node = status.find_node(name)
+        return name if node is None else node.node
+
+    source, target = id_of(given.source), id_of(given.target)
+
+    def missing() -> str:
+        topic = _topic(command.status(given.topic), given.topic)
+        rows = [] if topic is None else [each for each in topic.partitions if each.partition == given.partition]
+        moving = [each for each in command.moves() if (each.topic, each.partition) == (given.topic, given.partition)]
+        if moving:
+            return f"{given.topic}/{given.partition}: {tables.moves_line(moving)}"
+        is_there = all(target in each.in_sync and source not in (*each.replicas, *each.leaving) for each in rows)
+        return "" if rows and is_there else f"{given.topic}/{given.partition} is not there yet"
+
+    answer = command.admin.move_partition(given.topic, given.partition, source, target, dry_run=given.dry_run)
+    command.wait(f"{given.topic}/{given.partition} is moved", missing)
+    verb = "is moved" if given.wait else "is being moved"
+    command.done(answer, f"{given.topic}/{given.partition} {verb} from {given.source} to {given.target}")
+    return 0
+
+
+def _topic_replicate(command: Command) -> int:
+    given = command.given
+    answer = command.admin.replicate_topic(given.topic, replicas=given.replicas or 0, dry_run=given.dry_run)
+    command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
+    command.done(answer, f"topic {given.topic} is one of the cluster")
+    return 0
+
+
+def _topic_elect(command: Command) -> int:
+    given = command.given
+    if not given.accept_loss:
+        raise UsageError("what the node lacks is lost for good: say --accept-loss if that is meant")
+    node = command.status(given.topic).find_node(given.node)
+    command.admin.elect(given.topic, given.partition, given.node if node is None else node.node)
+    command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
+    command.done(None, f"{given.node} leads {given.topic}/{given.partition}")
+    return 0
+
+
+# -- flintmq node ------------------------------------------------------------------------------------------------------
+
+
+def _node_list(command: Command) -> int:
+    status = command.status("")
+    command.answer(status.nodes, lambda: tables.nodes_text(status.nodes, command.width))
+    return 0
+
+
+def _left(command: Command, node: ClusterNode) -> str:
+    """Tell what a node has still; empty: nothing, or it is gone."""
+    found = next((each for each in command.status("").nodes if each.node == node.node), None)
+    if found is None or not (found.leads or found.holds):
+        return ""
+    moving = [each for each in command.moves() if node.node in each.sources]
+    more = f"; {tables.moves_line(moving)}" if moving else ""
+    return f"node {node.address} leads {found.leads} and holds {found.holds} partitions{more}"
+
+
+def _named(command: Command) -> ClusterNode | None:
+    return command.status("").find_node(command.given.node)
+
+
+def _node_drain(command: Command) -> int:
+    given = command.given
+    node = _named(command)
+    name = given.node if node is None else node.node
+    answer = command.admin.drain_node(name, undo=given.undo, dry_run=given.dry_run)
+    if node is not None and not given.undo:
+        command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
+    command.done(answer, f"node {given.node} {'takes partitions again' if given.undo else 'drains'}")
+    return 0
+
+
+def _node_remove(command: Command) -> int:
+    given = command.given
+    node = _named(command)
+    answer = command.admin.remove_node(given.node if node is None else node.node, dry_run=given.dry_run)
+    if node is not None:
+        command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
+    command.done(answer, f"node {given.node} drains, and is forgotten when it has nothing and has ended")
+    return 0
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def run(noun: str, arguments: Sequence[str]) -> int:
+    """Run ``flintmq cluster``, ``topic`` or ``node``; return its exit code.
+
+    Raises:
+        FlintError: the command line is wrong, or what was asked is refused, or nobody answers.
+    """
+    program, verbs = f"flintmq {noun}", _NOUNS[noun]
+    word = arguments[0] if arguments else "--help"
+    if word.lstrip("-") in ("help", "h"):
+        sys.stdout.write(usage(noun))
+        return 0
+    verb = verbs.get(word)
+    if verb is None:
+        near = nearest(word, verbs)
+        hint = f"did you mean {near}?" if near else f"{program} --help lists all"
+        raise UsageError(f"there is no verb {word}; {hint}")
+    parser = Parser(prog=f"{program} {word}", description=verb.about, allow_abbrev=False)
+    verb.add(parser)
+    _add_common(parser, verb)
+    return verb.run(Command(parser.parse_args(list(arguments[1:]))))
+
+
+def usage(noun: str) -> str:
+    """Return what ``flintmq cluster --help`` and its siblings print."""
+    verbs = _NOUNS[noun]
+    width = max(map(len, verbs))
+    lines = [f"Usage: flintmq {noun} <verb> [arguments] [flags]", "", _ABOUT[noun], ""]
+    lines += [f"  {name:<{width}}  {verb.about}" for name, verb in verbs.items()]
+    lines += [
+        "",
+        f"flintmq {noun} <verb> --help explains a verb. Whom to ask: --lookupd-http-address=HOST:PORT, {_LOOKUPD}.",
+        f"A bearer token: --token-file=FILE, or {TOKEN_VARIABLE}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+class _Verb:
+    """One verb.
+
+    Args:
+        about: what it does, in a sentence.
+        add: adds its arguments.
+        is_change: it has ``--dry-run``.
+        waits: it has ``--wait``.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Command], int],
+        about: str,
+        add: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+        is_change: bool = False,
+        waits: bool = False,
+    ) -> None:
+        self.run = run
+        self.about = about
+        self.add = add
+        self.is_change = is_change
+        self.waits = waits
+
+
+def _add_common(parser: argparse.ArgumentParser, verb: _Verb) -> None:
+    if verb.is_change:
+        parser.add_argument("--dry-run", action="store_true", help="change nothing, and print what would be done")
+    if verb.waits:
+        parser.add_argument("--wait", action="store_true", help="return when it is done, and say how far it is")
+        parser.add_argument("--within", type=duration, default=timedelta(hours=1), metavar="1h",
+                            help="how long --wait waits")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    common = parser.add_argument_group("whom to ask, and how")
+    common.add_argument("--lookupd-http-address", dest="address", action="append", metavar="HOST:PORT",
+                        help=f"a nsqlookupd, or https://...; several: the first that answers; {_LOOKUPD}")  # fmt: skip
+    common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=45), metavar="45s",
+                        help="until an answer must be there")  # fmt: skip
+    common.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
+    common.add_argument("--tls-root-ca-file", metavar="FILE", help="PEM file with the authorities to trust")
+    common.add_argument("--tls-cert", metavar="FILE", help="PEM file with a certificate to show")
+    common.add_argument("--tls-key", metavar="FILE", help="PEM file with its key")
+
+
+def _topic_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic")
+
+
+def _creation_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("--partitions", type=_count, metavar="N", help="partitions; default: a plain topic of NSQ")
+    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition; default: nsqlookupd's")
+    _shared_arguments(parser)
+    parser.add_argument("--ordered", action="store_true", help="it can only be consumed in order")
+    parser.add_argument("--multipart", action="store_true", help="whoever publishes names a partition")
+    parser.set_defaults(auto_channels=True)
+
+
+def _update_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition")
+    parser.add_argument("--min-in-sync", type=_count, metavar="N", help="copies in sync that an OK needs")
+    _shared_arguments(parser)
+    parser.set_defaults(auto_channels=None)
+
+
+def _shared_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--syncdisk", type=int, metavar="N", help="synced to the device after so many messages; 0: no")
+    parser.add_argument("--retention", type=int, metavar="DAYS", help="how long consumed messages are kept")
+    parser.add_argument("--headers", action="store_true", help="messages may carry headers")
+    parser.add_argument("--auto-channels", action=argparse.BooleanOptionalAction, help="subscribing creates channels")
+
+
+def _expand_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("partitions", type=_count, help="in all")
+
+
+def _move_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("partition", type=_number)
+    parser.add_argument("--from", dest="source", required=True, metavar="NODE", help="id or address of who has it")
+    parser.add_argument("--to", dest="target", required=True, metavar="NODE", help="id or address of who is to have it")
+
+
+def _replicate_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition; default: nsqlookupd's")
+
+
+def _elect_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("partition", type=_number)
+    parser.add_argument("node", help="id or address of one that has a copy")
+    parser.add_argument("--accept-loss", action="store_true", help="what that node lacks is lost, and that is meant")
+
+
+def _balance_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("on", "off", "top"))
+    parser.add_argument("--window", type=_window, metavar="HH-HH", help="hours of the day (UTC) in which copies move")
+
+
+def _upgrade_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("begin", "done"))
+
+
+def _drain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", help="id or address")
+    parser.add_argument("--undo", action="store_true", help="let it take partitions again")
+
+
+def _remove_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", help="id or address")
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError("it must be a number, 0 or more")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    value = _number(text)
+    if not value:
+        raise argparse.ArgumentTypeError("it must be 1 or more")
+    return value
+
+
+def _window(text: str) -> str:
+    if not _WINDOW.fullmatch(text):
+        raise argparse.ArgumentTypeError("it must be two hours of the day, such as 02-05")
+    return text
+
+
+_ABOUT = {
+    "cluster": "Looks at a cluster as a whole, and changes how it keeps itself.",
+    "topic": "Makes, changes and moves topics of a cluster.",
+    "node": "Looks at the nsqds of a cluster, and takes them out.",
+}
+_NOUNS: dict[str, dict[str, _Verb]] = {
+    "cluster": {
+        "status": _Verb(_cluster_status, "Print nodes, topics and what is wrong; exit code 1 if anything is."),
+        "moves": _Verb(_cluster_moves, "Print the copies that are being made or taken away.", waits=True),
+        "balance": _Verb(
+            _cluster_balance, "Spread leaders and copies by load, or not; or print the load.", _balance_arguments, True
+        ),
+        "upgrade": _Verb(
+            _cluster_upgrade, "Have nothing moved while nodes are restarted, one after the other.", _upgrade_arguments
+        ),
+    },
+    "topic": {
+        "create": _Verb(_topic_create, "Create a topic.", _creation_arguments, True, True),
+        "delete": _Verb(
+            _topic_delete, "Delete a topic, with its messages, on every node.", _topic_argument, True, True
+        ),
+        "list": _Verb(_topic_list, "Print all topics of the cluster."),
+        "show": _Verb(
+            _topic_show, "Print who leads and who has copies; exit code 1 if something lacks.", _topic_argument
+        ),
+        "update": _Verb(_topic_update, "Change copies, retention and more of a topic.", _update_arguments, True, True),
+        "expand": _Verb(_topic_expand, "Give a topic more partitions.", _expand_arguments, True, True),
+        "move": _Verb(_topic_move, "Move a copy of a partition to another node.", _move_arguments, True, True),
+        "replicate": _Verb(
+            _topic_replicate, "Make a topic of one node one of the cluster.", _replicate_arguments, True, True
+        ),
+        "elect": _Verb(
+            _topic_elect, "Let a node lead that may lack messages, where nobody else is left.", _elect_arguments,
+            waits=True,
+        ),
+    },
+    "node": {
+        "list": _Verb(_node_list, "Print all nodes."),
+        "drain": _Verb(
+            _node_drain, "Have a node lead nothing, and give its copies to others.", _drain_arguments, True, True
+        ),
+        "remove": _Verb(
+            _node_remove, "Drain a node for good; it is forgotten when it has ended.", _remove_arguments, True, True
+        ),
+    },
+}  # fmt: skip

@@ -1,0 +1,174 @@
+"""A cluster's state as text for people: tables that fit a terminal.
+
+Rules of this file: no IO; a column that is too wide for the terminal is cut with an ellipsis, the widest first; nodes
+are called by their address where they live, else by their id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Move
+from flintmq.tools.cluster_health import NOTE, troubles
+
+WIDTH_MIN = 40
+_MB = 1_000_000
+_LEAST = 6
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Return rows under their titles, in columns, no line wider than ``width``; numbers stand at the right."""
+    cells = [list(map(str, row)) for row in (titles, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
+    room = max(width, WIDTH_MIN) - 2 * (len(titles) - 1)
+    while sum(widths) > room and max(widths) > _LEAST:
+        widths[widths.index(max(widths))] -= 1
+    is_number = [all(row[column].isdigit() for row in cells[1:]) for column in range(len(titles))]
+    lines = []
+    for row in cells:
+        parts = [
+            _cut(text, size).rjust(size) if right else _cut(text, size).ljust(size)
+            for text, size, right in zip(row, widths, is_number, strict=True)
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def names_of(status: ClusterStatus) -> dict[str, str]:
+    """Return what nodes are called, by id."""
+    return {node.node: node.address for node in status.nodes}
+
+
+def status_text(status: ClusterStatus, width: int) -> str:
+    """Return all of a cluster at a glance, and what is wrong with it."""
+    master = "none" if status.master is None else f"{status.master.host}:{status.master.http_port}"
+    lookupds = ", ".join(f"{each.host}:{each.http_port}" for each in status.lookupds) or "none"
+    parts = [
+        f"cluster {status.cluster}, id {status.cluster_id or 'not known'}, revision {status.revision}\n"
+        f"nsqlookupd: {lookupds}; master: {master}",
+        nodes_text(status.nodes, width),
+        topics_text(status, width),
+    ]
+    found = troubles(status)
+    lines: list[str] = []
+    for each in found:
+        lines.append(f"{each.level:<8} {each.subject}: {each.text}")
+        if each.advice:
+            lines.append(f"         -> {each.advice}")
+    parts.append("\n".join(lines) if any(each.level != NOTE for each in found) else "\n".join([*lines, "whole"]))
+    return "\n\n".join(parts)
+
+
+def nodes_text(nodes: Sequence[ClusterNode], width: int) -> str:
+    """Return one line for each node."""
+    titles = ("NODE", "ID", "ZONE", "LEADS", "HOLDS", "STATE")
+    rows = [
+        (node.address, node.node, node.zone or "-", str(node.leads), str(node.holds), _state(node)) for node in nodes
+    ]
+    return table(titles, rows, width) if rows else "no nsqd is in the cluster"
+
+
+def _state(node: ClusterNode) -> str:
+    if node.suspected:
+        return "does not answer"
+    return "drains" if node.is_draining else "up"
+
+
+def topics_text(status: ClusterStatus, width: int) -> str:
+    """Return one line for each topic."""
+    live = {node.node for node in status.nodes if not node.suspected}
+    rows = []
+    for topic in status.topics:
+        led = sum(bool(each.leader) for each in topic.partitions)
+        in_sync = sum(sum(node in live for node in each.in_sync) for each in topic.partitions)
+        wanted = topic.replicator * len(topic.partitions)
+        state = "is being deleted" if topic.is_deleting else "whole" if in_sync >= wanted else "copies lack"
+        if led < len(topic.partitions) and not topic.is_deleting:
+            state = f"{len(topic.partitions) - led} without a leader"
+        count = str(len(topic.partitions))
+        rows.append((topic.topic, count, str(topic.replicator), str(led), f"{in_sync} of {wanted}", state))
+    titles = ("TOPIC", "PARTITIONS", "COPIES", "LED", "IN SYNC", "STATE")
+    return table(titles, rows, width) if rows else "the cluster has no topics"
+
+
+def topic_text(topic: ClusterTopic, status: ClusterStatus, width: int) -> str:
+    """Return all of one topic."""
+    names = names_of(status)
+
+    def named(nodes: Sequence[str]) -> str:
+        return " ".join(names.get(node, node) for node in nodes) or "-"
+
+    rows = []
+    for each in topic.partitions:
+        lacking = [node for node in each.replicas if node not in each.in_sync]
+        state = each.reason or ("" if each.is_ready else "cannot be consumed yet")
+        state = "; ".join(filter(None, [state, f"leaving: {named(each.leaving)}" if each.leaving else ""]))
+        rows.append(
+            (str(each.partition), str(each.epoch), each.address or "-", named(each.in_sync), named(lacking), state)
+        )
+    head = (
+        f"topic {topic.topic}: {topic.partition_num} partitions of {topic.replicator} copies, "
+        f"{topic.min_in_sync} in sync for an OK"
+    )
+    meta = ", ".join(
+        f"{name}={value}" for name, value in topic.meta.items() if name not in ("partition_num", "replica")
+    )
+    titles = ("PARTITION", "EPOCH", "LEADER", "IN SYNC", "LACKING", "STATE")
+    return "\n\n".join(["\n".join(filter(None, [head, meta])), table(titles, rows, width)])
+
+
+def moves_text(moves: Sequence[Move], names: Mapping[str, str], width: int) -> str:
+    """Return one line for each copy that is being made or taken away."""
+    rows = [
+        (
+            f"{move.topic}/{move.partition}",
+            " ".join(names.get(node, node) for node in move.sources) or "-",
+            " ".join(names.get(node, node) for node in move.targets) or "-",
+            _done(move),
+            ": ".join(filter(None, [move.state, move.reason])),
+        )
+        for move in moves
+    ]
+    titles = ("PARTITION", "FROM", "TO", "COPIED", "STATE")
+    return table(titles, rows, width) if rows else "nothing is being moved"
+
+
+def _done(move: Move) -> str:
+    if not move.bytes_total:
+        return "-"
+    share = min(100, 100 * move.bytes_done // move.bytes_total)
+    return f"{move.bytes_done / _MB:.1f} of {move.bytes_total / _MB:.1f} MB ({share} %)"
+
+
+def moves_line(moves: Sequence[Move]) -> str:
+    """Return how far all moves together are, in a few words."""
+    done, total = sum(each.bytes_done for each in moves), sum(each.bytes_total for each in moves)
+    share = f", {done / _MB:.1f} of {total / _MB:.1f} MB" if total else ""
+    return f"{len(moves)} {'copy is' if len(moves) == 1 else 'copies are'} being moved{share}"
+
+
+def _named(value: Any, names: Mapping[str, str]) -> str:
+    """Return a value as text, ids of nodes as addresses."""
+    if isinstance(value, list):
+        return " ".join(_named(each, names) for each in value) or "-"
+    return names.get(str(value), str(value))
+
+
+def plan_text(answer: Mapping[str, Any], names: Mapping[str, str], width: int) -> str:
+    """Return what a change would do, as the master says it: its copies as a table, all else line by line."""
+    lines: list[str] = []
+    for name, value in answer.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            titles = list(dict.fromkeys(key for row in value for key in row))
+            rows = [[_named(row.get(key, ""), names) for key in titles] for row in value]
+            lines.append(f"{name}:\n{table([title.upper() for title in titles], rows, width)}")
+        elif isinstance(value, list):
+            lines += [f"{name}: {item}" for item in value] or [f"{name}: none"]
+        else:
+            lines.append(f"{name}: {value}")
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""``flintmq cluster|topic|node``: words become requests, tables fit a terminal, mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.test_cluster_health import NODES, PARTITION, TOPIC, WHOLE
+
+from flintmq import cli
+from flintmq.client.admin.question import HttpRefused
+from flintmq.client.admin.results import ClusterStatus, Move
+from flintmq.errors import ConnectionFailed
+from flintmq.sync import LookupdAdmin
+from flintmq.tools import cluster, cluster_tables
+
+
+class Master:
+    """Stands in for the network."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.statuses: list[ClusterStatus] = [WHOLE]
+        self.moves: list[list[Move]] = [[]]
+        self.answer: Any = None
+        self.dead: set[str] = set()
+        self.is_cluster = True
+
+    def ask(self, admin: Any, question: Any) -> Any:
+        if admin.address in self.dead:
+            raise ConnectionFailed(admin.address, "refused")
+        if question.target.startswith("/cluster/status"):
+            if not self.is_cluster:
+                raise HttpRefused(admin.address, "GET /cluster/status", 404, "NOT_FOUND")
+            return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if question.target == "/cluster/moves":
+            return self.moves.pop(0) if len(self.moves) > 1 else self.moves[0]
+        self.asked.append((admin.address, f"{question.method} {question.target}"))
+        return self.answer
+
+
+def _ask_of(master: Master) -> Any:
+    def ask(admin: Any, question: Any) -> Any:
+        return master.ask(admin, question)
+
+    return ask
+
+
+@pytest.fixture
+def master(monkeypatch: pytest.MonkeyPatch) -> Master:
+    found = Master()
+    monkeypatch.setattr(LookupdAdmin.__base__, "ask", _ask_of(found))
+    monkeypatch.setattr(cluster, "_POLL_S", 0.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("topic create t --partitions=4 --replicas=3 --ordered",
+         "POST /topic/create?topic=t&partition_num=4&orderedmulti=true&replicator=3"),
+        ("topic create t", "POST /topic/create?topic=t"),
+        ("topic create t --dry-run", "POST /topic/create?topic=t&dry_run=true"),
+        ("topic delete t", "POST /topic/delete?topic=t&partition=%2A%2A"),
+        ("topic update t --replicas 2", "POST /topic/meta/update?topic=t&replicator=2"),
+        ("topic update t --retention 7 --min-in-sync=1 --no-auto-channels",
+         "POST /topic/meta/update?topic=t&min_in_sync=1&retention=7&disable_channel_auto_create=true"),
+        ("topic expand t 8 --dry-run", "POST /topic/partition/expand?topic=t&partition_num=8&dry_run=true"),
+        ("topic move t 0 --from a:4150 --to d",
+         "POST /topic/partition/move?topic=t&partition=0&move_source=a&move_target=d"),
+        ("topic replicate t --replicas=3", "POST /topic/replicate?topic=t&replicator=3"),
+        ("topic elect t 0 b:4151 --accept-loss", "POST /cluster/partition/elect?topic=t&partition=0&node=b"),
+        ("node drain a", "POST /cluster/node/drain?node=a"),
+        ("node drain a --undo", "POST /cluster/node/drain?node=a&undo=true"),
+        ("node remove c:4150 --dry-run", "POST /cluster/node/remove?remove_node=c&dry_run=true"),
+        ("cluster balance on --window=02-05", "POST /cluster/balance?enabled=true&window=02-05"),
+        ("cluster balance off", "POST /cluster/balance?enabled=false"),
+        ("cluster upgrade begin", "POST /cluster/upgrade/begin"),
+        ("cluster upgrade done", "POST /cluster/upgrade/done"),
+    ],
+)  # fmt: skip
+def test_words_become_a_request(master: Master, words: str, expected: str) -> None:
+    assert cli.main(words.split()) == 0
+    assert master.asked == [("http://localhost:4161", expected)]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("cluster stat", "there is no verb stat; did you mean status?"),
+        ("topic xyzzy", "there is no verb xyzzy; flintmq topic --help lists all"),
+        ("topic create", "the following arguments are required: topic"),
+        ("topic create t --replicas=3", "need --partitions"),
+        ("topic expand t 0", "it must be 1 or more"),
+        ("topic move t x --from a --to b", "it must be a number"),
+        ("topic move t 0 --to b", "--from"),
+        ("topic elect t 0 a", "--accept-loss"),
+        ("topic update t", "at least one of"),
+        ("cluster balance sideways", "invalid choice"),
+        ("cluster balance on --window=5", "such as 02-05"),
+        ("cluster balance off --window=02-05", "--window is for flintmq cluster balance on"),
+        ("cluster balance top --dry-run", "neither --window nor --dry-run"),
+        ("node drain", "the following arguments are required: node"),
+        ("node list --wait", "unrecognized arguments: --wait"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_asked(
+    master: Master, words: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
+    assert master.asked == []
+
+
+@pytest.mark.parametrize("noun", ["cluster", "topic", "node"])
+def test_help(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([noun, "--help"]) == 0
+    page = capsys.readouterr().out
+    for verb in cluster._NOUNS[noun]:
+        assert f"  {verb} " in page
+        with pytest.raises(SystemExit) as ended:
+            cli.main([noun, verb, "--help"])
+        assert ended.value.code == 0
+        assert f"flintmq {noun} {verb}" in capsys.readouterr().out
+
+
+def test_status_says_by_its_exit_code_whether_all_is_whole(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cluster", "status"]) == 0
+    out = capsys.readouterr().out
+    assert "a:4150" in out and out.endswith("whole\n") and "3 of 3" in out
+    lacking = msgspec.structs.replace(PARTITION, in_sync=["a", "b"])
+    master.statuses = [msgspec.structs.replace(WHOLE, topics=[msgspec.structs.replace(TOPIC, partitions=[lacking])])]
+    assert cli.main(["cluster", "status"]) == 1
+    assert "warning  topic t: partition 0: 2 of 3 copies are in sync" in capsys.readouterr().out
+    assert cli.main(["topic", "show", "t"]) == 1
+    assert "c:4150" in capsys.readouterr().out
+    assert cli.main(["cluster", "status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["topics"][0]["partitions"][0]["in_sync"] == ["a", "b"]
+
+
+def test_the_next_nsqlookupd_is_asked_when_one_does_not_answer(
+    master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master.dead = {"http://x:4161"}
+    flags = ["--lookupd-http-address=x", "--lookupd-http-address=y:1"]
+    assert cli.main(["node", "drain", "a", *flags]) == 0
+    assert master.asked == [("http://y:1", "POST /cluster/node/drain?node=a")]
+    master.dead |= {"http://y:1"}
+    assert cli.main(["node", "list", *flags]) == 1
+    error = capsys.readouterr().err
+    assert "http://x:4161" in error and "http://y:1" in error and error.count("\n") == 1
+
+
+def test_a_nsqlookupd_without_a_cluster_is_asked_for_no_change(
+    master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master.is_cluster = False
+    assert cli.main(["topic", "create", "t", "--dry-run"]) == 1
+    assert master.asked == [] and "is in no cluster" in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_with_addresses(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    copies = [{"topic": "t", "partition": 0, "from": ["a"], "to": ["b"]}]
+    master.answer = {"dry_run": True, "changes": True, "what": "", "copies": copies, "copy_count": 1, "notes": ["n"]}
+    assert cli.main(["node", "remove", "a", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "a:4150" in out and "b:4150" in out and "copy_count: 1" in out and "notes: n" in out
+
+
+def test_waiting_says_how_far_it_is(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [msgspec.structs.replace(NODES[0], leads=1, holds=2), *NODES[1:]]
+    busy = msgspec.structs.replace(WHOLE, nodes=nodes)
+    master.statuses = [busy, busy, WHOLE]
+    master.moves = [[Move("t", 0, ["a"], ["b"], 3_000_000, 12_000_000)]]
+    assert cli.main(["node", "drain", "a:4150", "--wait"]) == 0
+    said = capsys.readouterr()
+    assert "node a:4150 leads 1 and holds 2 partitions; 1 copy is being moved, 3.0 of 12.0 MB" in said.err
+    assert said.out == "node a:4150 drains\n"
+
+
+def test_waiting_ends(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    master.moves = [[Move("t", 0, ["a"], ["b"], 0, 12_000_000)]]
+    assert cli.main(["cluster", "moves", "--wait", "--within=10ms"]) == 1
+    assert "not within 0.01 s: nothing is being moved (1 copy is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_tables_fit_the_terminal(width: int) -> None:
+    long = "a-topic-with-a-very-long-name-" * 4
+    topic = msgspec.structs.replace(TOPIC, topic=long)
+    status = msgspec.structs.replace(WHOLE, topics=[topic])
+    pages = [
+        cluster_tables.nodes_text(status.nodes, width),
+        cluster_tables.topics_text(status, width),
+        cluster_tables.topic_text(topic, status, width).partition("\n\n")[2],
+        cluster_tables.moves_text([Move(long, 1, ["a"], ["b"], 1, 2)], {}, width),
+    ]
+    for page in pages:
+        widest = max(map(len, page.splitlines()))
+        assert widest <= width or width == 40, page
+    assert ("…" in pages[1]) is (width < 200)
