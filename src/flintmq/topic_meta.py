@@ -27,6 +27,8 @@ SYNC_EVERY_MAX = 1_000_000
 VERSION_MAX = 999_999_999
 CHANGE_WORDS = ("retention", "syncdisk", "upgradeext", "disable_channel_auto_create", "replicator")
 """The parameters of ``/topic/meta/update``."""
+CLUSTER_CHANGE_WORDS = ("min_in_sync",)
+"""The parameters that it has beside them for topics of a cluster."""
 CREATION_WORDS = ("partition_num", "replicator", "syncdisk", "retention", "orderedmulti", "multipart", "extend",
                   "disable_channel_auto_create", "suggestload")  # fmt: skip
 """The parameters of ``/topic/create`` that NSQ does not have."""
@@ -177,18 +179,22 @@ def meta_of_query(query: Mapping[str, str], copies_max: int = 1) -> TopicMeta:
     return meta
 
 
-def changed_meta(meta: TopicMeta, query: Mapping[str, str]) -> TopicMeta:
+def changed_meta(meta: TopicMeta, query: Mapping[str, str], is_of_cluster: bool = False) -> TopicMeta:
     """Return what ``/topic/meta/update`` makes of a topic: what is not named stays as it is.
 
     Its version is the next one, unless one is named, as between nodes.
 
+    Args:
+        is_of_cluster: there can be another number of copies.
+
     Raises:
         BadTopicMeta: a parameter is out of its range, or asks for what cannot be changed.
     """
-    if not any(name in query for name in CHANGE_WORDS):
-        raise BadTopicMeta(f"MISSING_ARG_TOPIC_META: name at least one of {', '.join(CHANGE_WORDS)}")
+    words = (*CHANGE_WORDS, *CLUSTER_CHANGE_WORDS) if is_of_cluster else CHANGE_WORDS
+    if not any(name in query for name in words):
+        raise BadTopicMeta(f"MISSING_ARG_TOPIC_META: name at least one of {', '.join(words)}")
     replica = _number(query, "replicator", meta.replica, 1, REPLICATOR_MAX, "INVALID_ARG_TOPIC_REPLICATOR")
-    if replica != meta.replica:
+    if replica != meta.replica and not is_of_cluster:
         raise BadTopicMeta(
             f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and this release keeps one copy of a partition"
         )
@@ -199,12 +205,25 @@ def changed_meta(meta: TopicMeta, query: Mapping[str, str]) -> TopicMeta:
         is_closed = _switch(query, "disable_channel_auto_create")
     return msgspec.structs.replace(
         meta,
+        replica=replica,
         retention_days=days,
         syncdisk=sync_every,
         extend_support=meta.extend_support or _switch(query, "upgradeext"),
         disable_channel_auto_create=is_closed,
         version=_version(query, meta.version + 1),
     )
+
+
+def min_in_sync_of_query(query: Mapping[str, str]) -> int | None:
+    """Read with how few copies in sync a topic of a cluster is still written to; None: that is not named.
+
+    Raises:
+        BadTopicMeta: it is out of its range.
+    """
+    if "min_in_sync" not in query:
+        return None
+    refusal = f"INVALID_ARG_TOPIC_MIN_IN_SYNC: it must be 1 to {REPLICATOR_MAX}, and at most replicator"
+    return _number(query, "min_in_sync", 1, 1, REPLICATOR_MAX, refusal)
 
 
 def partitions_of_text(text: str, partition_num: int) -> list[int]:

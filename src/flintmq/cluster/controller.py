@@ -76,11 +76,13 @@ class Refused(FlintError):
 
     Args:
         reason: why, and what to do.
+        status: of HTTP.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason, status)
         self.reason = reason
+        self.status = status
 
     def __str__(self) -> str:
         return self.reason

@@ -176,6 +176,7 @@ class SettingsRecord(_Value, frozen=True):
         balances: leaders and copies are spread over the nodes without being asked.
         balance_window: hours of the day (UTC) in which copies are moved for that, ``from`` up to ``to``, 0 to 24; the
             same twice: never. None: as the options of the master say.
+        balances_load: copies are moved by load for that.
         is_upgrading: nothing is moved, because nodes are being restarted.
         write_disabled: ``all`` or ``ordered``: topics of the cluster that lookups name no leader of to publishers;
             empty: none.
@@ -184,6 +185,7 @@ class SettingsRecord(_Value, frozen=True):
     """
 
     balances: bool = True
+    balances_load: bool = True
     balance_window: tuple[int, int] | None = None
     is_upgrading: bool = False
     write_disabled: str = ""

@@ -18,8 +18,12 @@ from typing import Any
 import msgspec
 
 from flintmq.clock import Clock
+from flintmq.cluster import orders
+from flintmq.cluster.balance import Loads
+from flintmq.cluster.controller import Controller, Refused
 from flintmq.cluster.registration import Lookup, NsqdNode, Partitions, RegistrationDatabase
 from flintmq.cluster.state import LookupdRecord, NodeRecord
+from flintmq.cluster.view import View
 from flintmq.names import is_ephemeral
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import Endpoint, NoAnswer
@@ -27,7 +31,8 @@ from flintmq.net.http_exchange import Request as Question
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE
 from flintmq.net.http_server import EMPTY, HttpError, Request, Response, Router, json_response
 from flintmq.nsqlookupd.coordinator import Coordinator, Leader, NotDone, NotMaster
-from flintmq.nsqlookupd.http_api import HttpApi, LookupdAddress, argument, producer_row, valid_argument
+from flintmq.nsqlookupd.http_api import HttpApi, LookupdAddress, argument, info_row, producer_row, valid_argument
+from flintmq.nsqlookupd.placement_api import TOP_COUNT, TOP_COUNT_MAX, PlacementApi, is_switched, plan_row
 from flintmq.nsqlookupd.topics import TopicAdmin
 from flintmq.topic_meta import (
     PLAIN,
@@ -37,6 +42,7 @@ from flintmq.topic_meta import (
     asks_for_partitions,
     changed_meta,
     meta_of_query,
+    min_in_sync_of_query,
     parse_partition,
 )
 from flintmq.wire.identify import NSQ_VERSION
@@ -65,16 +71,75 @@ class ClusterApi(HttpApi):
     ) -> None:
         super().__init__(database, clock, admin, me, allow_write_without_channels)
         self._coordinator = coordinator
+        self._info = json_response({**info_row(), "ha_support": True})
+        self._placement = PlacementApi(coordinator, self._at_master, self._ask_node)
 
     def add_routes(self, router: Router) -> None:
         """Answer what a nsqlookupd without a cluster does not know."""
         router.add("GET", "/cluster/status", self.status, takes=("topic",))
         router.add("POST", "/cluster/partition/elect", self.elect, takes=("topic", "partition", "node"))
+        router.add("GET", "/cluster/stats", self.stats, takes=("topn",))
+        router.add("GET", "/cluster/balance/topn", self.busiest, takes=("topn",))
+        self._placement.add_routes(router)
 
     # --- questions
 
     def status(self, request: Request) -> Response:
         return json_response(self._coordinator.status(request.query.get("topic", "")))
+
+    def stats(self, request: Request) -> Coroutine[Any, Any, Response]:
+        """``/cluster/stats`` of the redesigned NSQ: whether everything is as it is to be, and what nodes carry."""
+        count = _top_count(request.query, 0)
+
+        async def answer() -> dict[str, Any]:
+            coordinator = self._coordinator
+            loads, view = await self._placement.loads(), coordinator.view
+            led, held = loads.of_nodes(view)
+            return {
+                "stable": coordinator.is_stable,
+                "node_stat_list": [
+                    {
+                        "hostname": node.host,
+                        "broadcast_address": node.host,
+                        "tcp_port": node.tcp_port,
+                        "http_port": node.http_port,
+                        "leader_load_factor": round(led[name], 3),
+                        "node_load_factor": round(held[name], 3),
+                    }
+                    for name, node in sorted(view.nodes.items())
+                ],
+                "topn_topics": _top_rows(loads, view, count),
+            }
+
+        return self._at_master(request, answer)
+
+    def busiest(self, request: Request) -> Coroutine[Any, Any, Response]:
+        """``GET /cluster/balance/topn``: the topics with the greatest load, and whether copies are moved by load."""
+        count = _top_count(request.query, TOP_COUNT)
+
+        async def answer() -> dict[str, Any]:
+            loads, view = await self._placement.loads(), self._coordinator.view
+            is_on = view.settings.balances and view.settings.balances_load
+            return {"enabled": is_on, "topn_topics": _top_rows(loads, view, count)}
+
+        return self._at_master(request, answer)
+
+    async def _ask_node(self, node: NodeRecord, target: str) -> tuple[int, bytes]:
+        return await self._admin.ask("GET", _unconnected(node), target)
+
+    def lookup_partitions(self, request: Request) -> Response:
+        """Answer ``/lookup`` of the redesigned NSQ; while writing is disabled publishers are named nobody."""
+        topic, query = request.query.get("topic", ""), request.query
+        disabled = self._coordinator.view.settings.write_disabled
+        if not disabled or query.get("access") != "w" or not self._coordinator.has_topic(topic):
+            return super().lookup_partitions(request)
+        meta = self._meta(topic)
+        if disabled == "ordered" and not meta.ordered:
+            return super().lookup_partitions(request)
+        answer: dict[str, Any] = {"channels": self._database.channels(topic), "partitions": None, "producers": None}
+        if query.get("metainfo") and meta.is_partitioned:
+            answer["meta"] = meta.for_clients()
+        return json_response(dict(sorted(answer.items())))
 
     def _nodes_of(self, topic: str) -> Lookup | None:
         if not self._coordinator.has_topic(topic):
@@ -111,6 +176,8 @@ class ClusterApi(HttpApi):
         view = self._coordinator.view
         addresses = dict.fromkeys(_address(record) for _, record in sorted(view.lookupds.items()))
         rows = [address.row() for address in addresses] or [self._me().row()]
+        hidden = view.settings.hidden_lookupds
+        rows = [row for row in rows if row["ID"] not in hidden] or rows
         leader = None if view.master is None else _address(view.master).row()
         return json_response({"lookupdleader": leader or rows[0], "lookupdnodes": rows})
 
@@ -166,14 +233,17 @@ class ClusterApi(HttpApi):
             return super().change_topic(request)
         return self._at_master(request, lambda: self._changed(topic, request.query), topic, is_there=True)
 
-    async def _changed(self, topic: str, query: Mapping[str, str]) -> None:
-        def changed(meta: TopicMeta) -> TopicMeta:
-            try:
-                return changed_meta(meta, query)
-            except BadTopicMeta as error:
-                raise HttpError(400, str(error)) from None
+    async def _changed(self, topic: str, query: Mapping[str, str]) -> dict[str, Any]:
+        is_dry_run = is_switched(query, "dry_run")
 
-        await self._coordinator.change(topic, changed)
+        def order(controller: Controller) -> orders.Plan:
+            try:
+                meta = changed_meta(controller.record_of(topic).meta, query, is_of_cluster=True)
+                return orders.alter(controller, topic, meta, min_in_sync_of_query(query))
+            except BadTopicMeta as error:
+                raise Refused(str(error)) from None
+
+        return plan_row(await self._coordinator.order(order, is_dry_run), is_dry_run)
 
     def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = argument(request, "topic")
@@ -194,8 +264,8 @@ class ClusterApi(HttpApi):
     async def _at_master(
         self,
         request: Request,
-        change: Callable[[], Coroutine[Any, Any, None]],
-        topic: str,
+        change: Callable[[], Coroutine[Any, Any, dict[str, Any] | None]],
+        topic: str = "",
         is_there: bool | None = None,
     ) -> Response:
         """Change something as the master, or have it do it; return when that is known here.
@@ -210,12 +280,12 @@ class ClusterApi(HttpApi):
             raise HttpError(400, text)
         if coordinator.is_master or coordinator.problem:
             try:
-                await change()
+                answer = await change()
             except NotMaster as error:
                 raise HttpError(503, str(error)) from None
             except NotDone as error:
-                raise HttpError(400 if error.is_bad_request else 503, error.reason) from None
-            return EMPTY
+                raise HttpError(error.status, error.reason) from None
+            return EMPTY if answer is None else json_response(answer)
         master = coordinator.view.master
         if handed_on or master is None:
             why = "is not the master of the cluster any more" if handed_on else "knows of no master of the cluster"
@@ -237,6 +307,17 @@ class ClusterApi(HttpApi):
                 503, f"the master of the cluster did not answer, and may have done what was asked: {error}; ask again"
             ) from None
         return Response(answer.status, answer.body, (JSON_TYPE, NSQ_TYPE) if answer.body else (NSQ_TYPE,))
+
+
+def _top_count(query: Mapping[str, str], default: int) -> int:
+    text = query.get("topn", str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= TOP_COUNT_MAX):
+        raise HttpError(400, f"INVALID_ARG_TOPN: topn={text[:64]}, it must be 0 to {TOP_COUNT_MAX}")
+    return int(text)
+
+
+def _top_rows(loads: Loads, view: View, count: int) -> list[dict[str, Any]]:
+    return [{"topic": topic, "load_factor": round(load, 3)} for topic, load in loads.of_topics(view, count)]
 
 
 def _address(record: LookupdRecord) -> LookupdAddress:

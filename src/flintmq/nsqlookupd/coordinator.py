@@ -20,14 +20,25 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from flintmq.cluster import orders
+from flintmq.cluster.balance import Loads
 from flintmq.cluster.controller import Controller, Defaults, Refused, Swap, why_no_leader
 from flintmq.cluster.keys import Keys
+from flintmq.cluster.moving import COPIES_AT_ONCE_MAX
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase
-from flintmq.cluster.state import BadState, ClusterRecord, LookupdRecord, NodeRecord, decode, encode
+from flintmq.cluster.state import (
+    BadState,
+    ClusterRecord,
+    LookupdRecord,
+    NodeRecord,
+    PartitionState,
+    decode,
+    encode,
+)
 from flintmq.cluster.store import (
     Compare,
     Delete,
@@ -45,7 +56,7 @@ from flintmq.cluster.store import (
     follow,
     swap,
 )
-from flintmq.cluster.view import PartitionChange, TopicChange, Unreadable, View
+from flintmq.cluster.view import PartitionChange, PartitionId, TopicChange, Unreadable, View
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.membership import Candidacy, Membership, Replaced
@@ -88,13 +99,13 @@ class NotDone(FlintError):
 
     Args:
         reason: what is so now, and what to do.
-        is_bad_request: it will never take place as it was asked.
+        status: of HTTP; below 500 where it will never take place as it was asked.
     """
 
-    def __init__(self, reason: str, is_bad_request: bool = False) -> None:
+    def __init__(self, reason: str, status: int = 503) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.is_bad_request = is_bad_request
+        self.status = status
 
     def __str__(self) -> str:
         return self.reason
@@ -171,6 +182,8 @@ class Coordinator:
         self._is_closing = False
         self._told_failure = ""
         self._gone: dict[str, None] = {}  # topics that were deleted
+        self.loads = Loads()
+        self._moves: dict[PartitionId, float] = {}  # since when, wall clock
         self._cluster_revision = 0  # at which the record of the cluster was there
 
     # --- living
@@ -282,6 +295,7 @@ class Coordinator:
         changes = self.view.feed(told)
         for change in changes:
             if isinstance(change, PartitionChange):
+                self._note_move(change)
                 before, now = change.before, change.now
                 self.election_count += before is not None and now is not None and now.epoch > before.epoch
             elif isinstance(change, Unreadable):
@@ -299,6 +313,14 @@ class Coordinator:
                 "store was emptied or exchanged. Give it back its content, or start all nsqlookupds and nsqds anew"
             )
         self._changed()
+
+    def _note_move(self, change: PartitionChange) -> None:
+        """Remember since when the copies of a partition are not as they are to be."""
+        state = change.now
+        if state is None or not (state.target or state.leaving or state.lacking or _lingering(state)):
+            self._moves.pop(change.partition, None)
+        elif change.partition not in self._moves:
+            self._moves[change.partition] = self._env.clock.wall_ns() / 1_000_000_000
 
     def _changed(self) -> None:
         """Something may be so that somebody waits for, or that is to be acted on."""
@@ -548,7 +570,7 @@ class Coordinator:
                 try:
                     change = decide(self._master_controller())
                 except Refused as error:
-                    raise NotDone(error.reason, is_bad_request=True) from None
+                    raise NotDone(error.reason, error.status) from None
                 if change is None:
                     return False
                 try:
@@ -601,23 +623,41 @@ class Coordinator:
             f"topic {topic} was not created: within {CREATED_WITHIN_S:g} s nothing could be written, {reasons}"
         )
 
-    async def change(self, topic: str, changed: Callable[[TopicMeta], TopicMeta]) -> None:
-        """Give a topic other properties.
+    async def order(self, decide: Callable[[Controller], orders.Plan], is_dry_run: bool = False) -> orders.Plan:
+        """Write down what an operator wants; return what it comes to.
 
         Args:
-            changed: makes them of those that it has.
+            is_dry_run: only return it.
 
         Raises:
             NotMaster: somebody else decides.
-            NotDone: there is no such topic, or the store does not answer.
+            NotDone: it cannot be so, or the store does not answer.
         """
+        plans: list[orders.Plan] = []
 
-        def decide(controller: Controller) -> Swap | None:
-            known = controller.record_of(topic).meta
-            meta = changed(known)
-            return orders.alter(controller, topic, meta).swap
+        def plan(controller: Controller) -> Swap | None:
+            plans.append(decide(controller))
+            return plans[-1].swap
 
-        await self._in_time(self._decided(decide))
+        if not is_dry_run:
+            await self._in_time(self._decided(plan))
+            return plans[-1]
+        try:
+            return decide(self._master_controller())
+        except Refused as error:
+            raise NotDone(error.reason, error.status) from None
+
+    async def until_written(self, topic: str) -> None:
+        """Wait until every partition of a topic can be written to.
+
+        Raises:
+            NotDone: one could not be in time.
+        """
+        await self._until(lambda: not self.unready(topic) or not self.is_master, CREATED_WITHIN_S)
+        unready = self.unready(topic)
+        if unready and self.is_master:
+            reasons = "; ".join(f"partition {number}: {reason}" for number, reason in list(unready.items())[:3])
+            raise NotDone(f"it is begun, and topic {topic} cannot be written to completely yet: {reasons}; ask again")
 
     async def elect(self, topic: str, number: int, node: str) -> None:
         """Let a node lead a partition that nobody can lead without losing something.
@@ -654,6 +694,52 @@ class Coordinator:
 
     # --- for people
 
+    def loaded(self, told: Iterable[tuple[PartitionId, int, int]]) -> None:
+        """Take note of the size of partitions, as :meth:`flintmq.cluster.balance.Loads.told`."""
+        now_ns = self._env.clock.monotonic_ns()
+        for partition, end_bytes, stored_bytes in told:
+            self.loads.told(partition, end_bytes, stored_bytes, now_ns)
+        if len(self.loads) > len(self.view.partitions):
+            self.loads.forget_all_but(self.view.partitions)
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether every partition is led and has all of its copies, and nothing is moved."""
+        view = self.view
+        return not self._moves and all(state.has_leader(view.nodes) for state in view.partitions.values())
+
+    def moves(self) -> list[tuple[PartitionId, float]]:
+        """Return the partitions whose copies are not as they are to be, and since when (seconds of the wall clock, as
+        far as this nsqlookupd knows), the oldest first.
+        """
+        return list(self._moves.items())
+
+    def move_row(self, partition: PartitionId, since_s: float) -> dict[str, Any]:
+        """Return what is moved of a partition, as ``GET /cluster/moves`` shows it."""
+        topic, number = partition
+        state, controller = self.view.partitions.get(partition), self._controller
+        row: dict[str, Any] = {"topic": topic, "partition": number, "from": [], "to": [], "state": "", "reason": ""}
+        if state is not None:
+            if state.target:
+                to = [node for node in state.target if node not in state.replicas]
+                row |= {"state": "waiting", "to": to}
+                row["from"] = [node for node in state.replicas if node not in state.target]
+            elif state.lacking:
+                row |= {"state": "copying", "to": list(state.lacking), "from": list(state.leaving)}
+            else:
+                row |= {"state": "removing", "from": [*state.leaving, *_lingering(state)]}
+            away = [node for node in row["to"] if node not in self._live()]
+            if away:
+                row["reason"] = f"node {', '.join(away)} is away"
+            elif controller is not None:
+                moving = controller.moving
+                busy = moving.queue_of(partition)
+                row["reason"] = moving.stuck.get(partition) or (
+                    f"node {busy} has {COPIES_AT_ONCE_MAX} copies under way, which is the most" if busy else ""
+                )
+        done = {"bytes_done": None, "bytes_total": None, "messages_done": None, "messages_total": None}
+        return {**row, **done, "since": since_s}
+
     def status(self, topic: str = "") -> dict[str, object]:
         """Return everything that is known, as ``GET /cluster/status`` shows it.
 
@@ -671,6 +757,8 @@ class Coordinator:
             "is_master": self.is_master,
             "master": None if view.master is None else msgspec.to_builtins(view.master),
             "lookupds": [msgspec.to_builtins(each) for _, each in sorted(view.lookupds.items())],
+            "settings": msgspec.to_builtins(view.settings),
+            "drains": [self._drain_row(node) for node in sorted(view.drains)],
             "nodes": [
                 {
                     **{name: getattr(node, name) for name in NodeRecord.__struct_fields__},
@@ -682,6 +770,17 @@ class Coordinator:
             ],
             "topics": [self._topic_status(name) for name in topics],
             "unreadable": [{"key": key, "reason": error.reason} for key, error in sorted(view.unreadable.items())],
+        }
+
+    def _drain_row(self, node: str) -> dict[str, object]:
+        """Return how far it is that a node has nothing any more."""
+        left = len(self.view.held.get(node, ()))
+        return {
+            "node": node,
+            "is_removal": self.view.drains[node].is_removal,
+            "is_there": node in self.view.nodes,
+            "left": left,
+            "state": "draining" if left else "drained",
         }
 
     def _topic_status(self, topic: str) -> dict[str, object]:
@@ -702,7 +801,8 @@ class Coordinator:
                     "in_sync": [] if state is None else list(state.in_sync_nodes),
                     "replicas": [] if state is None else list(state.replicas),
                     "leaving": [] if state is None else list(state.leaving),
-                    "reason": why_no_leader(view, (topic, number)),
+                    "target": [] if state is None else list(state.target),
+                    "reason": why_no_leader(view, (topic, number)) or self._why_stuck((topic, number)),
                 }
             )
         answer: dict[str, object] = {"topic": topic, "partitions": partitions}
@@ -716,6 +816,10 @@ class Coordinator:
                 "meta": record.meta.for_clients(),
             }
         return answer
+
+    def _why_stuck(self, partition: PartitionId) -> str:
+        """Tell why a partition's copies are not as they are wanted; only the master knows."""
+        return "" if self._controller is None else self._controller.moving.stuck.get(partition, "")
 
     # --- small things
 
@@ -732,6 +836,11 @@ class Coordinator:
         """One line, for failing tests."""
         controller = "" if self._controller is None else f" {self._controller.describe()}"
         return f"Coordinator master={self.is_master} revision={self.view.revision} problem={self.problem!r}{controller}"
+
+
+def _lingering(state: PartitionState) -> list[str]:
+    """Return who is in sync and need not be any more: its leader is about to let it go."""
+    return [node for node in state.in_sync_nodes if node not in state.holders]
 
 
 async def _is_refused(host: str, port: int) -> bool:

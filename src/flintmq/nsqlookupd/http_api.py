@@ -32,6 +32,7 @@ from flintmq.net.networks import LOOPBACK, Networks
 from flintmq.nsqlookupd.topics import TopicAdmin
 from flintmq.topic_meta import (
     CHANGE_WORDS,
+    CLUSTER_CHANGE_WORDS,
     CREATION_WORDS,
     BadTopicMeta,
     TopicMeta,
@@ -113,7 +114,7 @@ def build_router(
         ("PUT", "/topic/create", api.create_topic, creation),
         ("POST", "/topic/delete", api.delete_topic, ("topic", "partition")),
         ("POST", "/topic/tombstone", api.tombstone, ("topic", "node", "restore")),
-        ("POST", "/topic/meta/update", api.change_topic, ("topic", *CHANGE_WORDS)),
+        ("POST", "/topic/meta/update", api.change_topic, ("topic", *CHANGE_WORDS, *CLUSTER_CHANGE_WORDS, "dry_run")),
         ("POST", "/channel/create", api.create_channel, channel),
         ("POST", "/channel/delete", api.delete_channel, channel),
     )
@@ -139,7 +140,7 @@ class HttpApi:
         self._admin = admin
         self._me = me
         self._allow_write_without_channels = allow_write_without_channels
-        self._info = json_response({"version": NSQ_VERSION, "flintmq_version": __version__})
+        self._info = json_response(info_row())
 
     # --- questions
 
@@ -292,6 +293,9 @@ class HttpApi:
         return EMPTY
 
     async def change_topic(self, request: Request) -> Response:
+        for name in (*CLUSTER_CHANGE_WORDS, "dry_run"):
+            if name in request.query:
+                raise HttpError(400, f"INVALID_ARG_{name.upper()}: {name} is for topics of a cluster")
         await self._admin.change(valid_argument(request, "topic"), request.query)
         return EMPTY
 
@@ -350,6 +354,11 @@ class HttpApi:
 
 
 _PONG = plain_response("OK")
+
+
+def info_row() -> dict[str, Any]:
+    """Return what ``/info`` says of every nsqlookupd."""
+    return {"version": NSQ_VERSION, "flintmq_version": __version__}
 
 
 def argument(request: Request, name: str) -> str:

@@ -30,7 +30,20 @@ TABLE: Table = {
 
 CLUSTER_TABLE: Table = {
     ("GET", "/cluster/status"): needs(READ),
+    ("GET", "/cluster/moves"): needs(READ),
+    ("GET", "/cluster/stats"): needs(READ),
+    ("GET", "/cluster/balance/topn"): needs(READ),
     ("POST", "/cluster/partition/elect"): needs(ADMIN),
+    ("POST", "/topic/partition/move"): needs(ADMIN),
+    ("POST", "/topic/partition/expand"): needs(ADMIN, by_topic=True),
+    ("POST", "/cluster/node/remove"): needs(ADMIN),
+    ("POST", "/cluster/node/drain"): needs(ADMIN),
+    ("POST", "/cluster/balance"): needs(ADMIN),
+    ("POST", "/cluster/balance/topn"): needs(ADMIN),
+    ("POST", "/cluster/upgrade/begin"): needs(ADMIN),
+    ("POST", "/cluster/upgrade/done"): needs(ADMIN),
+    ("POST", "/cluster/lookupd/tombstone"): needs(ADMIN),
+    ("POST", "/disable/write"): needs(ADMIN),
 }
 """Of a nsqlookupd that is one of a cluster."""
 

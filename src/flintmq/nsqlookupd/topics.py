@@ -210,7 +210,7 @@ class TopicAdmin:
 
     async def _is_capable(self, node: NsqdNode) -> bool:
         try:
-            status, body = await self._ask("GET", node, "/info")
+            status, body = await self.ask("GET", node, "/info")
             return status == 200 and bool(msgspec.json.decode(body, type=_Info).flintmq_version)
         except (ConnectionFailed, *UNREADABLE_JSON) as error:
             _log.warning("nsqd %s gets no partitions: %s", node.http_address, error)
@@ -276,7 +276,7 @@ class TopicAdmin:
     async def _told(self, node: NsqdNode, target: str, also_fine: int | None) -> str:
         """Tell why an nsqd did not do it; empty when it did."""
         try:
-            status, body = await self._ask("POST", node, target)
+            status, body = await self.ask("POST", node, target)
         except ConnectionFailed as error:
             return f"nsqd {node.http_address}: {error}"
         if status in (200, also_fine):
@@ -287,7 +287,7 @@ class TopicAdmin:
             reason = body.decode("utf-8", "replace")
         return f"nsqd {node.http_address}: {reason[:_MESSAGE_SIZE_MAX] or status}"
 
-    async def _ask(self, method: str, node: NsqdNode, target: str) -> tuple[int, bytes]:
+    async def ask(self, method: str, node: NsqdNode, target: str) -> tuple[int, bytes]:
         """Ask under the name that the nsqd gives itself, which need not mean anything here, or where it comes from."""
         reached_by = split_address(node.remote_address)
         hosts = list(dict.fromkeys((node.broadcast_address, reached_by[0] if reached_by else node.broadcast_address)))

@@ -15,7 +15,19 @@ from flintmq.net.http_auth import Table
 from flintmq.net.http_router import Router
 from flintmq.net.log_level import LogLevelApi
 from flintmq.net.networks import Networks
-from flintmq.nsqd.api import config, damage, drain, messages, publishing, settings, state, topics, trace, youzan
+from flintmq.nsqd.api import (
+    cluster,
+    config,
+    damage,
+    drain,
+    messages,
+    publishing,
+    settings,
+    state,
+    topics,
+    trace,
+    youzan,
+)
 from flintmq.nsqd.api.arguments import KNOWN, style_of
 from flintmq.nsqd.api.route import ALL_ADMIN, add_routes
 from flintmq.nsqd.figures.figures import Figures
@@ -28,7 +40,7 @@ _LOG_LEVEL = ("POST", "/loglevel/set")  # answered by flintmq.net, as in nsqlook
 
 PERMISSIONS: Table = {
     (row.method, row.path): row.needs
-    for room in (state, publishing, topics, messages, settings, youzan, trace, config, damage, drain)
+    for room in (state, publishing, topics, messages, settings, youzan, trace, config, damage, drain, cluster)
     for row in room.ROUTES
 } | {_LOG_LEVEL: ALL_ADMIN}
 """The permission that each request asks for."""
@@ -63,6 +75,7 @@ class Api:
             (config, config.ConfigApi(running, networks)),
             (damage, damage.DamageApi(node)),
             (drain, drain.DrainApi(node.drain)),
+            (cluster, cluster.ClusterApi(node)),
         ):
             add_routes(router, room, module.ROUTES, self.limits, style)
         LogLevelApi(networks, lambda word: running.change(running.options().replace(log_level=word))).add_routes(router)

@@ -64,7 +64,7 @@ from flintmq.net.membership import Membership, Replaced
 from flintmq.net.tasks import kept_up, tell
 from flintmq.nsqd import partitions
 from flintmq.nsqd.client import Client, Clients
-from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, synced_end
+from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, bytes_below, synced_end
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peer_tls import PeerTls
 from flintmq.nsqd.cluster.peers import Peers
@@ -1304,6 +1304,36 @@ class Agent:
             copy = self._copies.get(each)
             if copy is not None:
                 yield figures_of(self.view, each, copy.replica, copy.led, copy.following)
+
+    def copies(self, lags_only: bool = False) -> list[dict[str, Any]]:
+        """Return what is led here, how much that is, and how far the other copies are.
+
+        Args:
+            lags_only: of those partitions alone that somebody is not in sync of who is to be.
+        """
+        rows = []
+        for (topic, number), led in self._led.items():
+            leading, stored = led.leading, led.replica.log
+            if lags_only and not leading.state.lacking:
+                continue
+            total = bytes_below(stored, stored.next_sequence)
+            rows.append(
+                {
+                    "topic": topic,
+                    "partition": number,
+                    "bytes": total,
+                    "messages": stored.next_sequence - stored.start_sequence,
+                    "end_bytes": stored.end_offset_bytes,
+                    "followers": {
+                        node: {
+                            "bytes_done": bytes_below(stored, follower.acked),
+                            "messages_done": max(0, follower.acked - stored.start_sequence),
+                        }
+                        for node, follower in leading.followers.items()
+                    },
+                }
+            )
+        return rows
 
     def describe(self) -> str:
         """The state of everything, for humans and failing tests."""
