@@ -278,3 +278,41 @@ def test_consumers_at_two_nodes_get_what_the_third_one_led(tmp_path: Path, daemo
         if cluster is not None:
             cluster.close()
         etcd.discard()
+
+
+# -- dead letters --------------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters_have_as_many_copies_and_are_stored_wherever_their_topic_is_led(daemons: Daemons) -> None:
+    cluster = Cluster(daemons, flags=["--max-attempts=1"], lookupd_flags=["--default-partitions=1"])
+    try:
+        topic = next(_topics)
+        dead = f"{topic}.dead"
+        leader, _ = _made(cluster, topic)
+        with leader.connect() as consumer:
+            consumer.ok(_mpub(topic, b"a", b"b"))
+            consumer.ok(b"SUB %s ch\n" % topic.encode())
+            consumer.rdy(2)
+            for message in consumer.messages(2):
+                consumer.send(b"REQ %s 0\n" % message.id)
+            row = wait_until(lambda: cluster.status(dead)["topics"][0].get("replicator"), "its topic is made")
+            assert row == 3
+            now = cluster.leader_of_plain(dead)
+            assert now is not leader, "they are handed on"
+            wait_until(lambda: now.stats(dead)["message_count"] == 2, "both are stored")
+            wait_until(lambda: leader.stats(topic, "ch")["depth"] == leader.stats(topic, "ch")["in_flight_count"] == 0)
+        cluster.wait_in_sync(dead, 3)
+        now.kill()
+        successor = cluster.leader_of_plain(dead, but=now)
+        with successor.connect() as consumer:
+            consumer.identify(extend_support=True)
+            consumer.ok(b"SUB %s ch\n" % dead.encode())
+            consumer.rdy(2)
+            came = consumer.messages(2)
+            assert {message.body[-1:] for message in came} == {b"a", b"b"}
+            assert all(b'"##dead_letter_topic":"%s"' % topic.encode() in message.body for message in came)
+            consumer.send(b"REQ %s 0\n" % came[0].id)
+            again = consumer.message()
+            assert (again.id, again.attempts) == (came[0].id, 2), "they are not given up a second time"
+    finally:
+        cluster.close()

@@ -103,6 +103,7 @@ class Broker:
         publish_to, write_pending, commit_groups: what happens to a publish in a turn; see :class:`Publishes`, whose
             methods they are.
         on_settings_change: told of every topic, and channel or None, whose settings have been changed.
+        find_dead_letters: see :class:`TopicSettings`, whose method it is.
         on_dead_letter_topic: finds a dead-letter topic or creates it.
         on_problem: told what could not be read or written, and is tried again.
         on_damage: told of messages that are missing.
@@ -159,6 +160,7 @@ class Broker:
             self._tell_problem,
         )
         self.on_settings_change = self._settings.on_change
+        self.find_dead_letters = self._settings.find_dead_letters
         adoption = Adoption(
             self,
             self._logs,
@@ -810,6 +812,11 @@ class Broker:
         self._channels.is_urgent = True
 
     # -- settings --------------------------------------------------------------------------------------------------
+
+    def take_dead_letters(self, topic: Topic) -> None:
+        """Remember that a topic has dead letters, before any of them is stored that is published from now on."""
+        if self._settings.take_dead_letters(topic):
+            self.hold_until_durable(topic, lambda _error: None)
 
     def own_settings(self, topic: str, channel: str | None = None) -> Settings:
         """Return what was set for a topic or one of its channels itself."""

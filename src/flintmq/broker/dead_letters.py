@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from flintmq.batch import HEADER_BYTES
 from flintmq.broker.channel import Channel
-from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.state import Message
 from flintmq.broker.topic import Topic
 from flintmq.errors import UNREADABLE_JSON, StorageError
@@ -49,6 +49,7 @@ from flintmq.message import (
     hex_id,
     internal_id,
 )
+from flintmq.topic_meta import TopicMeta
 
 MAX_ATTEMPTS = "max_attempts"
 PREFIX = "##dead_letter_"
@@ -71,12 +72,36 @@ class GivenUp:
         return self.message.sequence
 
 
+class Elsewhere(Protocol):
+    """A topic for dead letters that another node leads.
+
+    Attributes:
+        meta: of it.
+    """
+
+    @property
+    def meta(self) -> TopicMeta: ...
+
+    def publish(self, bodies: list[bytes]) -> Ended:
+        """Have bodies stored that have their headers; what is returned ends when they are, or may be not."""
+        ...
+
+
+FindElsewhere: TypeAlias = Callable[[str, Partition], Elsewhere | Ended | None]
+"""Finds the topic of that name for what a partition gives up; what ends when there is one; None: look for it here."""
+
+
+def _here(_topic: str, _source: Partition) -> None:
+    """Look for every topic here."""
+
+
 @dataclass(slots=True)
 class DeadLetters:
     """The part of the broker that channels need to give messages up.
 
     Attributes:
         topic: finds the topic of that name or creates it, and remembers that it has dead letters.
+        elsewhere: asked first.
         publish: publishes bodies that have their headers.
         mark: lets a channel be looked at, unless it has been deleted.
         report: told why something could not be published.
@@ -88,10 +113,11 @@ class DeadLetters:
     mark: Callable[[Channel], None]
     report: Callable[[StorageError], None]
     clock_shift_ns: int = field(default=0)
+    elsewhere: FindElsewhere = field(default=_here)
 
 
 def dead_letter(
-    source: Partition, channel: str, target: Partition, given_up: GivenUp, frame: bytes | memoryview
+    source: Partition, channel: str, target: Partition | Elsewhere, given_up: GivenUp, frame: bytes | memoryview
 ) -> bytes:
     """Build the body that the dead-letter topic stores for one frame, trace id and headers included."""
     has_headers = source.has_headers(given_up.sequence)

@@ -24,8 +24,8 @@ from itertools import islice
 from flintmq.batch import Batch
 from flintmq.broker.backlog import ByteCount, unfinished_count
 from flintmq.broker.channel import Channel
-from flintmq.broker.dead_letters import DeadLetters, GivenUp, dead_letter
-from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.dead_letters import DeadLetters, Elsewhere, GivenUp, dead_letter
+from flintmq.broker.partition import Ended, Partition
 from flintmq.broker.state import Message
 from flintmq.broker.subscription import Subscription
 from flintmq.errors import FlintError, StorageError
@@ -194,15 +194,27 @@ class ChannelLimiter:
             self.retry_ns = None
         sending = _Sending(self)
         try:
-            target = self._dead_letters.topic(self.limits.dead_letter_topic, wall_ns).next_partition()
+            name = self.limits.dead_letter_topic
+            elsewhere = self._dead_letters.elsewhere(name, self._partition)
+            if isinstance(elsewhere, Ended):  # the topic is being made
+                self._wait_for(sending, elsewhere)
+                return
+            if elsewhere is not None:
+                if bodies := list(self._bodies(elsewhere, sending)):
+                    self._wait_for(sending, elsewhere.publish(bodies))
+                return
+            target = self._dead_letters.topic(name, wall_ns).next_partition()
             bodies = list(self._bodies(target, sending))
             if bodies:
-                sending.wait_for(self._dead_letters.publish(target, bodies))
-                self._sending = sending
+                self._wait_for(sending, self._dead_letters.publish(target, bodies))
         except FlintError as error:
             self._failed(sending, error)
 
-    def _bodies(self, target: Partition, sending: _Sending) -> Iterator[bytes]:
+    def _wait_for(self, sending: _Sending, source: Ended) -> None:
+        self._sending = sending
+        sending.wait_for(source)
+
+    def _bodies(self, target: Partition | Elsewhere, sending: _Sending) -> Iterator[bytes]:
         """Build what is published of the next messages on their way."""
         size = 0
         for given_up, frame in self._next():
@@ -492,12 +504,14 @@ class _Sending:
 
     def __init__(self, limiter: ChannelLimiter) -> None:
         self._limiter = limiter
-        self._group: PublishGroup | None = None
+        self._group: Ended | None = None
         self.given_up: list[GivenUp] = []
 
-    def wait_for(self, group: PublishGroup) -> None:
+    def wait_for(self, group: Ended) -> None:
         self._group = group
         group.waiters.append(self)
+        if group.ended:
+            self.publish_ended()
 
     def publish_ended(self) -> None:
         assert self._group is not None, "only who waits is told"

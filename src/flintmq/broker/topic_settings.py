@@ -16,7 +16,7 @@ import msgspec
 from flintmq.broker.bounds import TopicBounds
 from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels
-from flintmq.broker.dead_letters import DeadLetters
+from flintmq.broker.dead_letters import DeadLetters, FindElsewhere
 from flintmq.broker.deliveries import Deliveries
 from flintmq.broker.limiter import ChannelLimiter
 from flintmq.broker.metadata import Metadata
@@ -214,11 +214,21 @@ class TopicSettings:
 
     def _topic_of_dead_letters(self, name: str, wall_ns: int) -> Topic:
         topic = self._topics.get(name) or self._new_dead_letter_topic(name, wall_ns)
-        own = self.own(name)
+        self.take_dead_letters(topic)
+        return topic
+
+    def find_dead_letters(self, elsewhere: FindElsewhere) -> None:
+        """Look for topics of dead letters elsewhere first."""
+        self._dead_letters.elsewhere = elsewhere
+
+    def take_dead_letters(self, topic: Topic) -> bool:
+        """Remember that a topic has dead letters: none of its own are given up. Return whether that is new."""
+        own = self.own(topic.name)
         if not own.dead_letters:
             mine = msgspec.structs.replace(own, dead_letters=True, max_attempts=None)
             self.change(topic, None, mine)
-        return topic
+            return True
+        return False
 
     # -- time and space --------------------------------------------------------------------------------------------
 

@@ -117,16 +117,19 @@ class Defaults:
     partitions: int = 0
     copies: int = 0
 
-    def shape(self, nodes: Iterable[NodeRecord], allow_same_host: bool) -> tuple[int, int]:
+    def shape(
+        self, nodes: Iterable[NodeRecord], allow_same_host: bool, copies_max: int = DEFAULT_COPIES_MAX
+    ) -> tuple[int, int]:
         """Return how many partitions such a topic has, and how many copies of each.
 
         Args:
             nodes: that live.
+            copies_max: so many copies where there is room for them.
         """
         takers = [node for node in nodes if not node.is_draining]
         hosts = {node.node if allow_same_host or not node.host_id else node.host_id for node in takers}
         partitions = self.partitions or min(max(1, len(takers)), PARTITION_NUM_MAX)
-        return partitions, self.copies or min(DEFAULT_COPIES_MAX, max(1, len(hosts)))
+        return partitions, self.copies or min(copies_max or DEFAULT_COPIES_MAX, max(1, len(hosts)))
 
 
 class Controller:
@@ -565,7 +568,8 @@ class Controller:
             if why_not := self._why_not(topic):
                 raise Refused(why_not)
             takers = [node for node in self.live.values() if node.node not in view.drains]
-            count, copies = self._defaults.shape(takers, self.allows_same_host)
+            defaults = dataclasses.replace(self._defaults, copies=0) if wish.copies else self._defaults
+            count, copies = defaults.shape(takers, self.allows_same_host, wish.copies)
             meta = msgspec.structs.replace(PLAIN, replica=copies, extend_support=wish.extend_support)
             made = self.creation(topic, meta, count)
         except Refused as error:

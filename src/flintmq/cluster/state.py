@@ -148,12 +148,14 @@ class WantedTopic(_Value, frozen=True):
         number: drawn by the node that asks, so that nobody else writes the same.
         node: who asks.
         extend_support: its messages may carry headers.
+        copies: of each partition, or as many as there is room for; 0: as always.
         refusal: why it is not made; empty: that is not decided yet.
     """
 
     number: int
     node: str
     extend_support: bool = False
+    copies: int = 0
     refusal: str = ""
 
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flintmq.broker.broker import Broker, BrokerOptions
+from flintmq.broker.dead_letters import Elsewhere
+from flintmq.broker.partition import Ended, Partition
 from flintmq.broker.subscription import Subscription
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
@@ -62,7 +64,8 @@ class Node:
 
     Attributes:
         engine, drain, topics, publishing, subscribing, lookup, damage, tracing: see above.
-        publishing_here, subscribing_here: the same for what other nodes hand on, which goes no further.
+        publishing_here, publishing_letters, subscribing_here: the same for what other nodes hand on, which goes no
+            further; dead letters apart from others.
         agent: its part in a cluster; None: it belongs to none.
         leadership: asked which partitions are led here; None: all that are.
     """
@@ -93,7 +96,7 @@ class Node:
         self.topics = Topics(self.engine, self.drain, self.lookup, clients, options)
         self.publishing = Publishing(self.engine, self.drain, self.topics)
         self.subscribing = Subscribing(self.engine, self.drain, self.topics, options)
-        self.publishing_here = self.publishing  # for what another node hands on
+        self.publishing_here = self.publishing_letters = self.publishing  # for what another node hands on
         self.subscribing_here = self.subscribing
         self.leadership: Leadership | None = None
         self.tracing = Tracing(
@@ -158,15 +161,27 @@ class Node:
         self.publishing_here = Publishing(self.engine, self.drain, self.topics)
         self.subscribing_here = Subscribing(self.engine, self.drain, self.topics, self._options)
         self.publishing_here.leadership = self.subscribing_here.leadership = here
+        topics, take = self._broker.topics, self._broker.take_dead_letters
+        self.publishing_letters = Publishing(self.engine, self.drain, self.topics)
+        self.publishing_letters.leadership = LedHere(agent, lambda topic: take(topics[topic]))
+        self._broker.find_dead_letters(self._letters_elsewhere)
         agent.let_go = self._let_go
         agent.serving.publish_here = self.publishing_here.publish
         self.lookup.is_ready = agent.is_ready
 
-    async def enter(self, new_session: Callable[[], asyncio.Protocol]) -> None:
+    def _letters_elsewhere(self, topic: str, source: Partition) -> Elsewhere | Ended | None:
+        """Find the topic of what a partition gives up, if the cluster has or is to make it."""
+        agent = self.agent
+        if agent is None or topic in self._broker.topics:
+            return None
+        copies = source.meta.replica if agent.is_replicated(source.topic_name) else 0
+        return agent.serving.dead_letters(topic, copies, agent.is_replicated(topic))
+
+    async def enter(self, new_session: Callable[[int], asyncio.Protocol]) -> None:
         """Be one of the cluster that this node belongs to, if it does; its addresses are known.
 
         Args:
-            new_session: serves what another node hands on.
+            new_session: serves what another node hands on, for a purpose of :class:`flintmq.wire.peer.Purpose`.
 
         Raises:
             ListenFailed: it cannot be listened for other nodes.

@@ -45,6 +45,7 @@ from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.session import Session
 from flintmq.nsqd.terms import Terms
 from flintmq.storage import Files, OsFiles
+from flintmq.wire.peer import Purpose
 
 log = logging.getLogger(__name__)
 
@@ -162,10 +163,12 @@ class Nsqd:
             if listener is not None:
                 logs.announce(log, name, listener.name)
 
-    def _session_of_node(self) -> Session:
+    def _session_of_node(self, purpose: int) -> Session:
         """Serve another node of the cluster, which has proved who it is: nothing else is asked of it."""
         terms = replace(self._terms, tls_required="false", auth=None)
-        return Session(self.node, self.clients, terms, is_of_node=True)
+        is_of_letters = purpose == Purpose.DEAD_LETTERS
+        publishing = self.node.publishing_letters if is_of_letters else self.node.publishing_here
+        return Session(self.node, self.clients, terms, publishing)
 
     def router(self) -> Router:
         """Return the routes of its HTTP API."""

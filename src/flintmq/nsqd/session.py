@@ -53,6 +53,7 @@ from flintmq.nsqd.extended import filter_of
 from flintmq.nsqd.leadership import NOT_WRITABLE
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import GAP_CODE, PendingReply
+from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.reading import fetch, offsets
 from flintmq.nsqd.renewal import Consumer, Renewal
 from flintmq.nsqd.terms import Terms
@@ -79,11 +80,11 @@ class Session(Client, asyncio.Protocol):
     """One client of nsqd, and what it says.
 
     Args:
-        is_of_node: another node speaks for clients of its own: nothing is handed on again, and a publish that fails
-            ends no connection, because others wait on it.
+        of_node: takes what is published, where another node speaks for clients of its own: nothing is handed on again,
+            and a publish that fails ends no connection, because others wait on it. None: it is a client.
     """
 
-    def __init__(self, node: Node, clients: Clients, terms: Terms, is_of_node: bool = False) -> None:
+    def __init__(self, node: Node, clients: Clients, terms: Terms, of_node: Publishing | None = None) -> None:
         env = node.engine.env
         super().__init__(env.clock.wall_ns(), None if terms.auth is None else ClientAuth())
         self.engine = node.engine
@@ -95,9 +96,9 @@ class Session(Client, asyncio.Protocol):
         self._env = env
         self._clients = clients
         self._terms = terms
-        self._is_of_node = is_of_node
-        self._publishing = node.publishing_here if is_of_node else node.publishing
-        self._subscribing = node.subscribing_here if is_of_node else node.subscribing
+        self._is_of_node = of_node is not None
+        self._publishing = node.publishing if of_node is None else of_node
+        self._subscribing = node.subscribing if of_node is None else node.subscribing_here
         self._leadership = node.leadership
         self._preparing: Ended | None = None  # what has to end before the client is subscribed
         self._ready_count = 0  # that RDY said last

@@ -127,6 +127,8 @@ class Purpose(IntEnum):
     REPLICATION = 0
     CLIENTS = 1
     """Behind the proof it speaks the protocol of clients: a node serves its own with what this one leads."""
+    DEAD_LETTERS = 2
+    """As for clients; what is published are messages that were given up."""
 
 
 class Hello(_Frame, frozen=True, tag=1):
@@ -490,7 +492,7 @@ def _proof(secret: bytes, role: bytes, dialer: Identity, nonce: bytes, acceptor:
 def _check_identity(me: Identity, peer: Identity, purpose: int) -> None:
     if peer.cluster_id != me.cluster_id:
         raise PeerError(f"node {peer.node} belongs to cluster {peer.cluster_id}, this one to {me.cluster_id}")
-    is_itself = peer.incarnation == me.incarnation and purpose == Purpose.CLIENTS
+    is_itself = peer.incarnation == me.incarnation and purpose != Purpose.REPLICATION
     if peer.node == me.node and not is_itself:
         raise PeerError(f"node {peer.node} has the id of this node; was its data directory copied?")
     if abs(peer.version - me.version) > 1:

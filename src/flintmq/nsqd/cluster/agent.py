@@ -276,7 +276,7 @@ class Agent:
         self._membership.start()
         self._has_membership.set()
 
-    def serve_others(self, new_session: Callable[[], asyncio.Protocol]) -> None:
+    def serve_others(self, new_session: Callable[[int], asyncio.Protocol]) -> None:
         """Take what other nodes hand on.
 
         Args:

@@ -35,6 +35,7 @@ from flintmq.wire.bodies import Kind
 from flintmq.wire.commands import COMMANDS, MAGIC_V2, NOP
 from flintmq.wire.extended import Stored, parse_stored
 from flintmq.wire.frames import ERROR, HEARTBEAT, RESPONSE, error_frame
+from flintmq.wire.peer import Purpose
 from flintmq.wire.server import Publish
 
 log = logging.getLogger(__name__)
@@ -117,11 +118,15 @@ class Courier:
 
     Args:
         record: of the process.
+        purpose: of what is published.
         forget: called when it is over.
     """
 
-    def __init__(self, peers: Peers, record: NodeRecord, now_ns: int, forget: Callable[[Courier], None]) -> None:
+    def __init__(
+        self, peers: Peers, record: NodeRecord, purpose: Purpose, now_ns: int, forget: Callable[[Courier], None]
+    ) -> None:
         self.record = record
+        self.purpose = purpose
         self.used_ns = now_ns
         self._forget = forget
         self._jobs: deque[_Job] = deque()
@@ -145,7 +150,7 @@ class Courier:
 
     async def _open(self, peers: Peers) -> None:
         try:
-            passage = await peers.open_passage(self.record, self)
+            passage = await peers.open_passage(self.record, self, self.purpose)
         except PassageFailed as error:
             self.lost(str(error))
             return
@@ -230,14 +235,17 @@ class HandOn:
         self._leaders = leaders
         self._wish = wish
         self._publish_here = publish_here
-        self._couriers: dict[tuple[str, str], Courier] = {}
+        self._couriers: dict[tuple[str, str, Purpose], Courier] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
         self.waiting_bytes = 0
         self.handed_count = 0
 
-    def take(self, event: Publish) -> PendingReply:
+    def take(self, event: Publish, purpose: Purpose = Purpose.CLIENTS) -> PendingReply:
         """Take a publish; what is returned ends when a leader has answered.
+
+        Args:
+            purpose: dead letters make their topic one of dead letters.
 
         Raises:
             RemoteProtocolError: too much waits already.
@@ -248,15 +256,15 @@ class HandOn:
             raise RemoteProtocolError(NOT_WRITABLE, what, fatal=False)
         self.waiting_bytes += size
         handed = HandedOn()
-        task = asyncio.get_running_loop().create_task(self._run(event, handed, size))
+        task = asyncio.get_running_loop().create_task(self._run(event, handed, size, purpose))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return RemoteReply(handed, event.command, event.replies, COMMANDS[event.command].reply != "OK")
 
-    async def _run(self, event: Publish, handed: HandedOn, size: int) -> None:
+    async def _run(self, event: Publish, handed: HandedOn, size: int, purpose: Purpose) -> None:
         error: BaseException | None = RemoteProtocolError(NOT_WRITABLE, f"{event.command} this node ends", fatal=False)
         try:
-            error = await self._stored(event, handed)
+            error = await self._stored(event, handed, purpose)
         except Exception as defect:
             log.error("CLUSTER: handing on to topic %s: %r", event.topic, defect, exc_info=defect)
             error = _unknown(event, f"internal error {defect!r}")
@@ -264,7 +272,7 @@ class HandOn:
             self.waiting_bytes -= size
             handed.end(error)
 
-    async def _stored(self, event: Publish, handed: HandedOn) -> BaseException | None:
+    async def _stored(self, event: Publish, handed: HandedOn, purpose: Purpose) -> BaseException | None:
         """Hand a publish on until somebody has taken it; return why nobody has, or that this is not known."""
         run = _Run(event)
         why = "nobody leads it"
@@ -283,7 +291,7 @@ class HandOn:
                             handed.reply = reply
                             await until(reply.source)
                             return reply.source.error
-                    elif (courier := self._next_courier(event.topic)) is not None:
+                    elif (courier := self._next_courier(event.topic, purpose)) is not None:
                         try:
                             why = await run.send(courier, self._now_ns())
                         except NotAnswered as error:
@@ -317,21 +325,21 @@ class HandOn:
         except FlintError as error:
             raise RemoteProtocolError(NOT_WRITABLE, f"{event.command} failed {error}", fatal=False) from None
 
-    def _next_courier(self, topic: str) -> Courier | None:
+    def _next_courier(self, topic: str, purpose: Purpose) -> Courier | None:
         """Return the connection to the leader whose turn it is; None: nobody leads."""
         leaders = self._leaders(topic)
         if not leaders:
             return None
         self._turn += 1
         record = leaders[self._turn % len(leaders)]
-        key = record.node, record.incarnation
+        key = record.node, record.incarnation, purpose
         found = self._couriers.get(key)
         if found is None:
-            found = self._couriers[key] = Courier(self._peers, record, self._now_ns(), self._forget)
+            found = self._couriers[key] = Courier(self._peers, record, purpose, self._now_ns(), self._forget)
         return found
 
     def _forget(self, courier: Courier) -> None:
-        key = courier.record.node, courier.record.incarnation
+        key = courier.record.node, courier.record.incarnation, courier.purpose
         if self._couriers.get(key) is courier:
             del self._couriers[key]
 

@@ -357,16 +357,16 @@ class _Incoming(_Connection):
             return
         identity = self._acceptor.proved(frame)
         self.trusted()
-        if self._acceptor.purpose == Purpose.CLIENTS:
-            self._serve()
+        if self._acceptor.purpose != Purpose.REPLICATION:
+            self._serve(self._acceptor.purpose)
             return
         self.link = FollowerLink(identity, self._peers.owner, self.schedule)
         self._peers.accepted(self, identity)
 
-    def _serve(self) -> None:
+    def _serve(self, purpose: int) -> None:
         """Leave the connection to a session: the other node speaks for its clients."""
         assert self._transport is not None
-        session = self._session = self._peers.new_session()
+        session = self._session = self._peers.new_session(purpose)
         self._peers.forget(self)
         if self._tls is None:
             self._transport.set_protocol(session)
@@ -456,12 +456,14 @@ class Passage(_Connection):
         opened: is done when the handshake is over.
     """
 
-    def __init__(self, peers: Peers, node: str, owner: PassageOwner, tls: StandardTls | None) -> None:
+    def __init__(
+        self, peers: Peers, node: str, owner: PassageOwner, purpose: Purpose, tls: StandardTls | None
+    ) -> None:
         super().__init__(peers.env, tls)
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self._owner = owner
         nonce = peers.random_bytes(NONCE_BYTES)
-        self._dialer = Dialer(peers.me(), peers.secret, nonce, node, Purpose.CLIENTS)
+        self._dialer = Dialer(peers.me(), peers.secret, nonce, node, purpose)
 
     def begin(self) -> None:
         self.write(self._dialer.hello())
@@ -497,7 +499,7 @@ class _Dialling:
     connection: _Outgoing | None = None
 
 
-def _no_session() -> asyncio.Protocol:
+def _no_session(_purpose: int) -> asyncio.Protocol:
     raise PeerError("this node serves no clients of others yet")
 
 
@@ -515,7 +517,7 @@ class Peers:
         random_bytes: returns so many that were never used before.
 
     Attributes:
-        new_session: makes what serves clients of another node.
+        new_session: makes what serves clients of another node, for a :class:`Purpose`.
     """
 
     def __init__(
@@ -545,7 +547,7 @@ class Peers:
         self._told: dict[str, str] = {}  # host -> why it was refused, as the log says already
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
-        self.new_session: Callable[[], asyncio.Protocol] = _no_session
+        self.new_session: Callable[[int], asyncio.Protocol] = _no_session
 
     async def listen(self, address: str) -> tuple[str, int]:
         """Listen; return where.
@@ -634,7 +636,9 @@ class Peers:
             await asyncio.sleep(self.env.random.uniform(pause_s / 2, pause_s))
             pause_s = min(pause_s * 2, AGAIN_S[1])
 
-    async def open_passage(self, record: NodeRecord, owner: PassageOwner) -> Passage:
+    async def open_passage(
+        self, record: NodeRecord, owner: PassageOwner, purpose: Purpose = Purpose.CLIENTS
+    ) -> Passage:
         """Connect to a node for clients of this one.
 
         Raises:
@@ -646,7 +650,7 @@ class Peers:
             async with asyncio.timeout(CONNECT_DEADLINE_S + HANDSHAKE_DEADLINE_S):
                 tls = None if self.tls is None else self.tls.dialer(record.host)
                 _, passage = await loop.create_connection(
-                    lambda: Passage(self, record.node, owner, tls), record.host, record.peer_port
+                    lambda: Passage(self, record.node, owner, purpose, tls), record.host, record.peer_port
                 )
                 await passage.opened
         except TimeoutError:

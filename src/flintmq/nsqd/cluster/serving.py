@@ -20,6 +20,7 @@ from flintmq.cluster.store import Store
 from flintmq.cluster.view import PartitionId, View
 from flintmq.env import Env
 from flintmq.errors import RemoteProtocolError
+from flintmq.message import TRACE_ID_SIZE
 from flintmq.names import is_ephemeral
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.handing import HandOn, until
@@ -29,6 +30,9 @@ from flintmq.nsqd.cluster.relaying import Relay, greeting_of, subscribed_once
 from flintmq.nsqd.cluster.wishes import Wishes
 from flintmq.nsqd.leadership import Leadership, NotOfOneNode, OfTheCluster, not_leader
 from flintmq.nsqd.pending_reply import PendingReply
+from flintmq.topic_meta import TopicMeta
+from flintmq.wire.commands import COMMANDS
+from flintmq.wire.peer import Purpose
 from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
 
 log = logging.getLogger(__name__)
@@ -192,6 +196,19 @@ class Serving:
         self._schedule()
         return reply
 
+    def dead_letters(self, topic: str, copies: int, is_replicated: bool) -> LettersElsewhere | Ended | None:
+        """Find a topic for dead letters that is not led here, or have it made; None: it is for here.
+
+        Args:
+            copies: of each partition, if it has to be made; 0: as always.
+        """
+        if topic in self._broker.topics or (not is_replicated and self.is_own(topic)):
+            return None
+        record = self._view.topics.get(topic)
+        if record is None or not self._is_usable(topic):
+            return self.wishes.ask(topic, True, copies)
+        return LettersElsewhere(self.handing, topic, record.meta)
+
     def _asks_for(self, topic: str) -> bool:
         return self._are_created and not self.is_own(topic)
 
@@ -316,6 +333,29 @@ class Serving:
         return ended
 
 
+class LettersElsewhere:
+    """A topic for dead letters that other nodes lead.
+
+    Args:
+        meta: of it.
+    """
+
+    def __init__(self, handing: HandOn, topic: str, meta: TopicMeta) -> None:
+        self.meta = meta
+        self._handing = handing
+        self._topic = topic
+
+    def publish(self, bodies: list[bytes]) -> Ended:
+        """Hand on bodies as they are stored; what is returned ends with the leader's answer."""
+        has_headers = self.meta.extend_support
+        # behind the trace id stands which kind of headers there are, which the command says
+        left_out = (TRACE_ID_SIZE if self.meta.has_raw_ids else 0) + has_headers
+        command = "MPUB_EXT" if has_headers else "MPUB"
+        front = COMMANDS[command].body.front
+        event = Publish(command, self._topic, [body[left_out:] for body in bodies], 1, front=front)
+        return self._handing.take(event, Purpose.DEAD_LETTERS).source
+
+
 def _is_alive(nodes: Mapping[str, NodeRecord], record: NodeRecord) -> bool:
     now = nodes.get(record.node)
     return now is not None and now.incarnation == record.incarnation
@@ -330,10 +370,12 @@ class LedHere:
 
     Args:
         leadership: of this node.
+        on_publish: called with each topic that is published to.
     """
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self, leadership: Leadership, on_publish: Callable[[str], None] = lambda _topic: None) -> None:
         self._leadership = leadership
+        self._on_publish = on_publish
         self.to_consume = leadership.to_consume
         self.check_read = leadership.check_read
         self.check_delete = leadership.check_delete
@@ -346,6 +388,7 @@ class LedHere:
         found = self._leadership.to_publish(event)
         if found is None:
             raise not_leader(event.command, event.topic, None, "is not led here", fatal=False)
+        self._on_publish(event.topic)
         return found
 
     def elsewhere(self, event: Publish) -> PendingReply | None:

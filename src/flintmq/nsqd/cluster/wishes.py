@@ -84,11 +84,12 @@ class Wishes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: list[asyncio.Future[None]] = []
 
-    def ask(self, topic: str, is_extended: bool = False) -> Ended:
+    def ask(self, topic: str, is_extended: bool = False, copies: int = 0) -> Ended:
         """Ask for a topic; what is returned ends when it can be used, or with :class:`TopicNotMade`.
 
         Args:
             is_extended: its messages may carry headers; one that is there is taken as it is.
+            copies: of each partition; 0: as always.
         """
         found = self._waiting.get(topic)
         if found is not None:
@@ -98,7 +99,7 @@ class Wishes:
             ended.end(TopicNotMade(topic, f"{WISHES_MAX} others are being made; ask again"))
             return ended
         self._waiting[topic] = ended
-        task = asyncio.get_running_loop().create_task(self._get(topic, is_extended, ended))
+        task = asyncio.get_running_loop().create_task(self._get(topic, is_extended, copies, ended))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ended
@@ -119,11 +120,11 @@ class Wishes:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _get(self, topic: str, is_extended: bool, ended: Ended) -> None:
+    async def _get(self, topic: str, is_extended: bool, copies: int, ended: Ended) -> None:
         error: BaseException | None = TopicNotMade(topic, "this node ends")
         try:
             async with asyncio.timeout(MADE_WITHIN_S):
-                await self._ask(topic, is_extended)
+                await self._ask(topic, is_extended, copies)
             error = None
         except TimeoutError:
             where = "nsqlookupd made none" if topic not in self._view.topics else "its partitions are not ready"
@@ -139,7 +140,7 @@ class Wishes:
                 log.warning("CLUSTER: %s", error)
             ended.end(error)
 
-    async def _ask(self, topic: str, is_extended: bool) -> None:
+    async def _ask(self, topic: str, is_extended: bool, copies: int) -> None:
         key = self._keys.wanted(topic)
         stale = self._view.pairs.get(key)  # what was refused to others before is asked anew
         asked_revision = 0
@@ -154,11 +155,11 @@ class Wishes:
             if topic in self._view.topics or is_open or self._view.revision < asked_revision:
                 await self._change()
             else:
-                asked_revision = await self._send(topic, key, pair, is_extended)
+                asked_revision = await self._send(key, pair, topic, is_extended, copies)
 
-    async def _send(self, topic: str, key: str, before: KeyValue | None, is_extended: bool) -> int:
+    async def _send(self, key: str, before: KeyValue | None, topic: str, is_extended: bool, copies: int) -> int:
         """Put the question into the store; return from which revision on the view has it, or somebody else's."""
-        wish = WantedTopic(self._env.random.getrandbits(_ID_BITS) + 1, self._node, is_extended)
+        wish = WantedTopic(self._env.random.getrandbits(_ID_BITS) + 1, self._node, is_extended, copies)
         try:
             swapped = await swap(self._store, key, before, encode(wish), await self._lease())
         except StoreError as error:
