@@ -280,7 +280,7 @@ def test_consumers_at_two_nodes_get_what_the_third_one_led(tmp_path: Path, daemo
         etcd.discard()
 
 
-# -- dead letters --------------------------------------------------------------------------------------------------------
+# -- dead letters ------------------------------------------------------------------------------------------------------
 
 
 def test_dead_letters_have_as_many_copies_and_are_stored_wherever_their_topic_is_led(daemons: Daemons) -> None:

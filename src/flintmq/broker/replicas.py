@@ -108,7 +108,8 @@ class Replica:
 
     __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_staged",
                  "_staged_packs", "_state", "_taken", "durable_epoch", "durable_floor", "epoch", "history",
-                 "is_deleted", "log", "log_id", "number", "partition", "progress", "topic", "topic_number", "work")  # fmt: skip
+                 "is_deleted", "log", "log_id", "number", "partition", "progress", "topic", "topic_number",
+                 "work")  # fmt: skip
 
     def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
         self.topic = topic
@@ -172,7 +173,7 @@ class Replica:
 
 
 class SpilledState:
-    """What was spilled of a partition as of one flush, read piece by piece. Blocks; for a worker thread."""
+    """The spilled messages of a partition as of one flush, read piece by piece. Blocks; for a worker thread."""
 
     def __init__(self, snapshot: DatabaseSnapshot, topic: str, number: int, cursors: Mapping[str, int]) -> None:
         self._snapshot = snapshot

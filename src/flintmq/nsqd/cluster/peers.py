@@ -456,9 +456,7 @@ class Passage(_Connection):
         opened: is done when the handshake is over.
     """
 
-    def __init__(
-        self, peers: Peers, node: str, owner: PassageOwner, purpose: Purpose, tls: StandardTls | None
-    ) -> None:
+    def __init__(self, peers: Peers, node: str, owner: PassageOwner, purpose: Purpose, tls: StandardTls | None) -> None:
         super().__init__(peers.env, tls)
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self._owner = owner
