@@ -16,10 +16,12 @@ import msgspec
 
 from flintmq.cluster.history import LogShape, cut, noted, trimmed
 from flintmq.cluster.leading import Done, MoreDone, NotInLog, StateDone, WholeState
+from flintmq.errors import StorageError
 
 HEADER = Struct(">QIQI")
 ID = Struct(">Q")
 ID_BYTES = ID.size
+NOWHERE = 1 << 50
 
 encode_records = msgspec.msgpack.Encoder().encode
 decode_records = msgspec.msgpack.Decoder(dict[str, int | None]).decode
@@ -41,6 +43,9 @@ class Disk:
         epoch: the highest that was noted.
         channels: the state, at ``progress``.
         staged: parts of a whole state that is not complete.
+        bad: first sequences of batches that cannot be read any more.
+        lost_from: what of that is known: the first sequence that is missing; None: nothing is.
+        is_led: whether what reads it is a leader.
         later: runs a transaction of the database: at once, unless somebody else is in charge.
     """
 
@@ -56,11 +61,24 @@ class Disk:
     channels: dict[str, int] = field(default_factory=dict)
     needs_sync: bool = False
     later: Callable[[Callable[[], None]], None] = lambda action: action()
+    on_bad: Callable[[], None] = lambda: None
     sequence_of: dict[int, int] = field(default_factory=dict)
     read_count: int = 0
     state_part_bytes: int = 32  # two channels
     flush_number: int = 0
     staged: list[bytes] = field(default_factory=list)
+    bad: set[int] = field(default_factory=set)
+    lost_from: int | None = None
+    is_led: bool = False
+
+    def is_bad(self, start: int, end: int) -> bool:
+        """Whether something from ``start`` to ``end`` (exclusive) cannot be read."""
+        return any(first < end and self.ends[bisect_left(self.ends, first + 1)] > start for first in self.bad)
+
+    def notice(self) -> None:
+        """Find out what cannot be read."""
+        if self.bad:
+            self.lost_from = min(self.bad)
 
     def ids(self, start: int, end: int) -> list[int]:
         """The messages from ``start`` to ``end`` (exclusive)."""
@@ -74,6 +92,11 @@ class Disk:
     # --- as a leader's
 
     def shape(self) -> LogShape:
+        if self.lost_from is not None and not self.is_led:
+            if self.lost_from <= self.start:
+                return LogShape((), NOWHERE, NOWHERE)
+            end = min(self.end, self.lost_from)
+            return LogShape(cut(self.history, end), self.start, end, self.start * ID_BYTES)
         return LogShape(list(self.history), self.start, self.end, self.start * ID_BYTES)
 
     def read(self, sequence: int, bytes_max: int) -> tuple[bytes, int, int]:
@@ -81,10 +104,13 @@ class Disk:
         index = bisect_left(self.ends, sequence + 1)
         if index == len(self.batches) or self.batches[index][0] != sequence:
             raise NotInLog(f"no batch begins at {sequence}")
+        if sequence in self.bad:
+            self.on_bad()
+            raise StorageError(f"the batch at {sequence} cannot be read")
         found: list[bytes] = []
         size = 0
-        for _, _, _, data in self.batches[index:]:
-            if found and size + len(data) > bytes_max:
+        for first, _, _, data in self.batches[index:]:
+            if found and (size + len(data) > bytes_max or first in self.bad):
                 break
             found.append(data)
             size += len(data)
@@ -123,6 +149,7 @@ class Disk:
                 self._forget_ids(data)
             self.start = self.ends[count - 1]
             del self.batches[:count], self.ends[:count]
+            self.bad = {first for first in self.bad if first >= self.start}
             self.history = trimmed(self.history, self.start)
 
     # --- as a follower's
@@ -166,6 +193,9 @@ class Disk:
             self._forget_ids(data)
         del self.batches[count:], self.ends[count:]
         self.end = self.ends[-1] if self.ends else self.start
+        self.bad = {first for first in self.bad if first < self.end}
+        if self.lost_from is not None and self.lost_from >= self.end:
+            self.lost_from = None
         self.history = cut(self.history, self.end)
         self.synced_end = min(self.synced_end, self.end)
         self.committed = min(self.committed, self.end)
@@ -193,6 +223,7 @@ class Disk:
             self.lose_from(self.start)
             self.start = self.end = self.synced_end = self.committed = sequence
             self.history, self.progress, self.channels = [], (0, 0), {}
+            self.bad, self.lost_from = set(), None
             done(None)
 
         self.later(commit)

@@ -45,6 +45,7 @@ from flintmq.cluster.state import (
     decode,
     elected,
     encode,
+    renounced,
     without_leader,
 )
 from flintmq.cluster.store import Compare, Get, KeyValue, LeaseNotFound, Put, Span, Tenure, Txn
@@ -81,6 +82,7 @@ class Rules:
     h3: bool = True
     h4: bool = True
     h5: bool = True
+    h7: bool = True
 
     @classmethod
     def without(cls, name: str) -> Rules:
@@ -329,6 +331,19 @@ class World:
                 for connection in list(node.process.connections):
                     connection.deliver_held()
 
+    def fault_bit(self) -> None:
+        """A bit of what a copy has synced is not what it was; it is found when the process starts, or reads it."""
+        node, state = self.somebody(), self.store.state()
+        disk = node.disk
+        firsts = [first for first, end, _, _ in disk.batches if end <= disk.synced_end]
+        if firsts and state is not None and not disk.bad and self.store.survives(node.name, must_sync=False):
+            first = self.random.choice(firsts)
+            self.note(f"bit of {node.name} at {first}")
+            disk.bad.add(first)
+            if node.process is not None and self.random.random() < 0.7:
+                node.kill(has_power=True)
+                self.at(self.random.choice([10 * MS, S, 4 * S]), node.start)
+
     def fault_reset(self) -> None:
         process = self.somebody().process
         if process is not None and process.connections:
@@ -353,6 +368,8 @@ class World:
                 node.process.resume()
 
 
+LOSING = ("bit", "bit", "kill", "stumble", "reset", "isolate")
+"""With bits that are lost."""
 FAULTS = ("kill", "kill", "stumble", "power", "pause", "cut", "cut", "isolate", "reset", "store")
 
 
@@ -398,6 +415,8 @@ class Facts:
         self.check_floors(disk, name)
 
     def _check_has(self, disk: Disk, message: int, sequence: int, who: str) -> None:
+        if disk.lost_from is not None and sequence >= disk.start and disk.is_bad(sequence, sequence + 1):
+            self.fail(f"I1: {who} knows that it lost message {message}, acknowledged at {sequence}")
         if sequence >= disk.start and (sequence >= disk.end or disk.id_at(sequence) != message):
             self.fail(f"I1: {who} does not have message {message}, acknowledged at {sequence}")
 
@@ -463,6 +482,8 @@ class Facts:
         for index, (name, disk) in enumerate(disks):
             for other_name, other in disks[index + 1 :]:
                 start, end = max(disk.start, other.start), min(disk.committed, other.committed)
+                if disk.lost_from is not None or other.lost_from is not None:
+                    continue
                 if start < end and _part(disk, start, end) != _part(other, start, end):
                     self.fail(f"I4: {name} and {other_name} differ between {start} and {end}")
 
@@ -521,13 +542,19 @@ class Store:
         found = self.keys.range(Span.of_prefix("/n/")).found
         return {pair.key[3:]: decode(pair.key, pair.value, NodeRecord) for pair in found}
 
-    def survives(self, without: str) -> bool:
-        """Whether somebody else has all that was acknowledged, so that one may lose its power."""
+    def survives(self, without: str, must_sync: bool = True) -> bool:
+        """Whether somebody else has all that was acknowledged, so that one may lose its power, or some of what it has.
+
+        Args:
+            must_sync: who has synced everything loses nothing.
+        """
         state, nodes = self.state(), self.world.nodes
-        if state is None or nodes[without].disk.needs_sync:
+        if state is None or (must_sync and nodes[without].disk.needs_sync):
             return state is not None
         return any(
-            member.node != without and (member.syncs or member.boot_id == nodes[member.node].boot_id)
+            member.node != without
+            and not nodes[member.node].disk.bad
+            and (member.syncs or member.boot_id == nodes[member.node].boot_id)
             for member in state.in_sync
         )
 
@@ -794,7 +821,14 @@ class Process:
             if name != self.node.name:
                 window = Window(2000, 500, 200) if self.world.random.random() < 0.3 else None
                 self.links[name] = LeaderLink(name, self.now(), window)
-        self.at(0, self._register)
+        disk.is_led = False
+        disk.on_bad = self._met_damage
+        if disk.bad and self.world.rules.h7 and self.world.random.random() < 0.8:
+            disk.notice()
+        if disk.lost_from is not None:
+            self.at(0, partial(self._renounce, self._register))
+        else:
+            self.at(0, self._register)
         self.at(0, self._tick)
         self.at(0, self._renew)
         self.at(100 * MS, self._flush)
@@ -910,10 +944,44 @@ class Process:
                 if rules.followers_refuse_lower_epochs:
                     self.following.superseded(state.epoch)
 
+    # --- what is lost
+
+    def _met_damage(self) -> None:
+        """Something that was to be read cannot be."""
+        if self.world.rules.h7 and self.disk.lost_from is None:
+            self.world.note(f"{self.name} meets what it lost")
+            self.disk.notice()
+            self._renounce(lambda: None)
+
+    def _renounce(self, then: Callable[[], None]) -> None:
+        """Be in sync no longer, where others are."""
+
+        def act(keys: StoreState) -> bool:
+            pair = keys.get(KEY)
+            state = None if pair is None else decode(KEY, pair.value, PartitionState)
+            wanted = None if state is None else renounced(state, self.node.name)
+            if pair is not None and wanted is not None:
+                keys.apply(Txn((Compare(KEY, pair.mod_revision),), (Put(KEY, encode(wanted)),)))
+            elif state is not None and self.node.name in state.in_sync_nodes and self.disk.lost_from is not None:
+                self.world.is_excused = True  # nobody else is known to have it: it is skipped after a while
+            return True
+
+        def done(result: Any) -> None:
+            if result is None:
+                self.at(200 * MS, partial(self._renounce, then))
+            else:
+                self.world.note(f"{self.name} renounced")
+                then()
+
+        self._call(act, done)
+
     # --- leading
 
     def _promote(self, state: PartitionState) -> None:
         """Become the leader, when nothing is under way."""
+        if self.disk.lost_from is not None:
+            self._renounce(lambda: None)
+            return
         following = self.following
         if following is not None:
             following.superseded(state.epoch)
@@ -942,6 +1010,7 @@ class Process:
             disk.flush_number = 0
         else:
             disk.lead(epoch)
+        disk.is_led = True
         kind: type[Leading] = Leading
         if not rules.shrink_before_watermark:
             kind = EagerLeading
@@ -974,6 +1043,7 @@ class Process:
 
     def _demote(self) -> None:
         leading, self.leading = self.leading, None
+        self.disk.is_led = False
         assert leading is not None
         self.world.note(f"{self.name} leads no longer in epoch {leading.epoch}")
         leading.ended()
@@ -1040,6 +1110,8 @@ class Process:
             if frame.epoch < self.refused_epoch:
                 return Refusal.HIGHER_EPOCH, self.refused_epoch, ""
             return Refusal.NOT_HERE, 0, "it is becoming the leader"
+        if self.disk.lost_from is not None and (self._state is None or self.node.name in self._state[0].in_sync_nodes):
+            return Refusal.NOT_HERE, 0, "something is lost here"
         return self.following
 
     def _tick(self) -> None:
@@ -1177,6 +1249,16 @@ class Process:
                 end = min(leading.watermark, cursor + wish)
                 if end > cursor and channel in disk.channels:
                     messages = disk.ids(cursor, end)
+                    if disk.is_bad(cursor, end):
+                        if self.world.rules.h7:
+                            self._met_damage()
+                            continue
+                        messages = [
+                            each
+                            for at in range(cursor, end)
+                            if not disk.is_bad(at, at + 1)
+                            for each in disk.ids(at, at + 1)
+                        ]
                     self.world.facts.deliver(leading, self.name, channel, messages, end)
                     self._cursors[channel] = self._changes[channel] = end
         if self._changes:

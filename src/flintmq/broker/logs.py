@@ -39,14 +39,21 @@ class OnDisk:
     removed: dict[str, str] = field(default_factory=dict)
 
 
+def _nobody(_directory: str, _first: int, _end: int) -> None:
+    """Nobody asks."""
+
+
 class Logs:
     """Owner of the directory of topics.
 
     Args:
         report: told of damage that a log found and set aside.
+
+    Attributes:
+        on_lost: told of a log's directory, and of what the log lacks that it had, from first to end (exclusive).
     """
 
-    __slots__ = ("_cache", "_files", "_removal_count", "_report", "_segment_bytes", "_told_lost")
+    __slots__ = ("_cache", "_files", "_removal_count", "_report", "_segment_bytes", "_told_lost", "on_lost")
 
     def __init__(
         self, files: Files, cache: ReadCache, segment_bytes: int, report: Callable[[Corruption], None]
@@ -57,6 +64,7 @@ class Logs:
         self._report = report
         self._removal_count = 0
         self._told_lost: dict[str, list[tuple[int, int]]] = {}  # by the directories of logs that are being opened
+        self.on_lost: Callable[[str, int, int], None] = _nobody
 
     def look(self) -> OnDisk:
         """Find out which directories there are."""
@@ -130,9 +138,12 @@ class Logs:
         )
 
     def _damaged(self, found: Corruption) -> None:
-        if (told := self._told_lost.get(found.path.rpartition("/")[0])) is not None:
-            told.append((found.first_sequence_lost, found.end_sequence_lost))
+        directory, lost = found.path.rpartition("/")[0], (found.first_sequence_lost, found.end_sequence_lost)
+        if (told := self._told_lost.get(directory)) is not None:
+            told.append(lost)
         self._report(found)
+        if lost[0] < lost[1]:
+            self.on_lost(directory, *lost)
 
     def put_away(self, topic: str) -> str:
         """Rename the directory of a topic that is deleted; the path at which it is to be removed.

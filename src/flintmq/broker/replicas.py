@@ -7,7 +7,9 @@ start does. While another node leads, the partition is not in ``Broker.topics``:
 Rows of the topic (whether it is paused, its settings, its meta) are kept with each replica, as the leader of that
 partition last said; the tables of topics and settings have nothing of a topic that is replicated.
 
-What a replica lost of its log is told of; it simply ends earlier, and the rest comes from the leader.
+What a replica lost, of its log or of its channels, is told of and remembered (:attr:`Replica.is_damaged`) until it has
+come again from a leader. A log that has lost something in the middle keeps what is behind it, in case that nobody else
+has it, and is cut there when a leader orders that, which then sends all of it again.
 
 Rules of this file: no clock; every method is called on the loop, but what is handed to a :class:`Question`; ``done`` is
 called once: with None when what was asked for survives a power loss, or with why it does not.
@@ -66,6 +68,7 @@ from flintmq.storage.records import (
     TopicRecord,
 )
 from flintmq.storage.rows import Statement
+from flintmq.storage.segment import NO_STOP
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 _CREATIONS_MAX = 64  # replicas whose files are made at once
@@ -144,6 +147,16 @@ class Replica:
     @property
     def meta(self) -> TopicMeta:
         return decode_meta(self._about.meta)
+
+    @property
+    def lost_from(self) -> int:
+        """The first sequence that it had and lacks; 0: it lacks nothing."""
+        return self._about.lost_from
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it lacks something that it had: it must not lead while another replica has that."""
+        return bool(self._about.lost_from) or self._about.is_progress_lost
 
     @property
     def floor(self) -> int:
@@ -228,16 +241,23 @@ class _Change:
     Args:
         before: history and end of the rows, if it cannot be.
         change: does it; blocks.
+        is_whole: nothing is left of the log then.
     """
 
-    __slots__ = ("_change", "before", "done", "has_run", "replica")
+    __slots__ = ("_change", "before", "done", "has_run", "is_whole", "replica")
 
     def __init__(
-        self, replica: Replica, before: tuple[list[tuple[int, int]], int], change: Callable[[], None], done: Waiter
+        self,
+        replica: Replica,
+        before: tuple[list[tuple[int, int]], int],
+        change: Callable[[], None],
+        done: Waiter,
+        is_whole: bool,
     ) -> None:
         self.replica = replica
         self.before = before
         self.done = done
+        self.is_whole = is_whole
         self.has_run = False
         self._change = change
 
@@ -260,6 +280,7 @@ class Replicas(Mapping[_Key, Replica]):
     Attributes:
         on_records: given, behind each flush that was written, its records of the partitions led here, and whom to tell
             when other nodes have them: only then those are told who wait for what was changed. None: at once.
+        on_damaged: told of a replica that lacks something which it had; perhaps in the middle of reading it.
     """
 
     def __init__(
@@ -284,6 +305,8 @@ class Replicas(Mapping[_Key, Replica]):
         self._is_here = is_here
         self._on_damage = on_damage
         self.on_records: OnRecords | None = None
+        self.on_damaged: Callable[[Replica], None] | None = None
+        self._by_directory: dict[str, Replica] = {}
         self._replicas: dict[_Key, Replica] = {}
         self._by_topic: dict[str, dict[int, Replica]] = {}
         self._new: dict[Replica, NewReplica] = {}
@@ -337,8 +360,25 @@ class Replicas(Mapping[_Key, Replica]):
             if moved and row.state == _REMOVING:
                 self._progress.remove_later(moved)
             self._delete_rows(*key, cursors.get(key, {}))
-        if not held:
-            return
+        lost: list[tuple[str, int, int]] = []
+        self._logs.on_lost = lambda *what: lost.append(what)
+        if held:
+            self._open_held(held, cursors, stored, floors, wall_ns)
+        self._logs.on_lost = self._log_lost
+        for directory, first, end in lost:
+            self._log_lost(directory, first, end)
+        for replica in self._replicas.values():
+            if replica.lost_from:
+                replica.log.hold_from(replica.lost_from)
+
+    def _open_held(
+        self,
+        held: Mapping[_Key, StoredReplica],
+        cursors: Mapping[_Key, dict[str, int]],
+        stored: StoredTopics,
+        floors: Mapping[int, int],
+        wall_ns: int,
+    ) -> None:
         logs, _ = self._logs.open_all([_place(key, row, stored) for key, row in held.items()], wall_ns)
         self._logs.start_ended()
         unsure = {
@@ -347,6 +387,7 @@ class Replicas(Mapping[_Key, Replica]):
             # which of its packs is which of the leader's is not written down
             if each.is_lost or each.spilled_missing or each.spilled_next_due_ns is not None
         }
+        damaged = {(each.topic, each.partition) for each in stored.cursors if each.is_lost or each.spilled_missing}
         for (key, row), log in zip(held.items(), logs, strict=True):
             if log.log_id != row.log_id:
                 log = self._open_anew(key, row, log, wall_ns)
@@ -359,6 +400,8 @@ class Replicas(Mapping[_Key, Replica]):
             if stored.is_behind or key in unsure:
                 replica.progress = replica._taken = (0, 0)  # what is missing is not known: it comes as a whole
             self._marks.restore(replica, stored.logs.get(key, _NO_MARK))
+            if stored.is_older or key in damaged:
+                self._note_damage(replica, is_progress_lost=True)
         for cursor in stored.cursors:
             if (cursor.topic, cursor.partition) in held:
                 self._replicas[cursor.topic, cursor.partition]._floors[cursor.channel] = cursor.row.floor
@@ -372,6 +415,7 @@ class Replicas(Mapping[_Key, Replica]):
         what = f"it is log {log.log_id}, and log {row.log_id} was here; it is set aside as {moved}, and comes anew"
         self._on_damage(Damage(log.directory, what, key[0], key[1]))
         row.history, row.progress = [], (0, 0)
+        row.about = msgspec.structs.replace(row.about, lost_from=1)
         place = LogPlace(log_directory(*key), key[1], log_id=row.log_id, is_replica=True)
         (log,), _ = self._logs.open_all([place], wall_ns)
         self._logs.start_ended()
@@ -380,17 +424,58 @@ class Replicas(Mapping[_Key, Replica]):
     def _add(self, replica: Replica) -> Replica:
         self._progress.hand_on = self._hand_on
         self._replicas[replica.topic, replica.number] = replica
+        self._by_directory[replica.log.directory] = replica
         self._by_topic.setdefault(replica.topic, {})[replica.number] = replica
         return replica
 
     def _forget(self, replica: Replica) -> None:
         replica.is_deleted = True
         del self._replicas[replica.topic, replica.number]
+        del self._by_directory[replica.log.directory]
         others = self._by_topic[replica.topic]
         del others[replica.number]
         if not others:
             del self._by_topic[replica.topic]
         self._marks.forget(replica)
+
+    # -- what it lost --------------------------------------------------------------------------------------------
+
+    def _log_lost(self, directory: str, first: int, _end: int) -> None:
+        replica = self._by_directory.get(directory)
+        if replica is not None:
+            self._note_damage(replica, lost_from=first)
+
+    def _note_damage(self, replica: Replica, lost_from: int = 0, is_progress_lost: bool = False) -> None:
+        about = replica._about
+        earliest = min(about.lost_from or lost_from, lost_from or about.lost_from)
+        now = msgspec.structs.replace(
+            about, lost_from=earliest, is_progress_lost=about.is_progress_lost or is_progress_lost
+        )
+        if now == about:
+            return
+        replica._about = now
+        if earliest:
+            replica.log.hold_from(earliest)
+        self._put_row(replica)
+        if self.on_damaged is not None:
+            self.on_damaged(replica)
+
+    def accept_damage(self, replica: Replica) -> None:
+        """Go on without what a replica has lost: nobody else has it, or all of it is to come behind the log's end."""
+        replica._about = msgspec.structs.replace(replica._about, lost_from=0, is_progress_lost=False)
+        replica.log.hold_from(NO_STOP)
+        self._put_row(replica)
+
+    def lost_end_comes(self, replica: Replica, is_whole: bool = False) -> None:
+        """Forget what a log has lost if that is all behind its end, from where a leader goes on.
+
+        Args:
+            is_whole: it has started over.
+        """
+        if replica.lost_from and (is_whole or replica.lost_from >= replica.log.next_sequence):
+            replica._about = msgspec.structs.replace(replica._about, lost_from=0)
+            replica.log.hold_from(NO_STOP)
+            self._put_row(replica)
 
     # -- which there are -----------------------------------------------------------------------------------------
 
@@ -626,6 +711,8 @@ class Replicas(Mapping[_Key, Replica]):
         self._check_idle(replica)
         self._check_followed(replica)
         history = [(epoch, first) for epoch, first in replica.history if first < sequence]
+        if replica.lost_from and sequence <= replica.lost_from:
+            replica.log.uncommit(sequence)
         if replica.log.check_cut(sequence) is None:
             if history == replica.history:
                 done(None)
@@ -690,7 +777,7 @@ class Replicas(Mapping[_Key, Replica]):
         self._put_row(replica)
         if is_whole:
             self._put_progress(replica, (0, 0))
-        self._metadata.wait_here(partial(self._recorded_change, _Change(replica, before, change, done)))
+        self._metadata.wait_here(partial(self._recorded_change, _Change(replica, before, change, done, is_whole)))
 
     def _recorded_change(self, change: _Change, error: BaseException | None) -> None:
         if error is not None:
@@ -722,7 +809,9 @@ class Replicas(Mapping[_Key, Replica]):
     def _change_ended(self, change: _Change, error: BaseException | None) -> None:
         replica = change.replica
         self._marks.limit(replica, None)
-        if error is not None and replica.log.failed is None:
+        if error is None:
+            self.lost_end_comes(replica, is_whole=change.is_whole)
+        elif replica.log.failed is None:
             replica.history, replica._rows_end = change.before
         self._ended(replica, change.done, error, must_put=error is not None)
 
@@ -766,7 +855,7 @@ class Replicas(Mapping[_Key, Replica]):
         if is_whole:
             self._forget_rows(replica, {each.channel for each in records if isinstance(each, PutChannel)})
             self._take_staged(replica)
-            about = msgspec.structs.replace(about, paused=False, headers_from=0, settings={})
+            about = msgspec.structs.replace(about, paused=False, headers_from=0, settings={}, is_progress_lost=False)
         for record in records:
             if isinstance(record, PutTopic | PutTopicMeta | PutSettings):
                 about = described(about, record, replica.number)

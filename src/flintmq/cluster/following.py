@@ -74,7 +74,9 @@ class FollowerLog(Protocol):
         ...
 
     def shape(self) -> LogShape:
-        """Return the log's history, start and end."""
+        """Return the log's history, start and end; the end is before :attr:`end` where something is missing: the leader
+        has it cut off there, and sends it.
+        """
         ...
 
     def note_epoch(self, epoch: int, done: Done) -> None:
@@ -333,7 +335,7 @@ class Following:
         shape = self.log.shape()
         if not shape.start <= frame.sequence <= shape.end:
             raise self._wrong(f"cut to {frame.sequence}, the log has {shape.start} to {shape.end}")
-        if frame.sequence == shape.end and cut(shape.history, shape.end) == list(shape.history):
+        if frame.sequence == shape.end == self.log.end and cut(shape.history, shape.end) == list(shape.history):
             self._ready()
         else:
             self._is_open = False

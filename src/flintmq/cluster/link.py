@@ -484,7 +484,10 @@ class LeaderLink:
         return True
 
     def _start_over(self, stream: LeaderStream, problem: str) -> None:
-        shape = stream.leading.log.shape()
+        try:
+            shape = stream.leading.log.shape()
+        except FlintError as error:
+            return self._refuse(stream, f"this node cannot read its log: {error}")
         if stream.sent == shape.start:  # where it would begin again nothing can be read
             return self._refuse(stream, problem)
         self._land(stream, stream.sent)
@@ -690,7 +693,10 @@ class LeaderLink:
         theirs = LogShape(frame.history, frame.start, frame.end)
         if frame.start > frame.end:
             raise self._wrong(f"a log from {frame.start} to {frame.end}")
-        ours = leading.log.shape()
+        try:
+            ours = leading.log.shape()
+        except FlintError as error:
+            return self._refuse(stream, f"this node cannot read its log: {error}")
         stream.opened_ns = self._now_ns
         self._register(stream)
         leading.heard(self.node)

@@ -5,7 +5,8 @@ A value is read, changed by one of the functions here, and written by compare-an
 
 - the master nsqlookupd makes and deletes topics and partitions, and elects leaders (:func:`elected`);
 - the master says who is to have a copy (:func:`replaced`), and who need not have one any longer (:func:`released`);
-- the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch.
+- the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch;
+- a node takes itself out of an in-sync set when its copy was damaged (:func:`renounced`).
 
 Rules of this file: no IO, no clock; values are immutable; an epoch names one leader for ever; the in-sync set is never
 empty, and a leader is in it.
@@ -296,6 +297,20 @@ def without(state: PartitionState, nodes: Collection[str]) -> PartitionState:
     if state.leader in nodes:
         raise ValueError(f"node {state.leader} leads, and cannot leave the in-sync set")
     return msgspec.structs.replace(state, in_sync=tuple(each for each in state.in_sync if each.node not in nodes))
+
+
+def renounced(state: PartitionState, node: str) -> PartitionState | None:
+    """Let a node that lacks something of what it acknowledged be a member no longer; if it leads, nobody does then, and
+    the next leader comes from the others.
+
+    Returns:
+        None when it is no member, or the only one: nobody else is known to have what it lacks.
+    """
+    others = tuple(each for each in state.in_sync if each.node != node)
+    if not others or len(others) == len(state.in_sync):
+        return None
+    now = msgspec.structs.replace(state, in_sync=others)
+    return without_leader(now) if state.leader == node else now
 
 
 def joined(state: PartitionState, member: Member) -> PartitionState:

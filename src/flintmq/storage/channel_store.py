@@ -136,12 +136,16 @@ class StoredAbout(msgspec.Struct, array_like=True):
         paused: whether the topic is.
         headers_from: the first message with headers, when the topic got them while it was there; else 0.
         settings: as :func:`flintmq.settings.encode_settings` has them, by channel; of the topic under an empty name.
+        lost_from: of this node's copy, the first sequence that it had and lacks; 0: it lacks nothing.
+        is_progress_lost: of this node's copy, it had more of the channels than it has.
     """
 
     meta: bytes
     paused: bool = False
     headers_from: int = 0
     settings: dict[str, bytes] = {}
+    lost_from: int = 0
+    is_progress_lost: bool = False
 
 
 _decode_history = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode

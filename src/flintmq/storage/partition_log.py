@@ -255,6 +255,8 @@ class PartitionLog:
         epoch: that the batches carry which :meth:`append` makes; 0 unless the partition is replicated.
         home: what its segments have in common.
         producers: who has published to it with sequences.
+        lost_from: from this sequence on nothing that is missing is stepped over, because another replica has it: what
+            would do that fails; ``NO_STOP``: everything is.
     """
 
     def __init__(self, home: Home, recovered: Recovered, segment_bytes: int) -> None:
@@ -268,6 +270,7 @@ class PartitionLog:
         self.is_created = True
         self.layout = 0
         self.epoch = 0
+        self.lost_from = NO_STOP
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
         self._is_directory_dirty = False
@@ -737,7 +740,8 @@ class PartitionLog:
         skipped.
 
         Raises:
-            StorageError: a file cannot be opened for a reason that says nothing about its content.
+            StorageError: a file cannot be opened for a reason that says nothing about its content; or it would step
+                over what another replica has, see ``lost_from``.
         """
         if sequence >= self._tail_first:
             number = bisect_right(self._tail_ends, sequence)
@@ -835,9 +839,24 @@ class PartitionLog:
             if wanted < segment.end:
                 found = segment.next_run(wanted, size, min(stop, segment.end))
                 if found is not None:
+                    if found.run.first_ids[0] > self._id_base | sequence:
+                        self._refuse_hole(sequence)
                     return found
             number += 1
+        if sequence < stop:
+            self._refuse_hole(sequence)
         return None
+
+    def _refuse_hole(self, sequence: int) -> None:
+        if sequence >= self.lost_from:
+            raise StorageError(
+                f"{self.directory}: messages from {sequence} on are damaged or missing here: another replica has them"
+            )
+
+    def hold_from(self, sequence: int) -> None:
+        """Set ``lost_from``; what was read before is read anew."""
+        self.lost_from = sequence
+        self._forget_chunks()
 
     def fetch(self, start: int, end: int, bytes_max: int) -> tuple[bytes, int]:
         """Batches as they are stored that overlap ``start`` to ``end``, and the sequence to ask for next.
@@ -971,8 +990,8 @@ class PartitionLog:
         before: the next start would take what is missing for lost. A crash leaves the log as it was or as it is to be.
 
         Args:
-            sequence: first of one of its batches, not below ``committed_sequence``; or ``next_sequence``, which does
-                nothing.
+            sequence: first of one of its batches, or the end of one behind which others are missing, not below
+                ``committed_sequence``; or ``next_sequence``, which does nothing.
 
         Raises:
             ValueError: it is below what is committed, or no batch begins there.
@@ -1098,12 +1117,24 @@ class PartitionLog:
         number = bisect_right(self._firsts, sequence) - 1
         segment = self._segments[number] if number >= 0 else self._active
         is_within = number >= 0 and sequence < segment.end
+        if number >= 0 and sequence == segment.first:
+            return Cut(self.log_id, segment.first, SEGMENT_HEADER_BYTES)
         found = segment.next_run(sequence, READ_AHEAD_BYTES, NO_STOP) if is_within else None
         wanted = self._id_base | sequence
-        if found is None or wanted not in found.run.first_ids:
+        if found is not None and wanted in found.run.first_ids:
+            position = found.run.positions[found.run.first_ids.index(wanted)]
+            return Cut(self.log_id, segment.first, found.position + position)
+        # what began there is damaged or missing: behind the batch that ends there
+        found = segment.next_run(sequence - 1, READ_AHEAD_BYTES, NO_STOP) if number >= 0 else None
+        ends = [] if found is None else [*found.run.first_ids[1:], found.run.next_id]
+        if found is None or wanted not in ends:
             raise ValueError(f"{self.directory}: cannot be cut back to {sequence}: no batch begins there")
-        position = found.position + found.run.positions[found.run.first_ids.index(wanted)]
-        return Cut(self.log_id, segment.first, SEGMENT_HEADER_BYTES if sequence == segment.first else position)
+        position = [*found.run.positions[1:], found.run.position][ends.index(wanted)]
+        return Cut(self.log_id, segment.first, found.position + position)
+
+    def uncommit(self, sequence: int) -> None:
+        """Let :meth:`cut_back_to` go as far back as ``sequence``: what is behind it is on another replica."""
+        self.committed_sequence = min(self.committed_sequence, sequence)
 
     def _sync_now(self) -> None:
         ticket = self.begin_sync()
@@ -1122,10 +1153,13 @@ class PartitionLog:
 
     def _forget_all(self) -> None:
         """Forget what is kept in memory of what is stored."""
-        for first in [*self._chunk_firsts]:
-            self._cache.discard((self._home, "chunk", first))
+        self._forget_chunks()
         self._cache.tail_dropped(self)
         self.drop_tail()
+
+    def _forget_chunks(self) -> None:
+        for first in [*self._chunk_firsts]:
+            self._cache.discard((self._home, "chunk", first))
 
     # the end
 

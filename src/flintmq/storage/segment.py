@@ -544,9 +544,9 @@ class Segment:
         size = damage.end_position - damage.position
         words = self.copy_aside(damage.position, size)[1]
         reason = f"{reason}; {words}" if words else reason
-        self.home.report(
-            Corruption(self.path, damage.position, size, reason, damage.first, damage.end, kind, self.synced_before)
-        )
+        # of a replica nothing is stepped over but what was durable
+        durable = max(self.synced_before, damage.end) if self.home.is_replica else self.synced_before
+        self.home.report(Corruption(self.path, damage.position, size, reason, damage.first, damage.end, kind, durable))
         return damage
 
     def copy_aside(self, position: int, size: int, must: bool = False) -> tuple[bool, str]:

@@ -15,6 +15,7 @@ from flintmq.broker.replicas import Replica, ReplicaConflict, found_history
 from flintmq.errors import StorageError
 from flintmq.message import internal_id
 from flintmq.storage import PartitionLog, create_logs
+from flintmq.storage.records import PutChannel, PutProgress
 from flintmq.topic_meta import PLAIN, TopicMeta
 
 META = TopicMeta(partition_num=3)
@@ -324,6 +325,78 @@ def test_power_losses_take_what_was_not_synced_and_nothing_is_called_lost(seed, 
         if first >= world.log.next_sequence:
             world.broker.replicas.append(world.replica, leader.stored[first])
     assert stored_in(world.log) == leader.stored
+
+
+def damage(world: World, first: int) -> None:
+    """Turn a bit of a stored batch, in a process that is not there."""
+    (path,) = (path for path in world.disk.paths() if path.startswith(DIRECTORY) and path.endswith(".log"))
+    file = world.files.open(path)
+    at = file.read_at(0, file.size()).index(internal_id(NUMBER, first).to_bytes(8, "big"))
+    file.close()
+    world.disk.flip_bit(path, at)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_what_is_damaged_is_known_until_it_has_come_again(number, world, capsys):
+    leader = fill(world)
+    world.broker.replicas.advance_committed(world.replica, leader.sequence)
+    world.sync()
+    first = sorted(leader.stored)[number]
+    damage(world, first)
+    for _ in range(2):
+        world.die(power_loss=False)
+        assert world.replica.is_damaged and world.replica.lost_from == first
+        assert world.log.next_sequence == leader.sequence, "nobody may have what is behind it but this copy"
+        with pytest.raises(StorageError, match="another replica has them"):
+            world.log.read(first)
+        with pytest.raises(StorageError, match="another replica has them"):
+            world.log.fetch_stored(first, 1)
+        assert world.log.read(sorted(leader.stored)[-1]) is not None
+    assert "skipped" in capsys.readouterr().out
+    world.done.clear()
+    if number:
+        world.broker.replicas.cut_back(world.replica, first, world.done.append)
+    else:
+        world.broker.replicas.start_over(world.replica, first, 0, world.done.append)
+    world.settle()
+    assert world.done == [None] and not world.replica.is_damaged and world.log.next_sequence == first
+    world.die(power_loss=True)
+    assert not world.replica.is_damaged
+    for each in sorted(leader.stored)[number:]:
+        world.broker.replicas.append(world.replica, leader.stored[each])
+    assert stored_in(world.log) == leader.stored
+
+
+def test_damage_that_is_found_when_it_is_read_is_told_at_once(world):
+    leader = fill(world)
+    world.sync()
+    told: list[Replica] = []
+    world.broker.replicas.on_damaged = told.append
+    first = sorted(leader.stored)[2]
+    world.log._forget_all()
+    damage(world, first)
+    with pytest.raises(StorageError, match="another replica has them"):
+        world.log.read(first)
+    assert told == [world.replica] and world.replica.lost_from == first
+    world.broker.replicas.accept_damage(world.replica)
+    batch = world.log.read(first)
+    assert batch is not None and batch.first == sorted(leader.stored)[3], "nobody else has it: it is skipped"
+
+
+def test_channels_of_which_something_is_lost_are_known_until_their_whole_state_comes(world):
+    fill(world)
+    channel = [PutChannel("t", NUMBER, "ch", False, False), PutProgress("t", NUMBER, "ch", 1, b"", [], [], [], 0)]
+    world.broker.replicas.apply(world.replica, (4, 1), channel, True, world.done.append)
+    world.settle()
+    (cursor,) = world.replica._cursors.values()
+    world.broker._store.run_transaction([("DELETE FROM cursor WHERE id = ?", [(cursor,)])], True)
+    for _ in range(2):
+        world.die(power_loss=False)
+        assert world.replica.is_damaged and not world.replica.lost_from and world.replica.progress == (0, 0)
+    world.broker.replicas.apply(world.replica, (4, 2), channel, True, world.done.append)
+    world.settle()
+    world.die(power_loss=False)
+    assert not world.replica.is_damaged
 
 
 # -- history

@@ -15,6 +15,7 @@ from flintmq.cluster.state import (
     elected,
     encode,
     joined,
+    renounced,
     without,
     without_leader,
 )
@@ -67,6 +68,16 @@ def test_the_leader_takes_members_out_and_in_but_not_itself():
     assert joined(back, Member("b", "again", False)).in_sync_nodes == ("a", "c", "b")
     with pytest.raises(ValueError, match="no replica"):
         joined(state, Member("d", "boot", False))
+
+
+def test_who_lost_something_leaves_it_to_the_others():
+    state = state_of("a", "b", "c", leader="a")
+    as_follower, as_leader = renounced(state, "b"), renounced(state, "a")
+    assert as_follower is not None and as_leader is not None
+    assert (as_follower.in_sync_nodes, as_follower.leader, as_follower.epoch) == (("a", "c"), "a", state.epoch)
+    assert (as_leader.in_sync_nodes, as_leader.leader, as_leader.incarnation) == (("b", "c"), "", "")
+    assert renounced(as_leader, "a") is None, "it is no member"
+    assert renounced(without(state, {"b", "c"}), "a") is None, "nobody else has it"
 
 
 def test_a_leader_that_was_started_again_does_not_lead():

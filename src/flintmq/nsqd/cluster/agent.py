@@ -41,9 +41,10 @@ from flintmq.cluster.following import Following
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.leading import Kept, Leading
 from flintmq.cluster.link import FollowerLink
-from flintmq.cluster.state import LEASE_TTL_S, BadState, NodeRecord, PartitionState, decode, encode
+from flintmq.cluster.state import LEASE_TTL_S, BadState, NodeRecord, PartitionState, decode, encode, renounced
 from flintmq.cluster.store import (
     Compare,
+    Fate,
     Get,
     KeyValue,
     OutcomeUnknown,
@@ -90,6 +91,8 @@ SWEEP_TICKS = 10
 """In so many all copies are looked at: for what can wait, and is rare."""
 FOLLOW_AGAIN_S = 1.0
 """Before a copy that could not be written is tried again."""
+HOLD_NS = 10_000_000_000
+"""For so long the only one in sync waits at what it has lost: another one may come back that has it."""
 SWAPS_MAX = 32
 """Changes of partitions' states that are asked for together."""
 SWAPPING_MAX = 4
@@ -229,6 +232,9 @@ class Agent:
             makes_topics, are_created,
             engine.wants_output, engine.schedule, msg_timeout_ns,
         )  # fmt: skip
+        self._damaged: dict[PartitionId, int] = {}  # what lacks something, and since when that is known
+        self._renouncing: set[PartitionId] = set()
+        self._renouncings = asyncio.Semaphore(SWAPS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._to_sweep: list[_Copy] = []
@@ -253,6 +259,9 @@ class Agent:
         log.info("PEER: listening on %s for other nodes; this is node %s", port, self.node_id)
         for partition, replica in self._replicas.items():
             self._follow(self._add(partition, replica), self._env.clock.monotonic_ns())
+            if replica.is_damaged:
+                self._is_damaged(replica)
+        self._replicas.on_damaged = self._is_damaged
         self._replicas.on_records = self._hand_on
         self._engine.replication = self
         self._begin(kept_up(self._follow_store, "following the cluster", pause_s=AGAIN_S), "following the cluster")
@@ -261,6 +270,7 @@ class Agent:
 
     async def _join(self) -> None:
         await self._has_cluster.wait()
+        await self._renounce_all()
         record = self._record
         assert record is not None
         key = self._keys.node(self.node_id)
@@ -308,6 +318,7 @@ class Agent:
         for led in list(self._led.values()):
             led.leading.ended()
         self._replicas.on_records = None
+        self._replicas.on_damaged = None
         self._engine.replication = None
         close = getattr(self._store, "close", None)
         if close is not None:
@@ -583,6 +594,8 @@ class Agent:
             return
         if role is not Role.LEAD and copy.led is not None:
             self._depose(copy)
+        if replica is not None and replica.is_damaged and self._lacks(partition, replica) and role is Role.LEAD:
+            return  # another one is to lead it
         match role:
             case Role.LEAD:
                 self._lead(copy)
@@ -612,6 +625,82 @@ class Agent:
             self._due[copy.partition] = None
             self._settle_soon()
         self._engine.schedule()
+
+    # -- what is lost here ---------------------------------------------------------------------------------------------
+
+    def _is_damaged(self, replica: Replica) -> None:
+        """A copy lacks something that it had; perhaps in the middle of reading it."""
+        partition = (replica.topic, replica.number)
+        self._damaged.setdefault(partition, self._env.clock.monotonic_ns())
+        self._due[partition] = None
+        self._settle_soon()
+
+    def _lacks(self, partition: PartitionId, replica: Replica) -> bool:
+        """Look after a copy that lacks something; return whether others have it, and this node is in sync no longer
+        when the store knows.
+        """
+        self._damaged.setdefault(partition, self._env.clock.monotonic_ns())
+        state = self.view.partitions.get(partition)
+        if state is None:
+            return False
+        if renounced(state, self.node_id) is not None:
+            self._renounce_soon(partition)
+            return True
+        if self.node_id not in state.in_sync_nodes and not replica.work:
+            self._replicas.lost_end_comes(replica)
+        return False
+
+    def _look_at_damaged(self, now_ns: int) -> None:
+        """Let the only one in sync go on without what it lacks, when nobody else had it in time."""
+        for partition, since_ns in list(self._damaged.items()):
+            replica, state = self._replicas.get(partition), self.view.partitions.get(partition)
+            if replica is None or not replica.is_damaged:
+                del self._damaged[partition]
+            elif state is not None and state.in_sync_nodes == (self.node_id,) and not replica.work:
+                if now_ns - since_ns >= HOLD_NS or set(state.holders) <= {self.node_id}:
+                    log.error(
+                        "CLUSTER: %s/%d: what is lost here no other replica in sync has: it is skipped", *partition
+                    )
+                    self._replicas.accept_damage(replica)
+                    self._engine.schedule()
+
+    def _renounce_soon(self, partition: PartitionId) -> None:
+        if partition not in self._renouncing:
+            self._renouncing.add(partition)
+            self._begin(self._renounce(partition), f"leaving the in-sync set of {partition}")
+
+    async def _renounce(self, partition: PartitionId) -> None:
+        """Leave an in-sync set, because something is lost here that the others have."""
+        key = self._keys.partition(*partition)
+        try:
+            async with self._renouncings:
+                pair, state = self.view.pairs.get(key), self.view.partitions.get(partition)
+                wanted = None if pair is None or state is None else renounced(state, self.node_id)
+                if wanted is not None:
+                    swapped = await swap(self._store, key, pair, encode(wanted))
+                    if swapped.fate is Fate.APPLIED:
+                        what = "CLUSTER: %s/%d: something is lost here, this node is in sync no longer; it is fetched"
+                        log.warning(what, *partition)
+        except StoreError as error:
+            log.warning("CLUSTER: %s/%d: something is lost here, and the store does not know: %s", *partition, error)
+        finally:
+            self._renouncing.discard(partition)
+            self._settle_later(partition)
+
+    async def _renounce_all(self) -> None:
+        """Before this process can be elected: leave the in-sync sets of what is damaged or missing here."""
+        while True:
+            wanted = [partition for partition in self.view.held.get(self.node_id, ()) if self._must_renounce(partition)]
+            if not wanted:
+                return
+            await asyncio.gather(*map(self._renounce, wanted))
+            await asyncio.sleep(TICK_S)  # until the view has it
+
+    def _must_renounce(self, partition: PartitionId) -> bool:
+        state, replica = self.view.partitions.get(partition), self._replicas.get(partition)
+        if state is None or renounced(state, self.node_id) is None:
+            return False
+        return replica is None or replica.log_id != state.log_id or replica.is_damaged
 
     # -- replicas ------------------------------------------------------------------------------------------------------
 
@@ -1100,6 +1189,9 @@ class Agent:
             if copy.replica.epoch > frame.epoch:
                 return Refusal.HIGHER_EPOCH, copy.replica.epoch, ""
             return Refusal.NOT_HERE, copy.replica.epoch, "it is being changed"
+        state = self.view.partitions.get(partition)
+        if copy.replica.is_damaged and (state is None or self.node_id in state.in_sync_nodes):
+            return Refusal.NOT_HERE, copy.replica.epoch, "something is lost here: it leaves the in-sync set first"
         self._sync_soon(copy.following)
         return copy.following
 
@@ -1132,6 +1224,8 @@ class Agent:
                 following = copy.following
                 if following is not None and following.broken is not None and not copy.is_busy:
                     self._mend(copy, following)
+            if self._damaged:
+                self._look_at_damaged(now_ns)
             self._peers.leave_idle()
             self.serving.tick()
         except Exception as error:

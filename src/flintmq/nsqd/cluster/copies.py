@@ -17,7 +17,7 @@ import msgspec
 
 from flintmq.batch import BatchError, decode_header
 from flintmq.broker.replicas import Replica, Replicas, SpilledState
-from flintmq.cluster.history import LogShape
+from flintmq.cluster.history import LogShape, cut
 from flintmq.cluster.leading import Done, MoreDone, NotInLog, StateDone, WholeState
 from flintmq.errors import FlintError, StorageError
 from flintmq.storage import PartitionLog
@@ -161,7 +161,13 @@ class FollowedLog:
         return synced_end(stored) if self._syncs() else stored.next_sequence
 
     def shape(self) -> LogShape:
-        return shape_of(self.replica)
+        replica = self.replica
+        start, lost_from = replica.log.start_sequence, replica.lost_from
+        if not lost_from:
+            return shape_of(replica)
+        if lost_from <= start:
+            return LogShape((), 0, 0)  # no log begins there, so it starts over
+        return LogShape(tuple(cut(replica.history, lost_from)), start, lost_from)
 
     def note_epoch(self, epoch: int, done: Done) -> None:
         def note() -> None:

@@ -1,0 +1,152 @@
+"""A copy of a partition that loses something which it had: another one has it, and nothing is missing.
+
+What takes how long is printed, never asserted.
+
+Source: design/cluster.md H7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from tests.integration.daemons import Cluster, Connection, Daemons, Nsqd, sized, wait_until
+
+MESSAGES = 300
+_topics = (f"damaged{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
+    cluster = Cluster(daemons, flags=("--durability=fsync",))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        daemons.close()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Cluster:
+    """All nodes are alive."""
+    started.mend()
+    return started
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with 300 messages, one to a batch, on three nodes."""
+    name = next(_topics)
+    cluster.create(name)
+    cluster.wait_in_sync(name, 3)
+    with cluster.leader(name).connect() as connection:
+        for body in _bodies():
+            connection.ok(b"PUB %s 0\n%s" % (name.encode(), sized(body)))
+    return name
+
+
+def _bodies() -> list[bytes]:
+    return [b"body-%d" % number for number in range(MESSAGES)]
+
+
+def _consumer(node: Nsqd, topic: str) -> Connection:
+    connection = node.connect()
+    connection.ok(b"SUB %s ch 0\n" % topic.encode())
+    connection.rdy(100)
+    return connection
+
+
+def _came(connection: Connection) -> set[bytes]:
+    """Consume until everything has come."""
+    missing = set(_bodies())
+    came: set[bytes] = set()
+    while missing - came:
+        message = connection.message()
+        connection.finish(message)
+        came.add(message.body)
+    return came
+
+
+def _segment(node: Nsqd, topic: str) -> Path:
+    (path,) = node.segment_paths(topic)
+    return path
+
+
+def _flip(path: Path) -> None:
+    """Turn one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b"body-%d" % (MESSAGES // 2))] ^= 1
+    path.write_bytes(data)
+
+
+def _has_all(node: Nsqd, topic: str) -> bool:
+    data = b"".join(path.read_bytes() for path in node.segment_paths(topic))
+    return all(body in data for body in _bodies())
+
+
+def _followers(cluster: Cluster, leader: Nsqd) -> list[Nsqd]:
+    return [node for node in cluster.nodes if node is not leader]
+
+
+def _lead_alone(cluster: Cluster, node: Nsqd, topic: str) -> None:
+    """Let a node be the only one that lives, and lead."""
+    for other in cluster.nodes:
+        if other is not node:
+            other.kill()
+    wait_until(lambda: cluster.found_leader(topic) is node, lambda: f"it leads: {cluster.status(topic)}\n{node.log}")
+
+
+@pytest.mark.parametrize("damage", ["a bit", "the end", "all of it"])
+def test_a_follower_fetches_what_it_lost_before_it_is_in_sync(cluster: Cluster, topic: str, damage: str) -> None:
+    follower = _followers(cluster, cluster.leader(topic))[0]
+    follower.kill()
+    path = _segment(follower, topic)
+    if damage == "a bit":
+        _flip(path)
+    elif damage == "the end":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        path.unlink()
+    cluster.mend()
+    wait_until(lambda: _has_all(follower, topic), lambda: f"it has everything again: {follower.log}")
+    cluster.wait_in_sync(topic, 3)
+    _lead_alone(cluster, follower, topic)
+    with _consumer(follower, topic) as connection:
+        assert _came(connection) == set(_bodies())
+    assert follower.get("/stats?format=json")["health"].startswith("NOK - damage"), "it is told as other damage is"
+    follower.post("/damage/acknowledge")
+
+
+def test_the_leader_steps_over_nothing_that_another_one_has(cluster: Cluster, topic: str) -> None:
+    for node in cluster.nodes:
+        node.kill()
+    cluster.mend()  # so that nothing of it is in memory
+    leader = cluster.leader(topic)
+    _flip(_segment(leader, topic))
+    with leader.connect() as connection:
+        connection.ok(b"SUB %s ch 0\n" % topic.encode())
+        connection.rdy(2 * MESSAGES)
+        successor = cluster.leader(topic, but=leader)
+    with _consumer(successor, topic) as connection:
+        _came(connection)
+    wait_until(lambda: _has_all(leader, topic), lambda: f"it has everything again: {leader.log}")
+    cluster.wait_in_sync(topic, 3)
+
+
+def test_a_node_that_lost_its_data_directory_is_not_elected_before_it_has_everything(
+    cluster: Cluster, topic: str
+) -> None:
+    follower = _followers(cluster, cluster.leader(topic))[0]
+    follower.kill()
+    for path in follower.data_path.iterdir():
+        if path.name != "node.id":
+            path.rename(follower.data_path.with_name(f"lost-{path.name}"))
+    cluster.mend()
+    wait_until(lambda: follower.segment_paths(topic) and _has_all(follower, topic), lambda: follower.log)
+    cluster.wait_in_sync(topic, 3)
+    _lead_alone(cluster, follower, topic)
+    with _consumer(follower, topic) as connection:
+        assert _came(connection) == set(_bodies())
