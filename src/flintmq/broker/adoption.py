@@ -162,6 +162,19 @@ class Adoption:
             channel.limit = paused_at
         self._metadata.put_backlog(partition)
 
+    def undo(self, name: str, number: int) -> None:
+        """Take back what :meth:`begin` did of a partition before it failed."""
+        topic = self._owner.topics.get(name)
+        if topic is None:
+            return
+        partition = topic.partitions.get(number)
+        if partition is not None:
+            self.end(partition)
+            self._marks.forget(partition)
+        elif not topic.partitions:
+            del self._owner.topics[name]
+            self._settings.release(name)
+
     def end(self, partition: Partition) -> tuple[list[Subscription], dict[str, tuple[int, int]]]:
         """Take a partition out of its topic, and have written where its channels are.
 

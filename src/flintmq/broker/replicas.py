@@ -1058,14 +1058,16 @@ class Replicas(Mapping[_Key, Replica]):
                 replica.partition = self._adoption.begin(
                     replica.topic, replica.number, log, stored, replica._about, meta, rows_end, replica._kept_floors
                 )
-                self._marks.forget(replica)
-                self.drop_staged(replica)
                 self._publishes.note_snapshot(replica.partition)
                 replica._packs, replica._rows_end = {}, 0
                 self._put_row(replica, must_sync=False)
                 self._put_progress(replica, (0, 0))
-            except FlintError as failure:
+                self._marks.forget(replica)
+                self.drop_staged(replica)
+            except Exception as failure:  # noqa: BLE001 - the owner tells it, and tries again
                 error = failure
+                replica.partition = None
+                self._adoption.undo(replica.topic, replica.number)
         replica.work = ""
         done(error)
 

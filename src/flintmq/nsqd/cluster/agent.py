@@ -619,7 +619,8 @@ class Agent:
         """Something that was done with a copy has ended."""
         copy.is_busy = False
         if error is not None:
-            log.error("CLUSTER: %s/%d: %s failed: %s", *copy.partition, what, error)
+            trace = None if isinstance(error, FlintError | ValueError | OSError) else error
+            log.error("CLUSTER: %s/%d: %s failed: %s", *copy.partition, what, error or repr(error), exc_info=trace)
             self._settle_later(copy.partition, FOLLOW_AGAIN_S)
         else:
             self._due[copy.partition] = None

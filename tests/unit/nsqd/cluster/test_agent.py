@@ -154,6 +154,29 @@ def test_a_promotion_that_failed_is_tried_again(case: Case, monkeypatch: pytest.
     assert tries == 3 and case.copy.led is not None and case.copy.replica.history == [(1, 1)]
 
 
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_promotion_that_ends_unexpectedly_is_tried_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    until_it_notes(case, 1)
+    broker, tries = case.broker.broker, 0
+    owner: Any = type(broker.replicas._marks if where == "first" else broker.publishes)
+    name = "mark" if where == "first" else "note_snapshot"
+    work = getattr(owner, name)
+
+    def fail(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise RuntimeError("a defect")
+        return work(*args)
+
+    monkeypatch.setattr(owner, name, fail)
+    case.settle()
+    assert tries == 3 and case.copy.led is not None and case.copy.replica.history == [(1, 1)]
+    assert list(broker.topics["t"].partitions) == [0]
+
+
 def test_a_partition_that_is_deleted_while_it_is_promoted_is_removed(case: Case) -> None:
     until_it_notes(case, 1)
     case.cluster.delete(KEYS.partition("t", 0))
