@@ -316,3 +316,72 @@ def test_dead_letters_have_as_many_copies_and_are_stored_wherever_their_topic_is
             assert (again.id, again.attempts) == (came[0].id, 2), "they are not given up a second time"
     finally:
         cluster.close()
+
+
+# -- directories of single nodes ---------------------------------------------------------------------------------------
+
+
+def _consumed(node: Nsqd, topic: str, count_max: int, partition: str = "") -> list[bytes]:
+    with node.connect() as consumer:
+        consumer.ok(b"SUB %s ch %s\n" % (topic.encode(), partition.encode()))
+        consumer.rdy(1)
+        found = []
+        for _ in range(count_max):
+            message = consumer.message()
+            consumer.send(b"RDY 0\n")
+            consumer.finish(message)
+            found.append(message.body)
+            consumer.rdy(1 if len(found) < count_max else 0)
+        consumer.send(b"CLS\n")
+        assert consumer.response() == b"CLOSE_WAIT"
+    return found
+
+
+def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
+    paths = [daemons.new_directory(name) for name in ("one", "two")]
+    for path in paths:
+        alone = daemons.nsqd(data_path=path)
+        alone.post("/topic/create?topic=both&partition_num=1")
+        if path is paths[0]:
+            alone.post("/topic/create?topic=parts&partition_num=2")
+            with alone.connect() as publisher:
+                for number in range(4):
+                    publisher.ok(_pub("plain", b"%d" % number))
+                    for partition in range(2):
+                        publisher.ok(b"PUB parts %d\n%s" % (partition, sized(b"%d" % number)))
+            assert _consumed(alone, "parts", 2, "1") == [b"0", b"1"]
+            assert _consumed(alone, "plain", 1) == [b"0"]
+            alone.post("/channel/pause?topic=parts&channel=ch&partition=0")
+        alone.stop()
+    cluster = Cluster(daemons, data_paths=paths)
+    try:
+        node, second, _ = cluster.nodes
+        for number in range(2):
+            assert cluster.leader("parts", number) is node
+        row = _record(cluster, "parts")
+        assert (row["partition_num"], row["replicator"]) == (2, 1)
+        # two nodes have the same partition: one of them stays alone, and names both
+        cluster.leader("both")
+        (winner,) = cluster.partition("both")["replicas"]
+        alone_text = "topic both stays this node's alone"
+        told = wait_until(lambda: [each for each in (node, second) if alone_text in each.log], "one is refused")
+        assert len(told) == 1 and f"node {winner} has brought partition 0 with log " in told[0].log
+        # progress, and what is set, is as it was
+        assert _consumed(node, "parts", 2, "1") == [b"2", b"3"]
+        # a plain topic is this node's alone until somebody says otherwise
+        with node.connect() as publisher:
+            publisher.ok(_pub("plain", b"4"))
+        assert not cluster.status("plain")["topics"][0]["partitions"]
+        assert _consumed(node, "plain", 1) == [b"1"]
+        for _ in range(2):
+            assert node.request("POST", "/topic/replicate?topic=plain", None, _BARE).status == 200
+        assert _record(cluster, "plain")["meta"]["partition_num"] == 0  # type: ignore[index]
+        assert cluster.leader_of_plain("plain") is node
+        with second.connect() as publisher:
+            publisher.ok(_pub("plain", b"5"))  # handed on
+        node.kill()
+        cluster.mend()
+        assert cluster.leader_of_plain("plain") is node and cluster.leader("parts", 1) is node
+        assert _consumed(second, "plain", 4) == [b"2", b"3", b"4", b"5"]  # relayed
+    finally:
+        cluster.close()

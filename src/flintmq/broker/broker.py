@@ -813,6 +813,11 @@ class Broker:
 
     # -- settings --------------------------------------------------------------------------------------------------
 
+    def give_to_cluster(self, topic: Topic, topic_number: int, done: Waiter) -> list[Subscription]:
+        """Make replicas of the partitions of a topic; see :meth:`Replicas.take_in`."""
+        settings = {channel: self._settings.own(topic.name, channel) for channel in ("", *topic.channel_names)}
+        return self.replicas.take_in(topic, topic_number, settings, done)
+
     def take_dead_letters(self, topic: Topic) -> None:
         """Remember that a topic has dead letters, before any of them is stored that is published from now on."""
         if self._settings.take_dead_letters(topic):

@@ -36,9 +36,11 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.progress import Progress, Question
 from flintmq.broker.publishes import Publishes
 from flintmq.broker.subscription import Subscription
+from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError, StorageError
 from flintmq.limits import SEQUENCE_MAX
 from flintmq.names import is_ephemeral
+from flintmq.settings import NOTHING, Settings, encode_settings
 from flintmq.storage import (
     ChannelStore,
     Creation,
@@ -1089,6 +1091,62 @@ class Replicas(Mapping[_Key, Replica]):
         if partition is None:
             raise ValueError(f"{replica.describe()}: it is not led here")
         subscriptions, channels = self._adoption.end(partition)
+        self._released(replica, partition, channels)
+        if not any(other.partition is not None for other in self._by_topic[replica.topic].values()):
+            self._adoption.keep_rows(replica.topic, None)
+        self._put_progress(replica, (0, 0))
+        partition.hand_over(error)
+        return subscriptions
+
+    def take_in(
+        self, topic: Topic, topic_number: int, settings: Mapping[str, Settings], done: Waiter
+    ) -> list[Subscription]:
+        """Make replicas of the partitions of a topic that this node alone has; they go on as they are.
+
+        Nothing of it is led afterwards: :meth:`promote` goes on with it, as after :meth:`demote`.
+
+        Args:
+            topic_number: that the cluster has given it.
+            settings: what is set for it, under an empty name, and for its channels.
+
+        Returns:
+            its consumers, whose connections are to be closed.
+
+        Raises:
+            ReplicaConflict: it is ephemeral, being made, or replicated already; nothing has changed.
+        """
+        name = topic.name
+        logs = {number: partition.log for number, partition in topic.partitions.items()}
+        stored_logs = {n: log for n, log in logs.items() if isinstance(log, PartitionLog) and log.is_created}
+        if len(stored_logs) < len(logs) or self.of_topic(name) or any(p.is_held for p in topic.partitions.values()):
+            raise ReplicaConflict(f"topic {name} cannot become one of the cluster now: it is being made or changed")
+        encoded = {channel: encode_settings(each) for channel, each in settings.items() if each != NOTHING}
+        for statement in channel_store.create_replica_tables():
+            self._metadata.put_own(statement)
+        meta, is_paused = encode_meta(topic.meta), topic.paused
+        subscriptions: list[Subscription] = []
+        for number, partition in list(topic.partitions.items()):
+            log = stored_logs[number]
+            about = StoredAbout(meta, is_paused, partition.headers_from, encoded)
+            history = found_history(log, [], 0)
+            replica = Replica(name, number, StoredReplica(topic_number, log.log_id, 0, history, 0, _HELD, about), log)
+            consumers, channels = self._adoption.end(partition)
+            subscriptions += consumers
+            self._add(replica)
+            self._released(replica, partition, channels)
+            self._put_row(replica)
+            self._put_progress(replica, (0, 0))
+            partition.hand_over(StorageError(f"topic {name} becomes one of the cluster: publish it again"))
+        for statement in channel_store.delete_own_rows(name):
+            self._metadata.put_own(statement, must_sync=True)
+        for channel in encoded:
+            for statement in channel_store.put_settings(name, channel, None):
+                self._metadata.put_own(statement, must_sync=True)
+        self._metadata.wait_here(done)
+        return subscriptions
+
+    def _released(self, replica: Replica, partition: Partition, channels: Mapping[str, tuple[int, int]]) -> None:
+        """Keep where the channels of a partition are that is led here no longer."""
         replica._cursors = {name: cursor for name, (cursor, _) in channels.items()}
         replica._floors = {name: floor for name, (_, floor) in channels.items()}
         replica._backlog_start = partition.backlog_start
@@ -1096,11 +1154,6 @@ class Replicas(Mapping[_Key, Replica]):
         replica._kept_floors = {}
         replica.partition = None
         self._marks.replace(partition, replica)
-        if not any(other.partition is not None for other in self._by_topic[replica.topic].values()):
-            self._adoption.keep_rows(replica.topic, None)
-        self._put_progress(replica, (0, 0))
-        partition.hand_over(error)
-        return subscriptions
 
     def _hand_on(self, records: list[Record], ended: Waiter) -> None:
         """Give those records of a flush that are of partitions led here to who wants them."""

@@ -595,7 +595,7 @@ class Controller:
             if (topic, number) not in view.partitions and (topic, number) not in self._placing
         ]
         missing = [number for number in missing if self._keys.partition(topic, number) not in view.pairs]
-        if not missing:
+        if not missing or record.is_brought:  # they come with the nodes that have them
             return []
         here = {number: state.replicas for number, state in view.of_topic.get(topic, {}).items()}
         here |= {number: nodes for (name, number), nodes in self._placing.items() if name == topic}

@@ -5,6 +5,7 @@ A value is read, changed by one of the functions here, and written by compare-an
 
 - the master nsqlookupd makes and deletes topics and partitions, and elects leaders (:func:`elected`);
 - the master says who is to have a copy (:func:`replaced`), and who need not have one any longer (:func:`released`);
+- a node that was a single one makes the topics and partitions that it brings, in epoch 1 and led by itself;
 - the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch;
 - a node takes itself out of an in-sync set when its copy was damaged (:func:`renounced`).
 
@@ -131,6 +132,7 @@ class TopicRecord(_Value, frozen=True):
             the record: whoever has a replica of this topic's number and has seen this mark removes it. Whoever finds
             no record of the number, and has not seen the mark, sets its replica aside: it was away then, or the store
             is another one.
+        is_brought: it was a single node's: its partitions come with the nodes that have them, and none is made.
     """
 
     number: int
@@ -138,6 +140,7 @@ class TopicRecord(_Value, frozen=True):
     partition_num: int
     min_in_sync: int = 1
     is_deleting: bool = False
+    is_brought: bool = False
 
 
 class WantedTopic(_Value, frozen=True):

@@ -548,6 +548,11 @@ def delete_channel(topic: str, partition: int, name: str) -> Statement:
     return CHANNEL.delete((topic, partition, name))
 
 
+def delete_own_rows(name: str) -> list[Statement]:
+    """Remove what a topic has beside its partitions, which go on as replicas."""
+    return [TOPIC.delete((name,)), META.delete((name,))]
+
+
 def delete_topic(name: str) -> list[Statement]:
     """Remove a topic's own rows; its channels and cursors are removed one by one."""
     return [

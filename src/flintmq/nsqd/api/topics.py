@@ -4,6 +4,7 @@
 
     POST /topic/create /topic/delete /topic/empty /topic/pause /topic/unpause          ?topic=
     POST /channel/create /channel/delete /channel/empty /channel/pause /channel/unpause  ?topic=&channel=&partition=
+    POST /topic/replicate            give a topic of this node alone to its cluster
     POST /topic/meta/update          change what a topic with partitions was created with
     POST /channel/emptydelayed       finish what is deferred, and nothing else
     POST /channel/setorder           consume a channel in order, or no longer
@@ -161,6 +162,19 @@ class TopicsApi:
             raise HttpError(400, str(error)) from None
         return self._durable(topic)
 
+    async def replicate(self, request: Request) -> Response:
+        """``/topic/replicate``: give a topic that is this node's alone to its cluster, with one copy."""
+        topic = found_topic(self._broker, topic_name(request))
+        if self._node.agent is None:
+            raise HttpError(400, "NO_CLUSTER: this nsqd belongs to none, start it with --cluster-store")
+        if is_ephemeral(topic.name):
+            raise HttpError(400, f"INVALID_ARG_TOPIC: {topic.name} is ephemeral, and stays one node's alone")
+        try:
+            await self._node.agent.bring(topic.name)
+        except FlintError as error:
+            raise HttpError(409, f"NOT_REPLICATED: {error}") from None
+        return EMPTY
+
     def delete(self, request: Request) -> PendingResponse:
         """``/topic/delete``."""
         topic = found_topic(self._broker, any_topic_name(request))
@@ -226,6 +240,7 @@ ROUTES = (
     _row("/topic/create", TopicsApi.create, ("topic", *CREATION_WORDS, "partitions", "version")),
     _row("/topic/meta/update", TopicsApi.update_meta, ("topic", *CHANGE_WORDS, "version")),
     _row("/topic/delete", TopicsApi.delete, _TOPIC),
+    Route("POST", "/topic/replicate", TOPIC_ADMIN, TopicsApi.replicate, _TOPIC),
     _row("/topic/empty", TopicsApi.empty, _TOPIC),
     _row("/topic/pause", lambda api, request: api.pause(request, True), _TOPIC),
     _row("/topic/unpause", lambda api, request: api.pause(request, False), _TOPIC),

@@ -65,6 +65,7 @@ from flintmq.net.membership import Membership, Replaced
 from flintmq.net.tasks import kept_up, tell
 from flintmq.nsqd import partitions
 from flintmq.nsqd.client import Client, Clients
+from flintmq.nsqd.cluster.bringing import Bringing, NotBrought
 from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, bytes_below, synced_end
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peer_tls import PeerTls
@@ -226,6 +227,10 @@ class Agent:
         self._kept = Kept()
         self._to_promote: deque[Callable[[], None]] = deque()
         self._promoting_count = 0
+        self._bringing: set[str] = set()
+        self._bringer = Bringing(
+            keys, self.view, store, env.random, self._broker.topics, self._own_record, self._lease_id, self._take_in
+        )
         self.let_go: Callable[[Subscription, int], bool] = lambda _subscription, _number: False
         self.serving = Serving(
             env, self._broker, node_id, keys, self.view, store, self._peers, self._led, self._lease_id, own_topics,
@@ -285,6 +290,7 @@ class Agent:
         )
         self._membership.start()
         self._has_membership.set()
+        self._begin(self._bring_all(), "giving topics to the cluster")
 
     def serve_others(self, new_session: Callable[[int], asyncio.Protocol]) -> None:
         """Take what other nodes hand on.
@@ -589,7 +595,9 @@ class Agent:
         here = None if replica is None else Here(replica.topic_number, replica.log_id)
         role = role_of(self.view, self._record, partition, here)
         if copy is None:
-            if role is Role.CREATE:
+            if role is Role.CREATE and self._is_alone(partition[0]):
+                self._bring_soon(partition[0])  # this node died while it gave it to the cluster
+            elif role is Role.CREATE:
                 self._create(partition)
             return
         if role is not Role.LEAD and copy.led is not None:
@@ -607,6 +615,67 @@ class Agent:
                     self._heard_of(copy, state)
             case Role.SET_ASIDE | Role.REMOVE:
                 self._let_go(copy, role)
+
+    # -- what was this node's alone ------------------------------------------------------------------------------------
+
+    def _is_alone(self, topic: str) -> bool:
+        return topic in self._broker.topics and not self._replicas.of_topic(topic)
+
+    async def _bring_all(self) -> None:
+        """Give the cluster the topics with partitions that this node had before it joined."""
+        topics = [topic for topic in self._broker.topics.values() if topic.meta.is_partitioned and not topic.ephemeral]
+        for topic in topics:
+            if self._is_alone(topic.name):
+                await self._bring_one(topic.name)
+
+    def _bring_soon(self, topic: str) -> None:
+        if topic not in self._bringing:
+            self._begin(self._bring_one(topic), f"giving topic {topic} to the cluster")
+
+    async def _bring_one(self, topic: str) -> None:
+        try:
+            await self.bring(topic)
+        except NotBrought as error:
+            log.error("CLUSTER: %s", error)
+
+    async def bring(self, topic: str) -> None:
+        """Give a topic that is this node's alone to the cluster, with one copy.
+
+        Raises:
+            NotBrought: it stays this node's alone.
+        """
+        self._bringing.add(topic)
+        try:
+            if self._is_alone(topic):
+                await self._bringer.bring(topic)
+        finally:
+            self._bringing.discard(topic)
+
+    async def _take_in(self, topic: Topic, number: int) -> None:
+        ended: asyncio.Future[None] = self._engine.loop.create_future()
+
+        def done(error: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result(None) if error is None else ended.set_exception(error)
+
+        numbers = list(topic.partitions)
+        try:
+            subscriptions = self._broker.give_to_cluster(topic, number, done)
+        except FlintError as error:
+            raise NotBrought(topic.name, f"{error}; ask again") from None
+        for each in numbers:
+            replica = self._replicas[topic.name, each]
+            self._follow(self._add((topic.name, each), replica), self._env.clock.monotonic_ns() - _LEASE_NS)
+            self._due[topic.name, each] = None
+        self._clients.look_up_again()
+        self._dismiss(subscriptions, f"topic {topic.name} becomes one of the cluster")
+        self._engine.schedule()
+        await ended
+        self._settle_soon()
+
+    def _own_record(self) -> NodeRecord:
+        assert self._record is not None
+        return self._record
 
     def _heard_of(self, copy: _Copy, state: PartitionState) -> None:
         """Another node leads: who led before is refused."""
@@ -1362,7 +1431,10 @@ class Agent:
 
     def is_replicated(self, topic: str) -> bool:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
-        return topic in self.view.topics or bool(self._replicas.of_topic(topic))
+        if self._replicas.of_topic(topic):
+            return True
+        # what this node had before it joined stays its own until it is given to the cluster
+        return topic in self.view.topics and topic not in self._broker.topics
 
     def is_ready(self, topic: str, number: int) -> bool:
         """Whether a partition may be read here; also of what is no business of the cluster."""

@@ -1,0 +1,165 @@
+"""Topics that a node had before it joined a cluster: they become the cluster's as they are, with one copy.
+
+::
+
+    a topic here alone --> its record, if there is none --> a state for each partition: epoch 1, led here
+                                                        --> replicas of the same logs here --> led as any other
+
+Rules of this file:
+
+- First the store knows of it, then the data directory: a node that dies on the way goes on at its next start, by the
+  ids of its logs.
+- What another node has brought already is refused, and both are named; it stays this node's alone, as it was.
+
+Source: design/cluster.md H9, H14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random as _random
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from flintmq.broker.topic import Topic
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.state import NodeRecord, PartitionState, TopicRecord, encode
+from flintmq.cluster.store import Compare, Fate, Store, StoreError, swap
+from flintmq.cluster.view import View
+from flintmq.errors import FlintError
+from flintmq.storage import PartitionLog
+
+log = logging.getLogger(__name__)
+
+BROUGHT_WITHIN_S = 10.0
+_LOOK_S = 0.02
+_ID_BITS = 62
+
+
+class NotBrought(FlintError):
+    """A topic stays one node's alone.
+
+    Args:
+        topic: which.
+        reason: why, and what to do.
+    """
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(topic, reason)
+        self.topic = topic
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} stays this node's alone: {self.reason}"
+
+
+class Bringing:
+    """Gives topics of this node to the cluster.
+
+    Args:
+        me: the record of this node.
+        held: returns when this node is registered.
+        take_in: makes replicas of a topic's partitions here, of this number; returns when that is durable.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        view: View,
+        store: Store,
+        random: _random.Random,
+        topics: Mapping[str, Topic],
+        me: Callable[[], NodeRecord],
+        held: Callable[[], Awaitable[object]],
+        take_in: Callable[[Topic, int], Awaitable[None]],
+    ) -> None:
+        self._keys = keys
+        self._view = view
+        self._store = store
+        self._random = random
+        self._topics = topics
+        self._me = me
+        self._held = held
+        self._take_in = take_in
+        self._turn = asyncio.Lock()
+
+    async def bring(self, name: str) -> None:
+        """Give a topic to the cluster.
+
+        Raises:
+            NotBrought: it stays this node's alone, or the store did not answer in time.
+        """
+        try:
+            async with asyncio.timeout(BROUGHT_WITHIN_S), self._turn:
+                await self._held()
+                topic = self._topics.get(name)
+                if topic is None:
+                    raise NotBrought(name, "it is not here")
+                record = await self._record(topic)
+                self._check(topic, record)
+                await self._make_states(topic, record)
+                await self._take_in(topic, record.number)
+        except TimeoutError:
+            raise NotBrought(name, f"the cluster did not have it within {BROUGHT_WITHIN_S:g} s; ask again") from None
+        except StoreError as error:
+            raise NotBrought(name, f"{error}; ask again") from None
+        log.info("CLUSTER: topic %s of this node is the cluster's now, with one copy", name)
+
+    async def _record(self, topic: Topic) -> TopicRecord:
+        """Return the record of a topic that nodes bring; make it when there is none."""
+        key, meta = self._keys.topic(topic.name), msgspec.structs.replace(topic.meta, replica=1)
+        while (record := self._view.topics.get(topic.name)) is None:
+            number = self._random.getrandbits(_ID_BITS) + 1
+            made = TopicRecord(number, meta, meta.partition_num or 1, is_brought=True)
+            swapped = await swap(self._store, key, self._view.pairs.get(key), encode(made))
+            await self._seen(swapped.revision)
+        return record
+
+    async def _seen(self, revision: int) -> None:
+        while self._view.revision < revision:  # noqa: ASYNC110 - the view has no event for everybody
+            await asyncio.sleep(_LOOK_S)
+
+    def _check(self, topic: Topic, record: TopicRecord) -> None:
+        """See that nobody else has what this node brings."""
+        view, me = self._view, self._me().node
+        if record.is_deleting:
+            raise NotBrought(topic.name, "the cluster is deleting one of this name; ask again presently")
+        theirs = msgspec.structs.replace(record.meta, replica=1)
+        if not record.is_brought or not theirs.is_like(msgspec.structs.replace(topic.meta, replica=1)):
+            what = "the cluster has one of this name that was made otherwise"
+            raise NotBrought(topic.name, f"{what}: delete one of the two, or give this one another name")
+        by_log = {state.log_id: (where, state) for where, state in view.partitions.items()}
+        for number, partition in topic.partitions.items():
+            assert isinstance(partition.log, PartitionLog)
+            log_id = partition.log.log_id
+            state = view.partitions.get((topic.name, number))
+            if state is not None and (state.log_id, me in state.holders) != (log_id, True):
+                holders = ", ".join(state.holders)
+                what = f"node {holders} has brought partition {number} with log {state.log_id}"
+                raise NotBrought(topic.name, f"{what}, and node {me} has log {log_id}: delete it on one of them")
+            if state is None and log_id in by_log:
+                (other, at), its = by_log[log_id]
+                holders = ", ".join(its.holders)
+                what = f"node {holders} has log {log_id} as {other}/{at}, and node {me} as {topic.name}/{number}"
+                raise NotBrought(topic.name, f"{what}: was its data directory copied? delete it on one of them")
+
+    async def _make_states(self, topic: Topic, record: TopicRecord) -> None:
+        me = self._me()
+        for number, partition in topic.partitions.items():
+            assert isinstance(partition.log, PartitionLog)
+            if (topic.name, number) in self._view.partitions:
+                continue  # made by this node before it died
+            pair = self._view.pairs[self._keys.topic(topic.name)]
+            state = PartitionState(
+                record.number, partition.log.log_id, 1, me.node, me.incarnation, (me.member,), (me.node,)
+            )
+            key = self._keys.partition(topic.name, number)
+            guard = Compare(pair.key, pair.mod_revision)
+            swapped = await swap(self._store, key, None, encode(state), guards=(guard,))
+            if swapped.fate is not Fate.APPLIED:
+                await self._seen(swapped.revision)
+                self._check(topic, record)
+                raise NotBrought(topic.name, "somebody else changed it meanwhile; ask again")
+            await self._seen(swapped.revision)
