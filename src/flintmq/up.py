@@ -23,14 +23,14 @@ from typing import ClassVar
 
 from flintmq import __version__
 from flintmq.env import Env
-from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError
+from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError, UsageError
 from flintmq.net import log as logs
 from flintmq.net.address import ListenFailed, format_address, split_address
 from flintmq.net.loop import loop_factory
 from flintmq.net.origin import local_names
 from flintmq.nsqd import server as nsqd_server
 from flintmq.nsqd.options import NsqdOptions
-from flintmq.nsqlookupd.options import NsqlookupdOptions
+from flintmq.nsqlookupd.options import OWN_STORE, NsqlookupdOptions
 from flintmq.nsqlookupd.server import Nsqlookupd
 from flintmq.options import (
     Address,
@@ -49,6 +49,8 @@ DATA_PATH = "flintmq-data"
 LOOKUPD_TCP_PORT = 4160
 LOOKUPD_HTTP_PORT = 4161
 _UP = "flintmq up"
+_PORTS_APART = 100
+_POLL_S = 0.05
 _PORT = Integer(0, 65535, "port")
 
 
@@ -67,6 +69,20 @@ class _OwnOptions(Options):
     )
     lookupd_http_port: int = option(
         _PORT, LOOKUPD_HTTP_PORT, "the port of nsqlookupd that clients ask", group=_UP, origin="flintmq"
+    )
+    nsqd: int = option(
+        Integer(1, 32, "nsqd"),
+        1,
+        "how many nsqd to run: several are processes of their own, and a cluster with its store in the data directory",
+        group=_UP,
+        origin="flintmq",
+    )
+    allow_same_host: bool = option(
+        Switch(),
+        False,
+        "with several nsqd: keep copies of a partition on them, although they are on one machine",
+        group=_UP,
+        origin="flintmq",
     )
     free_ports: bool = option(
         Switch(), False, "take any free port for each address; the ports are printed", group=_UP, origin="flintmq"
@@ -96,12 +112,17 @@ class UpOptions(NsqdOptions, _OwnOptions):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The addresses that both daemons listen on, with real ports."""
+    """The addresses that the daemons listen on, with real ports.
+
+    Attributes:
+        others: TCP and HTTP of further nsqd.
+    """
 
     nsqd_tcp: str
     nsqd_http: str
     lookupd_tcp: str
     lookupd_http: str
+    others: tuple[tuple[str, str], ...] = ()
 
 
 class UpFailed(FlintError):
@@ -213,12 +234,16 @@ def greeting(where: Listening, options: UpOptions, python: str) -> str:
     Args:
         python: the command that runs a Python in which FlintMQ is installed.
     """
+    others = "".join(f"  nsqd        tcp {tcp:<21}  http://{http}\n" for tcp, http in where.others)
+    cluster = (
+        f"  cluster     flintmq cluster status --lookupd-http-address={where.lookupd_http}\n" if where.others else ""
+    )
     return f"""
 FlintMQ {__version__} is up. Ctrl-C stops it.
 
   nsqd        tcp {where.nsqd_tcp:<21}  http://{where.nsqd_http}
-  nsqlookupd  tcp {where.lookupd_tcp:<21}  http://{where.lookupd_http}
-  durability  {options.durability:<25}  change it with --durability=fsync|os|interval
+{others}  nsqlookupd  tcp {where.lookupd_tcp:<21}  http://{where.lookupd_http}
+{cluster}  durability  {options.durability:<25}  change it with --durability=fsync|os|interval
 
 Three commands to try in another shell:
 
@@ -261,6 +286,7 @@ def python_command() -> str:
 
 
 def _serve(options: UpOptions) -> None:
+    _check_together(options)
     logs.configure(options.log_prefix, options.log_level, path=options.log_file)
     files = _open_data_path(options.data_path)
     env = Env(hostname=socket.gethostname(), local_names=local_names())
@@ -302,7 +328,98 @@ async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)
     python = python_command()
-    await main(env, files, options, lambda where: _say(greeting(where, options, python)), stop)
+
+    def ready(where: Listening) -> None:
+        _say(greeting(where, options, python))
+
+    if options.nsqd > 1:
+        await _cluster_main(env, options, ready, stop)
+    else:
+        await main(env, files, options, ready, stop)
+
+
+def _check_together(options: UpOptions) -> None:
+    """Refuse flags that contradict each other.
+
+    Raises:
+        UsageError: they do.
+    """
+    if options.nsqd == 1 and options.allow_same_host:
+        raise UsageError("--allow-same-host is for several nsqd: add --nsqd=N")
+    if options.nsqd > 1 and options.cluster_store:
+        raise UsageError("--nsqd=N keeps the coordination store itself: leave --cluster-store away")
+
+
+async def _cluster_main(env: Env, options: UpOptions, ready: Callable[[Listening], None], stop: asyncio.Event) -> None:
+    """Run nsqlookupd with the coordination store here, and several nsqd as processes, until ``stop`` is set.
+
+    Raises:
+        UpFailed: something of it cannot start.
+    """
+    from flintmq.up_nodes import NodeFailed, Nodes  # for those who have several
+
+    data_path = Path(options.data_path)
+    lookupd_options = options_of_nsqlookupd(options).replace(
+        cluster_store=(OWN_STORE,), store_path=str(data_path / "store"), allow_same_host=options.allow_same_host
+    )
+    (data_path / "store").mkdir(mode=0o700, exist_ok=True)
+    store_files = OsFiles(lookupd_options.store_path)
+    lookupd = Nsqlookupd(env, lookupd_options, store_files)
+    nodes = Nodes(lambda number, code: _say(f"nsqd {number} has ended with exit code {code}; the others go on"))
+    try:
+        await lookupd.start()
+        try:
+            lookupd_tcp, lookupd_http = (_reachable(*each) for each in (lookupd.tcp_address, lookupd.http_address))
+            starting = asyncio.ensure_future(
+                nodes.start(
+                    [_options_of_node(options, number, lookupd_tcp, lookupd_http) for number in range(options.nsqd)]
+                )
+            )
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                found = await starting
+                while lookupd.cluster_node_count < len(found) and not stop.is_set():  # noqa: ASYNC110 - it is soon
+                    await asyncio.sleep(_POLL_S)
+                first, *others = found
+                if not stop.is_set():
+                    ready(Listening(*first, lookupd_tcp, lookupd_http, tuple(others)))
+                await stopping
+            else:
+                starting.cancel()
+        except NodeFailed as error:
+            what = f"{error}: the log above says why, or {options.log_file or 'stderr'}"
+            raise UpFailed(what, f"mend that, or: {_UP} --free-ports takes any ports") from error
+        finally:
+            await nodes.stop()
+            await lookupd.close()
+    except ListenFailed as error:
+        raise _listen_failed(error, options_of_nsqd(options), lookupd_options) from error
+    finally:
+        store_files.close()
+
+
+def _options_of_node(options: UpOptions, number: int, lookupd_tcp: str, lookupd_http: str) -> NsqdOptions:
+    """Return the options of one of several nsqd; their ports are 100 apart."""
+    alone = options_of_nsqd(options)
+    data_path = Path(options.data_path) / f"nsqd-{number + 1}"
+    data_path.mkdir(mode=0o700, exist_ok=True)
+    tcp_host, http_host = _host(alone.tcp_address), _host(alone.http_address)
+    return alone.replace(
+        tcp_address=format_address(tcp_host, _port_of(alone.tcp_address, number)),
+        http_address=format_address(http_host, _port_of(alone.http_address, number)),
+        peer_address=format_address(tcp_host, 0),
+        data_path=str(data_path),
+        log_prefix=f"{alone.log_prefix}nsqd-{number + 1} ",
+        lookupd_tcp_address=(lookupd_tcp, *alone.lookupd_tcp_address),
+        cluster_store=(lookupd_http,),
+    )
+
+
+def _port_of(address: str, number: int) -> int:
+    split = split_address(address)
+    assert split is not None  # the table has checked it
+    return split[1] and split[1] + _PORTS_APART * number
 
 
 def _say(text: str) -> None:
@@ -320,7 +437,9 @@ async def _say_when_introduced(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd, read
 def _listening(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd) -> Listening:
     tcp, http = nsqd.addresses.tcp, nsqd.addresses.http
     assert tcp is not None and http is not None  # the tables take neither "" nor the path of a unix socket
-    return Listening(*(_reachable(*address) for address in (tcp, http, lookupd.tcp_address, lookupd.http_address)))
+    found = (_reachable(*address) for address in (tcp, http, lookupd.tcp_address, lookupd.http_address))
+    nsqd_tcp, nsqd_http, lookupd_tcp, lookupd_http = found
+    return Listening(nsqd_tcp, nsqd_http, lookupd_tcp, lookupd_http)
 
 
 def _reachable(host: str, port: int) -> str:

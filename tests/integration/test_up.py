@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
+
+from flintmq import cli
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
@@ -235,3 +238,34 @@ def test_a_data_path_that_cannot_be_one(tmp_path):
 def test_an_unknown_flag_has_a_neighbour(tmp_path):
     assert "did you mean --free-ports?" in failure(tmp_path, "--fre-ports", code=2)
     assert not (tmp_path / "flintmq-data").exists()
+
+
+def test_several_nsqd_are_a_cluster(tmp_path: Path, started: list[Up], capsys: pytest.CaptureFixture[str]):
+    started.append(Up(tmp_path, "--nsqd=2", "--free-ports", "--allow-same-host"))
+    up = started[-1].ready()
+    here = f"--lookupd-http-address={up.address('nsqlookupd', 'http')}"
+    assert cli.main(["topic", "create", "spread", "--partitions=2", "--replicas=2", "--wait", here]) == 0
+    capsys.readouterr()
+    assert cli.main(["topic", "show", "spread", "--json", here]) == 0
+    rows = json.loads(capsys.readouterr().out)["partitions"]
+    leaders = {row["address"] for row in rows}
+    assert len(leaders) == 2 and all(len(row["in_sync"]) == 2 for row in rows)
+    publish(up)
+    assert up.stop() == 0, up.said
+    assert {path.name for path in (tmp_path / "flintmq-data").iterdir()} >= {"nsqd-1", "nsqd-2", "store"}
+    for address in leaders:
+        host, _, port = address.rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--allow-same-host"], "--allow-same-host is for several nsqd: add --nsqd=N"),
+        (["--nsqd=2", "--cluster-store=127.0.0.1:4161"], "leave --cluster-store away"),
+        (["--nsqd=0"], "--nsqd"),
+    ],
+)
+def test_flags_of_several_nsqd_that_contradict_each_other(tmp_path: Path, flags: list[str], text: str):
+    assert text in failure(tmp_path, *flags, code=2)

@@ -271,8 +271,12 @@ async def main(
         raise StopFailed(error) from error
 
 
-def run(options: NsqdOptions) -> int:
-    """Run an nsqd in this process until SIGTERM or SIGINT; return its exit code."""
+def run(options: NsqdOptions, ready: Callable[[Nsqd], None] | None = None) -> int:
+    """Run an nsqd in this process until SIGTERM or SIGINT; return its exit code.
+
+    Args:
+        ready: called when it listens.
+    """
     reopen_log = logs.configure(options.log_prefix, options.log_level, path=options.log_file)
     _raise_descriptor_limit()
     try:
@@ -280,7 +284,7 @@ def run(options: NsqdOptions) -> int:
         env = Env(hostname=platform.node() or "localhost", local_names=local_names())
         options = replace(options, memory_budget=options.memory_budget or default_budget_bytes())
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_until_signal(env, files, options, reopen_log))
+            runner.run(_until_signal(env, files, options, reopen_log, ready))
     except StopFailed as error:
         log.critical("%s", error)
         return 1
@@ -290,7 +294,13 @@ def run(options: NsqdOptions) -> int:
     return 0
 
 
-async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log: Callable[[], None]) -> None:
+async def _until_signal(
+    env: Env,
+    files: Files,
+    options: NsqdOptions,
+    reopen_log: Callable[[], None],
+    ready: Callable[[Nsqd], None] | None,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     draining = DrainSignal(stop.set, options.drain_on_sigterm)
@@ -300,8 +310,14 @@ async def _until_signal(env: Env, files: Files, options: NsqdOptions, reopen_log
     loop.add_signal_handler(signal.SIGHUP, reopen_log)
     collector = Collector()
     collector.start()
+
+    def listens(nsqd: Nsqd) -> None:
+        draining.attach(nsqd.node.drain)
+        if ready is not None:
+            ready(nsqd)
+
     try:
-        await main(env, files, options, lambda nsqd: draining.attach(nsqd.node.drain), stop, collector.paused)
+        await main(env, files, options, listens, stop, collector.paused)
     finally:
         collector.stop()
         await end_undisturbed()

@@ -188,6 +188,11 @@ class Nsqlookupd:
     def _servers(self) -> list[HttpServer]:
         return [server for server in (self._http, self._https) if server is not None]
 
+    @property
+    def cluster_node_count(self) -> int:
+        """The number of nsqds of the cluster that live; 0 without a cluster."""
+        return 0 if self._cluster is None else len(self._cluster.coordinator.view.nodes)
+
     def describe(self) -> str:
         """Return the state of all parts, for failing tests."""
         servers = [server.describe() for server in self._servers()]
