@@ -6,7 +6,8 @@ has :mod:`flintmq.demo.verdict`, which compares what was acknowledged with what 
 
 Modules, in the order in which a run meets them: ``story`` (what happens) > ``flights`` (the data), ``processes`` (nsqd
 and nsqlookupd), ``archive`` and ``archiver`` (Spark, in a process of its own), ``traffic`` (producer and consumers),
-``verdict``, ``chart``; ``screen`` shows it all.
+``verdict``, ``chart``; ``screen`` shows it all. ``flintmq demo cluster`` is ``cluster``, which needs none of these but
+``processes``.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         FlintError: a flag is wrong, something is missing on this machine, or a server failed.
     """
+    if arguments and arguments[0] == "cluster":
+        return _run_cluster(arguments[1:])
     options = read_command(DemoOptions, arguments, _DEMO, version_line(_DEMO, __version__))
     if options is None:
         return 0
@@ -92,6 +95,36 @@ def run(arguments: Sequence[str]) -> int:
             shutil.rmtree(directory, ignore_errors=True)
             print(f"\ninterrupted; removed {directory}")
         return EXIT_INTERRUPTED
+
+
+def _run_cluster(arguments: Sequence[str]) -> int:
+    """Run ``flintmq demo cluster``; exit codes as of :func:`run`."""
+    from flintmq.demo import cluster
+
+    options = cluster.read(arguments)
+    if options is None:
+        return 0
+    directory = _open_directory(options.data_path)
+    _log_to(directory / "client.log")
+    try:
+        is_good = cluster.run(options, directory)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        _tidy(options.data_path, directory, "interrupted; ")
+        return EXIT_INTERRUPTED
+    if not is_good:
+        print(f"this is not as it should be: see the logs in {directory}")
+        return EXIT_LOST
+    _tidy(options.data_path, directory, "")
+    return 0
+
+
+def _tidy(data_path: str, directory: Path, why: str) -> None:
+    """Remove a temporary directory; say where everything is in one that the user named."""
+    if data_path:
+        print(f"{why}what was written is in {directory}")
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+        print(f"{why}removed {directory}")
 
 
 def _tell(options: DemoOptions, directory: Path) -> int:

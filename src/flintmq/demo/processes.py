@@ -104,6 +104,11 @@ class Server(Process):
         self._arguments = ("flintmq", program, "--broadcast-address=127.0.0.1", *flags)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         """The id of the process."""
         assert self._process is not None
