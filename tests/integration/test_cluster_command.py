@@ -63,8 +63,40 @@ def test_a_topic_from_its_creation_to_its_end(cluster: Cluster, run: Run) -> Non
 
 
 def test_what_is_refused_is_one_line(cluster: Cluster, run: Run) -> None:
-    code, said = run("topic", "create", "much", "--partitions=1", "--replicas=5")
+    code, said = run("topic", "create", "much", "--partitions=1", "--replicas=5", "--dry-run")
     assert code == 1 and "No node is available" in said and said.count("\n") == 1
     cluster.create("led")
     code, said = run("topic", "elect", "led", "0", f"127.0.0.1:{cluster.nodes[0].tcp[1]}", "--accept-loss")
     assert code == 1 and "is led by node" in said
+
+
+def test_copies_move_as_it_is_said(cluster: Cluster, run: Run) -> None:
+    assert run("topic", "create", "moved", "--partitions=1", "--replicas=1", "--dry-run")[0] == 0
+    assert run("topic", "show", "moved")[0] == 1, "a plan makes nothing"
+    cluster.create("moved", 1, 1)
+    source = cluster.partition("moved")["address"]
+    target = next(address for node in cluster.nodes if (address := f"127.0.0.1:{node.tcp[1]}") != source)
+    words = ("topic", "move", "moved", "0", f"--from={source}", f"--to={target}")
+    code, said = run(*words, "--dry-run")
+    assert code == 0 and source in said and target in said, said
+    assert cluster.partition("moved")["address"] == source
+    code, said = run(*words, "--wait")
+    assert code == 0 and said.startswith(f"moved/0 is moved from {source} to {target}\n"), said
+    assert cluster.partition("moved")["address"] == target
+    assert run("cluster", "moves", "--wait")[0] == 0
+
+    assert run("topic", "update", "moved", "--replicas=2", "--wait")[0] == 0
+    assert len(cluster.partition("moved")["in_sync"]) == 2
+    assert run("topic", "expand", "moved", "3", "--wait")[0] == 0
+    assert len(cluster.status("moved")["topics"][0]["partitions"]) == 3
+
+    code, said = run("node", "drain", target, "--wait")
+    assert code == 0, said
+    assert "drained" in run("node", "list")[1]
+    assert run("node", "drain", target, "--undo")[0] == 0
+    assert run("cluster", "upgrade", "begin")[0] == run("cluster", "upgrade", "done")[0] == 0
+    assert run("cluster", "balance", "off")[0] == run("cluster", "balance", "on", "--window=02-05")[0] == 0
+    code, said = run("cluster", "balance", "top", "--json")
+    assert code == 0 and "topn_topics" in json.loads(said)
+    code, said = run("topic", "delete", "moved", "--dry-run")
+    assert code == 0 and run("topic", "list")[1].count("moved") == 1

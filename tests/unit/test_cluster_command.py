@@ -193,7 +193,7 @@ def test_tables_fit_the_terminal(width: int) -> None:
     topic = msgspec.structs.replace(TOPIC, topic=long)
     status = msgspec.structs.replace(WHOLE, topics=[topic])
     pages = [
-        cluster_tables.nodes_text(status.nodes, width),
+        cluster_tables.nodes_text(status, width),
         cluster_tables.topics_text(status, width),
         cluster_tables.topic_text(topic, status, width).partition("\n\n")[2],
         cluster_tables.moves_text([Move(long, 1, ["a"], ["b"], 1, 2)], {}, width),

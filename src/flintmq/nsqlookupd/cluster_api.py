@@ -210,22 +210,31 @@ class ClusterApi(HttpApi):
         topic = valid_argument(request, "topic")
         if is_ephemeral(topic):
             return super().create_topic(request)  # as without a cluster: it is one node's
-        return self._at_master(request, lambda: self._created(topic, request.query), topic, is_there=True)
+        is_there = None if is_switched(request.query, "dry_run") else True
+        return self._at_master(request, lambda: self._created(topic, request.query), topic, is_there)
 
-    async def _created(self, topic: str, query: Mapping[str, str]) -> None:
+    async def _created(self, topic: str, query: Mapping[str, str]) -> dict[str, Any] | None:
         coordinator = self._coordinator
+        is_dry_run = is_switched(query, "dry_run")
         if why_not := coordinator.why_not_made(topic):
             raise HttpError(400, why_not)
         if not asks_for_partitions(query):
             count, copies = coordinator.default_shape()
-            meta = msgspec.structs.replace(PLAIN, replica=copies)
-            await coordinator.create(topic, meta, count, is_any_fine=True)
-            return
-        try:
-            meta = meta_of_query(query, REPLICATOR_MAX)
-        except BadTopicMeta as error:
-            raise HttpError(400, str(error)) from None
-        await coordinator.create(topic, meta, meta.partition_num)
+            meta, is_any_fine = msgspec.structs.replace(PLAIN, replica=copies), True
+        else:
+            try:
+                meta = meta_of_query(query, REPLICATOR_MAX)
+            except BadTopicMeta as error:
+                raise HttpError(400, str(error)) from None
+            count, is_any_fine = meta.partition_num, False
+        if is_dry_run:
+
+            def order(controller: Controller) -> orders.Plan:
+                return orders.Plan(controller.creation(topic, meta, count, is_any_fine), count=count * meta.replica)
+
+            return plan_row(await coordinator.order(order, is_dry_run), is_dry_run)
+        await coordinator.create(topic, meta, count, is_any_fine)
+        return None
 
     def change_topic(self, request: Request) -> Coroutine[Any, Any, Response]:
         topic = valid_argument(request, "topic")
@@ -251,7 +260,17 @@ class ClusterApi(HttpApi):
             return super().delete_topic(request)
         if request.query.get("partition", "**") != "**":
             raise HttpError(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
-        return self._at_master(request, lambda: self._coordinator.delete(topic), topic, is_there=False)
+        if not is_switched(request.query, "dry_run"):
+            return self._at_master(request, lambda: self._coordinator.delete(topic), topic, is_there=False)
+
+        async def planned() -> dict[str, Any]:
+            def order(controller: Controller) -> orders.Plan:
+                count = sum(len(state.holders) for state in controller.view.of_topic.get(topic, {}).values())
+                return orders.Plan(controller.deletion(topic), count=count)
+
+            return plan_row(await self._coordinator.order(order, True), True)
+
+        return self._at_master(request, planned)
 
     def elect(self, request: Request) -> Coroutine[Any, Any, Response]:
         """Let a node lead a partition that nobody can lead without losing something."""

@@ -107,12 +107,12 @@ def build_router(
     ask("/channels", either(api.channels, api.channels_of_partition, ("partition",)), ("topic",), ("partition",))
     ask("/nodes", api.nodes)
     ask("/debug", api.debug)
-    creation = ("topic", *CREATION_WORDS)
+    creation = ("topic", *CREATION_WORDS, "dry_run")
     channel = ("topic", "channel")
     changes: tuple[tuple[str, str, Handler, tuple[str, ...]], ...] = (
         ("POST", "/topic/create", api.create_topic, creation),
         ("PUT", "/topic/create", api.create_topic, creation),
-        ("POST", "/topic/delete", api.delete_topic, ("topic", "partition")),
+        ("POST", "/topic/delete", api.delete_topic, ("topic", "partition", "dry_run")),
         ("POST", "/topic/tombstone", api.tombstone, ("topic", "node", "restore")),
         ("POST", "/topic/meta/update", api.change_topic, ("topic", *CHANGE_WORDS, *CLUSTER_CHANGE_WORDS, "dry_run")),
         ("POST", "/channel/create", api.create_channel, channel),
@@ -276,6 +276,7 @@ class HttpApi:
 
     def create_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = valid_argument(request, "topic")
+        _refuse(request, "dry_run")
         if asks_for_partitions(request.query):
             return self._create_partitions(topic, request)
         _log.info("DB: adding topic(%s)", topic)
@@ -293,14 +294,13 @@ class HttpApi:
         return EMPTY
 
     async def change_topic(self, request: Request) -> Response:
-        for name in (*CLUSTER_CHANGE_WORDS, "dry_run"):
-            if name in request.query:
-                raise HttpError(400, f"INVALID_ARG_{name.upper()}: {name} is for topics of a cluster")
+        _refuse(request, *CLUSTER_CHANGE_WORDS, "dry_run")
         await self._admin.change(valid_argument(request, "topic"), request.query)
         return EMPTY
 
     def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = argument(request, "topic")
+        _refuse(request, "dry_run")
         if "partition" in request.query:
             return self._delete_partitions(topic, request.query["partition"])
         channels = self._database.delete_topic(topic)
@@ -351,6 +351,13 @@ class HttpApi:
         except TooManyRegistrations as error:
             _log.error("DB: topic(%s) channel(%s) refused: %s", topic, channel, error)
             raise HttpError(503, "TOO_MANY_REGISTRATIONS") from error
+
+
+def _refuse(request: Request, *names: str) -> None:
+    """Refuse parameters that only a cluster obeys."""
+    for name in names:
+        if name in request.query:
+            raise HttpError(400, f"INVALID_ARG_{name.upper()}: {name} is for topics of a cluster")
 
 
 _PONG = plain_response("OK")

@@ -430,7 +430,7 @@ def _topic_elect(command: Command) -> int:
 
 def _node_list(command: Command) -> int:
     status = command.status("")
-    command.answer(status.nodes, lambda: tables.nodes_text(status.nodes, command.width))
+    command.answer(status.nodes, lambda: tables.nodes_text(status, command.width))
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Move
+from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
 from flintmq.tools.cluster_health import NOTE, troubles
 
 WIDTH_MIN = 40
@@ -51,7 +51,7 @@ def status_text(status: ClusterStatus, width: int) -> str:
     parts = [
         f"cluster {status.cluster}, id {status.cluster_id or 'not known'}, revision {status.revision}\n"
         f"nsqlookupd: {lookupds}; master: {master}",
-        nodes_text(status.nodes, width),
+        nodes_text(status, width),
         topics_text(status, width),
     ]
     found = troubles(status)
@@ -64,19 +64,42 @@ def status_text(status: ClusterStatus, width: int) -> str:
     return "\n\n".join(parts)
 
 
-def nodes_text(nodes: Sequence[ClusterNode], width: int) -> str:
+def nodes_text(status: ClusterStatus, width: int) -> str:
     """Return one line for each node."""
+    drains = {each.node: each for each in status.drains}
     titles = ("NODE", "ID", "ZONE", "LEADS", "HOLDS", "STATE")
     rows = [
-        (node.address, node.node, node.zone or "-", str(node.leads), str(node.holds), _state(node)) for node in nodes
+        (
+            node.address,
+            node.node,
+            node.zone or "-",
+            str(node.leads),
+            str(node.holds),
+            _state(node, drains.get(node.node)),
+        )
+        for node in status.nodes
+    ]
+    known = {node.node for node in status.nodes}
+    rows += [
+        ("-", each.node, "-", "0", str(each.left), "away; " + _draining(each))
+        for each in status.drains
+        if each.node not in known
     ]
     return table(titles, rows, width) if rows else "no nsqd is in the cluster"
 
 
-def _state(node: ClusterNode) -> str:
+def _state(node: ClusterNode, drain: Drain | None) -> str:
     if node.suspected:
         return "does not answer"
+    if drain is not None:
+        return _draining(drain)
     return "drains" if node.is_draining else "up"
+
+
+def _draining(drain: Drain) -> str:
+    if not drain.left:
+        return "has nothing, can be stopped" if drain.is_removal else "drained"
+    return "is being removed" if drain.is_removal else "drains"
 
 
 def topics_text(status: ClusterStatus, width: int) -> str:
@@ -139,15 +162,16 @@ def moves_text(moves: Sequence[Move], names: Mapping[str, str], width: int) -> s
 
 
 def _done(move: Move) -> str:
+    done = move.bytes_done or 0
     if not move.bytes_total:
         return "-"
-    share = min(100, 100 * move.bytes_done // move.bytes_total)
-    return f"{move.bytes_done / _MB:.1f} of {move.bytes_total / _MB:.1f} MB ({share} %)"
+    share = min(100, 100 * done // move.bytes_total)
+    return f"{done / _MB:.1f} of {move.bytes_total / _MB:.1f} MB ({share} %)"
 
 
 def moves_line(moves: Sequence[Move]) -> str:
     """Return how far all moves together are, in a few words."""
-    done, total = sum(each.bytes_done for each in moves), sum(each.bytes_total for each in moves)
+    done, total = (sum(each.bytes_done or 0 for each in moves), sum(each.bytes_total or 0 for each in moves))
     share = f", {done / _MB:.1f} of {total / _MB:.1f} MB" if total else ""
     return f"{len(moves)} {'copy is' if len(moves) == 1 else 'copies are'} being moved{share}"
 

@@ -102,6 +102,15 @@ def coordinator_stats(*, topic: str | None = None, partition: int | None = None)
     return get("/coordinator/stats", fields, topic=topic, partition=partition)
 
 
+def cluster_copies(*, lagging: bool = False) -> Question[dict[str, Any]]:
+    """Return what an nsqd of a cluster leads, and how far the copies of it on other nodes are.
+
+    Args:
+        lagging: only what has a copy that lacks something.
+    """
+    return get("/cluster/copies", fields, lagging=lagging or None)
+
+
 def channel_state(topic: str, channel: str, *, partition: int | None = None) -> Question[str]:
     """Return how far a channel is in every partition, or in one, as text for people."""
     return get("/message/stats", text, topic=topic, channel=channel, partition=partition)

@@ -355,6 +355,19 @@ class ClusterTopic(msgspec.Struct, frozen=True):
     meta: dict[str, Any] = {}
 
 
+class Drain(msgspec.Struct, frozen=True):
+    """A node that everything is taken from.
+
+    Attributes:
+        is_removal: it is forgotten when it has nothing and has ended.
+        left: copies that it has.
+    """
+
+    node: str
+    is_removal: bool = False
+    left: int = 0
+
+
 class ClusterStatus(msgspec.Struct, frozen=True):
     """The state of a cluster, as the nsqlookupd knows it that was asked.
 
@@ -364,6 +377,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         is_master: that one is the master.
         master: the one that is; None: there is none.
         unreadable: keys of the store that cannot be read, and why.
+        drains: nodes that an operator has everything taken from.
     """
 
     cluster: str
@@ -376,6 +390,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     nodes: list[ClusterNode]
     topics: list[ClusterTopic]
     unreadable: list[dict[str, str]] = []
+    drains: list[Drain] = []
 
     def find_node(self, name: str) -> ClusterNode | None:
         """Return the node with this id, or at this address (``host:port`` of TCP or HTTP)."""
@@ -391,7 +406,7 @@ class Move(msgspec.Struct, frozen=True):
     Attributes:
         sources: ids of the nodes whose copies go.
         targets: ids of the nodes that get one.
-        bytes_done, bytes_total: of the copies that are being made, as far as they are known.
+        bytes_done, bytes_total: of the copies that are being made; None: not known.
         since_s: seconds since 1970.
         state: of it, as the master says it.
         reason: why it does not go on.
@@ -401,8 +416,8 @@ class Move(msgspec.Struct, frozen=True):
     partition: int
     sources: list[str] = msgspec.field(name="from", default_factory=list)
     targets: list[str] = msgspec.field(name="to", default_factory=list)
-    bytes_done: int = 0
-    bytes_total: int = 0
+    bytes_done: int | None = None
+    bytes_total: int | None = None
     since_s: float = msgspec.field(name="since", default=0)
     state: str = ""
     reason: str = ""

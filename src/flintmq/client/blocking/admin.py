@@ -115,6 +115,7 @@ class NsqdAdmin(Admin):
     server_stats = asked(nsqd.server_stats)
     hourly_sizes = asked(nsqd.hourly_sizes)
     coordinator_stats = asked(nsqd.coordinator_stats)
+    cluster_copies = asked(nsqd.cluster_copies)
     channel_state = asked(nsqd.channel_state)
     create_topic = asked(nsqd.create_topic)
     change_topic = asked(nsqd.change_topic)
