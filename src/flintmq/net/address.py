@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import FlintError
@@ -64,6 +65,38 @@ async def bind_host(host: str, port: int) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     ipv4 = [info for info in found if info[0] == socket.AF_INET]
     return str((ipv4 or found)[0][4][0])
+
+
+async def connect(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+    """Connect to the first address of a name that takes a connection.
+
+    The name is looked up here and not by ``create_connection``: uvloop's, when it is given up meanwhile, leaves an
+    error behind that is logged as nobody's.
+
+    Args:
+        factory: makes the protocol; called for each address that takes the connection, which is one.
+
+    Raises:
+        OSError: there is no such name, or none of its addresses takes it: why the first one does not.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = [info[4][:2] for info in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    else:
+        found = [(host, port)]
+    failed: OSError | None = None
+    for address in found:
+        try:
+            await loop.create_connection(factory, str(address[0]), int(address[1]))
+        except OSError as error:
+            failed = failed or error
+        else:
+            return
+    raise failed or OSError(f"{host} has no address")
 
 
 def listening_address(server: asyncio.AbstractServer, host: str, port: int) -> tuple[str, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
@@ -19,7 +18,7 @@ import msgspec
 
 from flintmq.env import Env
 from flintmq.errors import FlintError, RemoteProtocolError
-from flintmq.net.address import split_address
+from flintmq.net.address import connect, split_address
 from flintmq.net.tasks import kept_up
 from flintmq.topic_meta import PLAIN, TopicMeta
 from flintmq.wire.lookup import (
@@ -263,25 +262,9 @@ class LookupPeer:
             if address is None:
                 _, connection = await loop.create_unix_connection(lambda: _Connection(self._changed.set), self.address)
             else:
-                connection = await self._reach(*address)
+                connection = _Connection(self._changed.set)
+                await connect(lambda: connection, *address)
         return connection
-
-    async def _reach(self, host: str, port: int) -> _Connection:
-        """Connect to the first address of a name that takes a connection.
-
-        The name is looked up here and not by ``create_connection``: uvloop's, when it is given up meanwhile, leaves an
-        error behind that is logged as nobody's.
-        """
-        loop = asyncio.get_running_loop()
-        failed: OSError | None = None
-        for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                _, connection = await loop.create_connection(lambda: _Connection(self._changed.set), *address[:2])
-            except OSError as error:
-                failed = failed or error
-            else:
-                return connection
-        raise failed or OSError(f"{host} has no address")
 
     async def _wait(self, connection: _Connection) -> None:
         """Return when there is something to say, when the connection is lost, or when it is time for a ping."""

@@ -122,6 +122,7 @@ class Cluster:
         self.lookups = ["http://l1:4161", "http://l2:4161"]
         self.is_enveloped = False
         self.broken_lookups: set[str] = set()
+        self.lookup_error: Exception = OSError("refused")
         self.is_topic_unknown = False
         self.asked: list[str] = []
 
@@ -166,7 +167,7 @@ class Cluster:
         await asyncio.sleep(0.005)
         parts = urlsplit(url)
         if f"{parts.scheme}://{parts.netloc}" in self.broken_lookups:
-            raise OSError("refused")
+            raise self.lookup_error
         return self.http(parts.path, {key: values[0] for key, values in parse_qs(parts.query).items()})
 
     async def close(self) -> None:

@@ -419,6 +419,30 @@ def test_what_waits_for_the_number_of_partitions_is_not_overtaken(client):
     play(scenario, client=client)
 
 
+def test_a_fetch_that_raises_anything_ends_nothing(client, caplog):
+    """It is told with its trace, the other nsqlookupd are asked, and later all of them again."""
+
+    async def scenario(world):
+        world.cluster.create("t", 1)
+        world.cluster.lookup_error = ZeroDivisionError("a mistake in it")
+        world.cluster.broken_lookups.update(world.cluster.lookups)
+        got: list[bytes] = []
+        async with (
+            world.consumer(handler=lambda message: got.append(message.body), lookup_interval=1),
+            world.producer(lookup_interval=1, timeout=60) as producer,
+        ):
+            publishing = asyncio.create_task(producer.pub("t", b"x"))
+            await asyncio.sleep(5)
+            assert not publishing.done()
+            world.cluster.broken_lookups = {world.cluster.lookups[1]}
+            await publishing
+            await until(lambda: got == [b"x"])
+
+    play(scenario, client=client)
+    told = [record for record in caplog.records if record.exc_info and "by a mistake" in record.getMessage()]
+    assert told and all("a mistake in it" in record.getMessage() for record in told)
+
+
 def test_a_cancelled_call_holds_up_nobody():
     async def scenario(world):
         topic = world.cluster.create("t", 1)

@@ -17,6 +17,7 @@ from flintmq.client.options import ConnectionOptions, seconds, split_address, wh
 from flintmq.client.security import obtain_secret
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError
+from flintmq.net.address import connect
 
 ConnectionOwner = LinkOwner["Connection"]
 
@@ -73,7 +74,7 @@ class Connection(Link, asyncio.BufferedProtocol):
         opening = Opening(handshake, partial(connection._take_over, handshake), loop, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: opening, host, port)
+                await connect(lambda: opening, host, port)
                 if await opening.wants_secret():
                     assert options.auth_secret is not None
                     await opening.authorise(await obtain_secret(options.auth_secret, address, env))

@@ -87,7 +87,7 @@ class Lookup:
         """Ask one nsqlookupd and keep its answer; False when it gave none."""
         try:
             status, body = await self._fetch(address + path, self._timeout_s)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - what is a mistake is told, and concerns this answer alone
             has_answered = self._answers.note_failure(address, error)
         else:
             has_answered = self._answers.note(address, path, status, body)
@@ -107,7 +107,7 @@ class Lookup:
     async def _ask_list(self, address: str) -> bool:
         try:
             status, body = await self._fetch(address + LIST_PATH, self._timeout_s)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - likewise
             self._directory.note(address, self._answers.note_failure(address, error))
             return False
         self._directory.note_list(address, status, body, asyncio.get_running_loop().time())

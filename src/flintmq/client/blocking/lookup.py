@@ -23,7 +23,7 @@ from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.core.discovery import LIST_PATH, Answers, Directory
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.core.topology import Topology
-from flintmq.errors import DiscoveryError, FlintError
+from flintmq.errors import DiscoveryError
 
 PATIENCE_S = 1.0
 DEADLINE_SLACK_S = 0.5  # each request has the deadline itself; this one is for resolvers that hang
@@ -108,7 +108,7 @@ class Lookup:
     def _try_fetch(self, url: str) -> tuple[int, bytes] | Exception:
         try:
             return self._fetch(url, self._timeout_s)
-        except (OSError, FlintError) as error:
+        except Exception as error:  # noqa: BLE001 - what is a mistake is told, and concerns this answer alone
             return error
 
     def _note(self, question: _Question, address: str, answer: tuple[int, bytes] | Exception) -> bool:

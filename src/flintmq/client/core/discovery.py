@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from flintmq.client.core.topology import Node, Remembered, Topology, parse_answer, parse_members, parse_nodes, unite
 from flintmq.client.options import NSQLOOKUPD_COUNT_MAX
-from flintmq.errors import DiscoveryError
+from flintmq.errors import DiscoveryError, FlintError
 
 __all__ = ["Answers", "Directory", "Node", "PollTimes", "Topology", "parse_nodes", "topic_path"]
 
@@ -69,7 +69,13 @@ class Answers:
         return True
 
     def note_failure(self, address: str, error: Exception) -> bool:
-        """Note that there was no answer; False. What was said before stands."""
+        """Note that there was no answer; False. What was said before stands.
+
+        An error that no network has is a mistake, of ours or of a ``fetch`` that was given: it is logged with its
+        trace.
+        """
+        if not isinstance(error, OSError | FlintError):
+            log.error("asking nsqlookupd %s failed by a mistake: %r", address, error, exc_info=error)
         if address not in self._failing:
             log.warning("nsqlookupd %s is skipped: %s", address, error)
         while len(self._failing) > ANSWER_COUNT_MAX:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
 from functools import partial
 from typing import Any
@@ -64,6 +65,38 @@ async def subscribed(world: World, **options) -> tuple[Connection, Owner]:
 def run(scenario, *names, **options):
     with World(*names, **options) as world:
         world.run(scenario(world))
+
+
+# --- connecting ---
+
+
+def test_names_are_looked_up_by_us(monkeypatch):
+    """A loop that looks one up while it connects leaves an error behind, nobody's, when it is given up meanwhile."""
+
+    async def scenario(world):
+        loop = asyncio.get_running_loop()
+        plain, resolve = loop.create_connection, loop.getaddrinfo
+        resolved: list[object] = []
+        hosts: list[str] = []
+
+        async def found(host, *rest, **options):
+            resolved.append(host)
+            return [*await resolve("nobody", *rest, **options), *await resolve(host, *rest, **options)]
+
+        async def connects(factory, host=None, *rest, **options):
+            hosts.append(host)
+            if len(hosts) == 1:
+                raise OSError("the first address of the name does not take it")
+            return await plain(factory, host, *rest, **options)
+
+        monkeypatch.setattr(loop, "getaddrinfo", found)
+        monkeypatch.setattr(loop, "create_connection", connects)
+        connection, _ = await connected(world)
+        assert resolved == ["a"]
+        assert len(hosts) == 2 and all(ipaddress.ip_address(host) for host in hosts)
+        connection.close()
+
+    run(scenario, "a", "nobody")
 
 
 # --- handshake ---

@@ -10,6 +10,7 @@ from tests.unit.client.test_consumer import discovering, run
 from tests.unit.client.world import until
 
 from flintmq.client import Consumer
+from flintmq.client.aio.lookup import Lookup
 from flintmq.errors import OptionError
 
 
@@ -112,17 +113,23 @@ def test_a_cancelled_task_drains_too():
     run(scenario)
 
 
-def test_a_failing_poller_is_no_silent_end():
-    class Broken:
+def test_a_failing_poller_is_no_silent_end(monkeypatch):
+    """A mistake of ours that nothing goes on behind ends the consumer, and says so."""
+
+    async def fail(*_):
+        raise ZeroDivisionError("a bug")
+
+    class Never:
         async def __call__(self, url, timeout_s):
-            raise ZeroDivisionError("a bug")
+            raise AssertionError("nobody is asked")
 
         async def close(self):
             pass
 
     async def scenario(world):
+        monkeypatch.setattr(Lookup, "topic", fail)
         with pytest.raises(ZeroDivisionError):
-            async with discovering(world, Broken()):
+            async with discovering(world, Never()):
                 pass
 
     run(scenario)
