@@ -1,14 +1,21 @@
-"""Logs that move while Spark reads them.
+"""Logs that move while Spark reads them: a data directory at another address, leaders that die.
 
 Each message is archived exactly once, by its number and by its offset.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
-from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Cluster, Daemons
 from tests.spark.processes import NsqdProcess, assert_each_once, numbered
-from tests.spark.test_spark import archived, run
+from tests.spark.test_spark import archived, rows, run, wait_until
+
+import flintmq.sync
+from flintmq.errors import FlintError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
@@ -32,3 +39,73 @@ def test_a_data_directory_behind_another_port(spark, source, topic, archive, tmp
         assert found.where("log_id IS NOT NULL").selectExpr("concat('0/', log_id) AS l").distinct().first().l == label
     finally:
         own.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
+    started = Cluster(daemons)
+    try:
+        yield started
+    finally:
+        started.close()
+        daemons.close()
+
+
+class Publishing:
+    """Publishes numbered bodies, each until it is acknowledged, in a thread."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        host, port = cluster.nsqlookupd.http
+        self._producer = flintmq.sync.Producer(nsqlookupd_http_addresses=f"http://{host}:{port}", idempotent=True)
+        self._topic = topic
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.count = 0
+        self.error: FlintError | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending.is_set():
+                self._producer.mpub(self._topic, numbered(self.count, self.count + 50), timeout=PATIENCE_S)
+                self.count += 50
+        except FlintError as error:
+            self.error = error
+
+    def end(self) -> int:
+        """Publish no more; returns how many were acknowledged."""
+        self._is_ending.set()
+        self._thread.join(PATIENCE_S)
+        self._producer.close()
+        if self.error is not None:
+            raise self.error
+        return self.count
+
+
+def test_a_leader_dies_while_a_stream_runs(
+    spark: Any, source: Callable[..., Any], topic: str, archive: Callable[..., Any], cluster: Cluster, tmp_path: Any
+) -> None:
+    cluster.create(topic, 2)
+    for number in range(2):
+        cluster.wait_in_sync(topic, 3, number)
+    host, port = cluster.nsqlookupd.http
+    given = {"nsqd": None, "lookupd": f"{host}:{port}", "maxMessagesPerTrigger": 2000, "channel": "archive"}
+    frame = source(spark.readStream, **given).load()
+    publishing = Publishing(cluster, topic)
+    query = archive(frame, processingTime="0 seconds")
+    try:
+        wait_until(lambda: rows(query) >= 500, query)
+        before = rows(query)
+        cluster.leader(topic).kill()
+        wait_until(lambda: rows(query) >= before + 2000, query)
+        count = publishing.end()
+        wait_until(lambda: rows(query) >= count, query)
+    finally:
+        query.stop()
+    found = spark.read.parquet(str(tmp_path / "archive"))
+    assert_each_once(archived(spark, tmp_path), count)
+    assert found.select("partition", "offset").distinct().count() == count
+    cluster.mend()
+    run(archive(frame, availableNow=True))
+    assert_each_once(archived(spark, tmp_path), count)
