@@ -77,6 +77,10 @@ class Writing:
             self.count += 1
             time.sleep(0.001)
 
+    @property
+    def name(self) -> bytes:
+        return self._name.encode()
+
     def body(self, number: int) -> bytes:
         return f"{self._name}-{number}".encode()
 
@@ -134,4 +138,60 @@ def test_what_is_published_once_is_stored_once_and_in_order(cluster: Cluster, fl
         name = bodies[0].split(b"-")[0] + b"-"
         assert [body for body in found if body.startswith(name)] == bodies
     print(f"\n{flavour.name}: {len(found)} messages, each once; ", end="")
+    print(f"longest wait of a publisher {max(each.longest_s for each in writings):.3f} s")
+
+
+class Order:
+    """A handler that notes what came, and what came before something that it should have come after.
+
+    Attributes:
+        last: the number that came last of each writer; what comes again is no news.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[bytes, int] = {}
+        self.gaps: list[tuple[bytes, int, int]] = []
+        self.repeated = 0
+
+    def __call__(self, message: Any) -> None:
+        name, _, number = message.body.rpartition(b"-")
+        before = self.last.get(name, -1)
+        if int(number) > before + 1:
+            self.gaps.append((name, before, int(number)))
+        if int(number) <= before:
+            self.repeated += 1
+        else:
+            self.last[name] = int(number)
+
+    def has(self, writings: list[Writing]) -> bool:
+        """Whether everything that was acknowledged has come."""
+        return all(self.last.get(each.name, -1) == each.count - 1 for each in writings)
+
+
+def test_every_node_is_restarted_under_load(cluster: Cluster, flavour: Flavour) -> None:
+    """No call of a publisher fails, with keys or without; who consumes in order sees no gap, nobody misses anything."""
+    topic = _created(cluster, f"rolling-{flavour.name}", 2)
+    address = _address(cluster)
+    order, every = Order(), Order()
+    with (
+        flavour.consumer(topic, "ordered", order, ordered=True, nsqlookupd_http_addresses=address),
+        flavour.consumer(topic, "every", every, nsqlookupd_http_addresses=address),
+        flavour.producer(nsqlookupd_http_addresses=address, idempotent=True) as producer,
+    ):
+        writings = [Writing(producer, topic, f"key{number}", sharding_id=f"key{number}") for number in range(3)]
+        for node in cluster.nodes:
+            for each in writings:
+                each.more(10)
+            node.stop()
+            for each in writings:
+                each.more(10)
+            node.start()
+            for number in range(2):
+                cluster.wait_in_sync(topic, 3, number)
+        for each in writings:
+            each.end()
+        wait_until(lambda: order.has(writings), lambda: f"everything in order: {order.last}, {order.gaps}")
+        wait_until(lambda: every.has(writings), lambda: f"everything: {every.last}")
+    assert order.gaps == []
+    print(f"\n{flavour.name}: {sum(each.count for each in writings)} messages, {order.repeated} again; ", end="")
     print(f"longest wait of a publisher {max(each.longest_s for each in writings):.3f} s")
