@@ -8,7 +8,9 @@ Source: design/cluster.md section 3, Revision 2.
 from __future__ import annotations
 
 import json
+import selectors
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -455,6 +457,86 @@ def test_publishing_and_delivering_go_on_without_the_store(cluster: Cluster, top
         cluster.nsqlookupd.start()
     assert PATIENCE_S > 6.0 and sent
     assert cluster.leader(topic) is leader
+
+
+def test_more_than_a_frame_of_delayed_messages_comes_to_a_node_that_was_away(cluster: Cluster, topic: str) -> None:
+    """70 MB that are set aside for a channel are no single frame, list or buffer of anybody."""
+    body, count = b"x" * 100_000, 700
+    leader = cluster.leader(topic)
+    away, other = (node for node in cluster.nodes if node is not leader)
+    _consumer(leader, topic, 0).close()
+    away.kill()
+    with leader.connect() as connection:
+        for _ in range(0, count, 10):
+            connection.send(b"".join(b"DPUB %s 3000000 0\n%s" % (topic.encode(), sized(body)) for _ in range(10)))
+            connection.ok(count=10)
+        away.start()
+        cluster.wait_in_sync(topic, 3)
+        connection.ok(_pub(topic, b"now"))
+    for node in (leader, other):
+        node.kill()
+    successor = cluster.leader(topic, access="w", but=leader)
+    if successor is not away:  # it was elected in the moment before it was killed
+        successor = cluster.leader(topic, access="w", but=other)
+    assert successor is away
+    wait_until(lambda: _deferred_counts(away, topic) == [count], lambda: f"{_deferred_counts(away, topic)} are there")
+
+
+def _deferred_counts(node: Nsqd, topic: str) -> list[int]:
+    """How many messages each channel that the node leads has set aside; none before it leads."""
+    topics = node.get(f"/stats?format=json&include_mem=false&topic={topic}")["topics"]
+    return [channel["deferred_count"] for each in topics for channel in each["channels"]]
+
+
+FLOOD_COUNT = 100_000
+FLOOD_TRIES = 5
+
+
+def test_a_flood_is_no_reason_for_an_election(cluster: Cluster, topic: str) -> None:
+    """Whoever sends small commands as fast as they are taken does not keep a leader from hearing its followers.
+
+    A machine that stands still for seconds does; so one flood of several has to leave everything as it was.
+    """
+    leader = cluster.leader(topic)
+    commands = (
+        _pub(topic, b"x") * FLOOD_COUNT,
+        b"".join(b"FIN %016x\n" % number for number in range(1 << 40, (1 << 40) + FLOOD_COUNT)),
+    )
+    for _ in range(FLOOD_TRIES):
+        before = cluster.partition(topic)
+        floods = [leader.connect(), leader.connect(), leader.connect().subscribe(topic, "ch", 1)]
+        selector = selectors.DefaultSelector()
+        for flood, data in zip(floods, (commands[0], commands[0], commands[1]), strict=True):
+            flood.socket.setblocking(False)
+            selector.register(flood.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, [memoryview(data), 0])
+        with selector:
+            while selector.get_map():
+                for key, mask in selector.select(PATIENCE_S):
+                    _flood(selector, key, mask)
+        for flood in floods:
+            flood.close()
+        now = cluster.partition(topic)
+        if (now["epoch"], set(now["in_sync"])) == (before["epoch"], set(before["in_sync"])):
+            return
+        cluster.wait_in_sync(topic, 3)
+        leader = cluster.leader(topic)
+    raise AssertionError(f"each of {FLOOD_TRIES} floods changed who leads or who is in sync: {cluster.status(topic)}")
+
+
+def _flood(selector: selectors.BaseSelector, key: selectors.SelectorKey, mask: int) -> None:
+    """Send what is taken, and read answers away, until there is one for each command."""
+    connection, (left, answered) = key.fileobj, key.data
+    assert isinstance(connection, socket.socket)
+    if mask & selectors.EVENT_READ:
+        data = connection.recv(1 << 20)
+        assert data, "closed"
+        key.data[1] = answered + len(data)
+    if mask & selectors.EVENT_WRITE:
+        key.data[0] = left = left[connection.send(left) :]
+        if not left:
+            selector.modify(connection, selectors.EVENT_READ, key.data)
+    if not left and key.data[1] >= FLOOD_COUNT * len(b"....    OK"):
+        selector.unregister(connection)
 
 
 def test_a_deleted_topic_is_gone_from_every_node(cluster: Cluster, topic: str) -> None:
