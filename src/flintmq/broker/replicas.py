@@ -650,7 +650,7 @@ class Replicas(Mapping[_Key, Replica]):
         below = [index for index, (_, begin) in enumerate(history) if begin <= replica.log.start_sequence]
         del history[: max(below[-1] if below else 0, len(history) - _HISTORY_MAX)]
 
-    def append(self, replica: Replica, data: bytes, after_gap: bool = False) -> int:
+    def append(self, replica: Replica, data: bytes | memoryview, after_gap: bool = False) -> int:
         """Write whole batches of the leader's log, byte for byte; the end of the log then.
 
         Those before one that is refused are written. An epoch that the log has had nothing of is noted in the history.
@@ -683,7 +683,7 @@ class Replicas(Mapping[_Key, Replica]):
                         f"epochs from {max(last, 0)} to {replica.epoch} may come"
                     )
                 batch = data if not position and end == size else data[position:end]
-                first = log.append_batch(batch, after_gap and not position)
+                first = log.append_batch(batch, after_gap and not position, header)
                 if header.epoch > last:
                     self._enter(replica, header.epoch, first)
                     self._put_row(replica, must_sync=False)

@@ -28,6 +28,7 @@ from flintmq.batch import (
     UNIFORM,
     Batch,
     BatchError,
+    BatchHeader,
     decode_batch,
     decode_header,
     encode_batch,
@@ -463,9 +464,10 @@ class PartitionLog:
                 f"a batch of {count} messages has {len(data)} bytes; at most {BATCH_SIZE_MAX} are stored at once"
             )
         self._write(data, first, count, timestamp_ns, producer)
+        self._keep_in_tail(data, len(data) + _BATCH_OVERHEAD_BYTES)
         return first
 
-    def append_batch(self, data: bytes, after_gap: bool = False) -> int:
+    def append_batch(self, data: bytes | memoryview, after_gap: bool = False, header: BatchHeader | None = None) -> int:
         """Write one batch as another log of this partition has it, byte for byte; the sequence of its first message.
 
         What it says of that log's synced sequence is not true of this one.
@@ -473,6 +475,9 @@ class PartitionLog:
         Args:
             after_gap: the other log has nothing between the end of this one and the batch: it lost that, told of it,
                 and went on behind it. The batch begins a segment then, and what is missing is missing here as well.
+            header: of the batch, where it was read already.
+
+        It is not kept in memory: who copies a log is hardly ever asked for what was written last.
 
         Raises:
             DiskFull, WriteFailed: as for :meth:`append`.
@@ -481,7 +486,8 @@ class PartitionLog:
         """
         if self.failed is not None:
             raise WriteFailed(self._active.path, self.failed)
-        header = decode_header(data)
+        if header is None:
+            header = decode_header(data)
         verify(data, header)
         if len(data) != header.size:
             raise BatchError(f"{len(data)} bytes, the batch has {header.size}")
@@ -496,10 +502,13 @@ class PartitionLog:
             self._skip_to(header.first_sequence, header.offset_bytes)
         first = self.next_sequence
         self._write(data, first, header.count, header.timestamp_max, producer_of(data))
+        if self._tail:
+            self._cache.tail_changed(self, -self._forget_tail(len(self._tail)))
+        self._tail_first = self.next_sequence
         return first
 
     def _write(
-        self, data: bytes, first: int, count: int, timestamp_ns: int, producer: tuple[bytes, int] | None
+        self, data: bytes | memoryview, first: int, count: int, timestamp_ns: int, producer: tuple[bytes, int] | None
     ) -> None:
         """Add a whole batch to the active segment, or to a new one.
 
@@ -534,7 +543,6 @@ class PartitionLog:
             active.has_producers = True
             self.producers.appended(producer_id, producer_sequence, producer_sequence + count - 1, size)
         self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - frames_at
-        self._keep_in_tail(data, size + _BATCH_OVERHEAD_BYTES)
 
     def _sample_space(self, size: int) -> None:
         free = self._files.free_bytes()

@@ -176,7 +176,7 @@ class FollowedLog:
         self._do(note, done)
 
     def append(self, data: memoryview, gap: int) -> int:
-        replica, batches = self.replica, bytes(data)
+        replica, batches = self.replica, data
         end = replica.log.next_sequence
         try:
             if gap:
