@@ -657,7 +657,7 @@ class Cluster:
         copies_on: how many nsqds there are.
         flags: of each of them.
         store: the address of a store; empty: the nsqlookupd keeps it.
-        lookupd_flags: of the nsqlookupd.
+        lookupd_flags: of the nsqlookupd. Unless they say otherwise nothing is balanced: leaders stay where they are.
         data_paths: of the nsqds, as far as they are given.
     """
 
@@ -670,7 +670,7 @@ class Cluster:
         lookupd_flags: Iterable[str] = (),
         data_paths: Sequence[Path] = (),
     ) -> None:
-        kept = [f"--cluster-store={store or 'own'}"]
+        kept = ["--balance-interval=0", f"--cluster-store={store or 'own'}"]
         if not store:
             kept.append(f"--store-path={daemons.new_directory('store')}")
         self.nsqlookupd = daemons.nsqlookupd(

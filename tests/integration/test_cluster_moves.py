@@ -20,7 +20,8 @@ _topics = (f"moved{number}" for number in count())
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     daemons = Daemons(tmp_path_factory.mktemp("moves"))
-    cluster = Cluster(daemons, copies_on=4)
+    cluster = Cluster(daemons, copies_on=4, lookupd_flags=["--balance-interval=200ms", "--balance-window=0-0"])
+    _ordered(cluster.nsqlookupd, "/cluster/balance?enabled=false")
     try:
         yield cluster
     finally:
@@ -156,7 +157,7 @@ def test_a_node_is_drained_and_removed_under_load(cluster: Cluster) -> None:
     ids = _ids(cluster)
     leader = cluster.leader(topic)
     node = ids[leader]
-    with opened("async") as flavour, _loaded(cluster, topic, flavour):
+    with opened("asyncio") as flavour, _loaded(cluster, topic, flavour):
         plan = _ordered(cluster.nsqlookupd, f"/cluster/node/drain?node={leader.tcp[0]}:{leader.tcp[1]}&dry_run=true")
         assert plan["copies"] and not cluster.status()["drains"]
         _ordered(cluster.nsqlookupd, f"/cluster/node/drain?node={node}")
@@ -175,6 +176,28 @@ def test_a_node_is_drained_and_removed_under_load(cluster: Cluster) -> None:
     leader.kill()
     wait_until(lambda: not cluster.status()["drains"], "it is forgotten")
     cluster.mend()
+
+
+def test_a_node_that_comes_back_leads_its_part_again(cluster: Cluster) -> None:
+    topic = next(_topics)
+    cluster.create(topic, partition_num=8, copies=4)
+    killed = cluster.leader(topic)
+    killed.kill()
+    for number in range(8):
+        cluster.leader(topic, number, but=killed)
+    cluster.mend()
+    for number in range(8):
+        cluster.wait_in_sync(topic, 4, number)
+    with opened("asyncio") as flavour, _loaded(cluster, topic, flavour):
+        assert "MISSING_ARG_ENABLED" in _refused(cluster, "/cluster/balance")
+        _ordered(cluster.nsqlookupd, "/cluster/balance?enabled=true")
+
+        def is_even() -> bool:
+            counts = [row["leads"] for row in cluster.status()["nodes"]]
+            return max(counts) - min(counts) <= 1
+
+        wait_until(is_even, lambda: str(cluster.status()["nodes"]))
+    _ordered(cluster.nsqlookupd, "/cluster/balance?enabled=false")
 
 
 def test_a_topic_grows_under_load(cluster: Cluster, flavour: Flavour) -> None:
@@ -257,4 +280,4 @@ def test_what_youzans_tools_ask(cluster: Cluster) -> None:
     _ordered(lookup, "/cluster/balance?enabled=false&window=22-4")
     assert cluster.status()["settings"]["balance_window"] == [22, 4]
     assert "INVALID_ARG_WINDOW" in _refused(cluster, "/cluster/balance?window=25-26")
-    _ordered(lookup, "/cluster/balance?enabled=true")
+    _ordered(lookup, "/cluster/balance?window=0-0")

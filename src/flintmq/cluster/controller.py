@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from flintmq.cluster.balance import LeaderSpread
 from flintmq.cluster.moving import Moving
 from flintmq.cluster.placement import Site, TooFewNodes, place_copies
 from flintmq.cluster.state import (
@@ -165,6 +166,7 @@ class Controller:
         self.allows_same_host = allow_same_host
         self._suspected: dict[str, str] = {}  # node: incarnation
         self._live: dict[str, NodeRecord] | None = None
+        self._leader_spread = LeaderSpread()
         self.moving = Moving(view, lambda: self.live, allow_same_host)
         self._partitions: dict[PartitionId, None] = dict.fromkeys(view.partitions)  # to be looked at, in this order
         self._topics: dict[str, None] = dict.fromkeys(view.topics)
@@ -518,6 +520,23 @@ class Controller:
         if node.incarnation != state.incarnation:
             return f"node {state.leader} was started anew"
         return f"node {state.leader} broke its connection and does not listen"
+
+    def spread(self) -> list[Swap]:
+        """Return hand-overs that let every node lead its part, a few of them; none when it does. Carry them out, and do
+        not tell the end of them.
+        """
+        if not self.is_master or self.view.settings.is_upgrading or not self.view.settings.balances:
+            return []
+        found = []
+        for partition, node in self._leader_spread.next(self.view, self.live):
+            key = self._keys.partition(*partition)
+            if self._is_busy(key):
+                continue
+            state, best = self.view.partitions[partition], self.live[node]
+            name = f"partition {partition[0]}/{partition[1]}"
+            reason = f"{name}: {_led(best, state)}: node {state.leader} leads more than it"
+            found.append(self.swap_to(key, elected(state, best, self._members(state)), reason))
+        return found
 
     def forced(self, partition: PartitionId, node: str) -> Swap:
         """Return what lets a node lead that may lack some of what was acknowledged, because an operator says so.

@@ -183,6 +183,11 @@ class Moving:
         """Whether something is to be looked at."""
         return bool(self._due)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether copies are being made, or are to be."""
+        return bool(self._involved or self._waits_for or self._due)
+
     def next_step(self, is_busy: Callable[[PartitionId], bool]) -> Step | None:
         """Look at one partition; return what is to be done about it, if anything is.
 
@@ -288,8 +293,7 @@ class Moving:
         """
         view, takers = self._view, self._taking()
         self.check_hosts_known([node for node in staying if node not in view.drains])
-        taken = {self._host(view.nodes[node]) for node in staying if node in view.nodes}
-        free = [node for node in takers if node.node not in staying and self._host(node) not in taken]
+        free = self.free_for(staying)
         if not free:
             hosts = {node.host_id or node.node for node in takers}
             raise TooFewNodes(len(staying) + 1, len(takers), len(hosts), self._allow_same_host)
@@ -305,6 +309,12 @@ class Moving:
             )  # fmt: skip
 
         return min(free, key=rank).node
+
+    def free_for(self, staying: Sequence[str]) -> list[NodeRecord]:
+        """Return the nodes that may get a copy of what these have, on machines that have none."""
+        nodes = self._view.nodes
+        taken = {self._host(nodes[node]) for node in staying if node in nodes}
+        return [node for node in self._taking() if node.node not in staying and self._host(node) not in taken]
 
     def _taking(self) -> list[NodeRecord]:
         """Return the nodes that may be given something."""

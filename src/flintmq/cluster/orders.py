@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from flintmq.cluster.balance import Loads, copy_to_move
 from flintmq.cluster.controller import Controller, Refused, Swap
 from flintmq.cluster.moving import HostUnknown
 from flintmq.cluster.placement import TooFewNodes, place_copies
@@ -126,6 +127,29 @@ def move(controller: Controller, partition: PartitionId, source: str, target: st
     return Plan(controller.swap_to(view.keys.partition(*partition), now, reason), [_row(partition, source, target)], 1)
 
 
+def balance_copies(controller: Controller, loads: Loads) -> Swap | None:
+    """Return what moves a copy so that loads are more even; None: they are, or something is moved already."""
+    view, moving = controller.view, controller.moving
+    settings = view.settings
+    if not controller.is_master or not (settings.balances and settings.balances_load) or settings.is_upgrading:
+        return None
+
+    def may_be_on(partition: PartitionId, source: str, target: str) -> bool:
+        others = [node for node in view.partitions[partition].replicas if node != source]
+        is_known = all(node in view.nodes for node in others)
+        return is_known and not moving.shares_host(controller.live[target], others)
+
+    if moving.is_moving:
+        return None
+    found = copy_to_move(view, moving.takers, loads, may_be_on)
+    if found is None:
+        return None
+    try:
+        return move(controller, *found).swap
+    except Refused:
+        return None  # it was looked at a moment ago: something has changed in between
+
+
 def drain(controller: Controller, node: str, is_removal: bool = False) -> Plan:
     """Take everything from a node, which may be away; when it is a removal it is forgotten after it has ended.
 
@@ -156,8 +180,7 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
                 "is until that is back, or another one is elected with /cluster/partition/elect"
             )
         staying = [each for each in state.replicas if each != node and each not in view.drains]
-        taken = {moving.shares_host(each, staying) and each.node for each in takers}
-        free = [each for each in takers if each.node not in staying and each.node not in taken]
+        free = [each for each in moving.free_for(staying) if each.node != node]
         if not free and len(staying) < controller.record_of(partition[0]).meta.replica:
             where = TooFewNodes(
                 len(staying) + 1, len(takers), len({each.host_id or each.node for each in takers}), False

@@ -11,6 +11,7 @@ from flintmq.cluster.state import LookupdRecord
 from flintmq.env import Env
 from flintmq.net.cluster_store import store_of
 from flintmq.net.etcd import EtcdStore
+from flintmq.nsqlookupd.balancer import Balancer
 from flintmq.nsqlookupd.cluster_api import ClusterApi
 from flintmq.nsqlookupd.coordinator import Coordinator
 from flintmq.nsqlookupd.http_api import LookupdAddress
@@ -19,6 +20,7 @@ from flintmq.nsqlookupd.own_store import OwnStore
 from flintmq.nsqlookupd.session import Sessions
 from flintmq.nsqlookupd.store import EmbeddedStore
 from flintmq.nsqlookupd.topics import TopicAdmin
+from flintmq.options import SECOND
 
 
 class Cluster:
@@ -38,6 +40,7 @@ class Cluster:
         database: RegistrationDatabase,
         own: EmbeddedStore | None,
     ) -> None:
+        self._balancer: Balancer | None = None
         self._store: EtcdStore | OwnStore
         if options.is_own_store:
             assert own is not None, "the options were checked"
@@ -57,6 +60,20 @@ class Cluster:
         options: NsqlookupdOptions,
     ) -> ClusterApi:
         """Return the handlers of the HTTP API."""
+        api = self._api(database, env, admin, me, options)
+        if options.balance_interval_ns:
+            interval_s = options.balance_interval_ns / SECOND
+            self._balancer = Balancer(self.coordinator, env.clock, api.loads, interval_s, options.balance_hours)
+        return api
+
+    def _api(
+        self,
+        database: RegistrationDatabase,
+        env: Env,
+        admin: TopicAdmin,
+        me: Callable[[], LookupdAddress],
+        options: NsqlookupdOptions,
+    ) -> ClusterApi:
         allows_writing = options.allow_write_with_nochannels
         return ClusterApi(database, env.clock, admin, me, allows_writing, self.coordinator)
 
@@ -78,8 +95,12 @@ class Cluster:
     def start(self, me: LookupdRecord) -> None:
         """Take part from now on."""
         self.coordinator.start(me)
+        if self._balancer is not None:
+            self._balancer.start()
 
     async def close(self) -> None:
         """Take part no longer."""
+        if self._balancer is not None:
+            await self._balancer.close()
         await self.coordinator.close()
         await self._store.close()

@@ -84,8 +84,8 @@ class ClusterApi(HttpApi):
 
     # --- questions
 
-    def status(self, request: Request) -> Response:
-        return json_response(self._coordinator.status(request.query.get("topic", "")))
+    async def status(self, request: Request) -> Response:
+        return json_response(await self._coordinator.status(request.query.get("topic", "")))
 
     def stats(self, request: Request) -> Coroutine[Any, Any, Response]:
         """``/cluster/stats`` of the redesigned NSQ: whether everything is as it is to be, and what nodes carry."""
@@ -123,6 +123,10 @@ class ClusterApi(HttpApi):
             return {"enabled": is_on, "topn_topics": _top_rows(loads, view, count)}
 
         return self._at_master(request, answer)
+
+    async def loads(self) -> Loads:
+        """Ask all nodes what they lead; return the loads of partitions."""
+        return await self._placement.loads()
 
     async def _ask_node(self, node: NodeRecord, target: str) -> tuple[int, bytes]:
         return await self._admin.ask("GET", _unconnected(node), target)

@@ -77,6 +77,8 @@ AGAIN_S = 0.2
 """After the store could not be asked."""
 REFUSED_S = 5.0
 """After it refused something that has to be: there is no room, or we may not."""
+STATUS_AT_ONCE = 1000
+"""Partitions that are listed before others have their turn."""
 GONE_COUNT_MAX = 10_000
 """Deleted topics whose names are remembered."""
 PROBE_TIMEOUT_S = 1.0
@@ -647,6 +649,16 @@ class Coordinator:
         except Refused as error:
             raise NotDone(error.reason, error.status) from None
 
+    async def carry_out_now(self, decide: Callable[[Controller], Iterable[Swap]]) -> None:
+        """Carry out what improves things and nobody waits for; where it fails it is left."""
+        if not self.is_master or self._controller is None:
+            return
+        try:
+            for each in decide(self._controller):
+                await self._carry_out(each)
+        except StoreError as error:
+            self._warn(error)
+
     async def until_written(self, topic: str) -> None:
         """Wait until every partition of a topic can be written to.
 
@@ -694,10 +706,12 @@ class Coordinator:
 
     # --- for people
 
-    def loaded(self, told: Iterable[tuple[PartitionId, int, int]]) -> None:
+    async def loaded(self, told: Iterable[tuple[PartitionId, int, int]]) -> None:
         """Take note of the size of partitions, as :meth:`flintmq.cluster.balance.Loads.told`."""
         now_ns = self._env.clock.monotonic_ns()
-        for partition, end_bytes, stored_bytes in told:
+        for number, (partition, end_bytes, stored_bytes) in enumerate(told):
+            if number % STATUS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             self.loads.told(partition, end_bytes, stored_bytes, now_ns)
         if len(self.loads) > len(self.view.partitions):
             self.loads.forget_all_but(self.view.partitions)
@@ -740,15 +754,24 @@ class Coordinator:
         done = {"bytes_done": None, "bytes_total": None, "messages_done": None, "messages_total": None}
         return {**row, **done, "since": since_s}
 
-    def status(self, topic: str = "") -> dict[str, object]:
-        """Return everything that is known, as ``GET /cluster/status`` shows it.
+    async def status(self, topic: str = "") -> dict[str, object]:
+        """Return everything that is known, as ``GET /cluster/status`` shows it. Others have their turn meanwhile,
+        so that topics may be of a later moment than the rest.
 
         Args:
             topic: only this one; empty: all of them.
         """
-        view = self.view
-        live = self._live()
-        topics = [topic] if topic else sorted({*view.topics, *view.of_topic})
+        answer, rows, count = self._status(), [], 0
+        for name in [topic] if topic else sorted({*self.view.topics, *self.view.of_topic}):
+            rows.append(self._topic_status(name))
+            count += 1 + len(self.view.of_topic.get(name, ()))
+            if count >= STATUS_AT_ONCE:
+                count = 0
+                await asyncio.sleep(0)
+        return {**answer, "topics": rows}
+
+    def _status(self) -> dict[str, object]:
+        view, live = self.view, self._live()
         return {
             "cluster": self._keys.cluster,
             "cluster_id": self.cluster_id,
@@ -768,7 +791,6 @@ class Coordinator:
                 }
                 for name, node in sorted(view.nodes.items())
             ],
-            "topics": [self._topic_status(name) for name in topics],
             "unreadable": [{"key": key, "reason": error.reason} for key, error in sorted(view.unreadable.items())],
         }
 

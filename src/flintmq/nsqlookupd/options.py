@@ -41,9 +41,12 @@ _OF_STORES_ELSEWHERE = (
     "cluster_store_key",
 )
 _DEFAULT_CLUSTER = "default"
+DEFAULT_WINDOW = "2-6"
 _OF_CLUSTERS = {
     "cluster": _DEFAULT_CLUSTER,
     "allow_same_host": False,
+    "balance_interval_ns": 5 * SECOND,
+    "balance_window": DEFAULT_WINDOW,
     "default_partitions": 0,
     "default_replicator": 0,
 }
@@ -193,6 +196,23 @@ class NsqlookupdOptions(Options):
         hidden=True,
     )
 
+    balance_interval_ns: int = option(
+        Duration(),
+        5 * SECOND,
+        "between rounds in which leaders, and copies, are spread over the nodes of the cluster; 0 for never",
+        group=_PRODUCERS,
+        origin="flintmq",
+        hidden=True,
+    )
+    balance_window: str = option(
+        Text("HH-HH"),
+        DEFAULT_WINDOW,
+        "hours of the day (UTC) in which copies are moved for that",
+        group=_PRODUCERS,
+        origin="flintmq",
+        hidden=True,
+    )
+
     default_partitions: int = option(
         Integer(0, PARTITION_NUM_MAX),
         0,
@@ -312,6 +332,9 @@ class NsqlookupdOptions(Options):
                 if (given := getattr(self, name)) != default:
                     raise OptionError(name, given, "it needs --cluster-store as well", "argument")
             return
+        if parsed_window(self.balance_window) is None:
+            allowed = "it must be HH-HH with hours from 0 to 24 of UTC"
+            raise OptionError("balance_window", self.balance_window, allowed, "argument")
         if self.is_own_store and not self.store_path:
             raise OptionError("cluster_store", OWN_STORE, "own needs --store-path, where it is", "argument")
         for name in ("tcp_address", "http_address"):
@@ -320,6 +343,19 @@ class NsqlookupdOptions(Options):
                 raise OptionError(name, getattr(self, name), allowed, "argument")
 
     @property
+    def balance_hours(self) -> tuple[int, int]:
+        """The hours of ``balance_window``."""
+        return parsed_window(self.balance_window) or (0, 0)
+
+    @property
     def is_own_store(self) -> bool:
         """Whether the cluster's store is the one of this nsqlookupd."""
         return self.cluster_store == (OWN_STORE,)
+
+
+def parsed_window(text: str) -> tuple[int, int] | None:
+    """Read hours of the day such as ``22-4``, of which the first is before midnight; None for anything else."""
+    first, _, last = text.partition("-")
+    if all(word.isascii() and word.isdigit() and len(word) <= 2 and int(word) <= 24 for word in (first, last)):
+        return int(first), int(last)
+    return None

@@ -25,6 +25,7 @@ from flintmq.cluster.view import PartitionId
 from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
 from flintmq.net.http_server import HttpError, Request, Response, Router, json_response
 from flintmq.nsqlookupd.coordinator import Coordinator
+from flintmq.nsqlookupd.options import parsed_window
 from flintmq.topic_meta import PARTITION_NUM_MAX, parse_partition
 
 MOVES_MAX = 1000
@@ -248,7 +249,7 @@ class PlacementApi:
         """Ask every node for what it leads; return the load of each partition, also of those asked for earlier."""
         coordinator = self._coordinator
         found, _ = await self._asked(coordinator.view.nodes.values(), "/cluster/copies")
-        coordinator.loaded((each, led.end_bytes, led.bytes) for each, led in found.items())
+        await coordinator.loaded([(each, led.end_bytes, led.bytes) for each, led in found.items()])
         return coordinator.loads
 
     async def _asked(self, nodes: Iterable[NodeRecord], target: str) -> tuple[dict[PartitionId, LedByNode], list[str]]:
@@ -265,10 +266,9 @@ class PlacementApi:
                     problems.append(f"node {node.node} answered {status}")
                     return
                 told = msgspec.json.decode(body, type=ToldByNode)
+                found.update({(each.topic, each.partition): each for each in told.partitions})
             except (ConnectionFailed, *UNREADABLE_JSON) as error:
                 problems.append(f"node {node.node}: {error}")
-                return
-            found.update({(each.topic, each.partition): each for each in told.partitions})
 
         await asyncio.gather(*map(one, nodes))
         return found, problems
@@ -295,9 +295,9 @@ def window_of(text: str) -> tuple[int, int]:
     Raises:
         HttpError: it is nothing of the kind.
     """
-    first, _, last = text.partition("-")
-    if all(word.isascii() and word.isdigit() and len(word) <= 2 and int(word) <= 24 for word in (first, last)):
-        return int(first), int(last)
+    window = parsed_window(text)
+    if window is not None:
+        return window
     raise HttpError(400, f"INVALID_ARG_WINDOW: window={text[:64]}, it must be HH-HH with hours from 0 to 24 of UTC")
 
 

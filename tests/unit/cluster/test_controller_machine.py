@@ -14,7 +14,7 @@ from tests.unit.cluster.models import KEYS, Master, World, node
 
 from flintmq.cluster import orders
 from flintmq.cluster.controller import Refused, Swap
-from flintmq.cluster.state import NodeRecord, PartitionState, decode, joined, without
+from flintmq.cluster.state import NodeRecord, NoLeader, PartitionState, candidates, decode, joined, without
 from flintmq.cluster.store import Span
 from flintmq.topic_meta import TopicMeta
 
@@ -163,6 +163,11 @@ class ControllerMachine(RuleBasedStateMachine):
     def is_upgraded(self, which: int, is_upgrading: bool) -> None:
         self._orders(lambda: orders.settle(self.masters[which].controller, {"is_upgrading": is_upgrading}))
 
+    @rule(which=_which)
+    def is_spread(self, which: int) -> None:
+        for swap in self.masters[which].controller.spread():
+            self.world.swap(swap)
+
     @rule()
     def leaders_act(self) -> None:
         self.leaders_do_what_they_can()
@@ -279,6 +284,7 @@ class ControllerMachine(RuleBasedStateMachine):
             if not self.leaders_do_what_they_can():
                 break
         assert not self.masters[0].settle(), "it comes to an end"
+        self._spreads_leaders(self.masters[0])
         assert not self.masters[1].settle(), "nothing is left to do"
         self.each_change_is_one_that_may_be_made()
         live = self._live()
@@ -301,6 +307,27 @@ class ControllerMachine(RuleBasedStateMachine):
                     if partition not in stuck:
                         assert len(state.replicas) == record.meta.replica
                         assert not set(state.replicas) & set(drains), "they have nothing any more"
+
+    def _spreads_leaders(self, master: Master) -> None:
+        """Whoever leads two more than another one that could lead hands over, and that comes to an end."""
+        for _ in range(20):
+            swaps = master.controller.spread()
+            for swap in swaps:
+                self.world.swap(swap)
+            assert not master.settle(), "nobody takes it back"
+            if not swaps:
+                break
+        else:
+            raise AssertionError("leaders are handed to and fro")
+        led = {name: len(master.view.led.get(name, ())) for name in NAMES}
+        live = self._live()
+        for state in master.view.partitions.values():
+            able = candidates(state, live)
+            if isinstance(able, NoLeader) or not state.has_leader(live):
+                continue
+            for each in able:
+                may_lead = each.node in state.replicas and each.node not in master.view.drains
+                assert not may_lead or led[state.leader] < led[each.node] + 2
 
 
 TestController = ControllerMachine.TestCase
