@@ -656,6 +656,7 @@ class Cluster:
     Args:
         copies_on: how many nsqds there are.
         flags: of each of them.
+        limits: of each of them, see :meth:`Daemons.nsqd`.
         store: the address of a store; empty: the nsqlookupd keeps it.
         lookupd_flags: of the nsqlookupd. Unless they say otherwise nothing is balanced: leaders stay where they are.
         data_paths: of the nsqds, as far as they are given.
@@ -669,6 +670,7 @@ class Cluster:
         store: str = "",
         lookupd_flags: Iterable[str] = (),
         data_paths: Sequence[Path] = (),
+        limits: Sequence[str] = (),
     ) -> None:
         kept = ["--balance-interval=0", f"--cluster-store={store or 'own'}"]
         if not store:
@@ -686,6 +688,7 @@ class Cluster:
                 f"--lookupd-tcp-address={host}:{tcp_port}",
                 *flags,
                 data_path=data_paths[index] if index < len(data_paths) else None,
+                limits=limits,
             )
             for index, reserved in enumerate(self._reserved)
         ]

@@ -562,6 +562,9 @@ class Replicas(Mapping[_Key, Replica]):
 
     def _go(self, replica: Replica, state: int, work: str, done: Waiter) -> None:
         self._begin(replica, work)
+        if replica._state != _HELD:  # its directory could not be moved before
+            self._move(replica, done)
+            return
         replica._state = state
         self._put_row(replica)
         self._metadata.wait_here(partial(self._leave, replica, done))
@@ -593,7 +596,8 @@ class Replicas(Mapping[_Key, Replica]):
             self._move(replica, done)
             return
         if error is not None:
-            # its log is closed: nothing else can be made of it, and the next start goes on with this
+            # its log is closed: nothing else can be made of it; who asks again, or the next start, goes on with this
+            replica.work = ""
             done(error)
             return
         if moved and replica._state == _REMOVING:

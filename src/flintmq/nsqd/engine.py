@@ -101,6 +101,7 @@ class Engine:
         self._unsynced: list[PublishGroup] = []
         self._logs_due: dict[Any, None] = {}  # to be synced although nobody waits for it
         self._sync_task: asyncio.Task[None] | None = None
+        self.syncing: object | None = None  # another one for each sync that the disk is asked for
         self._sync_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_ns = 0  # that the timer is set for
@@ -312,11 +313,14 @@ class Engine:
         pairs = [(each, ticket) for each in logs if (ticket := each.begin_sync()) is not None]
         if not pairs:
             return
+        self.syncing = object()
         try:
             errors = await self.env.run_blocking(run_tickets, [ticket for _, ticket in pairs])
         except Exception as failure:  # there was no thread for it: nothing is known to be on the disk
             log.error("syncing ended unexpectedly: %r", failure, exc_info=failure)
             errors = [failure] * len(pairs)
+        finally:
+            self.syncing = None
         for (each, ticket), error in zip(pairs, errors, strict=True):
             each.finish_sync(ticket, error)
             if ticket.snapshot is not None:

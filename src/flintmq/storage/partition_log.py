@@ -551,6 +551,11 @@ class PartitionLog:
         # Other logs write to the same disk: look again after a little, not after all of what is free now.
         self._space_credit = size + min(SPACE_SAMPLE_BYTES, free - size - DISK_RESERVE_BYTES)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the disk has room for what is appended at once."""
+        return self._files.free_bytes() >= DISK_RESERVE_BYTES + BATCH_SIZE_MAX
+
     def _write_failed(self, segment: Segment, error: OSError) -> DiskFull | WriteFailed:
         if error.errno in _OUT_OF_SPACE:
             try:

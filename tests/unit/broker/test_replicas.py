@@ -669,6 +669,27 @@ def test_one_that_is_set_aside_can_be_looked_at(world):
     assert not world.broker.replicas and not world.broker.topics
 
 
+def test_one_that_could_not_be_moved_is_moved_when_it_is_asked_again(world, monkeypatch):
+    fill(world)
+    world.done.clear()
+    move, tries = type(world.broker._logs).move_replica, 0
+
+    def fail(*args, **kwargs):
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise StorageError("disk")
+        return move(*args, **kwargs)
+
+    monkeypatch.setattr(type(world.broker._logs), "move_replica", fail)
+    for _ in range(2):
+        world.broker.replicas.set_aside(world.replica, world.done.append)
+        world.settle()
+    assert [str(error) for error in world.done] == ["disk", "None"] and not world.broker.replicas
+    world.make()
+    assert world.done[2:] == [None]
+
+
 def test_a_log_that_is_not_the_one_it_should_be_is_set_aside_at_the_start(world):
     fill(world)
     world.flush()

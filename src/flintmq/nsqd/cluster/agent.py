@@ -92,6 +92,12 @@ SWEEP_TICKS = 10
 """In so many all copies are looked at: for what can wait, and is rare."""
 FOLLOW_AGAIN_S = 1.0
 """Before a copy that could not be written is tried again."""
+DISK_TICKS = 30
+"""So many ticks, 3 s, and a sync that has not come back is a dead disk's. A write that does not holds the loop, and
+costs the lease."""
+REPLACE_NS_MIN = 1_000_000_000
+REPLACE_NS_MAX = 60_000_000_000
+"""Between two copies of one partition that are set aside because they take nothing more: longer from time to time."""
 HOLD_NS = 10_000_000_000
 """For so long the only one in sync waits at what it has lost: another one may come back that has it."""
 SWAPS_MAX = 32
@@ -239,7 +245,11 @@ class Agent:
         )  # fmt: skip
         self._damaged: dict[PartitionId, int] = {}  # what lacks something, and since when that is known
         self._renouncing: set[PartitionId] = set()
-        self._renouncings = asyncio.Semaphore(SWAPS_MAX)
+        self._renounces = asyncio.Semaphore(SWAPS_MAX)
+        self._begun_anew: dict[PartitionId, tuple[int, int]] = {}  # when a copy was, and how long another one is not
+        self._syncing: object | None = None  # the sync that the last ticks have seen, and how many
+        self._sync_ticks = 0
+        self._is_disk_dead = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._to_sweep: list[_Copy] = []
@@ -602,14 +612,14 @@ class Agent:
             return
         if role is not Role.LEAD and copy.led is not None:
             self._depose(copy)
-        if replica is not None and replica.is_damaged and self._lacks(partition, replica) and role is Role.LEAD:
+        if replica is not None and self._is_unfit(replica) and self._lacks(partition, replica) and role is Role.LEAD:
             return  # another one is to lead it
         match role:
             case Role.LEAD:
                 self._lead(copy)
             case Role.FOLLOW:
                 state = self.view.partitions.get(partition)
-                if copy.following is None:
+                if copy.following is None and replica is not None and replica.log.failed is None:
                     self._follow(copy, self._env.clock.monotonic_ns())
                 if state is not None and state.leader and copy.following is not None:
                     self._heard_of(copy, state)
@@ -689,7 +699,7 @@ class Agent:
         copy.is_busy = False
         if error is not None:
             trace = None if isinstance(error, FlintError | ValueError | OSError) else error
-            log.error("CLUSTER: %s/%d: %s failed: %s", *copy.partition, what, error or repr(error), exc_info=trace)
+            log.error("CLUSTER: %s/%d: %s failed: %s", *copy.partition, what, error, exc_info=trace)
             self._settle_later(copy.partition, FOLLOW_AGAIN_S)
         else:
             self._due[copy.partition] = None
@@ -705,11 +715,16 @@ class Agent:
         self._due[partition] = None
         self._settle_soon()
 
+    def _is_unfit(self, replica: Replica) -> bool:
+        """Whether another node had better lead: something is lost here, or nothing more can be stored."""
+        return replica.is_damaged or replica.log.failed is not None or self._is_disk_dead
+
     def _lacks(self, partition: PartitionId, replica: Replica) -> bool:
-        """Look after a copy that lacks something; return whether others have it, and this node is in sync no longer
-        when the store knows.
+        """Look after a copy that is unfit; return whether others are in sync, and this node is no longer when the store
+        knows.
         """
-        self._damaged.setdefault(partition, self._env.clock.monotonic_ns())
+        if replica.is_damaged:
+            self._damaged.setdefault(partition, self._env.clock.monotonic_ns())
         state = self.view.partitions.get(partition)
         if state is None:
             return False
@@ -743,19 +758,65 @@ class Agent:
         """Leave an in-sync set, because something is lost here that the others have."""
         key = self._keys.partition(*partition)
         try:
-            async with self._renouncings:
+            async with self._renounces:
                 pair, state = self.view.pairs.get(key), self.view.partitions.get(partition)
                 wanted = None if pair is None or state is None else renounced(state, self.node_id)
                 if wanted is not None:
                     swapped = await swap(self._store, key, pair, encode(wanted))
                     if swapped.fate is Fate.APPLIED:
-                        what = "CLUSTER: %s/%d: something is lost here, this node is in sync no longer; it is fetched"
-                        log.warning(what, *partition)
+                        log.warning(
+                            "CLUSTER: %s/%d: this node is in sync no longer: %s", *partition, self._why(partition)
+                        )
         except StoreError as error:
-            log.warning("CLUSTER: %s/%d: something is lost here, and the store does not know: %s", *partition, error)
+            what = "CLUSTER: %s/%d: the store cannot be told that this node is in sync no longer (%s): %s"
+            log.warning(what, *partition, self._why(partition), error)
         finally:
             self._renouncing.discard(partition)
             self._settle_later(partition)
+
+    def _why(self, partition: PartitionId) -> str:
+        replica = self._replicas.get(partition)
+        if replica is not None and replica.log.failed is not None:
+            return f"nothing more can be stored here: {replica.log.failed}"
+        if replica is not None and not replica.is_damaged and self._is_disk_dead:
+            return "the disk does not answer"
+        return "something is lost here, which comes from another replica"
+
+    def _look_at_disk(self) -> None:
+        """Find out whether the disk has stopped to answer: what is led here is led by others then.
+
+        Ticks are counted, because a process that stood still says nothing about the disk.
+        """
+        syncing = self._engine.syncing
+        self._sync_ticks = self._sync_ticks + 1 if syncing is not None and syncing is self._syncing else 0
+        self._syncing = syncing
+        is_dead = self._sync_ticks >= DISK_TICKS
+        if is_dead is not self._is_disk_dead:
+            self._is_disk_dead = is_dead
+            log.error("CLUSTER: %s", "the disk does not answer" if is_dead else "the disk answers again")
+            self._due |= dict.fromkeys(self._copies)
+            self._settle_soon()
+        elif is_dead and self._led:
+            self._due |= dict.fromkeys(self._led)
+            self._settle_soon()
+
+    def _replace(self, copy: _Copy, replica: Replica) -> None:
+        """Begin anew with a copy that takes nothing more, when all that counts is elsewhere."""
+        state = self.view.partitions.get(copy.partition)
+        if state is None or copy.led is not None:
+            self._due[copy.partition] = None
+            self._settle_soon()
+        elif renounced(state, self.node_id) is not None:
+            self._renounce_soon(copy.partition)
+        elif self.node_id not in state.in_sync_nodes and not replica.work and not self._is_disk_dead:
+            now_ns = self._env.clock.monotonic_ns()
+            last_ns, pause_ns = self._begun_anew.get(copy.partition, (now_ns - REPLACE_NS_MIN, 0))
+            if now_ns - last_ns >= pause_ns:
+                is_again = now_ns - last_ns < 2 * REPLACE_NS_MAX
+                pause_ns = min(2 * pause_ns, REPLACE_NS_MAX) if is_again and pause_ns else REPLACE_NS_MIN
+                self._begun_anew[copy.partition] = now_ns, pause_ns
+                log.error("CLUSTER: %s/%d: nothing more can be stored: %s", *copy.partition, replica.log.failed)
+                self._let_go(copy, Role.SET_ASIDE)
 
     async def _renounce_all(self) -> None:
         """Before this process can be elected: leave the in-sync sets of what is damaged or missing here."""
@@ -1259,6 +1320,8 @@ class Agent:
             if copy.replica.epoch > frame.epoch:
                 return Refusal.HIGHER_EPOCH, copy.replica.epoch, ""
             return Refusal.NOT_HERE, copy.replica.epoch, "it is being changed"
+        if copy.replica.log.failed is not None:
+            return Refusal.BROKEN, copy.replica.epoch, f"nothing more can be stored: {copy.replica.log.failed}"
         state = self.view.partitions.get(partition)
         if copy.replica.is_damaged and (state is None or self.node_id in state.in_sync_nodes):
             return Refusal.NOT_HERE, copy.replica.epoch, "something is lost here: it leaves the in-sync set first"
@@ -1283,6 +1346,7 @@ class Agent:
         now_ns = self._env.clock.monotonic_ns()
         try:
             self.look()
+            self._look_at_disk()
             self._look_at_fenced(now_ns)
             self._peers.tick(now_ns)
             for led in list(self._moving):
@@ -1291,8 +1355,10 @@ class Agent:
                 if now_ns >= led.deliver_from_ns:
                     self._look_at_ready(led)
             for copy in self._swept():
-                following = copy.following
-                if following is not None and following.broken is not None and not copy.is_busy:
+                following, replica = copy.following, copy.replica
+                if replica is not None and replica.log.failed is not None and not copy.is_busy:
+                    self._replace(copy, replica)
+                elif following is not None and following.broken is not None and not copy.is_busy:
                     self._mend(copy, following)
             if self._damaged:
                 self._look_at_damaged(now_ns)
@@ -1319,7 +1385,9 @@ class Agent:
         def again() -> None:
             copy.again = None
             replica = copy.replica
-            if copy.following is following and replica is not None and not replica.work and replica.log.failed is None:
+            if copy.following is not following or replica is None or replica.work or replica.log.failed is not None:
+                return
+            if replica.log.has_room:  # else it would be in sync until the next message comes
                 self._follow(copy, following.confirmed_ns)
 
         copy.again = self._engine.loop.call_later(FOLLOW_AGAIN_S, again)
