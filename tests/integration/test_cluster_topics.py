@@ -385,3 +385,19 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
         assert _consumed(second, "plain", 4) == [b"2", b"3", b"4", b"5"]  # relayed
     finally:
         cluster.close()
+
+
+def test_with_auto_create_local_each_node_has_its_own_share(daemons: Daemons) -> None:
+    cluster = Cluster(daemons, copies_on=1, flags=["--auto-create=local"])
+    try:
+        (node,) = cluster.nodes
+        with node.connect() as connection:
+            connection.ok(_pub("share", b"x"))
+            assert not cluster.status("share")["topics"][0]["partitions"]
+            assert node.stats("share")["replicated"] is False
+            assert b"share is not replicated" in node.request("GET", "/stats").body
+            connection.ok(b"SUB share ch\n")
+            connection.rdy(1)
+            assert connection.message().body == b"x"
+    finally:
+        cluster.close()

@@ -82,10 +82,26 @@ class StateApi:
     def _writer(self, request: Request) -> Callable[[TopicFigures], Any]:
         """Return what puts a topic into its final form: all that is left to be done at once is to join them."""
         has_clients = lenient_switch(request, "include_clients", True)
+        leadership = self._node.leadership
+
+        def is_alone(topic: TopicFigures) -> bool:
+            """Whether this node alone has a topic, although it is one of a cluster."""
+            return leadership is not None and not leadership.is_replicated(topic.name)
+
         if request.query.get("format") == "json":
-            return lambda topic: msgspec.Raw(msgspec.json.encode(nsq.topic_row(topic, has_clients)))
+
+            def row(topic: TopicFigures) -> msgspec.Raw:
+                alone = {"replicated": False} if is_alone(topic) else {}
+                return msgspec.Raw(msgspec.json.encode(nsq.topic_row(topic, has_clients) | alone))
+
+            return row
         now_ns = self._clock.wall_ns()
-        return lambda topic: nsq.topic_text(topic, has_clients, now_ns)
+
+        def text(topic: TopicFigures) -> str:
+            written = nsq.topic_text(topic, has_clients, now_ns)
+            return f"{written}\n   [{topic.name} is not replicated]" if is_alone(topic) else written
+
+        return text
 
     async def _stats_in_turns(
         self, request: Request, topics: Iterable[TopicFigures], written: Callable[[TopicFigures], Any]
