@@ -13,10 +13,8 @@ SHELL := /bin/bash
 help: # print this list
 	@sed -n 's/^\([a-z]*\):[^#]*# /  make \1  /p' Makefile | expand -t 20
 setup: .venv/.dev $(NODE) .venv/.suites # everything below once; the others call it themselves
-demo: .venv/.demo # real data through broker, consumers and Spark, with a kill -9 in the middle
-	$(BIN)/flintmq demo
-cluster: .venv/.dev # 3 nsqd, 2 nsqlookupd and etcd under load, and a leader that is killed
-	$(BIN)/flintmq demo cluster
+demo: .venv/.demo; $(BIN)/flintmq demo # real data through broker, consumers and Spark, with a kill -9 in the middle
+cluster: .venv/.dev; $(BIN)/flintmq demo cluster # 3 nsqd, 2 nsqlookupd and etcd under load, and a leader that is killed
 test: setup # all checks, while the tests are compiled, and all tests: most wait, so four processes on two processors
 	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder)
 check: .venv/.dev # what to run before every commit: style, types, layers, unit tests
