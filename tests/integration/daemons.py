@@ -726,6 +726,11 @@ class Cluster:
         for number in range(partition_num):
             self.leader(topic, number)
 
+    def expand(self, topic: str, partition_num: int) -> bool:
+        """Give a topic more partitions; False when it could not be done now."""
+        target = f"/topic/partition/expand?topic={topic}&partition_num={partition_num}"
+        return bool(self.nsqlookupd.request("POST", target).status == 200)
+
     def partition(self, topic: str, number: int = 0) -> dict[str, Any]:
         """The row of a partition in the status."""
         (row,) = self.status(topic)["topics"]

@@ -195,3 +195,25 @@ def test_every_node_is_restarted_under_load(cluster: Cluster, flavour: Flavour) 
     assert order.gaps == []
     print(f"\n{flavour.name}: {sum(each.count for each in writings)} messages, {order.repeated} again; ", end="")
     print(f"longest wait of a publisher {max(each.longest_s for each in writings):.3f} s")
+
+
+def test_partitions_that_are_added_are_used_and_read(cluster: Cluster, flavour: Flavour) -> None:
+    """By consumers that were there before; what names a partition stays where it is, in order."""
+    topic = _created(cluster, f"grown-{flavour.name}")
+    address = _address(cluster)
+    order = Order()
+    with (
+        flavour.consumer(topic, "ch", order, ordered=True, nsqlookupd_http_addresses=address, lookup_interval=0.5),
+        flavour.producer(nsqlookupd_http_addresses=address) as producer,
+        flavour.producer(nsqlookupd_http_addresses=address) as later,
+    ):
+        fixed = Writing(producer, topic, "fixed", partition=0)
+        fixed.more(10)
+        wait_until(lambda: cluster.expand(topic, 3), f"{topic} has more partitions")
+        added = [Writing(later, topic, f"added{number}", partition=number) for number in (1, 2)]
+        writings = [fixed, *added]
+        for each in writings:
+            each.more(10)
+            each.end()
+        wait_until(lambda: order.has(writings), lambda: f"everything: {order.last}")
+    assert order.gaps == []

@@ -1,10 +1,11 @@
-"""Logs that move while Spark reads them: a data directory at another address, leaders that die.
+"""Logs that move while Spark reads them: a data directory at another address, leaders that die, partitions that come.
 
 Each message is archived exactly once, by its number and by its offset.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,7 +58,9 @@ class Publishing:
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         host, port = cluster.nsqlookupd.http
-        self._producer = flintmq.sync.Producer(nsqlookupd_http_addresses=f"http://{host}:{port}", idempotent=True)
+        self._producer = flintmq.sync.Producer(
+            nsqlookupd_http_addresses=f"http://{host}:{port}", idempotent=True, lookup_interval=0.5
+        )
         self._topic = topic
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -83,7 +86,14 @@ class Publishing:
         return self.count
 
 
-def test_a_leader_dies_while_a_stream_runs(
+def reached(query: Any, topic: str, partition: int) -> int:
+    """How far the query has read a partition; 0 when it does not know it."""
+    progress = query.lastProgress
+    ends = json.loads(progress.json)["sources"][0]["endOffset"].get(topic, {}) if progress else {}
+    return max([0, *(end for label, end in ends.items() if label.startswith(f"{partition}/"))])
+
+
+def test_a_leader_dies_and_a_partition_comes_while_a_stream_runs(
     spark: Any, source: Callable[..., Any], topic: str, archive: Callable[..., Any], cluster: Cluster, tmp_path: Any
 ) -> None:
     cluster.create(topic, 2)
@@ -99,6 +109,9 @@ def test_a_leader_dies_while_a_stream_runs(
         before = rows(query)
         cluster.leader(topic).kill()
         wait_until(lambda: rows(query) >= before + 500, query)
+        cluster.mend()
+        wait_until(lambda: cluster.expand(topic, 3), query)
+        wait_until(lambda: reached(query, topic, 2) > 1, query)
         count = publishing.end()
         wait_until(lambda: rows(query) >= count, query)
     finally:
@@ -106,6 +119,5 @@ def test_a_leader_dies_while_a_stream_runs(
     found = spark.read.parquet(str(tmp_path / "archive"))
     assert_each_once(archived(spark, tmp_path), count)
     assert found.select("partition", "offset").distinct().count() == count
-    cluster.mend()
     run(archive(frame, availableNow=True))
     assert_each_once(archived(spark, tmp_path), count)
