@@ -443,6 +443,21 @@ def test_a_fetch_that_raises_anything_ends_nothing(client, caplog):
     assert told and all("a mistake in it" in record.getMessage() for record in told)
 
 
+def test_a_partition_that_was_added_since_the_last_lookup(client):
+    async def scenario(world):
+        topic = world.cluster.create("t", 1)
+        async with world.producer(lookup_interval=3600) as producer:
+            await producer.pub("t", b"x", partition=0)
+            world.cluster.topics["t"] = more = world.cluster.create("t", 3)
+            more.partitions[0] = topic.partitions[0]
+            await producer.pub("t", b"y", partition=2, timeout=5)
+            with pytest.raises(PublishRefused, match="partitions 0 to 2, not 3"):
+                await producer.pub("t", b"z", partition=3, timeout=5)
+        assert more.partitions[2].bodies == [b"y"]
+
+    play(scenario, client=client)
+
+
 def test_a_cancelled_call_holds_up_nobody():
     async def scenario(world):
         topic = world.cluster.create("t", 1)

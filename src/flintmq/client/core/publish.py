@@ -163,6 +163,8 @@ class Publish:
         headers: JSON objects, one for each body.
         needs_partition: it can be published only where there are partitions.
         writer: that it is published with, if that is to be idempotent; until its outcome is known it goes nowhere else.
+        learned_count: lookups of its topic that had said something when its partition was none of those known;
+            None: it was not.
         is_out_of_sequence: nsqd expects another sequence of its writer than the one it has.
     """
 
@@ -181,6 +183,7 @@ class Publish:
     needs_partition = False
     writer: Writer | None = None
     is_out_of_sequence = False
+    learned_count: int | None = None
 
     def __init__(
         self,

@@ -210,6 +210,12 @@ class RetryRules:
     def impossible(self, publish: Publish) -> Failure | None:
         """Return why its topic will never take it; None when there is hope."""
         partition = publish.partition if publish.keys is not None else None
+        if self._routes.lacks(publish.topic, partition):  # they may have been added since
+            learned_count = self._routes.learned_count(publish.topic)
+            if publish.learned_count is None:
+                publish.learned_count = learned_count
+            if publish.learned_count == learned_count:
+                return None
         needs_only_headers = publish.headers is not None and publish.keys is None and not publish.is_trace_asked
         if needs_only_headers and self._routes.takes_headers_alone(publish.topic):
             publish.needs_partition = False

@@ -91,6 +91,7 @@ class Routes:
         self._nsqd = nsqd
         self._routes: dict[str, _Route] = {}
         self._moved: dict[tuple[str, int], int] = {}
+        self._learned: dict[str, int] = {}
 
     # --- learning ---
 
@@ -100,6 +101,9 @@ class Routes:
         Args:
             is_guess: no nsqlookupd knows the topic; these are simply all nsqd there are.
         """
+        self._learned[topic] = self._learned.pop(topic, 0) + 1
+        while len(self._learned) > TOPIC_COUNT_MAX:
+            del self._learned[next(iter(self._learned))]
         former = self._routes.pop(topic, None)
         says_nothing = is_guess and not topology.nodes and not topology.is_refused
         if former is not None and (says_nothing or (is_guess and former.topology.is_partitioned)):
@@ -166,6 +170,17 @@ class Routes:
         if route.topology.is_partitioned:
             return tuple(Target(address, partition) for partition, address in route.leaders.items())
         return tuple(Target(address) for address in route.topology.plain)
+
+    def learned_count(self, topic: str) -> int:
+        """Return how many lookups of a topic have said something: with the next one its partitions may be more."""
+        return self._learned.get(topic, 0)
+
+    def lacks(self, topic: str, partition: int | None) -> bool:
+        """Whether a partition is beyond those that a topic was known to have when it was looked up last."""
+        route = self._routes.get(topic)
+        if route is None or partition is None or not route.topology.is_partitioned:
+            return False
+        return 0 < route.topology.partition_count <= partition
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 when nobody said."""
