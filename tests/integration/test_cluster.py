@@ -485,7 +485,7 @@ def test_more_than_a_frame_of_delayed_messages_comes_to_a_node_that_was_away(clu
 def _deferred_counts(node: Nsqd, topic: str) -> list[int]:
     """How many messages each channel that the node leads has set aside; none before it leads."""
     topics = node.get(f"/stats?format=json&include_mem=false&topic={topic}")["topics"]
-    return [channel["deferred_count"] for each in topics for channel in each["channels"]]
+    return [channel["deferred_count"] for each in topics for channel in each["channels"] or ()]
 
 
 FLOOD_COUNT = 100_000
