@@ -113,9 +113,9 @@ def test_what_was_created_and_deleted_meanwhile(daemons: Daemons):
     nsqlookupd, nsqd = pair(daemons)
     nsqd.publish("deleted", b"x")
     wait_until(lambda: nsqlookupd.producers("deleted"), "registered")
-    nsqlookupd.stop()
     tried = f"nsqlookupd 127.0.0.1:{nsqlookupd.tcp[1]}: "
     said = nsqd.log.count(tried)
+    nsqlookupd.stop()
     wait_until(lambda: nsqd.log.count(tried) > said, "nsqd has tried in vain")
     nsqd.publish("created", b"x")
     nsqd.post("/topic/delete?topic=deleted")
