@@ -68,6 +68,7 @@ def test_what_is_refused_is_one_line(cluster: Cluster, run: Run) -> None:
     cluster.create("led")
     code, said = run("topic", "elect", "led", "0", f"127.0.0.1:{cluster.nodes[0].tcp[1]}", "--accept-loss")
     assert code == 1 and "is led by node" in said
+    assert run("topic", "delete", "led", "--wait")[0] == 0
 
 
 def test_copies_move_as_it_is_said(cluster: Cluster, run: Run) -> None:

@@ -96,7 +96,7 @@ def test_a_failover_is_seen_everywhere(cluster: Cluster) -> None:
     wait_until(lambda: _samples(successor).get(("catch_ups_total",)) == 1, "it is counted")
     (row,) = _stats(successor, topic)["replicas"]
     assert row["epoch"] == 2 and row["next_sequence"] == 101
-    assert _samples(successor)["in_sync_changes_total", "joined"] == 1
+    wait_until(lambda: _samples(successor)["in_sync_changes_total", "joined"] == 1, "the store has answered its leader")
     log = successor.log
     assert f"node {leader_id} catches up: it has the log up to 1 of 101" in log, log
     assert f"node {leader_id} has caught up: 100 messages in " in log

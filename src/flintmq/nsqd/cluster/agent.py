@@ -1180,6 +1180,7 @@ class Agent:
         """Write what leaders want of the store, as far as they want it still: together, or else each alone."""
         wanted = {led: state for led in swapping if (state := led.leading.wanted_state()) is not None}
         for led, state in wanted.items():
+            led.asked = led.leading.state, why_changed(led.leading, state)
             led.leading.swap_began(state)
         self._members_changed()
         is_doubtful = False
@@ -1242,7 +1243,7 @@ class Agent:
             log.error("CLUSTER: %s", error)
             leading.swap_ended(None)
             return FOLLOW_AGAIN_S
-        before, why = leading.state, why_changed(leading, wanted)
+        before, why = led.asked  # the view may have the new state already
         leading.swap_ended(state, now.mod_revision)
         if state == wanted:
             self.seen.changed(before, state)

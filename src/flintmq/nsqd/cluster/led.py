@@ -42,9 +42,11 @@ class Led:
         was_writable: whether it was when it was looked at last.
         linked: nodes that it is sent to.
         catching: those of them that are not in sync, and catch up.
+        asked: the state before the change that the store is or was asked for last, and why.
     """
 
     __slots__ = (
+        "asked",
         "catching",
         "deliver_from_ns",
         "is_fenced",
@@ -80,6 +82,7 @@ class Led:
         self.was_writable = True
         self.linked: dict[str, None] = {}
         self.catching: dict[str, CatchUp] = {}
+        self.asked = leading.state, ""
 
     @property
     def is_writable(self) -> bool:
