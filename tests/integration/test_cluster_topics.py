@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -356,12 +357,14 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
     cluster = Cluster(daemons, data_paths=paths)
     try:
         node, second, _ = cluster.nodes
+        # until then it is found as that of any nsqd
+        wait_until(lambda: len(set(re.findall(r"parts/(\d) epoch \d+ is ready", node.log))) == 2, "it is led")
+        wait_until(lambda: _record(cluster, "both")["partitions"], "it is brought")
         for number in range(2):
             assert cluster.leader("parts", number) is node
         row = _record(cluster, "parts")
         assert (row["partition_num"], row["replicator"]) == (2, 1)
         # two nodes have the same partition: one of them stays alone, and names both
-        cluster.leader("both")
         (winner,) = cluster.partition("both")["replicas"]
         alone_text = "topic both stays this node's alone"
         told = wait_until(lambda: [each for each in (node, second) if alone_text in each.log], "one is refused")
@@ -381,8 +384,12 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
             publisher.ok(_pub("plain", b"5"))  # handed on
         node.kill()
         cluster.mend()
+        wait_until(lambda: re.search(r"plain/0 epoch \d+ is ready", node.log), "it is led again")
         assert cluster.leader_of_plain("plain") is node and cluster.leader("parts", 1) is node
         assert _consumed(second, "plain", 4) == [b"2", b"3", b"4", b"5"]  # relayed
+        # more copies, as of any topic of the cluster
+        assert cluster.nsqlookupd.request("POST", "/topic/meta/update?topic=plain&replicator=3").status == 200
+        cluster.wait_in_sync("plain", 3)
     finally:
         cluster.close()
 

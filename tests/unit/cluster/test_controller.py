@@ -8,7 +8,7 @@ from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
 from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_leader
 from flintmq.cluster.orders import alter
-from flintmq.cluster.state import LookupdRecord, PartitionState, WantedTopic, encode
+from flintmq.cluster.state import LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
 from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -454,6 +454,16 @@ def test_who_asks_for_a_topic_that_cannot_be_made_is_told_why():
     world.delete(KEYS.node("a"))
     master.settle()
     assert world.wish("t") is None and world.wish("alone") is None, "nobody is left who would take it away"
+
+
+def test_partitions_that_nodes_bring_are_not_made():
+    world = World()
+    world.nodes("abc")
+    meta = TopicMeta(partition_num=2)
+    world.put(KEYS.topic("t"), TopicRecord(7, meta, 2, is_brought=True))
+    world.partition("t", 0, state("a", "a", topic_number=7))
+    assert not Master(world).settle()
+    assert len(world.states()) == 1
 
 
 def test_nobody_makes_a_topic_that_is_asked_for_no_longer():

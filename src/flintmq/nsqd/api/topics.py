@@ -164,13 +164,15 @@ class TopicsApi:
 
     async def replicate(self, request: Request) -> Response:
         """``/topic/replicate``: give a topic that is this node's alone to its cluster, with one copy."""
-        topic = found_topic(self._broker, topic_name(request))
-        if self._node.agent is None:
+        name, agent = topic_name(request), self._node.agent
+        if agent is None:
             raise HttpError(400, "NO_CLUSTER: this nsqd belongs to none, start it with --cluster-store")
-        if is_ephemeral(topic.name):
-            raise HttpError(400, f"INVALID_ARG_TOPIC: {topic.name} is ephemeral, and stays one node's alone")
+        if not agent.is_replicated(name):
+            found_topic(self._broker, name)
+        if is_ephemeral(name):
+            raise HttpError(400, f"INVALID_ARG_TOPIC: {name} is ephemeral, and stays one node's alone")
         try:
-            await self._node.agent.bring(topic.name)
+            await agent.bring(name)
         except FlintError as error:
             raise HttpError(409, f"NOT_REPLICATED: {error}") from None
         return EMPTY

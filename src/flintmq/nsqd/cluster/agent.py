@@ -67,12 +67,14 @@ from flintmq.nsqd import partitions
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.cluster.bringing import Bringing, NotBrought
 from flintmq.nsqd.cluster.copies import FollowedLog, LedLog, bytes_below, synced_end
+from flintmq.nsqd.cluster.handing import until
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peer_tls import PeerTls
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.roles import Here, Role, followers_of, role_of
 from flintmq.nsqd.cluster.seen import Seen, figures_of, name_of, sorted_partitions, why_changed, why_ended
 from flintmq.nsqd.cluster.serving import Serving
+from flintmq.nsqd.cluster.wishes import TopicNotMade
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.leadership import NOT_LEADER, LedElsewhere, NotOfOneNode, OfTheCluster, not_leader, not_writable
 from flintmq.nsqd.pending_reply import PendingReply
@@ -645,14 +647,15 @@ class Agent:
     async def _bring_one(self, topic: str) -> None:
         try:
             await self.bring(topic)
-        except NotBrought as error:
+        except (NotBrought, TopicNotMade) as error:
             log.error("CLUSTER: %s", error)
 
     async def bring(self, topic: str) -> None:
-        """Give a topic that is this node's alone to the cluster, with one copy.
+        """Give a topic that is this node's alone to the cluster, with one copy; return when clients can use it again.
 
         Raises:
             NotBrought: it stays this node's alone.
+            TopicNotMade: it is the cluster's, and nobody can use it yet.
         """
         self._bringing.add(topic)
         try:
@@ -660,6 +663,10 @@ class Agent:
                 await self._bringer.bring(topic)
         finally:
             self._bringing.discard(topic)
+        usable = self.serving.wishes.ask(topic)
+        await until(usable)
+        if usable.error is not None:
+            raise usable.error
 
     async def _take_in(self, topic: Topic, number: int) -> None:
         ended: asyncio.Future[None] = self._engine.loop.create_future()
