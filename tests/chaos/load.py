@@ -38,7 +38,6 @@ from flintmq import Consumer, Producer, PublishRefused, PublishUnknown
 from flintmq.errors import FlintError
 
 ANSWER_S = 6.0
-"""How long a plain publisher waits for an answer, at most; it draws its patience from half of it on."""
 CONNECT_S = 1.0
 SILENT_S = 3.5
 """After which a consumer thinks its connection dead; it asked for a heartbeat each second."""
@@ -125,10 +124,15 @@ class Worker(threading.Thread):
 
 
 class PlainPublisher(Worker):
-    """Publishes to one partition over a plain socket, and looks its leader up when it is refused."""
+    """Publishes to one partition over a plain socket, and looks its leader up when it is refused.
+
+    Attributes:
+        answer_s: how long it waits for an answer, at most; it draws its patience from half of that on.
+    """
 
     def __init__(self, record: Record, topic: str, number: int, lookupds: list[tuple[str, int]], seed: int) -> None:
         super().__init__(record, f"plain-{topic}-{number}", lookupds, seed)
+        self.answer_s = ANSWER_S
         self._topic, self._number = topic, number
         self._connection: Connection | None = None
 
@@ -165,7 +169,7 @@ class PlainPublisher(Worker):
         data = body.encode()
         try:
             self._connection.send(b"PUB %s %d\n%s" % (self._topic.encode(), self._number, sized(data)))
-            kind, answer = self._connection.frame(self.chance.uniform(ANSWER_S / 2, ANSWER_S))
+            kind, answer = self._connection.frame(self.chance.uniform(self.answer_s / 2, self.answer_s))
         except (OSError, AssertionError) as error:
             self.record.answers[f"publish: {type(error).__name__}"] += 1
             return Outcome.UNKNOWN

@@ -27,6 +27,7 @@ from pathlib import Path
 from tests.chaos.faults import Fault, Faults
 from tests.chaos.history import Delivered, Verdict, check
 from tests.chaos.load import (
+    ANSWER_S,
     CONNECT_S,
     ClientConsumer,
     ClientPublisher,
@@ -92,8 +93,12 @@ class Run:
         self.publishers: list[Worker] = []
         self.consumers: list[Worker] = []
 
-    def begin(self) -> None:
-        """Create the topics and channels, and start publishers and consumers."""
+    def begin(self, answer_s: float = ANSWER_S) -> None:
+        """Create the topics and channels, and start publishers and consumers.
+
+        Args:
+            answer_s: how long plain publishers wait for an answer.
+        """
         self.machines.create(PLAIN, PARTITION_NUM)
         self.machines.create(ORDERED, PARTITION_NUM, orderedmulti="true")
         history, args = self.record.history, (self.lookupds, self.seed)
@@ -118,6 +123,8 @@ class Run:
                             retry_unknown=False),
         ]  # fmt: skip
         history.repeating.add("repeating")
+        for publisher in self.plain:
+            publisher.answer_s = answer_s
         for worker in (*self.publishers, *self.consumers):
             worker.start()
         self.wait_published("everybody publishes")

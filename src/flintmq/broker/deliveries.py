@@ -106,6 +106,8 @@ class Deliveries:
         if self.late or len(marked) > _PUMPED_MAX:
             marked = share_turn(marked, self.late, _PUMPED_MAX, _PUMPED_LATE_MAX)
         for channel in marked:
+            if channel not in channels:
+                continue  # it went, and a consumer that left it after that marked it again
             try:
                 try:
                     channel.pump(now_ns, wall_ns)
@@ -160,6 +162,8 @@ class Deliveries:
             if self._armed.get(channel) != deadline_ns:
                 continue
             del self._armed[channel]
+            if channel not in self._channels:
+                continue
             try:
                 channel.handle_deadlines(now_ns, wall_ns)
                 self.mark_parts(channel)

@@ -98,3 +98,19 @@ def test_a_consumer_of_all_partitions_has_room_again_in_all():
     again = consumer.received()
     consumer.finish([again[0].internal])
     assert {each.partition for each in [*again, *consumer.received()]} == {0, 1}
+
+
+def test_a_channel_that_is_gone_is_not_looked_at_whoever_marks_it(world):
+    """Its consumers learn of its end later, and mark it when they leave; nothing then names its partition."""
+    world.publish("t", [b"x"])
+    consumer = world.subscribe("t", "c")
+    consumer.ready(1)
+    assert consumer.received()
+    channel = world.channel("t", "c")
+    world.broker.delete_channel(world.broker.topics["t"], "c")
+    world.broker.mark(channel)  # a defect would be raised here
+    world.pump()
+    assert world.broker.next_deadline_ns is None
+    world.broker.deliveries.arm(channel, world.now_ns)
+    look(world)
+    assert world.broker.next_deadline_ns is None
