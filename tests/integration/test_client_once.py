@@ -220,7 +220,7 @@ def test_a_node_that_lost_its_memory(flavour: Flavour, daemons: Daemons, topic: 
         ((spot, free),) = writers._free.items()
         free[-1].sequence += 5  # as if it had been told OK and forgotten it
         producer.submit(topic, b"4").result()
-        assert (spot.topic, [writer.sequence for writer in writers._free[spot]][-1]) == (topic, 2)
+        assert (spot.home.topic, [writer.sequence for writer in writers._free[spot]][-1]) == (topic, 2)
     assert stored(nsqd, topic) == [b"3", b"4"]
 
 
