@@ -3,7 +3,7 @@
 Spark imports every top-level module whose name begins with ``pyspark_`` and registers its ``DefaultSource``. One such
 module that fails to import hides the data sources of all others, so this one imports nothing until it is asked.
 
-Source: design/spark.md 0, point 2.
+Source: docs/decisions/0006.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing of FlintMQ's reader is used here.
 
-Source: reference/nsq.md 5.1 and 5.2.
+Source: NSQ's data files.
 """
 
 from __future__ import annotations

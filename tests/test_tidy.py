@@ -161,6 +161,32 @@ def bare_or_silent_except(path: Path) -> Iterator[str]:
                 yield f"{node.lineno}: an error of any kind is swallowed"
 
 
+CITED = re.compile(r"Source:(.+?)(?:\n\s*\n|\"\"\"|\Z)", re.DOTALL)
+CITED_FILES = re.compile(r"(?<![\w/.-])(?:docs/decisions/\d+|(?:[a-z_]+/)+[\w-]+\.(?:py|md|txt))(?!\w)")
+CITED_PAGES = re.compile(r"(?<![\w/.-])(?:docs|reference|design|seeds)/[\w/-]+\.(?:md|txt)")
+CITED_NAMES = re.compile(r"(?:NSQ|Youzan)'s [\w -]+")
+
+
+def unfound_source(path: Path) -> Iterator[str]:
+    """What is cited is in the repository, or has its address, or is a name that docs/sources.md explains."""
+    text = text_of(path)
+    for page in sorted({*CITED_PAGES.findall(text)}):
+        if not (ROOT / page).is_file() and not (ROOT / "docs" / page).is_file():
+            yield f"{page} is cited, and is not there"
+    names = [
+        row.split("|")[1].strip() for row in text_of(ROOT / "docs/sources.md").splitlines() if row.startswith("| ")
+    ]
+    for found in CITED.finditer(text):
+        cited = " ".join(re.sub(r"\(?https?:\S+|nsqio/nsq#|etcd-io/etcd#", "", found[1]).split())
+        for file in CITED_FILES.findall(cited):
+            roots = (ROOT, ROOT / "src/flintmq")
+            if not any((root / file).exists() or [*root.glob(f"{file}-*.md")] for root in roots):
+                yield f"{file} is a source, and is not there"
+        for each in CITED_NAMES.findall(cited):
+            if not each.startswith(tuple(names)):
+                yield f"{each}: docs/sources.md does not say what it is"
+
+
 def markdown_title(path: Path) -> Iterator[str]:
     fenced = False
     titles: list[int] = []
@@ -185,7 +211,9 @@ def test_source(rule):
     assert violations(SOURCES, rule) == []
 
 
-@pytest.mark.parametrize("rule", [missing_docstring, leftover_marker, machine_path], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "rule", [missing_docstring, leftover_marker, machine_path, unfound_source], ids=lambda rule: rule.__name__
+)
 def test_every_python_file(rule):
     assert violations(PYTHON_FILES, rule) == []
 
@@ -280,6 +308,9 @@ def test_the_rules_find_what_they_look_for(tmp_path, monkeypatch):
         'try:\n    pass\nexcept Exception:\n    pass\nBELOW = 1\n"""What is below."""\n',
         encoding="utf-8",
     )
+    sources = tmp_path / "docs" / "sources.md"
+    sources.parent.mkdir()
+    sources.write_text("| name | what it is |\n|---|---|\n| NSQ's protocol | a page |\n", encoding="utf-8")
     page = tmp_path / "page.md"
     page.write_text("text\n# One\n# Two\n```\n", encoding="utf-8")
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
@@ -306,4 +337,14 @@ def test_the_rules_find_what_they_look_for(tmp_path, monkeypatch):
     ):
         bad.write_text(code, encoding="utf-8")
         assert bool(list(missing_docstring(bad))) == is_missing, code
+    for cited, is_found in (
+        ("NSQ's protocol (SUB), docs/sources.md, nsqio/nsq#1.", True),
+        ("https://example.org/a/b.md.", True),
+        ("NSQ's secrets.", False),
+        ("docs/" + "gone.md.", False),
+        ("docs/decisions/9999, nsqd/agent.py.", False),
+    ):
+        bad.write_text(f'"""It is.\n\nSource: {cited}\n"""\n', encoding="utf-8")
+        text_of.cache_clear()
+        assert bool(list(unfound_source(bad))) != is_found, cited
     assert len(list(markdown_title(page))) == 3

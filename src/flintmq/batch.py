@@ -29,7 +29,7 @@ Byte picture (big-endian)::
 
 Rules of this file: no IO; one pass over the bodies; a batch is never turned into one object per message.
 
-Source: design/performance.md decisions 1 and 2.
+Source: docs/decisions/0001, docs/decisions/0002.
 """
 
 from __future__ import annotations

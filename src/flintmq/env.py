@@ -1,7 +1,7 @@
 """The environment of a daemon or client, handed to it: time, chance, threads, fault points.
 
 Everything that would make two runs of the same seed differ comes in through an :class:`Env`, so that whole daemons run
-inside a simulation (``design/reliability.md`` section 5). The network is the running event loop's
+inside a simulation (tests/sim/README.md). The network is the running event loop's
 ``create_server``/``create_connection``; the disk is a :class:`flintmq.storage.Files`, handed in beside the Env.
 """
 

@@ -28,7 +28,7 @@ do). Assertions are for our own mistakes, exceptions for the world's. Nothing he
     ├── UsageError                                    a command line cannot be understood
     └── Exiting                                       the daemon drains and takes no new work
 
-Source: design/codebase.md "Errors and options"; the split local/remote is h11's.
+Source: the split into local and remote is h11's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ProtocolError(FlintError):
     Args:
         code: the first token on the wire, such as ``E_INVALID``.
         detail: the rest of the error frame; may be empty.
-        fatal: whether a server closes the connection after it answered (reference/nsq.md 1.3).
+        fatal: whether a server closes the connection after it answered (NSQ's TCP protocol).
     """
 
     def __init__(self, code: str, detail: str = "", fatal: bool = True) -> None:
@@ -85,7 +85,7 @@ class NsqdError(FlintError):
         code: first token of the frame, such as ``E_BAD_TOPIC``.
         detail: the rest of the frame.
         nsqd: ``host:port`` of the nsqd that answered.
-        retryable: whether the same request can succeed later or elsewhere (seed 000, retry table).
+        retryable: whether the same request can succeed later or elsewhere (Youzan's smart client, retry table).
     """
 
     def __init__(self, code: str, detail: str = "", nsqd: str = "", retryable: bool = False) -> None:

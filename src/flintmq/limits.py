@@ -5,7 +5,7 @@ What a user can set lives in the ``options.py`` of each daemon; what is here hol
 
 from __future__ import annotations
 
-# names and identifiers (reference/nsq.md 1.4, reference/youzan.md 1.3)
+# names and identifiers (NSQ's TCP protocol, Youzan's TCP protocol)
 NAME_SIZE_MAX = 64
 MESSAGE_ID_SIZE = 16
 SEQUENCE_BITS = 50
@@ -13,7 +13,7 @@ SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
 PARTITION_COUNT_MAX = 1024
 ATTEMPTS_MAX = 65535
 
-# wire (reference/nsq.md 1.1)
+# wire (NSQ's TCP protocol)
 COMMAND_LINE_SIZE_MAX = 16 * 1024
 MAGIC_DEADLINE_S = 5.0
 FIRST_COMMAND_DEADLINE_S = 30.0
@@ -35,7 +35,7 @@ WINDOW_DEFERRED_MAX = 4096  # deferred messages a channel keeps in its window be
 DEFER_IN_WINDOW_NS = 60 * 1_000_000_000  # longer delays go to disk at once
 CURSOR_FLUSH_S = 0.1  # how often progress of channels is written: what a kill -9 may repeat
 
-# log (design/performance.md decision 5, design/reliability.md R8)
+# log (docs/decisions/0001, docs/operations.md)
 TAIL_CACHE_BYTES = 1024 * 1024
 READ_AHEAD_BYTES = 256 * 1024
 JOIN_SIZE_MAX = 8 * 1024  # stored batches up to this size are joined when they are read back
@@ -59,7 +59,7 @@ RESYNC_CRC_BYTES_MAX = 512 * 1024 * 1024  # hashed for doubtful candidates in on
 REWRITE_BYTES_MAX = 16 * 1024 * 1024  # written once more by recovery because a sync of them may have failed
 CHECKPOINT_BYTES = 16 * 1024 * 1024  # synced by one log between two checkpoints: what recovery walks at most, about
 
-# idempotent publishing (design/reliability.md R13)
+# idempotent publishing (docs/idempotent.md)
 PRODUCER_ID_SIZE_MAX = 64
 PRODUCER_SEQUENCE_MAX = (1 << 63) - 1
 PRODUCERS_MAX = 1000  # remembered by one partition

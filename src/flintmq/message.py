@@ -23,7 +23,7 @@ headers), and such frames are made one by one::
     ... | message id     | offset_bytes   | raw_size | body
     raw_size counts what the redesigned NSQ would store: 4 (size), 8 + 2 (timestamp, attempts), 16 (id), headers, body
 
-Source: reference/nsq.md 1.2, design/cluster.md "Decisions that go with it".
+Source: NSQ's TCP protocol, docs/decisions/0017.
 """
 
 from __future__ import annotations

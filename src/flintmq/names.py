@@ -1,6 +1,6 @@
 """Names of topics and channels, and their spelling on disk.
 
-Source: reference/nsq.md 1.4 (names), design/reliability.md section 6 (topic name on disk).
+Source: NSQ's TCP protocol (names), docs/operations.md (topic name on disk).
 """
 
 from __future__ import annotations

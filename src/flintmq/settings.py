@@ -5,7 +5,7 @@ limit off, also one that would be inherited.
 
 Rules of this file: data and what follows from it; what is refused is a :class:`BadSetting`, whose text is the answer.
 
-Source: reference/nsq.md 7 (bounds, time to live, dead letters).
+Source: NSQ's issues (bounds, time to live, dead letters).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A plain topic, made by publishing or subscribing as NSQ does, has none of it: on
 Rules of this file: names of parameters and fields are those of the redesigned NSQ; both daemons read a query with the
 same function, so that one refuses what the other would.
 
-Source: reference/youzan.md 1.1 (``/topic/create``, ``meta`` of ``/lookup``), design/cluster.md "Decisions".
+Source: Youzan's nsqlookupd (``/topic/create``, ``meta`` of ``/lookup``), docs/decisions/0017.
 """
 
 from __future__ import annotations

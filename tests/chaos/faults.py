@@ -3,7 +3,7 @@
 Rules of this file: a fault may be undone by :meth:`Machines.mend` at any time; none takes a disk away for good, so
 nothing acknowledged may ever be lost by them.
 
-Source: design/cluster.md section 4.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ partitions. :func:`check` is a pure function of that.
 Rules of this file: only what no doubt of a client's can explain is a violation: what was under way when a connection
 broke was stored or not, delivered or not, finished or not.
 
-Source: design/cluster.md section 4, I1, I2, I6, I7.
+Source: docs/decisions/0017, I1, I2, I6, I7.
 """
 
 from __future__ import annotations

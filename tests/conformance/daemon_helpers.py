@@ -2,7 +2,7 @@
 
 Rules of this file: no code of the daemons; what is started is ended by its own id; everything waits with a deadline.
 
-Source: reference/nsq.md 2.2, 4.3.
+Source: NSQ's nsqlookupd, NSQ's options.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every flag of nsqd and nsqlookupd: name, key in a file, default, and another value (reference/nsq.md 4.3).
+"""Every flag of nsqd and nsqlookupd: name, key in a file, default, and another value (NSQ's options).
 
 Values are spelled three times: as the flag takes them, as a TOML file does, and as ``GET /config/<key>`` shows them.
 """

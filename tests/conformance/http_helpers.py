@@ -3,7 +3,7 @@
 Rules of this file: no code of the daemons; a raw connection reads exactly one answer at a time, so that a case sees
 their order and what stands between them.
 
-Source: reference/nsq.md 2.0.
+Source: NSQ's HTTP API.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the cases of the redesigned NSQ share: its commands as bytes, its answers taken apart.
 
-Rules of this file: no code of the daemons or of the client. Source: reference/youzan.md 1.3.
+Rules of this file: no code of the daemons or of the client. Source: Youzan's TCP protocol.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TOML files of both daemons, the environment, and what goes before what, one case per rule (reference/nsq.md 4.3)."""
+"""TOML files of both daemons, the environment, and what goes before what, one case per rule (NSQ's options)."""
 
 from __future__ import annotations
 

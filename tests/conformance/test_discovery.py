@@ -1,4 +1,4 @@
-"""nsqd's side of discovery, one case per rule: what it tells nsqlookupds and what it asks (reference/nsq.md 2.2)."""
+"""nsqd's side of discovery, one case per rule: what it tells nsqlookupds and what it asks (NSQ's nsqlookupd)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsqd's flags, one case per rule: every flag, its forms, default and refusals (reference/nsq.md 4.3).
+"""nsqd's flags, one case per rule: every flag, its forms, default and refusals (NSQ's options).
 
 A few processes carry all flags; what they made of them is read from ``/config``.
 """

@@ -1,4 +1,4 @@
-"""nsqlookupd's flags, one case per rule: every flag, its forms, default and refusals (reference/nsq.md 4.3).
+"""nsqlookupd's flags, one case per rule: every flag, its forms, default and refusals (NSQ's options).
 
 nsqlookupd shows no configuration over the wire, so most flags are seen by what they do.
 """

@@ -1,4 +1,4 @@
-"""/message/... and /channel/setoffset, peek, skip of nsqd, parameter by parameter (reference/youzan.md 1.4)."""
+"""/message/... and /channel/setoffset, peek, skip of nsqd, parameter by parameter (Youzan's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End-to-end processing latency: from publishing to FIN, in percentiles (reference/nsq.md 4.2)."""
+"""End-to-end processing latency: from publishing to FIN, in percentiles (NSQ's latencies)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that hold for all of nsqd's HTTP API: methods, paths, types, parameters, HTTP itself (reference/nsq.md 2.0)."""
+"""Rules that hold for all of nsqd's HTTP API: methods, paths, types, parameters, HTTP itself (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET and PUT /config/{opt} of nsqd: every flag under its name in a configuration file (reference/nsq.md 2.1, 4.3)."""
+"""GET and PUT /config/{opt} of nsqd: every flag under its name in a configuration file (NSQ's options)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/debug/... of nsqd: Go's names, answered in Python's terms, and what NSQ has besides (reference/nsq.md 2.1)."""
+"""/debug/... of nsqd: Go's names, answered in Python's terms, and what NSQ has besides (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTPS of nsqd, what TLS_REQUIRED answers, and client certificates (reference/nsq.md 2.1, 1.6)."""
+"""HTTPS of nsqd, what TLS_REQUIRED answers, and client certificates (NSQ's HTTP API, NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients from before NSQ 1.0 find: /put, /mput, the envelope for who asks for it (reference/nsq.md 2.0, 2.1)."""
+"""What clients from before NSQ 1.0 find: /put, /mput, the envelope for who asks for it (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

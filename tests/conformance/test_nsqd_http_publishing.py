@@ -1,4 +1,4 @@
-"""POST /pub and /mpub of nsqd, row by row (reference/nsq.md 2.1)."""
+"""POST /pub and /mpub of nsqd, row by row (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/stats?format=json of nsqd: every field with its name, type, place and a value of the test (reference/nsq.md 2.1)."""
+"""/stats?format=json of nsqd: every field with its name, type, place and a value of the test (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/stats of nsqd as text, line by line with the width of every column (reference/nsq.md 2.1)."""
+"""/stats of nsqd as text, line by line with the width of every column (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/topic/... and /channel/... of nsqd, row by row (reference/nsq.md 2.1, 1.4, 5.1)."""
+"""/topic/... and /channel/... of nsqd, row by row (NSQ's HTTP API, NSQ's TCP protocol, NSQ's data files)."""
 
 from __future__ import annotations
 

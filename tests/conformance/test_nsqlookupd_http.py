@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API, one case per rule: the common rules, every endpoint, time (reference/nsq.md 2.0, 2.2, 2.3)."""
+"""nsqlookupd's HTTP API, one case per rule: the common rules, every endpoint, time (NSQ's nsqlookupd)."""
 
 from __future__ import annotations
 

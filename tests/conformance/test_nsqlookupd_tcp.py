@@ -1,4 +1,4 @@
-"""nsqlookupd's TCP protocol, one case per rule: magic, framing, commands, registrations (reference/nsq.md 2.2)."""
+"""nsqlookupd's TCP protocol, one case per rule: magic, framing, commands, registrations (NSQ's nsqlookupd)."""
 
 from __future__ import annotations
 

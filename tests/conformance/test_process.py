@@ -1,6 +1,6 @@
 """Both daemons as processes, one case per rule: version, stderr, signals, exit codes, lock, clean stop, log file.
 
-Source: reference/nsq.md 4.3, 5.1, 5.3.
+Source: NSQ's options, NSQ's data files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AUTH with an HTTP auth server: questions, answers, permissions, time (reference/nsq.md 1.4 and 1.7)."""
+"""AUTH with an HTTP auth server: questions, answers, permissions, time (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLS, and connections that end without it (reference/nsq.md 1.4 and 1.10)."""
+"""CLS, and connections that end without it (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

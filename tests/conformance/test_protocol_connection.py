@@ -1,4 +1,4 @@
-"""How a connection starts, command lines, frames, the end of a stream (reference/nsq.md 1.1 and 1.2)."""
+"""How a connection starts, command lines, frames, the end of a stream (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

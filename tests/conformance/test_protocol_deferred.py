@@ -1,4 +1,4 @@
-"""DPUB: when a delayed message comes, and what holds while it waits (reference/nsq.md 1.4 and 1.10)."""
+"""DPUB: when a delayed message comes, and what holds while it waits (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a message is delivered to whom, and when (reference/nsq.md 1.2 and 1.10)."""
+"""What of a message is delivered to whom, and when (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

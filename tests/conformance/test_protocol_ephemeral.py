@@ -1,4 +1,4 @@
-"""Topics and channels whose name ends with #ephemeral (reference/nsq.md 1.4)."""
+"""Topics and channels whose name ends with #ephemeral (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

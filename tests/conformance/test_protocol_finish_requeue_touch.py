@@ -1,4 +1,4 @@
-"""FIN, REQ and TOUCH: parameters, what is not in flight, deadlines (reference/nsq.md 1.4 and 1.10)."""
+"""FIN, REQ and TOUCH: parameters, what is not in flight, deadlines (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats, and deadlines of reading, writing and handshakes (reference/nsq.md 1.6 and 1.8).
+"""Heartbeats, and deadlines of reading, writing and handshakes (NSQ's TCP protocol).
 
 A second is the shortest interval there is, so all cases are watched at the same time, each by a thread of its own, and
 judged afterwards. Times are in seconds from the first command of a case.

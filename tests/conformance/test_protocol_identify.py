@@ -1,4 +1,4 @@
-"""IDENTIFY: body, fields, ranges, the negotiated answer (reference/nsq.md 1.4 and 1.5)."""
+"""IDENTIFY: body, fields, ranges, the negotiated answer (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

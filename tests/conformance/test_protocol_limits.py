@@ -1,4 +1,4 @@
-"""Limits that flags move: each at its value and one beyond (reference/nsq.md 1.4)."""
+"""Limits that flags move: each at its value and one beyond (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

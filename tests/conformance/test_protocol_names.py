@@ -1,4 +1,4 @@
-"""Names of topics and channels, and how a bad one is quoted in the error (reference/nsq.md 1.4)."""
+"""Names of topics and channels, and how a bad one is quoted in the error (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

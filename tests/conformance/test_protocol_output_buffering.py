@@ -1,4 +1,4 @@
-"""When what nsqd has to say leaves it (reference/nsq.md 1.9)."""
+"""When what nsqd has to say leaves it (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PUB, MPUB and DPUB: answers, sizes, errors, what a refused one leaves (reference/nsq.md 1.4)."""
+"""PUB, MPUB and DPUB: answers, sizes, errors, what a refused one leaves (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

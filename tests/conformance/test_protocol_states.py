@@ -1,4 +1,4 @@
-"""Which command is legal in which state, every cell of the table (reference/nsq.md 1.3), and TLS required."""
+"""Which command is legal in which state, every cell of the table (NSQ's TCP protocol), and TLS required."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SUB and RDY: parameters, what RDY means, what it does to deliveries (reference/nsq.md 1.4)."""
+"""SUB and RDY: parameters, what RDY means, what it does to deliveries (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS, snappy and deflate: who gets them, in which order, what the bytes are (reference/nsq.md 1.5 and 1.6)."""
+"""TLS, snappy and deflate: who gets them, in which order, what the bytes are (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

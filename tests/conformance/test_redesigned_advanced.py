@@ -1,4 +1,4 @@
-"""SUB_ADVANCED over TCP: where a channel begins, and messages with their place (reference/youzan.md 1.3)."""
+"""SUB_ADVANCED over TCP: where a channel begins, and messages with their place (Youzan's TCP protocol)."""
 
 from __future__ import annotations
 

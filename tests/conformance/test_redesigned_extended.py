@@ -1,4 +1,4 @@
-"""Trace ids and headers over TCP: PUB_TRACE, PUB_EXT, their M forms, who may subscribe (reference/youzan.md 1.3)."""
+"""Trace ids and headers over TCP: PUB_TRACE, PUB_EXT, their M forms, who may subscribe (Youzan's TCP protocol)."""
 
 from __future__ import annotations
 

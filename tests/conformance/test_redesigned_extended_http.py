@@ -1,4 +1,4 @@
-"""Trace ids and headers over HTTP: /pubtrace, /pub_ext, and what looks at messages (reference/youzan.md 1.4)."""
+"""Trace ids and headers over HTTP: /pubtrace, /pub_ext, and what looks at messages (Youzan's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ext_filter``: consumers that take messages by their headers (reference/youzan.md, last section)."""
+"""``ext_filter``: consumers that take messages by their headers (Youzan's NSQ)."""
 
 from __future__ import annotations
 

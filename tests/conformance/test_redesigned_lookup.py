@@ -1,4 +1,4 @@
-"""nsqlookupd with partitions: lookups, registrations, topics on several nsqds (reference/youzan.md 1.1 and 1.2)."""
+"""nsqlookupd with partitions: lookups, registrations, topics on several nsqds (Youzan's nsqlookupd)."""
 
 from __future__ import annotations
 

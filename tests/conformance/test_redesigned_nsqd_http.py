@@ -1,4 +1,4 @@
-"""Partitions over HTTP of nsqd: creating, publishing, statistics, order of channels (reference/youzan.md 1.4)."""
+"""Partitions over HTTP of nsqd: creating, publishing, statistics, order of channels (Youzan's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A parameter is obeyed or refused: partition= of channels, and what somebody means who sends it where it does nothing.
 
-Source: reference/youzan.md 1.1, 1.4 and its last section; what NSQ ignores: reference/nsq.md 2.1.
+Source: Youzan's nsqlookupd, Youzan's HTTP API; what NSQ ignores: NSQ's HTTP API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Partitions and order over TCP: PUB, MPUB, DPUB, SUB, SUB_ORDER with a partition (reference/youzan.md 0 and 1.3)."""
+"""Partitions and order over TCP: PUB, MPUB, DPUB, SUB, SUB_ORDER with a partition (Youzan's TCP protocol)."""
 
 from __future__ import annotations
 

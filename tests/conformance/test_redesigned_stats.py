@@ -1,6 +1,6 @@
 """Answers in the form of Youzan's NSQ: for requests that show it, and for all with --http-style=youzan.
 
-Source: reference/youzan.md 1.4 and its last section; statuses, envelopes and fields of v0.3.7-HA.1.13.0, run.
+Source: Youzan's HTTP API; statuses, envelopes and fields of v0.3.7-HA.1.13.0, run.
 """
 
 from __future__ import annotations

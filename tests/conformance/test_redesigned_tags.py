@@ -1,4 +1,4 @@
-"""Dispatch by tag over TCP: desired_tag and ##client_dispatch_tag (reference/youzan.md 1.3)."""
+"""Dispatch by tag over TCP: desired_tag and ##client_dispatch_tag (Youzan's TCP protocol)."""
 
 from __future__ import annotations
 

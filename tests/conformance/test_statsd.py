@@ -1,4 +1,4 @@
-"""statsd lines of nsqd, byte for byte, as they come at the other end of the UDP socket (reference/nsq.md 4.1)."""
+"""statsd lines of nsqd, byte for byte, as they come at the other end of the UDP socket (NSQ's statsd)."""
 
 from __future__ import annotations
 

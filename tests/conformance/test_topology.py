@@ -1,4 +1,4 @@
-"""Topology-aware consumption: who is local, who gets a message first, what is counted (reference/nsq.md 1.11)."""
+"""Topology-aware consumption: who is local, who gets a message first, what is counted (NSQ since 1.3)."""
 
 from __future__ import annotations
 

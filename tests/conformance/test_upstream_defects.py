@@ -1,4 +1,4 @@
-"""The known defects of NSQ's nsqd and nsqlookupd, one by one: ours does what it should (reference/nsq.md section 6).
+"""The known defects of NSQ's nsqd and nsqlookupd, one by one: ours does what it should (NSQ's defects).
 
 The number in a name is the defect's row there. Rows 2, 4, 6, 15 and 18 are about nsqadmin and the utilities.
 """

@@ -1,7 +1,7 @@
 """An HTTP server for AUTH, in a thread, and what a client says: its answer can be changed at any time, it keeps what it
 was asked.
 
-Source: reference/nsq.md 1.7.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ has a deadline; when one passes, the failure shows the daemon's log.
 Rules of this file: no code of the daemons or of the client is used, so that both sides of the wire are not wrong in the
 same way; a process is ended by its own id; nothing but 127.0.0.1 is spoken to.
 
-Source: reference/nsq.md 1.1 to 1.4, 2.0 to 2.2, 4.3.
+Source: NSQ's TCP protocol, NSQ's HTTP API, NSQ's nsqlookupd, NSQ's options.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: it believes nobody: RDY, FIN and REQ are what passed on the way up, messages what passed on the way
 down; a connection that is over holds nothing. Connections must be plain: no TLS, no compression.
 
-Source: reference/nsq.md 1.2, 1.4.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

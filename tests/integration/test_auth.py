@@ -1,4 +1,4 @@
-"""AUTH against an auth server of the test: who may do what, how long, who is told what (reference/nsq.md 1.7)."""
+"""AUTH against an auth server of the test: who may do what, how long, who is told what (NSQ's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Every test finds all nodes alive, and leaves them as it likes. What takes how long is printed, never asserted.
 
-Source: design/cluster.md section 3, Revision 2.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

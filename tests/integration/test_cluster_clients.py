@@ -3,7 +3,7 @@
 What is asked of them: no call fails, nothing is missing, order is kept, and what is published once is stored once. For
 how long nothing goes on is printed, never asserted.
 
-Source: design/cluster.md Revision 2 H16.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What takes how long is printed, never asserted.
 
-Source: design/cluster.md H7.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

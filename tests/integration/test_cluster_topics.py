@@ -1,6 +1,6 @@
 """Topics of a cluster that clients make, and clients that know one address alone: what plain NSQ users see.
 
-Source: design/cluster.md Revision 2, H2, H8, H9, H10, H17.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """kill -9 of a real nsqd under load: what was acknowledged is delivered, nothing is early, and little comes twice.
 
-The cases are the ways in which Go's nsqd loses messages (design/reliability.md table 1, rows 1 to 9, and what else
+The cases are the ways in which Go's nsqd loses messages (docs/delivery.md, and what else
 happens on a disk); each runs with ``--durability=fsync`` and with ``os``, which kill -9 must not tell apart.
 """
 

@@ -1,4 +1,4 @@
-"""nsqd and nsqlookupd together: what one registers, the other tells. Source: reference/nsq.md 2.2, 2.3."""
+"""nsqd and nsqlookupd together: what one registers, the other tells. Source: NSQ's nsqlookupd."""
 
 from __future__ import annotations
 

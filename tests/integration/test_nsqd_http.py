@@ -1,4 +1,4 @@
-"""nsqd's HTTP API over a real socket: status codes, texts, fields and their order (reference/nsq.md 2.0, 2.1)."""
+"""nsqd's HTTP API over a real socket: status codes, texts, fields and their order (NSQ's HTTP API)."""
 
 from __future__ import annotations
 

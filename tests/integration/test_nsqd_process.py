@@ -1,7 +1,7 @@
 """nsqd as a process: how it starts and stops, what a restart keeps, when it closes connections.
 
 What the commands answer one by one is the conformance suite's; HTTP and discovery have files of their own.
-Source: reference/nsq.md 1.1 to 1.10, 4.3, 5.1, 5.3.
+Source: NSQ's TCP protocol, NSQ's options, NSQ's data files.
 """
 
 from __future__ import annotations

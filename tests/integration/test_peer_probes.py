@@ -3,7 +3,7 @@
 Each test names in its docstring who fails and how (probed with the official nsqd 1.3). What another test shows already
 is not repeated: :data:`ELSEWHERE` says where. Durations are short, daemons shared, each test has a topic of its own.
 
-Source: reference/clients.md B and C.
+Source: docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ def test_time_left_and_touch(flavour: Flavour, nsqds: list[Nsqd], topic: str):
 
 
 def test_no_touch_is_sent_unasked(flavour: Flavour, proxies: list[Proxy], nsqds: list[Nsqd], topic: str):
-    """Seed 002 forbids it: a handler that hangs must lose its message."""
+    """NSQ's client guide forbids it: a handler that hangs must lose its message."""
     ledger = Ledger(proxies[0])
     nsqds[0].publish(topic, b"x")
     attempts: list[int] = []

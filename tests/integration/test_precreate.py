@@ -1,4 +1,4 @@
-"""A new topic gets the channels that nsqlookupd knows before it hands out its first message (reference/nsq.md 2.2)."""
+"""A new topic gets the channels that nsqlookupd knows before it hands out its first message (NSQ's nsqlookupd)."""
 
 from __future__ import annotations
 

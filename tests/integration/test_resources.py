@@ -1,6 +1,6 @@
 """What nsqd does when something runs out, breaks or is abused: disk, files, readers, connections, descriptors.
 
-Tests on a file system of their own mount it and need root; without, they are skipped. Source: design/reliability.md 4
+Tests on a file system of their own mount it and need root; without, they are skipped. Source: tests/sim/README.md
 (S8, S9, S11), 6; the figures of Go's nsqd in the same situations are in its table 1, rows 14 to 19.
 """
 

@@ -1,4 +1,4 @@
-"""statsd reports of a real nsqd, as the daemon at the other end of the UDP socket sees them (reference/nsq.md 4.1)."""
+"""statsd reports of a real nsqd, as the daemon at the other end of the UDP socket sees them (NSQ's statsd)."""
 
 from __future__ import annotations
 

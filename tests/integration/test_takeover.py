@@ -1,6 +1,6 @@
 """A real nsqd is started where NSQ's nsqd was: nothing is lost, whatever state the files are in and whatever kills it.
 
-Source: reference/nsq.md 5.1 to 5.3 and 6 (defect 16).
+Source: NSQ's data files, NSQ's defects.
 """
 
 from __future__ import annotations

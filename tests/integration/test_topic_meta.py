@@ -1,6 +1,6 @@
 """What a topic was created with is changed, on all nodes and on those that were away; who may create topics at all.
 
-Source: reference/youzan.md 1.1 (``/topic/create``, ``/topic/meta/update``, ``/topic/tombstone``) and its last section.
+Source: Youzan's nsqlookupd (``/topic/create``, ``/topic/meta/update``, ``/topic/tombstone``).
 """
 
 from __future__ import annotations

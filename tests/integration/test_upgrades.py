@@ -1,4 +1,4 @@
-"""TLS, deflate and snappy on nsqd's TCP port, and HTTPS, over real sockets (reference/nsq.md 1.5, 1.6, 2.1)."""
+"""TLS, deflate and snappy on nsqd's TCP port, and HTTPS, over real sockets (NSQ's TCP protocol, NSQ's HTTP API)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A raw connection that goes through TLS, deflate or snappy as a client of nsqd does, with none of our code.
 
 Snappy's framing is python-snappy's, deflate is zlib's, TLS is the standard library's, so that both sides of the wire
-are not wrong in the same way. Source: reference/nsq.md 1.6.
+are not wrong in the same way. Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

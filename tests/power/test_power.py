@@ -1,7 +1,7 @@
 """Power loss of a real disk: an ext4 file system in a file is shut down in the middle of the load, as by a pulled plug.
 
 Needs root; skipped otherwise. ``--durability=fsync`` promises that what was answered with OK survives; ``os`` and
-``interval`` promise less, and must still start with what is there. Source: design/reliability.md 3, rows 11 to 13, S7.
+``interval`` promise less, and must still start with what is there. Source: docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Message ids are whatever the test uses, as long as they can be hashed. Times are
 ``loop.time()`` of a simulation.
 
 I1, I2: :func:`total_queue`; I4, I5: :func:`order`, :func:`strict_order`; I6: :func:`in_flight`; I7: :func:`timeline`
-(``design/reliability.md`` 4).
+(tests/sim/README.md).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ the retransmission gives up. A killed process's sockets are closed by its kernel
 bytes unread. A machine without power answers nothing, and resets old connections once it is up again, but only when it
 hears from them: who does not send never learns. Left out: TLS, UDP, unix sockets, listen backlogs, file descriptors.
 
-Source: design/reliability.md 5.
+Source: tests/sim/README.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ by byte and write down what they saw, so that no bug of the FlintMQ client can h
 ``run(seed)`` plays one world and returns what was wrong with it; ``python -m tests.sim.nsqd_world [count]`` measures
 how many seeds a minute it plays.
 
-Source: design/reliability.md 4 (S1) and 5.
+Source: tests/sim/README.md.
 """
 
 from __future__ import annotations

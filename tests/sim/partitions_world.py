@@ -7,7 +7,7 @@ partitions. Publishers name a partition, or none where they may. A channel in or
 The clients are raw, as in :mod:`tests.sim.nsqd_world`, whose faults these worlds have, too. What must hold is in
 :meth:`PartitionsWorld.problems`.
 
-Source: design/reliability.md 4 and 5, docs/decisions/0009.
+Source: tests/sim/README.md, docs/decisions/0009.
 """
 
 from __future__ import annotations

@@ -557,7 +557,7 @@ def test_keyword_construction_checks(arguments):
 
 # --- the tables ---
 
-# flag -> default, as reference/nsq.md 4.3 lists them but for tls-min-version (decision 7)
+# flag -> default, as NSQ's options lists them but for tls-min-version (docs/decisions/0007)
 NSQD_DEFAULTS = """
 log-level info | log-prefix [nsqd]_ | tcp-address 0.0.0.0:4150 | http-address 0.0.0.0:4151 | https-address 0.0.0.0:4152
 broadcast-tcp-port 0 | broadcast-http-port 0 | lookupd-tcp-address | auth-http-address | auth-http-request-method get

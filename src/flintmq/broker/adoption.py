@@ -3,7 +3,7 @@
 Rules of this file: no clock, no IO; what a partition had is kept, in the database or on its way there; a topic is there
 as long as one of its partitions is led here.
 
-Source: design/cluster.md H1, H3, Revision 2 "a failover is a restart on another node".
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ a paused topic holds back.
 
 Rules of this file: no IO but the log's reads, for bytes.
 
-Source: reference/nsq.md 7 (bounds).
+Source: NSQ's issues (bounds).
 """
 
 from __future__ import annotations

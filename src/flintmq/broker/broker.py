@@ -15,7 +15,7 @@ a topic takes messages and consumers, which wait.
 Rules of this file: no clock, no socket; iteration only over dicts and lists; every method is called on the loop,
 but :meth:`Broker.run_flush`.
 
-Source: design/performance.md decision 2, design/reliability.md R1-R4.
+Source: docs/decisions/0002, docs/decisions/0001, docs/decisions/0003.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Rules of this file: monotonic ``now_ns`` for deadlines, ``wall_ns`` for due time
 the process runs, as the caller provides it); runs of messages are handled by slices; nothing that happens every turn
 looks at all consumers.
 
-Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
+Source: docs/decisions/0001, docs/decisions/0003, NSQ's TCP protocol.
 """
 
 from __future__ import annotations

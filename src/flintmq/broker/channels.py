@@ -3,7 +3,7 @@
 Rules of this file: no IO but the floors of channels in order; a number is never given to two channels while the process
 lives, and none that still stands in the file of floors.
 
-Source: design/reliability.md R3.
+Source: docs/decisions/0003.
 """
 
 from __future__ import annotations

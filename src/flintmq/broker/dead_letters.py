@@ -14,7 +14,7 @@ Headers that the message had are kept. A topic without headers gets the body alo
 
 Rules of this file: no IO; nothing of a channel is changed.
 
-Source: reference/youzan.md 1.3 (JSON headers, the dispatch tag among them).
+Source: Youzan's TCP protocol (JSON headers, the dispatch tag among them).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ where they are, so that they count as deferred at once.
 Rules of this file: one entry for each batch, and none for batches without a delay; no clock: whoever has one says what
 time it is; what a start finds in the log is not noted, it counts as waiting until a cursor comes to it.
 
-Source: reference/nsq.md 1.10 (depth and deferred messages).
+Source: NSQ's TCP protocol (depth and deferred messages).
 """
 
 from __future__ import annotations

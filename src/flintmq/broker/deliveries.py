@@ -3,7 +3,7 @@
 Rules of this file: no clock; iteration only over dicts and lists; a channel that fails does not keep the others from
 their turn.
 
-Source: design/performance.md decision 2.
+Source: docs/decisions/0002.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: calls only. Nobody listens as a rule, and then a run of messages costs one look at an attribute; who
 does listen is told of runs, not of messages, and returns at once without raising.
 
-Source: reference/youzan.md 1.7 (the actions of a trace).
+Source: Youzan's message tracing (the actions of a trace).
 """
 
 from __future__ import annotations

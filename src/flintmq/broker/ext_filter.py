@@ -15,7 +15,7 @@ nothing, so an inverse filter takes it.
 Rules of this file: pure; patterns are matched by what the caller brings, in linear time; everything has a bound, and
 what a look costs is told, so that a channel can stop before others have to wait.
 
-Source: reference/youzan.md, last section.
+Source: Youzan's NSQ.
 """
 
 from __future__ import annotations

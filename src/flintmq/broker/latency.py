@@ -16,7 +16,7 @@ merged.
 Rules of this file: no clock, time comes in; a run of messages with one timestamp costs one insertion, whatever its
 length, and is exact, because the log's batches have one timestamp each; everything kept has a bound.
 
-Source: reference/nsq.md 4.2; Greenwald, Khanna: Space-Efficient Online Computation of Quantile Summaries (2001);
+Source: NSQ's latencies; Greenwald, Khanna: Space-Efficient Online Computation of Quantile Summaries (2001);
 Cormode, Korn, Muthukrishnan, Srivastava: Effective Computation of Biased Quantiles over Data Streams (2005).
 """
 

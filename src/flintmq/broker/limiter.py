@@ -11,7 +11,7 @@ After a crash it is queued again with its attempts, so it may reach the dead let
 
 Rules of this file: what can be long is done in parts, and the channel is marked for the rest.
 
-Source: reference/nsq.md 7 (bounds, time to live, dead letters).
+Source: NSQ's issues (bounds, time to live, dead letters).
 """
 
 from __future__ import annotations

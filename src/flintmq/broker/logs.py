@@ -3,7 +3,7 @@
 Rules of this file: names of paths are made here and nowhere else in the broker; a directory is renamed before it is
 removed, so that a crash in the middle of the removal does not bring half a topic back.
 
-Source: design/reliability.md R1, R9.
+Source: docs/decisions/0002, docs/decisions/0001.
 """
 
 from __future__ import annotations

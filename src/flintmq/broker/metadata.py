@@ -2,7 +2,7 @@
 
 Rules of this file: order is kept; what could not be written comes before what was added since.
 
-Source: design/reliability.md R3.
+Source: docs/decisions/0003.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules of this file: nothing here blocks; what was deleted meanwhile is removed when its files are there.
 
-Source: design/reliability.md R1, docs/decisions/0009.
+Source: docs/decisions/0002, docs/decisions/0009.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: publishes are gathered and written once a turn, much of it over several turns; every publish belongs
 to a :class:`PublishGroup`, which its connections wait for and which ends exactly once, stored or failed.
 
-Source: design/performance.md decision 2 (group commit).
+Source: docs/decisions/0002 (group commit).
 """
 
 from __future__ import annotations

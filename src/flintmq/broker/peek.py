@@ -4,7 +4,7 @@ Rules of this file: nothing is changed, and nothing is counted; a look notes at 
 reads them one by one as it is asked to, so that the caller can let others have their turn in between; no more of a
 message is copied than is asked for.
 
-Source: reference/nsq.md 7 (peeking at a channel).
+Source: NSQ's issues (peeking at a channel).
 """
 
 from __future__ import annotations

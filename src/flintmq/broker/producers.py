@@ -13,7 +13,7 @@ Rules of this file: no clock, no IO; what is in the log is remembered by the log
 only what has not ended; when a publish fails, those of the same producer behind it fail at once, and its sequences are
 free again.
 
-Source: design/reliability.md R13.
+Source: docs/idempotent.md.
 """
 
 from __future__ import annotations

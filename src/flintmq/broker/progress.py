@@ -5,7 +5,7 @@
 
 Rules of this file: one flush at a time; :meth:`Flush.run` is all that runs off the loop, on data made for it.
 
-Source: design/reliability.md R3 and R4.
+Source: docs/decisions/0003.
 """
 
 from __future__ import annotations

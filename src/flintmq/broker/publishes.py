@@ -2,7 +2,7 @@
 
 Rules of this file: no clock, no socket; a partition that fails does not keep the others from being written.
 
-Source: design/performance.md decision 2 (group commit).
+Source: docs/decisions/0002 (group commit).
 """
 
 from __future__ import annotations

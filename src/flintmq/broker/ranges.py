@@ -2,7 +2,7 @@
 
 Rules of this file: the usual case, one run in order, costs next to nothing; an end is exclusive.
 
-Source: design/performance.md decision 3.
+Source: docs/decisions/0001.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Both are kept up to date as consumers change, so that a turn costs for those tha
 
 Rules of this file: order is the order of joining, never that of a set or of addresses; no clock.
 
-Source: reference/nsq.md 1.10 and 1.11.
+Source: NSQ's TCP protocol, NSQ's topology-aware consumption.
 """
 
 from __future__ import annotations

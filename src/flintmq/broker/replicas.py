@@ -14,7 +14,7 @@ has it, and is cut there when a leader orders that, which then sends all of it a
 Rules of this file: no clock; every method is called on the loop, but what is handed to a :class:`Question`; ``done`` is
 called once: with None when what was asked for survives a power loss, or with why it does not.
 
-Source: design/cluster.md H1, H3, H5, H6, H7, H14.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: what the database has counts for what there is, the directory for what it does not know yet; a
 deletion that had begun goes on.
 
-Source: design/reliability.md R3 and R4, docs/decisions/0011.
+Source: docs/decisions/0003, docs/decisions/0011.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules of this file: no clock; what is not consumed by a channel never goes.
 
-Source: reference/youzan.md 1.5 (retention in days), design/reliability.md R9.
+Source: Youzan's storage (retention in days), docs/decisions/0001.
 """
 
 from __future__ import annotations

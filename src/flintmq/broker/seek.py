@@ -12,7 +12,7 @@ Texts::
 Rules of this file: no IO but the log's reads, of which a search makes a few; a place that is not stored any more is the
 first that is, and one that is not stored yet is the end.
 
-Source: reference/youzan.md 1.3 (SUB_ADVANCED) and 1.4 (/channel/setoffset).
+Source: Youzan's TCP protocol (SUB_ADVANCED), Youzan's HTTP API (/channel/setoffset).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ bounds the messages in flight of all of them together, and one output.
 Rules of this file: whatever changes what may be sent lets every part find its place in its own line; partitions are
 offered the room in turn, so that a busy one does not keep the others waiting.
 
-Source: reference/youzan.md 1.3, reference/nsq.md 1.4 (RDY).
+Source: Youzan's TCP protocol, NSQ's TCP protocol (RDY).
 """
 
 from __future__ import annotations

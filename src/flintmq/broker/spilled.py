@@ -16,7 +16,7 @@ transaction. So packs never change, and a crash at any point delivers a message 
 Rules of this file: no IO. :meth:`SpilledStore.take_changes` hands over what the database must do;
 :meth:`SpilledStore.restore_changes` takes it back when that failed. No object per message before it is due.
 
-Source: design/performance.md decision 8, design/reliability.md R4.
+Source: docs/decisions/0003.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules of this file: data and protocols alone.
 
-Source: design/performance.md decision 3.
+Source: docs/decisions/0001.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules of this file:
 - It stands in its channel's line exactly while it can take a message (:mod:`flintmq.broker.ready`): whatever changes
   :attr:`Subscription.capacity` ends with :meth:`Subscription.find_place` or :meth:`Subscription.served`.
 
-Source: reference/nsq.md 1.4 (RDY is an absolute level), 1.10 and 1.11.
+Source: NSQ's TCP protocol (RDY is an absolute level), NSQ's topology-aware consumption.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Rules of this file:
 - Tags are read from the stored headers when a message is to be handed out, and kept only as the queue it waits in.
 - In order nothing waits for a group: a message that nobody may take now is in the way of those behind it.
 
-Source: reference/youzan.md 1.3 "Tag dispatch".
+Source: Youzan's TCP protocol "Tag dispatch".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A channel exists in every partition, but those in which an operator has deleted it.
 
-Source: reference/nsq.md 1.10 (first channel gets the backlog, later ones start at now).
+Source: NSQ's TCP protocol (first channel gets the backlog, later ones start at now).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules of this file: a topic or channel without limits costs nothing: it has neither a limiter nor bounds.
 
-Source: reference/nsq.md 7 (bounds, time to live, dead letters).
+Source: NSQ's issues (bounds, time to live, dead letters).
 """
 
 from __future__ import annotations

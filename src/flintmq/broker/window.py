@@ -26,7 +26,7 @@ monotonic ``now_ns`` for deadlines, ``wall_ns`` for due times (a wall clock that
 as the caller provides it); runs of messages are handled by slices; only messages that were redelivered, touched or
 deferred cost a dictionary entry. What is done with one :class:`Message` is the same wherever it is.
 
-Source: design/performance.md decisions 3 and 8, reference/nsq.md 1.10.
+Source: docs/decisions/0001, docs/decisions/0003, NSQ's TCP protocol.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules of this file: durations are seconds or a timedelta on the outside, seconds (float) inside, milliseconds only on
 the wire; a value out of range is an :class:`OptionError` that names the option, the value and what is allowed.
-Ranges that nsqd also checks (reference/nsq.md 1.5) are nsqd's defaults: an operator can only move them on nsqd.
+Ranges that nsqd also checks (NSQ's TCP protocol) are nsqd's defaults: an operator can only move them on nsqd.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules of this file:
 - What goes wrong is said in the user's words: which side does not trust which, and which option or flag to set.
 - A secret is in no text: not in a representation, a log line or an exception.
 
-Source: reference/nsq.md 1.6 and 1.7; reference/clients.md B (TLS, AUTH).
+Source: NSQ's TCP protocol; docs/compatibility.md (TLS, AUTH).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Rules of this file:
 - The context travels in headers (``traceparent``): of the message where its topic has headers, else in the envelope of
   :mod:`flintmq.client.core.envelope`, if that is switched on; else each side has traces of its own.
 
-Source: OpenTelemetry semantic conventions for messaging; reference/clients.md D and E ("tracing").
+Source: OpenTelemetry semantic conventions for messaging; docs/monitoring.md.
 """
 
 from __future__ import annotations

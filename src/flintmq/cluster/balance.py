@@ -3,7 +3,7 @@
 Rules of this file: no IO, no clock; what is decided here makes the greatest difference smaller with every step, so that
 it comes to rest.
 
-Source: reference/youzan.md 1.6 (a load of writes and of what is stored; moved within hours of the day).
+Source: Youzan's replication (a load of writes and of what is stored; moved within hours of the day).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Invariants:
 - I4: what cannot be read is left as it is, and nothing else waits for it.
 - I5: elections go before topics that are made, and these before copies that are moved (:mod:`flintmq.cluster.moving`).
 
-Source: design/cluster.md section 3 rules 1 and 9, Revision 2 H4, H14, H15.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

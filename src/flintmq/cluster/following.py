@@ -18,7 +18,7 @@ Invariants:
 Rules of this file: no IO, no clock; batches and records are not looked at; the leader breaks a rule: PeerError, and its
 connection ends; this node's disk does: the copy is broken, and everybody is told so, until somebody makes a new object.
 
-Source: design/cluster.md rules 3 and 4, H1, H5, H7, H11.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

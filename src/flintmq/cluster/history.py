@@ -18,7 +18,7 @@ when this one was elected, and leads again.
 Rules of this file: nothing is decided by how long a log is. A place that is too low would throw away what was
 acknowledged, one that is too high would keep what never was; so it is exact, or None.
 
-Source: design/cluster.md rule 3; Kafka's KIP-101 and KIP-279 for the idea.
+Source: docs/decisions/0017; Kafka's KIP-101 and KIP-279 for the idea.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
 
 Rules of this file: keys are made and read here and nowhere else.
 
-Source: design/cluster.md section 2.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Invariants:
 Rules of this file: no IO and no clock; one object for an epoch of a partition; nothing is done for single messages.
 Whoever owns it asks again what it wants (:meth:`Leading.wanted_state`) when it says that it has changed.
 
-Source: design/cluster.md rules 4 and 6, H1, H2, H4, H11; Kafka's in-sync replicas for what "behind" means.
+Source: docs/decisions/0017; Kafka's in-sync replicas for what "behind" means.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ what stands in its window, and what changed meanwhile goes out as it is by then.
 Rules of this file: no IO, no clock; what has not changed is not looked at: 10,000 idle streams cost a ping. An error of
 one stream is its own; a :class:`PeerError` ends the connection, and whoever owns it says so with a Farewell.
 
-Source: design/cluster.md rules 3 and 4, H11, H13.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

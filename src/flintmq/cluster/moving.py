@@ -16,7 +16,7 @@ Invariants:
 
 Rules of this file: no IO, no clock; nothing is searched through when a single partition changes.
 
-Source: design/cluster.md section 3 rule 10, Revision 2 H15.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ master by then. An order that could never be carried out as it was asked is refu
 
 Rules of this file: no IO, no clock; nothing is remembered here.
 
-Source: reference/youzan.md 1.1 (``/topic/partition/*``, ``/cluster/node/remove``), design/cluster.md section 3 rule 10.
+Source: Youzan's nsqlookupd (``/topic/partition/*``, ``/cluster/node/remove``), docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ as many nodes as there are, and several of its partitions share one when there a
 stays. Where partitions have several copies, those of one are on different machines, and in different zones as far as
 there are.
 
-Source: reference/youzan.md 1.1 ("always allow several partitions per node"), design/cluster.md, Revision 2 H15.
+Source: Youzan's nsqlookupd ("always allow several partitions per node"), docs/decisions/0017.
 """
 
 from __future__ import annotations

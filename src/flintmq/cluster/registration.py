@@ -12,7 +12,7 @@ Invariants:
 - I4: lists come out sorted by name, nodes by address, so that two questions get one answer.
 - I5: what peers can make grow is bounded: registrations per node, and topics and channels in all.
 
-Source: reference/nsq.md 2.2 and 2.3, defect 17 of section 6; partitions: reference/youzan.md 1.2.
+Source: NSQ's nsqlookupd, NSQ's defects; partitions: Youzan's nsqlookupd.
 """
 
 from __future__ import annotations

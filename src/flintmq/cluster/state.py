@@ -12,7 +12,7 @@ A value is read, changed by one of the functions here, and written by compare-an
 Rules of this file: no IO, no clock; values are immutable; an epoch names one leader for ever; the in-sync set is never
 empty, and a leader is in it.
 
-Source: design/cluster.md section 2 and 3, Revision 2 H1, H4, H14, H15.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Rules of this file:
 - Revisions begin at 1, in which nothing has been written; everything that one transaction changes has one revision.
 - Lifetimes of leases are whole seconds, as etcd counts them.
 
-Source: design/cluster.md section 1 and Revision 2; the model is etcd's v3 API (https://etcd.io/docs/v3.5/learning/api/).
+Source: docs/decisions/0017; the model is etcd's v3 API (https://etcd.io/docs/v3.5/learning/api/).
 """
 
 from __future__ import annotations
@@ -464,7 +464,7 @@ class Tenure:
         sent_at_ns: boot time (:mod:`flintmq.clock`) before the last renewal (or the grant) was sent that was answered.
         margin_ns: it stops so much earlier.
 
-    Source: design/cluster.md section 3, rule 6.
+    Source: docs/decisions/0017.
     """
 
     ttl_ns: int

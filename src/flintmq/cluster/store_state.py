@@ -12,7 +12,7 @@ Invariants:
 A store that comes back does not know who renewed what while it was away: every lease has its full time from then on
 (:meth:`StoreState.restart_leases`). The history is not kept over a restart: readers that missed something begin again.
 
-Source: design/cluster.md H11; etcd's mvcc and lease packages for what a request means.
+Source: docs/decisions/0017; etcd's mvcc and lease packages for what a request means.
 """
 
 from __future__ import annotations

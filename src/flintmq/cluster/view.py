@@ -8,7 +8,7 @@ Invariants:
 - I2: a value that cannot be read is in ``unreadable`` and nowhere else; nobody takes it for one that is gone.
 - I3: the indexes name exactly the partitions that are here.
 
-Source: design/cluster.md section 2, Revision 2 H14.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@ A leaf: nsqd calls :func:`flintmq.migrate.takeover.take_over` before it opens it
 :class:`flintmq.migrate.metadata_file.MetadataFile` of changes. Modules: ``takeover`` (the steps) > ``topic_import``
 (one topic's queues into its log) > ``diskqueue`` (NSQ's queue files); ``metadata_file`` (``nsqd.dat``).
 
-Source: reference/nsq.md 5.1, 5.2.
+Source: NSQ's data files.
 """

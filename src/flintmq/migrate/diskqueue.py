@@ -17,7 +17,7 @@ Rules of this file: files are read in pieces of :data:`CHUNK_BYTES`, so that mem
 wrong with a file is reported with its position and ends the reading of that file, not of the queue; the depth in the
 meta file is not believed, nsqd counts it from memory.
 
-Source: reference/nsq.md 5.2.
+Source: NSQ's data files.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ is ours when its bytes have a digest that stands beside it, so that one which NS
 recognised. The digests are written first: after a crash between the two, either nsqd.dat is known. Ephemeral topics and
 channels are not listed.
 
-Source: reference/nsq.md 5.1.
+Source: NSQ's data files.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Rules of this file: everything here blocks and runs in a worker thread; memory d
 files are read and renamed, never written; nsqd.dat counts only when somebody else wrote it (metadata_file.py), queue
 files always, because this nsqd has none of its own.
 
-Source: reference/nsq.md 5.1, 5.2, 6 (defect 16).
+Source: NSQ's data files, NSQ's defects.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Crashes: an import writes only behind ``first``, which was written down before. 
 and compares them with what the log has already; what is equal is kept, what is not (a power loss took a part, the files
 were changed in between) is nobody's, or is removed with a log that held nothing else.
 
-Source: reference/nsq.md 5.1 to 5.3.
+Source: NSQ's data files.
 """
 
 from __future__ import annotations

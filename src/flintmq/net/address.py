@@ -1,7 +1,7 @@
 """Addresses to listen on, as flags spell them, and how they are shown to people and peers.
 
 The spelling is Go's: ``host:port``, ``:port`` for all interfaces, ``[v6]:port``; anything that is not ``host:port`` is
-the path of a unix socket. Source: reference/nsq.md 1.1, 2.1.
+the path of a unix socket. Source: NSQ's TCP protocol, NSQ's HTTP API.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An address is ``host:port``, or ``http(s)://[user:password@]host:port``, all of one store: members of an etcd, or one
 nsqlookupd that keeps a store. Both daemons have the same options for it, checked and used here.
 
-Source: design/cluster.md section 2, Revision 2 H12.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Rules of this file: nothing here slows the daemon unless it is asked for; every answer is bounded; only peers in
 ``networks`` are answered, because stacks and names are nobody else's business.
 
-Source: reference/nsq.md 2.1; design/reliability.md section 6 (loopback only).
+Source: NSQ's HTTP API; docs/operations.md (loopback only).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: a daemon that has no descriptor left can roll no segment, and its event loop can neither accept a
 connection nor stop trying. So connections are refused while some are left for everything else.
 
-Source: design/reliability.md 4 (S9); POSIX.1-2017 2.14 (a new descriptor is the lowest free number).
+Source: tests/sim/README.md; POSIX.1-2017 2.14 (a new descriptor is the lowest free number).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Rules of this file:
   answered they go on elsewhere, from the last revision that was seen. What was seen is never told again, and nothing
   between is left out. The store of nsqlookupd says something on every watch twice a second, and is not asked at all.
 
-Source: design/cluster.md section 1 (both traps were measured there), https://etcd.io/docs/v3.5/learning/api/.
+Source: docs/decisions/0017 (both traps were measured there), https://etcd.io/docs/v3.5/learning/api/.
 """
 
 from __future__ import annotations

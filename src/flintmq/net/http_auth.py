@@ -18,7 +18,7 @@ Rules of this file:
 - A file that cannot be used stops a start; later it is reported and what was in force stays.
 - Everything has a bound: file, clients, patterns, what is remembered of addresses.
 
-Source: nsqio/nsq#1426 and #1183; design/reliability.md section 6; RFC 6750 for the header and the characters of tokens.
+Source: nsqio/nsq#1426 and #1183; docs/auth.md; RFC 6750 for the header and the characters of tokens.
 """
 
 from __future__ import annotations

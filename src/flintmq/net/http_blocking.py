@@ -3,7 +3,7 @@
 Rules of this file: no event loop and no thread; nothing is kept between two requests, so any number of threads may
 ask at the same time; the deadline is for all of it, so a server that sends a byte now and then gains nothing by it.
 
-Source: design/reliability.md section 6 (1 MB, no redirects).
+Source: docs/auth.md (1 MB, no redirects).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules of this file:
 - A connection is kept only where the caller wants that, and without being told so for a GET alone: a server may close
   an idle one just when it is used again, and a GET can be asked once more. Anything else is never asked again here.
 
-Source: reference/nsq.md 2.2 (what nsqd asks nsqlookupd); design/reliability.md section 6 (1 MB, no redirects).
+Source: NSQ's nsqlookupd (what nsqd asks nsqlookupd); docs/auth.md (1 MB, no redirects).
 """
 
 from __future__ import annotations

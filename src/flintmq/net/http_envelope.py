@@ -10,7 +10,7 @@ some of its paths. Since 1.0 the envelope is gone and a request that says nothin
 shows of who asks: ``application/vnd.nsq`` in any other version gets the envelope, and so does a parameter that only the
 redesigned NSQ has, and everything where the daemon was told to answer in its style. Text such as ``OK`` is sent bare.
 
-Source: reference/nsq.md 2.0, reference/youzan.md 1.1 and its last section (which paths have it).
+Source: NSQ's HTTP API, Youzan's nsqlookupd (which paths have it).
 """
 
 from __future__ import annotations

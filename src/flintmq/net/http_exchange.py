@@ -12,7 +12,7 @@ Rules of this file:
 - What a peer or a user put into an address or a header can start no second request: characters that HTTP does not
   allow are refused.
 
-Source: RFC 9112 (framing), RFC 9110 (fields); design/reliability.md section 6 (bounds, no redirects).
+Source: RFC 9112 (framing), RFC 9110 (fields); docs/auth.md (bounds, no redirects).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: a response is bytes as soon as it exists, so that a constant answer is built once; nothing from a
 request goes into a header unquoted; query parameters are read as Go reads them (first value wins, ``;`` and bad escapes
 are refused), and only when a handler asks, because the order of checks is part of NSQ's behaviour.
-Source: reference/nsq.md 2.0.
+Source: NSQ's HTTP API.
 """
 
 from __future__ import annotations

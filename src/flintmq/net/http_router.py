@@ -4,7 +4,7 @@ Rules of this file: the hot path is one dictionary look-up by the bytes of metho
 escapes in the path, redirects, 404, 405, OPTIONS) is decided in :meth:`Router.resolve_slowly` and is a route as well,
 so that the connection knows no special cases. A parameter that some route knows and this one does not obey is refused,
 because who sends it expects it to do something; names that nobody knows are ignored, as NSQ does.
-Source: reference/nsq.md 2.0 (httprouter's behaviour).
+Source: NSQ's HTTP API (httprouter's behaviour).
 """
 
 from __future__ import annotations

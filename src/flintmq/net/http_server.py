@@ -12,7 +12,7 @@ Rules of this file
   ``_left``, and stands in line for its next turn (turns.py).
 - Deadlines are counted in ticks of one timer of the server; a connection only notes the tick of its last step.
 
-Source: reference/nsq.md 2.0; limits: net/http of Go where it has one, otherwise stated at the constant.
+Source: NSQ's HTTP API; limits: net/http of Go where it has one, otherwise stated at the constant.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Rules of this file:
 - A handshake that fails takes its layer away again, so that the failure can be reported in clear.
 
 It is used instead of the loop's own TLS because it knows what arrived first, can answer after a failed handshake, takes
-any engine (decision 7), and behaves alike on every event loop. Source: reference/nsq.md 1.6.
+any engine (docs/decisions/0007), and behaves alike on every event loop. Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

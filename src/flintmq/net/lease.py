@@ -10,7 +10,7 @@ Rules of this file:
   takes two seconds is no reason to elect somebody else. It renews for as long as that loop has turned within the last
   second, so that a process that hangs does lose its lease.
 
-Source: design/cluster.md section 3 rule 6, H11, H13.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

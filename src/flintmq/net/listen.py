@@ -3,7 +3,7 @@
 Rules of this file: one option is one listener with one name; a path is taken from nobody who still listens there, and
 what a killed daemon left behind is in nobody's way; nothing but a socket is ever removed.
 
-Source: reference/nsq.md 1.1, 2.1; Go's package net for when the file of a unix socket goes.
+Source: NSQ's TCP protocol, NSQ's HTTP API; Go's package net for when the file of a unix socket goes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ With a file, stderr still gets what whoever started the daemon waits for: where 
 
 Rules of this file: only daemons call :func:`configure`; libraries only get loggers. One record is one line, whatever
 its text contains: control characters are shown escaped, so nothing a peer sends can fake a line. The lines of a
-traceback each carry the prefix. Source: reference/nsq.md 4.3.
+traceback each carry the prefix. Source: NSQ's options.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Its numbers are 0 for errors, 1 for warnings, 2 for what happens, 3 and 4 for details; NSQ's words are taken as well.
 Only from where options may be changed: whoever may silence a daemon hides what is done to it.
 
-Source: reference/youzan.md 1.1 and 1.4.
+Source: Youzan's nsqlookupd, Youzan's HTTP API.
 """
 
 from __future__ import annotations

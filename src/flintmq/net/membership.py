@@ -11,7 +11,7 @@ Rules of this file:
 - Callbacks are told every change, in order; but nobody acts on what was told: ``is_held`` and ``is_elected`` are asked
   immediately before every act.
 
-Source: design/cluster.md section 2, section 3 rule 1 and 6, H11.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranges of addresses, for endpoints that not everybody may use.
 
-Source: reference/nsq.md 4.3 (``--allow-config-from-cidr`` of nsqadmin).
+Source: NSQ's options (``--allow-config-from-cidr`` of nsqadmin).
 """
 
 from __future__ import annotations

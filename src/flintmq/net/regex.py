@@ -7,7 +7,7 @@ loop for ever, and its syntax is not Go's.
 
 Searches are unanchored, as nsqd's are: ``orders`` matches ``private_orders_x``.
 
-Source: reference/nsq.md 1.7; Go's regexp/syntax; docs/decisions/0013.
+Source: NSQ's TCP protocol; Go's regexp/syntax; docs/decisions/0013.
 """
 
 from __future__ import annotations

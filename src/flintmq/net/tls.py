@@ -6,11 +6,11 @@ Rules of this file:
   than prompting on the terminal of a daemon.
 - What is wrong with certificates and keys is said at start, with the file and what to do.
 
-Client-auth policies (reference/nsq.md 1.6): ``""`` asks clients for no certificate; ``require`` wants one and does not
+Client-auth policies (NSQ's TCP protocol): ``""`` asks clients for no certificate; ``require`` wants one and does not
 look at who issued it, which the standard library cannot do (:mod:`flintmq.net.tls_unverified`); ``require-verify``
 wants one issued by ``--tls-root-ca-file``, or by an authority of the system without that file.
 
-Source: reference/nsq.md 1.6 and 1.7; design/reliability.md section 6; decision 7.
+Source: NSQ's TCP protocol; docs/decisions/0007.
 """
 
 from __future__ import annotations

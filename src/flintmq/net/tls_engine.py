@@ -1,7 +1,7 @@
 """One side of one TLS connection as an engine without IO: bytes in, bytes out.
 
 :mod:`flintmq.net.layers` moves the bytes, so the same engine runs on every event loop. Errors are :class:`TlsFailed`
-with OpenSSL's reason; a failed handshake may leave an alert in the output. Source: reference/nsq.md 1.6 and 2.1.
+with OpenSSL's reason; a failed handshake may leave an alert in the output. Source: NSQ's TCP protocol, NSQ's HTTP API.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ that the client holds the key of the certificate it sent, so a client cannot tak
 with any name in it. Whoever uses this policy lets the auth server decide what a name is worth.
 
 Only this policy loads pyOpenSSL. It is an engine like the standard one and shares its transport. Decision 7.
-Source: reference/nsq.md 1.6; Go's ``tls.RequireAnyClientCert``.
+Source: NSQ's TCP protocol; Go's ``tls.RequireAnyClientCert``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules of this file:
 - Answers are bounded in size, in patterns and in the cost of matching (:mod:`flintmq.net.regex`), and large ones are
   read in a worker thread.
 
-Source: reference/nsq.md 1.7 and quirks 13 and 14; design/reliability.md section 6 (AUTH).
+Source: NSQ's TCP protocol, NSQ's defects; docs/auth.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: what a connection is, not what it says; the protocol is :mod:`flintmq.nsqd.session`, which is a
 client. Nothing here is done per message.
 
-Source: reference/nsq.md 1.3 (IDENTIFY), 2.1 (the row of a client).
+Source: NSQ's TCP protocol (IDENTIFY), NSQ's HTTP API (the row of a client).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ ignores the word, and NSQ's producers do not ask.
 Rules of this file: what was accepted before counts as left; messages that wait for a consumer who never comes stay on
 disk and are served by the next start; /ping goes on saying OK, because a liveness probe must not end the process first.
 
-Source: nsqio/nsq#1302; reference/youzan.md 1.1 (``access``), 1.3 (E_FAILED_ON_NOT_WRITABLE).
+Source: nsqio/nsq#1302; Youzan's nsqlookupd (``access``), Youzan's TCP protocol (E_FAILED_ON_NOT_WRITABLE).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the batch, adds a condition of its own to what another policy says, and tells th
 
 Rules of this file: decisions alone; who writes, syncs and sets timers is :class:`flintmq.nsqd.engine.Engine`.
 
-Source: design/performance.md decision 2, design/reliability.md R1.
+Source: docs/decisions/0002.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ deliveries that became possible are put out, and every connection is written to 
 What was published is answered and delivered when the policy of ``--durability`` says so
 (:mod:`flintmq.nsqd.durability`).
 
-Source: design/performance.md decisions 2 and 6, design/reliability.md R1 and R7.
+Source: docs/decisions/0002.
 """
 
 from __future__ import annotations

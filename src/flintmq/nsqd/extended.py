@@ -6,7 +6,7 @@ What messages look like on the disk and to consumers: :mod:`flintmq.message`; wh
 Rules of this file: no state, no IO; headers are checked and kept as they came; nothing is done per message that can be
 done for all messages of a command.
 
-Source: reference/youzan.md 1.3, docs/headers.md.
+Source: Youzan's TCP protocol, docs/headers.md.
 """
 
 from __future__ import annotations

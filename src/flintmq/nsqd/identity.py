@@ -2,7 +2,7 @@
 
 Rules of this file: where it listens is known once it does; what the flags say goes before what is found out.
 
-Source: reference/nsq.md 2.1 (``/info``), 2.2 (IDENTIFY of a nsqlookupd), 4.1 (keys of statsd).
+Source: NSQ's HTTP API (``/info``), NSQ's nsqlookupd (IDENTIFY of a nsqlookupd), NSQ's statsd (keys of statsd).
 """
 
 from __future__ import annotations

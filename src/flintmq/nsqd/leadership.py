@@ -4,7 +4,7 @@ What belongs to a cluster is led by one node at a time. A node that has a copy a
 E_FAILED_ON_NOT_LEADER, as does one that has just become the leader and cannot tell yet what is committed, to whoever
 reads; a leader that cannot have anything acknowledged answers E_FAILED_ON_NOT_WRITABLE.
 
-Source: reference/youzan.md 1.3 (error table: a publisher's connection goes on, a consumer's is closed).
+Source: Youzan's TCP protocol (error table: a publisher's connection goes on, a consumer's is closed).
 """
 
 from __future__ import annotations

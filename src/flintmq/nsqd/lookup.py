@@ -2,7 +2,7 @@
 
 Rules of this file: every wait is bounded; one that is away or slow delays only what asks it.
 
-Source: reference/nsq.md 2.2.
+Source: NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

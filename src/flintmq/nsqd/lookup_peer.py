@@ -3,7 +3,7 @@
 Each nsqlookupd has a task of its own, so a slow one delays nobody. After a connection breaks it is tried again within
 a second, and everything is registered anew.
 
-Source: reference/nsq.md 2.2.
+Source: NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

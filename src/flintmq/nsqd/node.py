@@ -9,7 +9,7 @@
 Rules of this file: rooms are put together here and know of each other only what they are given; nothing is global, so
 that several nodes can live in one process.
 
-Source: reference/nsq.md 4.3 (start and stop), 5.3; design/reliability.md R1.
+Source: NSQ's options (start and stop), NSQ's data files; docs/decisions/0002.
 """
 
 from __future__ import annotations

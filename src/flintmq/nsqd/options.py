@@ -1,7 +1,7 @@
 """The options of nsqd: every flag of NSQ 1.3 under its own name and default, and ours.
 
 Rows marked ``implemented=False`` are known, documented and refused until their feature exists.
-Source: reference/nsq.md 4.3.
+Source: NSQ's options.
 """
 
 from __future__ import annotations

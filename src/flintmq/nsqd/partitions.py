@@ -6,7 +6,7 @@ topic anything else is ignored. Naming a partition creates nothing: it has to be
 Rules of this file: no state, no IO; what is refused is a :class:`RemoteProtocolError` that says whether the connection
 is closed, which for some codes depends on the command.
 
-Source: reference/youzan.md 1.3 (commands, error table), reference/nsq.md 1.4.
+Source: Youzan's TCP protocol (commands, error table), NSQ's TCP protocol.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: one reply stands for the answers to one command, or to a run of them; it is asked for its frames
 once what it waits for has ended. What an answer says beyond OK is its :class:`Receipt`.
 
-Source: reference/youzan.md 1.3 (the answer to a traced publish), design/performance.md decision 2.
+Source: Youzan's TCP protocol (the answer to a traced publish), docs/decisions/0002.
 """
 
 from __future__ import annotations

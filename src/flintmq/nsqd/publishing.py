@@ -8,7 +8,7 @@ refused is a :class:`FlintError` that says whether the connection is closed; a d
 answered although this nsqd takes nothing new any more, and nothing of such a producer closes a connection that could go
 on, because the publishes behind it are only told that they came too early.
 
-Source: reference/nsq.md 1.4, reference/youzan.md 1.3, design/reliability.md R13.
+Source: NSQ's TCP protocol, Youzan's TCP protocol, docs/idempotent.md.
 """
 
 from __future__ import annotations

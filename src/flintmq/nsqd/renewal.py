@@ -7,7 +7,7 @@ Rules of this file:
 - What it refuses holds at once. While it does not answer, what was granted holds until its time is up and no longer:
   then deliveries wait for one more answer, and without one the consumer is closed.
 
-Source: design/reliability.md section 6 (re-check at TTL on live connections); NSQ asks only before the next command.
+Source: docs/operations.md (re-check at TTL on live connections); NSQ asks only before the next command.
 """
 
 from __future__ import annotations

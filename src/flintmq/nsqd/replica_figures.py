@@ -3,7 +3,7 @@
 Rules of this file: figures are those of the moment in which they are asked for; nothing here knows how anything is
 written elsewhere.
 
-Source: design/cluster.md section 2.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

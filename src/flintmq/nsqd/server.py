@@ -2,7 +2,7 @@
 
 Nothing here is global: several nsqd can live in one process (simulations do).
 
-Source: reference/nsq.md 4.3 and 5.3.
+Source: NSQ's options, NSQ's data files.
 """
 
 from __future__ import annotations

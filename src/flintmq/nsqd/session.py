@@ -11,7 +11,7 @@ Rules of this file:
 - Parsing and executing are timed: a connection that has used its slice reads nothing more, keeps what is left in
   ``_waiting`` and in its parser, and stands in line for its next turn (net/turns.py).
 
-Source: reference/nsq.md 1.3-1.9, design/reliability.md R12.
+Source: NSQ's TCP protocol, docs/limits.md.
 """
 
 from __future__ import annotations

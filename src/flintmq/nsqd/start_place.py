@@ -3,7 +3,7 @@
 Rules of this file: a place is read before anything is created; it means something to the first consumer of a channel
 alone, so that who comes later does not take messages away from the others, or has them delivered again.
 
-Source: reference/youzan.md 1.3 (SUB_ADVANCED), docs/replay.md.
+Source: Youzan's TCP protocol (SUB_ADVANCED), docs/replay.md.
 """
 
 from __future__ import annotations

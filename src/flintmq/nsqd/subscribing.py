@@ -3,7 +3,7 @@
 Rules of this file: nothing is created before everything that a command says has been looked at; a client is answered
 when its channel can be relied on, see :meth:`Subscribing.subscribe`.
 
-Source: reference/nsq.md 1.4 (SUB), reference/youzan.md 1.3 (SUB_ADVANCED, SUB_ORDER), docs/decisions/0006 (CURSOR).
+Source: NSQ's TCP protocol (SUB), Youzan's TCP protocol (SUB_ADVANCED, SUB_ORDER), docs/decisions/0006 (CURSOR).
 """
 
 from __future__ import annotations

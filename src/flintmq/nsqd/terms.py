@@ -1,6 +1,6 @@
 """The terms on which clients are served: limits, features that IDENTIFY negotiates, TLS, who has to prove what.
 
-Source: reference/nsq.md 1.3 (IDENTIFY), 1.7 (AUTH), 4.3 (``--tls-required``).
+Source: NSQ's TCP protocol (IDENTIFY), NSQ's TCP protocol (AUTH), NSQ's options (``--tls-required``).
 """
 
 from __future__ import annotations

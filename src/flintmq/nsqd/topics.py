@@ -6,7 +6,7 @@ what is published is stored, acknowledged and delivered to them, too.
 Rules of this file: what is done to the broker here is also logged, ends what consumed it, and is durable once
 :meth:`Topics.when_durable` says so.
 
-Source: reference/nsq.md 2.1 (``/topic``, ``/channel``), 2.2 (channels that are created ahead); reference/youzan.md 1.4.
+Source: NSQ's HTTP API (``/topic``, ``/channel``), NSQ's nsqlookupd; Youzan's HTTP API.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Zones and regions are plain names: two are equal or not. An empty one is no place, so nobody is in it; in NSQ a consumer
 without a zone counts as local to an nsqd without one.
 
-Source: reference/nsq.md 1.11.
+Source: NSQ's topology-aware consumption.
 """
 
 from __future__ import annotations

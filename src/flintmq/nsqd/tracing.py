@@ -15,7 +15,7 @@ rather than single events: every second, fourth, eighth ... message is still fol
 Rules of this file: who listens to nothing costs nothing; nobody waits for a trace, and no client's answer waits behind
 one; events are published a few milliseconds after they happened, many at once; the trace is not traced.
 
-Source: reference/youzan.md 1.7.
+Source: Youzan's message tracing.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules of this file:
 - A topic of the cluster is served by whoever leads according to the store, whatever else says that it does; it can be
   read from once its leader has registered it.
 
-Source: design/cluster.md section 2, Revision 2 H8, H12, H14; reference/youzan.md 1.1.
+Source: docs/decisions/0017; Youzan's nsqlookupd.
 """
 
 from __future__ import annotations

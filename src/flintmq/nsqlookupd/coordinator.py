@@ -8,7 +8,7 @@ Rules of this file:
   makes the master look. Swaps go to the store together, several transactions at once, with a bound.
 - Every wait of a request has a deadline, after which its answer says what is missing and what to do.
 
-Source: design/cluster.md section 2, Revision 2 H11, H12, H14.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules of this file: one function per endpoint, thin; status codes and texts are NSQ's. ``*`` is an ordinary, invalid
 name: upstream takes it for a wildcard, so that ``POST /topic/delete?topic=*`` deletes everything. A request without
-parameters of the redesigned NSQ is answered exactly as by NSQ; one with them as reference/youzan.md 1.1 says.
-Source: reference/nsq.md 2.0 and 2.3, reference/youzan.md 1.1.
+parameters of the redesigned NSQ is answered exactly as by NSQ; one with them as Youzan's nsqlookupd says.
+Source: NSQ's HTTP API, NSQ's nsqlookupd, Youzan's nsqlookupd.
 """
 
 from __future__ import annotations

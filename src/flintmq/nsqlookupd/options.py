@@ -1,4 +1,4 @@
-"""The options of nsqlookupd: every flag of NSQ 1.3 under its own name and default. Source: reference/nsq.md 4.3."""
+"""The options of nsqlookupd: every flag of NSQ 1.3 under its own name and default. Source: NSQ's options."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Rules of this file:
   tells how far that is. ``dry_run=true`` answers with what it comes to, and changes nothing.
 - Parameters have the names of the redesigned NSQ where it has such a request, and ours beside them.
 
-Source: reference/youzan.md 1.1; design/cluster.md section 3 rule 10.
+Source: Youzan's nsqlookupd; docs/decisions/0017.
 """
 
 from __future__ import annotations

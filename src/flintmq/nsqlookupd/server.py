@@ -1,7 +1,7 @@
 """nsqlookupd's composition root: builds everything, nothing else does.
 
 :func:`main` is the daemon on whatever event loop runs, without globals, so that several live in one simulation;
-:func:`run` is the process around it: logging, signals, exit code. Source: reference/nsq.md 2.2, 2.3, 4.3.
+:func:`run` is the process around it: logging, signals, exit code. Source: NSQ's nsqlookupd, NSQ's options.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: a session owns its node; the node and its registrations go when the connection goes, for whatever
 reason. All answers of one turn are one write. Bounds: 5 s for the magic, 30 s for the first command, a silent
 connection is cut, a peer that does not read is not read from, and one that sends much has its turns like everybody else
-(net/turns.py). Source: reference/nsq.md 2.2.
+(net/turns.py). Source: NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Rules of this file:
 - The time in which nobody could renew a lease (the store was away, stopped, or could not write) is nobody's: every
   lease has its full time afterwards.
 
-Source: design/cluster.md section 2 and H11; docs/decisions/0016.
+Source: docs/decisions/0017, docs/decisions/0016.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ topic has a version: an nsqd that registers a lower one was away, and is told of
 Rules of this file: one change at a time; every question to an nsqd has a deadline; a failure says which nsqd and why,
 and leaves what was done.
 
-Source: reference/youzan.md 1.1 (``/topic/create``, ``/topic/delete``, ``/channel/create``).
+Source: Youzan's nsqlookupd (``/topic/create``, ``/topic/delete``, ``/channel/create``).
 """
 
 from __future__ import annotations

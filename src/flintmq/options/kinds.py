@@ -2,7 +2,7 @@
 
 The rules of this file: a kind turns text (flag, environment) or a TOML value into the value the program uses, and
 checks it; what is wrong is said by ``ValueError`` in words that follow "x is not allowed;". A kind knows neither names
-nor sources. Source: reference/nsq.md 4.3.
+nor sources. Source: NSQ's options.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ file may hold names that are unknown: they are told and ignored.
 
 Flags are read by Go's rules, because the spellings are NSQ's: one dash or two, ``--x v`` or ``--x=v``; a bare ``--x``
 is true for switches, which therefore never take the next word as their value.
-Source: reference/nsq.md 4.3, Go's package flag.
+Source: NSQ's options, Go's package flag.
 """
 
 from __future__ import annotations

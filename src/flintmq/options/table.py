@@ -9,7 +9,7 @@ The rules of this file:
   refused, never silently accepted.
 - Constructing the dataclass checks everything, so a wrong options object cannot exist.
 
-Source: reference/nsq.md 4.3.
+Source: NSQ's options.
 """
 
 from __future__ import annotations

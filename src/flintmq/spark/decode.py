@@ -12,7 +12,7 @@ column is gathered from these positions.
 The rules of this file: a column nobody asked for is not built; nothing returned refers to the answer's memory, so its
 buffer is used again for the next one.
 
-Source: design/spark.md 3 (binary_view over the raw buffer), design/performance.md decision 1.
+Source: docs/decisions/0006 (binary_view over the raw buffer), docs/decisions/0001.
 """
 
 from __future__ import annotations

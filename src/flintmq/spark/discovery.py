@@ -3,7 +3,7 @@
 The rules of this file: every wait and every body has a bound; all nsqlookupds are asked and their answers united, one
 that answers is enough; both forms of the JSON are understood (with and without the envelope of before 1.0).
 
-Source: reference/nsq.md 2.3.
+Source: NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 The rules of this file: no IO; the bytes of a message are copied once.
 
-Source: reference/nsq.md 1.1 (MPUB), design/spark.md 4.
+Source: NSQ's TCP protocol (MPUB), docs/decisions/0006.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ are their JSON, ``null`` is null. A dispatch tag that came alone (version 2) is 
 The rules of this file: often many messages have the same headers, so what was taken apart is kept, within a bound;
 what is no JSON object, which nsqd never takes, is shown whole under an empty name.
 
-Source: design/spark.md 10, reference/youzan.md 1.3.
+Source: docs/decisions/0006, Youzan's TCP protocol.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ with one script, which drops the option, serves as JAVA_HOME.
 The rules of this file: the script is written beside its place and renamed, because many processes may start at once; a
 Java that works is never replaced.
 
-Source: design/spark.md 1.
+Source: docs/decisions/0006.
 """
 
 from __future__ import annotations

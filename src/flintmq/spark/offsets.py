@@ -22,7 +22,7 @@ The form before (version 1) named logs by the address of their nsqd, and had the
     {"_log":    {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
      "flights": {"127.0.0.1:4150/0": 336777}}
 
-Source: design/spark.md 0 and 10; design/cluster.md Revision 2 H16.
+Source: docs/decisions/0006; docs/decisions/0017.
 """
 
 from __future__ import annotations

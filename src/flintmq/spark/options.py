@@ -5,7 +5,7 @@ in any case; a name nobody knows is an error that says the nearest one. Names ar
 other spellings of the same are in ``ALIASES``. No option holds a secret, only where it is: Spark shows options in its
 pages, plans and event logs, and what is refused is shown nowhere.
 
-Source: design/spark.md section 10.
+Source: docs/decisions/0006.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ every attempt, because Spark replays a micro-batch from its offsets; so the numb
 
 Why tasks are few: one Python task costs Spark about 25 ms, in which a running one reads some 50,000 messages.
 
-Source: design/spark.md 10 "Planning and split".
+Source: docs/decisions/0006 "Planning and split".
 """
 
 from __future__ import annotations

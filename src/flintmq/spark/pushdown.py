@@ -4,7 +4,7 @@ The rules of this file: bounds only ever leave out rows that no filter lets thro
 again, so a filter not understood here costs speed and nothing else. An upper bound on ``timestamp`` is not used: when a
 clock was set back, later messages may be older.
 
-Source: design/spark.md 2 (pushFilters).
+Source: docs/decisions/0006 (pushFilters).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The rules of this file: both forms come from one table; importing it needs neither pyspark nor pyarrow.
 
-Source: design/spark.md section 10. ``partition`` is an int, not a smallint: Iceberg has none. Arrow types must be the
+Source: docs/decisions/0006. ``partition`` is an int, not a smallint: Iceberg has none. Arrow types must be the
 very ones Spark derives from its own (``timestamp[us, UTC]``, ``binary``), or it refuses the batch.
 """
 

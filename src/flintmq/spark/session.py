@@ -3,7 +3,7 @@
 The rules of this file: a setting the caller gives wins over ours; nothing is set that changes results, but the time
 zone of the session, which is UTC.
 
-Source: design/spark.md 0, 1 and 10.
+Source: docs/decisions/0006.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ missing. Rows of one task and topic keep their order as long as nothing fails.
 The rules of this file: a writer holds plain data only, as it is pickled to the tasks; what a task dropped or published
 travels in its commit message.
 
-Source: design/spark.md 4.
+Source: docs/decisions/0006.
 """
 
 # ruff: noqa: N803 - argument names are Spark's

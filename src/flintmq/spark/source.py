@@ -2,7 +2,7 @@
 
 The rules of this file: nothing is opened here; Spark builds the source in several processes and pickles it.
 
-Source: design/spark.md 2 and 10.
+Source: docs/decisions/0006.
 """
 
 # ruff: noqa: N802 - method names are Spark's

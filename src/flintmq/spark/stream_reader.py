@@ -1,6 +1,6 @@
 """``spark.readStream``: plans micro-batches on the driver, reads them on executors.
 
-What Spark does, and what follows from it (all observed on 4.3, design/spark.md 0 to 3):
+What Spark does, and what follows from it (all observed on 4.3, docs/decisions/0006):
 
 - It builds several readers in several processes and pickles them: ``__init__`` opens nothing and keeps plain data.
 - It repeats a micro-batch that was planned and not committed, from the same two offsets: plan and data follow from
@@ -19,7 +19,7 @@ A log that nobody serves is away or gone. Away is one whose nsqd does not answer
 waits in the offsets while the others are read. Gone is one that everybody who could have it has not: its messages are
 lost, and when that is forgiven it leaves the offsets.
 
-Source: design/spark.md 2 and 10.
+Source: docs/decisions/0006.
 """
 
 # ruff: noqa: N802 - method names are Spark's

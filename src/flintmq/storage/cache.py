@@ -8,7 +8,7 @@
 Rules of this file: it never reads a file; an evicted value is told by its ``release``; used from the event loop's
 thread only.
 
-Source: design/performance.md decision 5.
+Source: docs/decisions/0001.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules of this file: statements are built here and run by whoever owns the worker
 is used by one thread at a time. Cursors and packs of one flush are one transaction, because a message leaves the
 cursor exactly when it enters a pack.
 
-Source: design/reliability.md R3 and R4, docs/decisions/0011.
+Source: docs/decisions/0003, docs/decisions/0011.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ together, when the names and contents of all have been written, costs the disk l
 Rules of this file: :func:`create_logs` runs in a worker thread and touches no log, only what will be its files; a
 directory that is not empty is what a creation left that failed, and is recovered like any other.
 
-Source: design/reliability.md R1, R9.
+Source: docs/decisions/0002, docs/decisions/0001.
 """
 
 from __future__ import annotations

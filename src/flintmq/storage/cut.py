@@ -26,7 +26,7 @@ Byte picture of ``log.cut`` (big-endian)::
 
 Rules of this file: every step may be done again; nothing is appended before the last.
 
-Source: design/cluster.md H1, H3, H7.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

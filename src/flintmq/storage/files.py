@@ -6,7 +6,7 @@ Rules of this file:
 - Every method is synchronous. Those that wait for the device (:meth:`File.sync`, :meth:`Files.sync_directory`,
   :meth:`Files.run_all`, :meth:`Database.run_transaction`) are called from a worker thread by the daemons once they
   listen; the rest return as fast as the page cache.
-- A write that fails with an error is never retried on the same handle (fsyncgate, ``design/reliability.md`` R7).
+- A write that fails with an error is never retried on the same handle (fsyncgate, docs/decisions/0002).
 
 :class:`OsFiles` is the real one; the simulation has its own that loses what was not synced.
 """

@@ -16,7 +16,7 @@ torn by a kill leaves the one before::
 Rules of this file: a record whose CRC is wrong is no record; numbers of cursors are used again only after a restart, so
 a restart keeps records of living channels alone.
 
-Source: reference/youzan.md 1.3 "Ordered delivery", design/reliability.md R3.
+Source: Youzan's TCP protocol "Ordered delivery", docs/decisions/0003.
 """
 
 from __future__ import annotations

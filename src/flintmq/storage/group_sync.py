@@ -6,7 +6,7 @@ stop has to sync, most directories are the same, and the file system commits wha
 Rules of this file: nothing here touches a log, only what its owner has prepared, so that it may run in a worker thread
 while the log goes on; what fails of one log says nothing about the others.
 
-Source: design/reliability.md R1, R7, R9.
+Source: docs/decisions/0002, docs/decisions/0001.
 """
 
 from __future__ import annotations

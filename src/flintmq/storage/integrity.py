@@ -26,7 +26,7 @@ every channel is taken that either of them names.
 Rules of this file: nothing is removed that could be looked at later; a power loss at any point leaves something that
 the next start goes on with; what the database may be behind after a power loss, because of the policy, is no damage.
 
-Source: docs/decisions/0011, design/reliability.md R3.
+Source: docs/decisions/0011, docs/decisions/0003.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 As in nsqd, an ephemeral topic keeps at most ``count_max`` messages; what is published beyond them is dropped although
 the publisher gets its ``OK``. So is what the memory budget has no room for. Nothing survives the process.
 
-Source: reference/nsq.md 1.4 "Ephemeral".
+Source: NSQ's TCP protocol "Ephemeral".
 """
 
 from __future__ import annotations

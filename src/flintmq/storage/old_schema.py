@@ -18,7 +18,7 @@ Tables before version 4, when rows had no checksums::
 Rules of this file: one transaction, so that everything is in the one form or the other; of messages set aside, memory
 for some at once.
 
-Source: design/reliability.md R4, docs/decisions/0011.
+Source: docs/decisions/0003, docs/decisions/0011.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ A pack is written once and never changed; it goes when all of its messages have.
 Rules of this file: few steps of SQL whatever the number of rows, because each lets go of the interpreter and has to
 wait for it again; so many small packs are read as one row.
 
-Source: design/performance.md decision 8, design/reliability.md R4.
+Source: docs/decisions/0003.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ appended (``failed``); I4 at most one sync is under way; I5 what a :class:`SyncT
 Rules of this file: everything runs on the event loop's thread, except :meth:`SyncTicket.run`; no object per message;
 memory does not grow with the backlog (see cache.py).
 
-Source: design/performance.md decisions 1, 2, 5; design/reliability.md R1, R2, R5-R10.
+Source: docs/decisions/0001, docs/decisions/0002, docs/decisions/0005.
 """
 
 from __future__ import annotations

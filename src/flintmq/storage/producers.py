@@ -22,7 +22,7 @@ Rules of this file: a snapshot never knows of a message that a power loss could 
 written only after a sync of the log; it replaces the one before as a whole; a producer that was forgotten because too
 many others came later may begin anywhere, so a later batch of it counts, not the highest.
 
-Source: design/reliability.md R13.
+Source: docs/idempotent.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ which :meth:`PutSpilled.renumbered` changes. So what a partition's records say c
 Rules of this file: data alone; records are applied in their order; times are wall time in ns; sequences' ends are
 exclusive.
 
-Source: design/cluster.md H5, H6.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Byte picture of ``log.meta`` (big-endian)::
     | FMQM | version| reserved| partition| log_id| crc |
     +------+--------+---------+----------+-------+-----+
 
-Source: design/reliability.md R5, R6, R7, R9.
+Source: docs/decisions/0001, docs/decisions/0002.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ A batch behind damage is accepted by the first of these that holds, and its CRC 
 4. for files whose bytes were shifted: it is consistent but for ``SHIFT_BYTES_MAX``, and a verified batch, or the end of
    the file, follows on it.
 
-Source: design/reliability.md R5 and R6.
+Source: docs/decisions/0001.
 """
 
 from __future__ import annotations

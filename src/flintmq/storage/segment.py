@@ -24,7 +24,7 @@ process and place, then stepped over.
 Rules of this file: no byte of a stored segment is changed except its torn tail, which is cut, and a damaged header,
 which is written again.
 
-Source: design/reliability.md R5, R6, R9.
+Source: docs/decisions/0001.
 """
 
 from __future__ import annotations

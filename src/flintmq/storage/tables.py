@@ -37,7 +37,7 @@ and, in a database that has ever had a replica of a partition::
 
 Rules of this file: definitions alone.
 
-Source: design/reliability.md R3 and R4, docs/decisions/0011.
+Source: docs/decisions/0003, docs/decisions/0011.
 """
 
 from __future__ import annotations

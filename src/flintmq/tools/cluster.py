@@ -8,7 +8,7 @@ Rules of this file:
 - Exit code 0: done, or whole; 1: refused, not done in time, or something of the cluster is not whole; 2: the command
   line is wrong.
 
-Source: reference/youzan.md 1.1 for the requests.
+Source: Youzan's nsqlookupd for the requests.
 """
 
 from __future__ import annotations

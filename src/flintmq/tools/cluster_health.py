@@ -3,7 +3,7 @@
 Rules of this file: no IO; what is wrong with many partitions of a topic in the same way is one finding. ``problem``:
 somebody fails now; ``warning``: all goes on, with less than is wanted; ``note``: good to know.
 
-Source: design/cluster.md Revision 2 H4, H11, H12, H15.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

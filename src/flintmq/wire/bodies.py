@@ -12,7 +12,7 @@ and what the client writes; ``max_msg_size`` counts what consumers see as the bo
 here is what breaks the framing, and fatal; whether headers are JSON, and whether the topic has any, is the owner's to
 say, because the connection goes on after it.
 
-Source: reference/nsq.md 1.4, seed 000 "Message Tracing", reference/youzan.md 1.3.
+Source: NSQ's TCP protocol, Youzan's smart client, "Message Tracing", Youzan's TCP protocol.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Rules of this file:
 - :class:`Broken` is the last event of a connection.
 - To a redesigned nsqd commands name a partition; it stays open after errors on which NSQ closes (``unknown_outcome``).
 
-Source: reference/youzan.md 1.3 (partitions, order, trace, headers), reference/nsq.md 1.1 to 1.5, seed 002, seed 004.
+Source: Youzan's TCP protocol (partitions, order, trace, headers), NSQ's TCP protocol, NSQ's client guide.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Record = tuple[int, int, bytes, bytes]
 class Features(msgspec.Struct, kw_only=True):
     """nsqd's answer to IDENTIFY; what an older nsqd does not send has the value it had then.
 
-    Times in milliseconds; ``max_rdy_count`` is 2500 for an nsqd that does not negotiate (seed 002).
+    Times in milliseconds; ``max_rdy_count`` is 2500 for an nsqd that does not negotiate (NSQ's client guide).
     """
 
     max_rdy_count: int = 2500

@@ -18,7 +18,7 @@ Byte pictures::
               +------+-----------------+------         CRC-32C of the plain bytes, of which there are at most 65536;
                                                        ff stream identifier, first of all; 80 to fe skipped
 
-Source: reference/nsq.md 1.6; RFC 1951; google/snappy framing_format.txt.
+Source: NSQ's TCP protocol; RFC 1951; google/snappy framing_format.txt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of error codes: who sends them, whether the connection closes, what a client does.
 
 The server raises from a row, the client maps through it; the reference page and the conformance cases are generated
-from it. Source: reference/nsq.md 1.3-1.4, reference/youzan.md 1.3 and 1.8, seed 000 (retry table).
+from it. Source: NSQ's TCP protocol, Youzan's TCP protocol, Youzan's smart client (retry table).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ is stored of it is decided in :mod:`flintmq.nsqd.publishing`.
 Rules of this file: serialisers only build bytes; they check what the protocol would refuse and raise
 :class:`LocalProtocolError`, so that nothing illegal is sent.
 
-Source: reference/nsq.md 1.4, seed 004; OFFSETS, FETCH and CURSOR: docs/reference/protocol.md; reference/youzan.md 1.3.
+Source: NSQ's TCP protocol; OFFSETS, FETCH and CURSOR: docs/reference/protocol.md; Youzan's TCP protocol.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Byte pictures of what publishes (trace ids and headers in front of bodies): :mod
 Serialisers check what the protocol would refuse and raise :class:`LocalProtocolError`. ``SUB_ORDER`` is the seeds'
 name of the command; Youzan's daemons know it as ``SUB_ORDERED``, which this module sends on request.
 
-Source: seed 000 "Ordered Message Consumption" and "Message Tracing", reference/youzan.md 0 and 1.3.
+Source: Youzan's smart client, "Ordered Message Consumption" and "Message Tracing", Youzan's NSQ, Youzan's TCP protocol.
 """
 
 from __future__ import annotations

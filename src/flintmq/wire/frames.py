@@ -7,7 +7,7 @@ Byte picture (big-endian)::
     +--------+------------+------
     size counts the frame type and the data (4 + len(data)); type 0 response, 1 error, 2 message
 
-Source: reference/nsq.md 1.2, seed 004.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """IDENTIFY: the request's fields, what a server grants, and the negotiated answer.
 
-Rules of this file: ranges and defaults are those of reference/nsq.md 1.5; durations are milliseconds because that is
+Rules of this file: ranges and defaults are those of NSQ's TCP protocol; durations are milliseconds because that is
 what the wire carries; a field of the wrong JSON type is an error, an unknown field is ignored.
 """
 
@@ -75,7 +75,7 @@ class IdentifyRequest(msgspec.Struct, kw_only=True):
 
 
 class ExtendedIdentifyRequest(IdentifyRequest, kw_only=True):
-    """Fields that a client of an extended topic adds, for a redesigned nsqd (reference/youzan.md 1.3) only."""
+    """Fields that a client of an extended topic adds, for a redesigned nsqd (Youzan's TCP protocol) only."""
 
     extend_support: bool = True
     desired_tag: str = ""
@@ -226,7 +226,7 @@ def _bad(what: str, value: int) -> RemoteProtocolError:
 
 
 def negotiate(request: ReceivedRequest, server: ServerFeatures) -> Negotiated:
-    """Apply the ranges of reference/nsq.md 1.5 and decide what is granted.
+    """Apply the ranges of NSQ's TCP protocol and decide what is granted.
 
     Raises:
         RemoteProtocolError: E_BAD_BODY for a value out of range, E_IDENTIFY_FAILED for deflate with snappy.

@@ -15,7 +15,7 @@ Rules of this file:
   peer, and only then are they sent, ``META topic`` as well; NSQ's own nsqlookupd hears from it what NSQ's nsqd says. A
   topic without partitions is registered there with partition -11, which is what the redesigned NSQ calls it.
 
-Source: reference/nsq.md 2.2; reference/youzan.md 1.2 for partitions.
+Source: NSQ's nsqlookupd; Youzan's nsqlookupd for partitions.
 """
 
 from __future__ import annotations

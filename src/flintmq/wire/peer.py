@@ -30,7 +30,7 @@ Rules of this file:
   side's version does not know are not sent to it.
 - The proofs bind both nodes, their processes and both nonces to the secret; they encrypt nothing, which is TLS's task.
 
-Source: design/cluster.md section 3 rules 3, 4 and 13, Revision 2.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Rules of this file:
 - One call parses at most :data:`COMMANDS_MAX` commands, so that the caller can let others go first; what is left is
   parsed by :meth:`ServerConnection.more` while :attr:`ServerConnection.has_more`.
 
-Source: reference/nsq.md 1.1, 1.3 and 1.4; reference/youzan.md 1.3.
+Source: NSQ's TCP protocol; Youzan's TCP protocol.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules of this file:
 - Every byte is passed once: what an MPUB costs does not depend on the pieces that it comes in.
 - A size is refused as soon as its four bytes are there, and so is one too many for what all of them may be.
 
-Source: reference/nsq.md 1.4.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules of this file:
 - A word where a redesigned NSQ has the partition is read as one; what is no number is :data:`NOT_A_NUMBER`, which NSQ
   ignores, so the caller decides by the topic.
 
-Source: reference/nsq.md 1.3 and 1.4, reference/youzan.md 1.3, docs/idempotent.md.
+Source: NSQ's TCP protocol, Youzan's TCP protocol, docs/idempotent.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A redesigned NSQ in memory: nsqds that lead partitions of shared logs, and what their nsqlookupd say.
 
-It takes bytes apart and puts them together by itself, as reference/youzan.md 1.1 and 1.3 have them, and shares no code
+It takes bytes apart and puts them together by itself, as Youzan's nsqlookupd and nsqd have them, and shares no code
 with the product: what both sides got wrong in the same way would not be seen otherwise. It runs on any event loop
 (:class:`tests.sim.loop.Simulation` or a real one).
 

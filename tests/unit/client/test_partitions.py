@@ -682,7 +682,7 @@ def test_headers_on_a_topic_without(client):
     play(scenario, client=client)
 
 
-# --- the retry table (reference/youzan.md 1.8) ---
+# --- the retry table (Youzan's smart client) ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""nsqlookupd's database: every rule of reference/nsq.md 2.2 and 2.3, and its invariants under any sequence of calls."""
+"""nsqlookupd's database: every rule of NSQ's nsqlookupd, and its invariants under any sequence of calls."""
 
 from __future__ import annotations
 

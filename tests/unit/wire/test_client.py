@@ -309,7 +309,7 @@ def test_every_command_is_understood_by_the_server():
     assert [name for name, _ in client.pending] == ["SUB", "PUB", "MPUB", "DPUB", "CLS"]
 
 
-# --- partitions (reference/youzan.md 1.3) ---
+# --- partitions (Youzan's TCP protocol) ---
 
 
 def test_commands_of_the_redesigned_nsq():

@@ -1,4 +1,4 @@
-"""The redesigned NSQ's commands, answers and messages, byte by byte (reference/youzan.md 1.3)."""
+"""The redesigned NSQ's commands, answers and messages, byte by byte (Youzan's TCP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IDENTIFY: ranges, defaults and the negotiated answer (reference/nsq.md 1.5)."""
+"""IDENTIFY: ranges, defaults and the negotiated answer (NSQ's TCP protocol)."""
 
 import json
 

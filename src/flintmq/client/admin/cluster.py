@@ -5,7 +5,7 @@ on to the master. An order is answered when it stands in the coordination store,
 are made and taken away, ``copy_count``, ``notes``); it is carried out in the background. One that is in no cluster
 answers 404.
 
-Source: reference/youzan.md 1.1.
+Source: Youzan's nsqlookupd.
 """
 
 from __future__ import annotations

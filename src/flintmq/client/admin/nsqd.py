@@ -3,7 +3,7 @@
 Rules of this file: names of topics and channels, and all ranges, are checked by nsqd, whose words the exception has;
 what the arguments themselves contradict is an :class:`OptionError`.
 
-Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+Source: NSQ's HTTP API, Youzan's HTTP API.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: as in :mod:`flintmq.client.admin.nsqd`. A change is made at one nsqlookupd only; what concerns nsqd
 (partitions, ``everywhere``) it passes on to them.
 
-Source: reference/nsq.md 2.3, reference/youzan.md 1.1.
+Source: NSQ's nsqlookupd, Youzan's nsqlookupd.
 """
 
 from __future__ import annotations

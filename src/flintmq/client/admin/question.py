@@ -3,7 +3,7 @@
 Rules of this file: an answer with another status than 200 is a :class:`HttpRefused` with the daemon's own words; one
 that cannot be read is an error too, never an empty result.
 
-Source: reference/nsq.md 2.0 (statuses, ``{"message": ...}``).
+Source: NSQ's HTTP API (statuses, ``{"message": ...}``).
 """
 
 from __future__ import annotations

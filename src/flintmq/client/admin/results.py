@@ -3,7 +3,7 @@
 Rules of this file: fields have the daemons' names, but for units, which go last; a field that an older daemon does not
 send has a default.
 
-Source: reference/youzan.md 1.4 (``/message/get``), reference/nsq.md 2.3.
+Source: Youzan's HTTP API (``/message/get``), NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

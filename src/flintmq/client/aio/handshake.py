@@ -7,7 +7,7 @@ Rules of this file:
   loop's transport then, with nothing in between.
 - Layers, and the libraries they need, are imported by connections that have some.
 
-Source: reference/nsq.md 1.6.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

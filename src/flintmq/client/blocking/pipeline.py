@@ -8,7 +8,7 @@ Rules of this file:
 - Answers come in the order of the requests; nsqd is asked for no heartbeats, as nobody would answer them while the
   connection lies idle. Those of an nsqd that sends some nevertheless are answered while an answer is waited for.
 
-Source: reference/nsq.md 1.2 to 1.5.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

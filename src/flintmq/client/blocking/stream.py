@@ -11,7 +11,7 @@ Rules of this file:
 - What the kernel does not take at once is kept and sent when the socket is ready; ``unsent_bytes`` bounds nothing by
   itself, callers wait (:meth:`Stream.send`) or write no more than they were asked for (a consumer's answers).
 
-Source: reference/nsq.md 1.6.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Waits: after failed messages, and between attempts to connect. Pure: no clock, no random numbers, no IO.
 
-:class:`Backoff` is the consumer's (seed 002 "Backoff")::
+:class:`Backoff` is the consumer's (NSQ's client guide, "Backoff")::
 
     NORMAL --failure--> WAITING --time passes--> PROBING --failure--> WAITING, longer
       ^                    ^                        |
@@ -118,10 +118,10 @@ class ReconnectDelay:
 
 
 def jittered_s(interval_s: float, jitter: float, chance: float) -> float:
-    """Spread ``interval_s`` by up to ``jitter`` (0.3 is ±30 %) with a random number from 0 to 1 (seed 002)."""
+    """Spread ``interval_s`` by up to ``jitter`` (0.3 is ±30 %) with a random number from 0 to 1."""
     return interval_s * (1.0 + jitter * (2.0 * chance - 1.0))
 
 
 def requeue_delay_s(attempts: int, delay_s: float, max_s: float) -> float:
-    """Return how long a failed message waits: in proportion to its attempts, with a maximum (seed 002)."""
+    """Return how long a failed message waits: in proportion to its attempts, with a maximum (NSQ's client guide)."""
     return min(max_s, delay_s * max(attempts, 1))

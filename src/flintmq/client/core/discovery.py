@@ -9,7 +9,7 @@ Rules of this file:
 - One that fails again and again is asked last (:class:`Directory`).
 - What an nsqlookupd said last stands while it fails: its outage takes no nsqd away from us.
 
-Source: seed 002 "Discovery", seed 000 "Nsqd discovery service", reference/nsq.md 2.3, reference/youzan.md 1.1 and 1.8.
+Source: NSQ's client guide, "Discovery"; Youzan's smart client, "Nsqd discovery service"; both nsqlookupds.
 """
 
 from __future__ import annotations

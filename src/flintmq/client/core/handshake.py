@@ -22,7 +22,7 @@ Rules of this file:
 - Every answer is bounded in size here; in time by the shell.
 - The compression library is imported by connections that compress.
 
-Source: reference/nsq.md 1.5 to 1.7.
+Source: NSQ's TCP protocol.
 """
 
 from __future__ import annotations

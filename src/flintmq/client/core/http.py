@@ -3,7 +3,7 @@
 Rules of this file: an nsqlookupd at ``https://`` is verified as an nsqd is (:mod:`flintmq.client.security`); what goes
 wrong is an OSError with a text for people.
 
-Source: reference/nsq.md 2.2 and 2.3.
+Source: NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules of this file:
 - A publish that failed is not overtaken: those of the same key that stand behind it fail with it, because whoever
   published them did not know. The key is the sharding id, or the partition where that was named.
 
-Source: seed 000 "Production in ordered message scenario".
+Source: Youzan's smart client, "Production in ordered message scenario".
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Rules of this file:
   error, or with :class:`AnswerLost` the moment the connection is lost.
 - A connection is lost once, whatever the cause; :attr:`Link.lost_because` says why. Nothing is written after that, but
   answers of the application are still counted, because its messages count against ``max_in_flight``.
-- Nothing from nsqd for two heartbeat intervals: the connection is lost (reference/nsq.md 1.8).
+- Nothing from nsqd for two heartbeat intervals: the connection is lost (NSQ's TCP protocol).
 - :meth:`Link.finish` and :meth:`Link.finish_all` may be called in any thread: they append to a list that nobody but
   :meth:`Link.take_output` shortens, and that from the front. Everything else is called by one thread at a time.
 """

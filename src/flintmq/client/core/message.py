@@ -11,7 +11,7 @@ Rules of this file:
   the message to somebody else. :attr:`Message.is_lost` tells. A FIN is sent all the same, because the work is done. A
   REQ or TOUCH is not: nsqd knows messages by their id only, so it would hit a later delivery of the message to us.
 
-Source: seed 002 "Message Handling", reference/nsq.md 1.10.
+Source: NSQ's client guide, "Message Handling", NSQ's TCP protocol.
 """
 
 from __future__ import annotations

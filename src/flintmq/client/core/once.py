@@ -14,7 +14,7 @@ is ever left out, and publishes do not wait for each other as long as there is a
 
 Rules of this file: no clock, no IO; an id is used by one run of one process alone, because its sequences begin with 1.
 
-Source: design/reliability.md R13.
+Source: docs/idempotent.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules of this file:
 - A message that comes again and again blocks its partition. It is logged with its first attempt above the threshold and
   then with every tenth; it is never finished or skipped here.
 
-Source: seed 000 "Consumption in ordered message scenario", reference/youzan.md 1.3 "Ordered delivery" and 1.8.
+Source: Youzan's smart client, "Consumption in ordered message scenario", Youzan's TCP protocol "Ordered delivery".
 """
 
 from __future__ import annotations

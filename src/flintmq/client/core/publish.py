@@ -520,7 +520,7 @@ def _check_count(option: str, found: int, count: int) -> None:
 
 
 def refreshes_lookup(error: NsqdError) -> bool:
-    """Whether the nsqlookupd may know by now where to publish instead (reference/youzan.md 1.8)."""
+    """Whether the nsqlookupd may know by now where to publish instead (Youzan's smart client)."""
     row = CODES.get(error.code)
     return row is None or row.action == "refresh_then_retry"
 

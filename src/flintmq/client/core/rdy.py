@@ -15,7 +15,7 @@ than connections (``max_in_flight < connections``, or the single probe of a back
 others 0, and a permit moves on when nothing came over it for ``idle_timeout_s`` or when it was held for
 ``tenure_s``. A level is sent again when 25 % or less of it is left.
 
-Source: seed 002 "RDY State", reference/nsq.md 1.4 (RDY is a level, not a credit).
+Source: NSQ's client guide, "RDY State", NSQ's TCP protocol (RDY is a level, not a credit).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Share:
         return self.rdy_count > 0 and self.remaining <= self.rdy_count * REFRESH_AT
 
     def is_starved(self, unsent_answers: int = 0) -> bool:
-        """Whether nsqd soon cannot deliver more over this connection (seed 002 "is_starved")."""
+        """Whether nsqd soon cannot deliver more over this connection (NSQ's client guide, "is_starved")."""
         in_flight = self.in_flight - unsent_answers
         return in_flight > 0 and in_flight >= self.rdy_count * STARVED_AT
 

@@ -5,7 +5,7 @@ that wait in threads). Each method notes in the publish what is known now and re
 
 Rules of this file:
 
-- The retry table of reference/youzan.md 1.8: an error in the message is final; "not here, not now" is tried again, up
+- The retry table of Youzan's smart client: an error in the message is final; "not here, not now" is tried again, up
   to ``tries_max``; where the leader of a partition has moved, or nsqd drains, until the deadline.
 - What was not answered may be stored: it is sent again only if the user wants that (``retries_unknown``), or if nsqd
   knows it again by its writer. It stays unknown when a later try is refused.

@@ -10,7 +10,7 @@ Rules of this file:
   never taken for one without, which an nsqd of ours would create.
 - While the nsqlookupd list no nsqd at all, what was known stands: they have just started, and nsqd register one by one.
 
-Source: seed 000 "Client as producer" and "Ordered Message Consumption", reference/youzan.md 1.8.
+Source: Youzan's smart client, "Client as producer" and "Ordered Message Consumption".
 """
 
 from __future__ import annotations

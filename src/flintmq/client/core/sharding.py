@@ -11,7 +11,7 @@ java      absolute value of (hashCode rem n)    text as UTF-16 units, a number a
 mod       id mod n                              a number
 ========  ====================================  ===================================================
 
-Source: reference/youzan.md 1.8 "Sharding" (with test vectors), seed 000 "Production in ordered message scenario".
+Source: Youzan's smart client, "Production in ordered message scenario"; its vectors.
 """
 
 from __future__ import annotations

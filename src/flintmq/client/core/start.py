@@ -10,7 +10,7 @@ Texts, as nsqd reads them::
 Rules of this file: no clock is read, now comes in; a time is rounded down to the second, as nsqd knows no finer ones,
 so that nothing is left out.
 
-Source: reference/youzan.md 1.3 (SUB_ADVANCED) and 1.4 (``/channel/setoffset``).
+Source: Youzan's TCP protocol (SUB_ADVANCED), Youzan's HTTP API (``/channel/setoffset``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Rules of this file:
 - Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once.
 - What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
 
-Source: seed 000 "Nsqd Connection Handling" and "Ordered Message Consumption", reference/youzan.md 1.3 and 1.8.
+Source: Youzan's smart client, "Nsqd Connection Handling" and "Ordered Message Consumption"; Youzan's TCP protocol.
 """
 
 from __future__ import annotations

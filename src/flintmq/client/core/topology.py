@@ -15,7 +15,7 @@ Rules of this file:
   those that repeat theirs (leadership moves, and nsqlookupd learn of it one by one); the majority; the order of the
   addresses. The topic's metadata likewise.
 
-Source: seed 000 "Nsqd discovery service", reference/youzan.md 1.1, reference/nsq.md 2.3.
+Source: Youzan's smart client, "Nsqd discovery service", Youzan's nsqlookupd, NSQ's nsqlookupd.
 """
 
 from __future__ import annotations

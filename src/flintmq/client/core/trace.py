@@ -10,7 +10,7 @@ The logger is ``flintmq.trace``; nothing is configured, so the application says 
 
 ``null`` is what was not told: a plain NSQ tells no ids, offsets come with traced publishes and with ordered consuming.
 
-Source: seed 000 "Message Tracing", reference/youzan.md 1.7.
+Source: Youzan's smart client, "Message Tracing", Youzan's message tracing.
 """
 
 from __future__ import annotations

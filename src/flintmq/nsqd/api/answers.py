@@ -1,6 +1,6 @@
 """Answers over HTTP that wait until something is stored, without a task per request.
 
-Source: reference/nsq.md 2.1.
+Source: NSQ's HTTP API.
 """
 
 from __future__ import annotations

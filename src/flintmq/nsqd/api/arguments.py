@@ -8,7 +8,7 @@ Rules of this file: the texts of errors are NSQ's, and so is which error comes f
 names before they look for a topic (:func:`channel_name`), those of the redesigned NSQ find the topic first
 (:func:`channel_of`).
 
-Source: reference/nsq.md 2.1 (order and texts), reference/youzan.md 1.1 and 1.4.
+Source: NSQ's HTTP API (order and texts), Youzan's nsqlookupd, Youzan's HTTP API.
 """
 
 from __future__ import annotations

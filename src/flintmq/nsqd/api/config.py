@@ -3,7 +3,7 @@
 Rules of this file: names are those of the configuration file; values look as nsqd shows them: text bare, everything
 else JSON, durations as nanoseconds, levels and versions as Go's numbers; what nsqd fills in itself is shown filled in.
 
-Source: reference/nsq.md 2.1; design/reliability.md section 6 (who may change it).
+Source: NSQ's HTTP API; docs/operations.md (who may change it).
 """
 
 from __future__ import annotations

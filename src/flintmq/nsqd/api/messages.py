@@ -12,7 +12,7 @@
 Rules of this file: a change is answered when it is as durable as a topic's creation; a look reads a few messages a
 turn; every count and body has a bound.
 
-Source: reference/youzan.md 1.4, reference/nsq.md 7.
+Source: Youzan's HTTP API, NSQ's issues.
 """
 
 from __future__ import annotations

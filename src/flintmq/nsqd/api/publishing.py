@@ -17,7 +17,7 @@ in which they are looked at, because clients know which error comes first; each 
 :class:`~flintmq.wire.server.Publish`. Topics are not created for trace ids and headers. /pub_ext answers in the
 envelope of old NSQ unless the request accepts NSQ 1.0's bare JSON, as it does there.
 
-Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+Source: NSQ's HTTP API, Youzan's HTTP API.
 """
 
 from __future__ import annotations

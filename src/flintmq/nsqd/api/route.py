@@ -1,6 +1,6 @@
 """A row of nsqd's HTTP API: a request, the permission it asks for, the parameters it obeys, and who answers it.
 
-Source: reference/nsq.md 2.0, reference/youzan.md 1.1.
+Source: NSQ's HTTP API, Youzan's nsqlookupd.
 """
 
 from __future__ import annotations

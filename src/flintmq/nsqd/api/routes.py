@@ -3,7 +3,7 @@
 Rules of this file: what asks for a permission says so in its row; ``/debug`` has none and asks for ``admin`` of all
 topics. The page in the reference is made of the rows.
 
-Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+Source: NSQ's HTTP API, Youzan's HTTP API.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 Rules of this file: a change is answered when it is as durable as a topic's creation, with what a GET would answer.
 
-Source: reference/nsq.md 2.1 (order of checks, names of errors).
+Source: NSQ's HTTP API (order of checks, names of errors).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     GET /stats      ?format=json&topic=&channel=&include_clients=&include_mem=      what there is, and what was counted
     GET /metrics    the same for Prometheus
 
-Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+Source: NSQ's HTTP API, Youzan's HTTP API.
 """
 
 from __future__ import annotations

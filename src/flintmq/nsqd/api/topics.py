@@ -12,7 +12,7 @@
 Rules of this file: the order of the checks is nsqd's, because clients know which error comes first; a change is
 answered when it is durable.
 
-Source: reference/nsq.md 2.1, reference/youzan.md 1.4.
+Source: NSQ's HTTP API, Youzan's HTTP API.
 """
 
 from __future__ import annotations

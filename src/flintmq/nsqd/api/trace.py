@@ -9,7 +9,7 @@
 Rules of this file: a switch is a setting of the topic or channel, and answered when it is durable; a search reads what
 this nsqd has of the trace backwards, a little each turn of the loop, until it has found enough or its bound is reached.
 
-Source: reference/youzan.md 1.4 (``/message/trace/enable``) and 1.7.
+Source: Youzan's HTTP API (``/message/trace/enable``), Youzan's message tracing.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 
 Rules of this file: answers have no envelope; fields and parameters are the redesigned NSQ's.
 
-Source: reference/youzan.md 1.4.
+Source: Youzan's HTTP API.
 """
 
 from __future__ import annotations

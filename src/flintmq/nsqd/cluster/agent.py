@@ -16,7 +16,7 @@ Rules of this file:
 - What is done for every publish or turn is a dictionary look-up; what is done ten times a second is done for those
   partitions alone that are not at rest.
 
-Source: design/cluster.md section 3, Revision 2 H1, H2, H4, H11, H14.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Rules of this file:
   ids of its logs.
 - What another node has brought already is refused, and both are named; it stays this node's alone, as it was.
 
-Source: design/cluster.md H9, H14.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Rules of this file:
 - What waits has a deadline and a bound in bytes; a leader that does not answer holds nobody but those it was sent to.
 - A publish that names a partition, or whose producer counts, is never handed on: it is about one log.
 
-Source: design/cluster.md H8, H17; reference/youzan.md 1.3 (error table).
+Source: docs/decisions/0017; Youzan's TCP protocol (error table).
 """
 
 from __future__ import annotations

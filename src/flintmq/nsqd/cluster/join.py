@@ -1,6 +1,6 @@
 """A node is made one of a cluster: from its options, its data directory and its machine.
 
-Source: design/cluster.md H4, H14, H15.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

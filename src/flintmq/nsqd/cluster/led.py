@@ -3,7 +3,7 @@
 Rules of this file: what may be done is asked of :class:`flintmq.cluster.leading.Leading`; here is kept what was done:
 how far the watermark is set, whether readers are let in, which change of the state is under way.
 
-Source: design/cluster.md H1, H11.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ renewed while the node runs. A connection that stands keeps what it began with.
 
 Rules of this file: the system's authorities are never enough, or whoever has a certificate of a public one were a node.
 
-Source: design/cluster.md rule 13.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

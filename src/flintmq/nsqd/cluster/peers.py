@@ -14,7 +14,7 @@ Rules of this file: whoever breaks a rule, or is slow, loses its connection, and
 to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay; who is
 not let in is told why, and so are people, at both ends.
 
-Source: design/cluster.md rule 13, Revision 2; reference: wire/peer.py.
+Source: docs/decisions/0017; reference: wire/peer.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Rules of this file:
 - All leaders together send no more than the client's RDY (:mod:`flintmq.nsqd.cluster.shares`).
 - A client that does not read holds its own upstreams.
 
-Source: design/cluster.md H2, H8; docs/decisions/0018.
+Source: docs/decisions/0017; docs/decisions/0018.
 """
 
 from __future__ import annotations

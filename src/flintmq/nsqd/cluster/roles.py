@@ -2,7 +2,7 @@
 
 Rules of this file: no IO, no state; what cannot be told for certain leaves everything as it is.
 
-Source: design/cluster.md H4, H14; ``cluster/state.py`` for who writes what.
+Source: docs/decisions/0017; ``cluster/state.py`` for who writes what.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: what is led here costs one look-up more; nothing that a client waits for lasts without a deadline;
 ephemeral topics and the trace topic are this node's own.
 
-Source: design/cluster.md H2, H8, H17.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

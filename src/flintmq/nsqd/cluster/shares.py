@@ -3,7 +3,7 @@
 Rules of this file: no IO, no clock; what is granted to all of them is never more than the consumer's RDY, and what one
 has sent stays granted to it until it is finished; with fewer than there are leaders they take turns.
 
-Source: reference/nsq.md 1.4 (RDY), seed 002.
+Source: NSQ's TCP protocol (RDY), NSQ's client guide.
 """
 
 from __future__ import annotations

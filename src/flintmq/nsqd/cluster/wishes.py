@@ -9,7 +9,7 @@
 Rules of this file: one question for a topic, however many connections wait for it; a question has a deadline, and its
 key goes with this node; what is refused is told to everybody who waits, and is asked anew by the next.
 
-Source: design/cluster.md H8.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

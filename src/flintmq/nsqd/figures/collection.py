@@ -3,7 +3,7 @@
 Rules of this file: figures are those of the moment in which they are collected, partitions added up; nothing here knows
 how anything is called or written elsewhere.
 
-Source: reference/nsq.md 2.1 (``/stats``).
+Source: NSQ's HTTP API (``/stats``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     youzan.py      partitions, for /stats of the redesigned NSQ, whose words mean other things
     replicas.py    copies of partitions, where this nsqd is one of a cluster
 
-Source: reference/nsq.md 2.1 (``/stats``), 4.1 and 4.2.
+Source: NSQ's HTTP API (``/stats``), NSQ's statsd, NSQ's latencies.
 """
 
 from __future__ import annotations

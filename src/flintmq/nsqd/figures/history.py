@@ -2,7 +2,7 @@
 
 Rules of this file: nothing is counted per message; at the full hour what partitions have counted is written down.
 
-Source: reference/youzan.md 1.4 (``/message/historystats``).
+Source: Youzan's HTTP API (``/message/historystats``).
 """
 
 from __future__ import annotations

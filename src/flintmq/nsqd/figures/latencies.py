@@ -1,6 +1,6 @@
 """Latencies from publishing to FIN, as they are now.
 
-Source: reference/nsq.md 2.1 (``e2e_processing_latency``).
+Source: NSQ's HTTP API (``e2e_processing_latency``).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules of this file: counts are of this process; a topic or channel without limits has no fields. An ephemeral topic has
 a limit always: --mem-queue-size and its share of --memory-budget.
 
-Source: reference/nsq.md 2.1 (the row of a topic, the row of a channel).
+Source: NSQ's HTTP API (the row of a topic, the row of a channel).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules of this file: fields and lines are NSQ's, in its order; what it does not know is left out where there is none.
 
-Source: reference/nsq.md 2.1 and 4.2.
+Source: NSQ's HTTP API, NSQ's latencies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figures of this process: memory and garbage collection, in Python's terms under NSQ's names.
 
-Source: reference/nsq.md 2.1 and 4.2.
+Source: NSQ's HTTP API, NSQ's latencies.
 """
 
 from __future__ import annotations

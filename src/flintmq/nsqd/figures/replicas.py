@@ -3,7 +3,7 @@
 Rules of this file: what is here is handed in by whoever knows it, so that an nsqd without a cluster loads nothing of
 one; there are at most ``ROWS_MAX`` series of partitions, the others are counted.
 
-Source: reference/youzan.md 1.4 (``/coordinator/stats``); the names of metrics follow
+Source: Youzan's HTTP API (``/coordinator/stats``); the names of metrics follow
 https://prometheus.io/docs/practices/naming/.
 """
 

@@ -9,7 +9,7 @@ Rules of this file: a counter is what was added since the last report, the first
 sanitised, because dashboards know nsqd's; a report is spread over its interval, so that neither this process nor the
 daemon sees a burst; nothing that happens to a datagram concerns anybody else here.
 
-Source: reference/nsq.md 4.1, and quirk 7 of its section 6 for the names of percentiles.
+Source: NSQ's statsd; NSQ's defects for the names of percentiles.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ a channel's counts what is in flight. What is not kept here is an empty list, or
 counted: the histograms (``msg_size_stats``, ``msg_write_latency_stats``, ``msg_consume_latency_stats``,
 ``msg_delivery_latency_stats``), ``hourly_subsize``, and of a publisher its failures and the time of its last message.
 
-Source: reference/youzan.md 1.4 and its last section.
+Source: Youzan's HTTP API.
 """
 
 from __future__ import annotations

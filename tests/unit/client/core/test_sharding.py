@@ -1,4 +1,4 @@
-"""Sharding functions against the vectors of the other languages (reference/youzan.md 1.8)."""
+"""Sharding functions against the vectors of the other languages (Youzan's smart client)."""
 
 from __future__ import annotations
 

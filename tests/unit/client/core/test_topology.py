@@ -1,4 +1,4 @@
-"""What answers of nsqlookupd mean, and one picture from several that differ. Bytes as in reference/youzan.md 1.1."""
+"""What answers of nsqlookupd mean, and one picture from several that differ. Bytes as those of Youzan's nsqlookupd."""
 
 from __future__ import annotations
 
