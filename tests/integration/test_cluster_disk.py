@@ -3,7 +3,7 @@
 The fault is put in front of the real disk, inside the process: while a file of that name is in the data directory, what
 writes or syncs a log there hangs, fails, or finds no room. What takes how long is printed, never asserted.
 
-Source: design/cluster.md H13.
+Source: docs/decisions/0017.
 """
 
 from __future__ import annotations

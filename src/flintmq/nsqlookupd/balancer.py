@@ -1,6 +1,6 @@
 """Has the master spread leaders, and within hours of the day copies, over the nodes, a little at a time.
 
-Source: reference/youzan.md 1.6; :mod:`flintmq.cluster.balance` for what is decided.
+Source: Youzan's replication; :mod:`flintmq.cluster.balance` for what is decided.
 """
 
 from __future__ import annotations
