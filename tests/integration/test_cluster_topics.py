@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from tests.integration.daemons import ERROR, MESSAGE, PATIENCE_S, Cluster, Daemons, Nsqd, message_of, sized, wait_until
 from tests.integration.etcd import Etcd
+from tests.integration.flavours import address_of
+
+from flintmq import cli
 
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 _topics = (f"made{number}" for number in count())
@@ -376,8 +379,9 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
             publisher.ok(_pub("plain", b"4"))
         assert not cluster.status("plain")["topics"][0]["partitions"]
         assert _consumed(node, "plain", 1) == [b"1"]
-        for _ in range(2):
-            assert node.request("POST", "/topic/replicate?topic=plain", None, _BARE).status == 200
+        lookupd = f"--lookupd-http-address={address_of(cluster.nsqlookupd.http)}"
+        assert cli.main(["topic", "replicate", "plain", lookupd]) == 0
+        assert node.request("POST", "/topic/replicate?topic=plain", None, _BARE).status == 200  # it is done
         assert _record(cluster, "plain")["meta"]["partition_num"] == 0  # type: ignore[index]
         assert cluster.leader_of_plain("plain") is node
         with second.connect() as publisher:

@@ -70,7 +70,6 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Master:
         ("topic expand t 8 --dry-run", "POST /topic/partition/expand?topic=t&partition_num=8&dry_run=true"),
         ("topic move t 0 --from a:4150 --to d",
          "POST /topic/partition/move?topic=t&partition=0&move_source=a&move_target=d"),
-        ("topic replicate t --replicas=3", "POST /topic/replicate?topic=t&replicator=3"),
         ("topic elect t 0 b:4151 --accept-loss", "POST /cluster/partition/elect?topic=t&partition=0&node=b"),
         ("node drain a", "POST /cluster/node/drain?node=a"),
         ("node drain a --undo", "POST /cluster/node/drain?node=a&undo=true"),

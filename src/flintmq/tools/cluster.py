@@ -26,7 +26,7 @@ from flintmq.client.admin.question import HttpRefused
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Move
 from flintmq.errors import ConnectionFailed, FlintError, UsageError
 from flintmq.options import nearest
-from flintmq.sync import ConnectionOptions, LookupdAdmin
+from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 from flintmq.tools import cluster_tables as tables
 from flintmq.tools.admin import TOKEN_VARIABLE, Parser, duration, show, token_of
 from flintmq.tools.cluster_health import NOTE, is_whole, troubles
@@ -64,6 +64,9 @@ class Command:
         self.given = given
         self.is_json: bool = given.json
         self._token = token_of(given.token_file)
+        self._options = ConnectionOptions(
+            tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key
+        )
         self._admin: LookupdAdmin | None = None
         self._said = ""
 
@@ -83,9 +86,7 @@ class Command:
                 address,
                 timeout=given.deadline,
                 token=self._token,
-                options=ConnectionOptions(
-                    tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key
-                ),
+                options=self._options,
             )
             try:
                 status = admin.cluster_status(topic=topic)
@@ -111,6 +112,10 @@ class Command:
             self.status("")
         assert self._admin is not None
         return self._admin
+
+    def nsqd(self, address: str) -> NsqdAdmin:
+        """Return one to ask an nsqd with, as the nsqlookupd is asked."""
+        return NsqdAdmin(address, timeout=self.given.deadline, token=self._token, options=self._options)
 
     def moves(self) -> list[Move]:
         """Return what is being moved; nothing where the master does not tell."""
@@ -408,9 +413,15 @@ def _topic_move(command: Command) -> int:
 
 def _topic_replicate(command: Command) -> int:
     given = command.given
-    answer = command.admin.replicate_topic(given.topic, replicas=given.replicas or 0, dry_run=given.dry_run)
+    owners = command.admin.lookup(given.topic).producers
+    if len(owners) != 1:
+        has = ", ".join(owner.address for owner in owners) or "no nsqd"
+        raise UsageError(f"one nsqd has to have topic {given.topic} alone, and {has} has it")
+    command.nsqd(f"{owners[0].broadcast_address}:{owners[0].http_port}").replicate_topic(given.topic)
+    if given.replicas:
+        command.admin.change_topic(given.topic, replicas=given.replicas)
     command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
-    command.done(answer, f"topic {given.topic} is one of the cluster")
+    command.done(None, f"topic {given.topic} is one of the cluster")
     return 0
 
 
@@ -596,7 +607,7 @@ def _move_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _replicate_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
-    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition; default: nsqlookupd's")
+    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition; default: 1")
 
 
 def _elect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -672,7 +683,7 @@ _NOUNS: dict[str, dict[str, _Verb]] = {
         "expand": _Verb(_topic_expand, "Give a topic more partitions.", _expand_arguments, True, True),
         "move": _Verb(_topic_move, "Move a copy of a partition to another node.", _move_arguments, True, True),
         "replicate": _Verb(
-            _topic_replicate, "Make a topic of one node one of the cluster.", _replicate_arguments, True, True
+            _topic_replicate, "Make a topic of one node one of the cluster.", _replicate_arguments, waits=True
         ),
         "elect": _Verb(
             _topic_elect, "Let a node lead that may lack messages, where nobody else is left.", _elect_arguments,

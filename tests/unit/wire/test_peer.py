@@ -35,6 +35,7 @@ from flintmq.wire.peer import (
     StateBegin,
     StateEnd,
     StatePart,
+    StateTaken,
     Watermarks,
     Welcome,
     encode,
@@ -73,6 +74,7 @@ EXAMPLES = [
     (Acks([(3, 70), (9, 1)]), b""),
     (ProgressAcks([(3, 2)]), b""),
     (NeedState(3), b""),
+    (StateTaken(3, 2), b""),
     (Pong(123456789), b""),
 ]
 

@@ -59,16 +59,6 @@ def move_partition(
     )  # fmt: skip
 
 
-def replicate_topic(topic: str, *, replicas: int = 0, dry_run: bool = False) -> Question[dict[str, Any] | None]:
-    """Make a topic that one node of a cluster has alone one of the cluster, with copies on others.
-
-    Args:
-        replicas: copies of each partition; 0: as nsqlookupd's options say.
-        dry_run: change nothing, and return what would be done.
-    """
-    return post("/topic/replicate", plan, topic=topic, replicator=replicas or None, dry_run=dry_run or None)
-
-
 def drain_node(node: str, *, undo: bool = False, dry_run: bool = False) -> Question[dict[str, Any] | None]:
     """Have a node of a cluster lead nothing, and give its copies to others.
 

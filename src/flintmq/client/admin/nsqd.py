@@ -111,6 +111,14 @@ def cluster_copies(*, lagging: bool = False) -> Question[dict[str, Any]]:
     return get("/cluster/copies", fields, lagging=lagging or None)
 
 
+def replicate_topic(topic: str) -> Question[None]:
+    """Give a topic that this nsqd has alone to its cluster, with one copy; see :meth:`LookupdAdmin.change_topic`.
+
+    The answer comes when clients can use it again. Another nsqd may have one of that name: then it is refused.
+    """
+    return post("/topic/replicate", nothing, topic=topic)
+
+
 def channel_state(topic: str, channel: str, *, partition: int | None = None) -> Question[str]:
     """Return how far a channel is in every partition, or in one, as text for people."""
     return get("/message/stats", text, topic=topic, channel=channel, partition=partition)

@@ -28,6 +28,7 @@ from flintmq.broker.partition import Ended
 from flintmq.cluster.state import NodeRecord
 from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.isolation import for_each
+from flintmq.net.tasks import tell
 from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
 from flintmq.nsqd.leadership import NOT_LEADER, NOT_WRITABLE
 from flintmq.nsqd.pending_reply import PendingReply, RemoteReply
@@ -133,6 +134,7 @@ class Courier:
         self._passage: Passage | None = None
         self._received = b""
         self._opening = asyncio.get_running_loop().create_task(self._open(peers))
+        self._opening.add_done_callback(tell("connecting for publishers"))
 
     def ask(self, data: bytes, count: int, now_ns: int) -> asyncio.Future[list[bytes]]:
         """Send commands; return what becomes as many frames, or :class:`NotHandedOn` or :class:`NotAnswered`."""

@@ -36,6 +36,7 @@ from flintmq.errors import RemoteProtocolError
 from flintmq.message import MESSAGE_HEADER, TRACE_ID_SIZE, hex_id, partition_of
 from flintmq.names import is_ephemeral
 from flintmq.net.isolation import for_each
+from flintmq.net.tasks import tell
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
 from flintmq.nsqd.cluster.shares import shares
@@ -96,6 +97,7 @@ class Upstream:
         self._received = b""
         self._is_over = False
         self._opening = asyncio.get_running_loop().create_task(self._open(peers))
+        self._opening.add_done_callback(tell("connecting for a consumer"))
 
     async def _open(self, peers: Peers) -> None:
         try:
@@ -472,16 +474,16 @@ async def subscribed_once(peers: Peers, record: NodeRecord, greeting: bytes) -> 
     """Subscribe at a leader and go again, so that the channel is there; return why that failed."""
     ended: asyncio.Future[RemoteProtocolError | str | None] = asyncio.get_running_loop().create_future()
 
-    def tell(error: RemoteProtocolError | str | None) -> None:
+    def settle(error: RemoteProtocolError | str | None) -> None:
         if not ended.done():
             ended.set_result(error)
 
     upstream = Upstream(
         peers, record, greeting, 2, False,
-        on_open=lambda _upstream: tell(None),
+        on_open=lambda _upstream: settle(None),
         on_messages=lambda _upstream, _frames, _ids: None,  # without RDY none comes
         on_error=lambda _frame: None,
-        on_lost=lambda _upstream, reason: tell(reason),
+        on_lost=lambda _upstream, reason: settle(reason),
     )  # fmt: skip
     try:
         return await ended
