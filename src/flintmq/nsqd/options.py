@@ -177,7 +177,6 @@ class NsqdOptions(Options):
         "several nodes, or this node alone, as NSQ does",
         group=_OPERATION,
         origin="flintmq",
-        hidden=True,  # like those of the cluster
     )
     drain_timeout_ns: int = option(
         Duration(),
@@ -483,7 +482,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,  # like the others of this group, until topics can be replicated
     )
     cluster_store_token_file: str = option(
         Text("FILE"),
@@ -492,7 +490,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_store_password_file: str = option(
         Text("FILE"),
@@ -501,7 +498,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_store_root_ca_file: str = option(
         Text("FILE"),
@@ -510,7 +506,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="those of the system",
-        hidden=True,
     )
     cluster_store_cert: str = option(
         Text("FILE"),
@@ -519,7 +514,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_store_key: str = option(
         Text("FILE"),
@@ -528,10 +522,9 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster: str = option(
-        Text("NAME"), DEFAULT_CLUSTER, "name of the cluster in its store", group=_CLUSTER, origin="flintmq", hidden=True
+        Text("NAME"), DEFAULT_CLUSTER, "name of the cluster in its store", group=_CLUSTER, origin="flintmq"
     )
     peer_address: str = option(
         Address(),
@@ -539,7 +532,6 @@ class NsqdOptions(Options):
         "address where the other nodes of the cluster reach this one",
         group=_CLUSTER,
         origin="flintmq",
-        hidden=True,
     )
     cluster_secret_file: str = option(
         Text("FILE"),
@@ -549,7 +541,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_tls_cert: str = option(
         Text("FILE"),
@@ -559,7 +550,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_tls_key: str = option(
         Text("FILE"),
@@ -568,7 +558,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_tls_root_ca: str = option(
         Text("FILE"),
@@ -577,7 +566,6 @@ class NsqdOptions(Options):
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
 
     tls_cert: str = option(

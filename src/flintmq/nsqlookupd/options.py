@@ -112,7 +112,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
-        hidden=True,  # nothing but tests uses such a store yet
     )
     accept_older_store: bool = option(
         Switch(),
@@ -121,7 +120,6 @@ class NsqlookupdOptions(Options):
         "missing is forgotten. Stop every nsqd of the cluster first",
         group=_PRODUCERS,
         origin="flintmq",
-        hidden=True,
     )
 
     cluster_store: tuple[str, ...] = option(
@@ -132,7 +130,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
-        hidden=True,  # nsqd takes no part in a cluster yet
     )
     cluster_store_token_file: str = option(
         Text("FILE"),
@@ -141,7 +138,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_store_password_file: str = option(
         Text("FILE"),
@@ -150,7 +146,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_store_root_ca_file: str = option(
         Text("FILE"),
@@ -159,7 +154,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="those of the system",
-        hidden=True,
     )
     cluster_store_cert: str = option(
         Text("FILE"),
@@ -168,7 +162,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster_store_key: str = option(
         Text("FILE"),
@@ -177,7 +170,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",
-        hidden=True,
     )
     cluster: str = option(
         Text("NAME"),
@@ -185,7 +177,6 @@ class NsqlookupdOptions(Options):
         "name of the cluster in the coordination store",
         group=_PRODUCERS,
         origin="flintmq",
-        hidden=True,
     )
     allow_same_host: bool = option(
         Switch(),
@@ -193,7 +184,6 @@ class NsqlookupdOptions(Options):
         "let several copies of a partition be on one machine",
         group=_PRODUCERS,
         origin="flintmq",
-        hidden=True,
     )
 
     balance_interval_ns: int = option(
@@ -202,7 +192,6 @@ class NsqlookupdOptions(Options):
         "between rounds in which leaders, and copies, are spread over the nodes of the cluster; 0 for never",
         group=_PRODUCERS,
         origin="flintmq",
-        hidden=True,
     )
     balance_window: str = option(
         Text("HH-HH"),
@@ -210,7 +199,6 @@ class NsqlookupdOptions(Options):
         "hours of the day (UTC) in which copies are moved for that",
         group=_PRODUCERS,
         origin="flintmq",
-        hidden=True,
     )
 
     default_partitions: int = option(
@@ -220,7 +208,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="one for each nsqd",
-        hidden=True,
     )
     default_replicator: int = option(
         Integer(0, REPLICATOR_MAX),
@@ -229,7 +216,6 @@ class NsqlookupdOptions(Options):
         group=_PRODUCERS,
         origin="flintmq",
         default_text="3, or one on each machine where there are fewer",
-        hidden=True,
     )
 
     tls_cert: str = option(
