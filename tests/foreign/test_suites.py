@@ -28,6 +28,8 @@ flags = struct.pack("16sH14x", b"lo", 0x1 | 0x8 | 0x40)  # UP, LOOPBACK, RUNNING
 fcntl.ioctl(socket.socket(), 0x8914, flags)  # SIOCSIFFLAGS
 os.execvp(sys.argv[1], sys.argv[1:])
 """
+TRIES_MORE = 2
+"""Of a test that failed: some of these suites count on who is quicker, see docs/compatibility.md."""
 _NETWORK = ["unshare", "--map-root-user", "--net", sys.executable, "-c", _WITH_LOOPBACK]
 
 
@@ -102,6 +104,10 @@ def test_suite(tmp_path: Path, suite: Suite):
     assert failed or first.returncode == 0, first.stdout[-4000:] + first.stderr[-2000:]
     counts = [int(count) for count in re.findall(r"(\d+) (?:passed|failed|errors?)\b", first.stdout.splitlines()[-1])]
     assert sum(counts) == suite.test_count, first.stdout[-2000:]
-    if failed:
+    for tries_left in reversed(range(TRIES_MORE)):
+        if not failed:
+            break
         again = run(tmp_path, suite, *failed)
-        assert again.returncode == 0, again.stdout[-8000:]
+        failed = failures(again.stdout)
+        assert failed or again.returncode == 0, again.stdout[-8000:]
+        assert not failed or tries_left, again.stdout[-8000:]

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 from tests.sim.loop import Node, NodeClock, Simulation, beginning_with, first_failing_seed, seeds
 from tests.sim.test_store import HTTP, start
-from tests.store_cases import Heard, delete, node
+from tests.store_cases import LEASE_TTL_S, Heard, delete, node
 
 from flintmq.cluster.state import LookupdRecord, decode
 from flintmq.cluster.store import Span, StoreUnavailable, Tenure
@@ -176,7 +176,7 @@ def in_a_world(scenario: Callable[[Simulation, Node, EtcdStore], object], seed: 
 
 def test_a_record_that_was_deleted_is_written_again_within_its_time():
     async def scenario(sim: Simulation, store_host: Node, store: EtcdStore) -> None:
-        one = Heard(store, "/node/1", node())
+        one = Heard(store, "/node/1", node(), ttl_s=LEASE_TTL_S)
         await one.until("held")
         await delete(store, "/node/1")
         begun_s = sim.now_s
@@ -190,7 +190,7 @@ def test_a_record_that_was_deleted_is_written_again_within_its_time():
 
 def test_who_cannot_renew_is_told_in_time_and_again_when_it_can():
     async def scenario(sim: Simulation, store_host: Node, store: EtcdStore) -> None:
-        one = Heard(store, "/node/1", node())
+        one = Heard(store, "/node/1", node(), ttl_s=LEASE_TTL_S)
         await one.until("held")
         pair = one.membership.pair
         sim.network.partition("driver", "lookup")
@@ -211,7 +211,7 @@ def test_who_cannot_renew_is_told_in_time_and_again_when_it_can():
 
 def test_an_update_waits_for_a_store_that_is_away():
     async def scenario(sim: Simulation, store_host: Node, store: EtcdStore) -> None:
-        one = Heard(store, "/node/1", node())
+        one = Heard(store, "/node/1", node(), ttl_s=LEASE_TTL_S)
         await one.until("held")
         store_host.kill()
         first = asyncio.ensure_future(one.membership.update(node(zone="one")))

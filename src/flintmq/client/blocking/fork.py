@@ -8,9 +8,11 @@ of it runs.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
+from itertools import count
 from typing import Protocol
+
+from flintmq.client.blocking.weak_call import WeakCall
 
 
 class Forkable(Protocol):
@@ -20,13 +22,18 @@ class Forkable(Protocol):
         """Let go of locks, threads and sockets that are the parent's, without a word to any peer."""
 
 
-_living: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+_living: dict[int, WeakCall] = {}
+_numbers = count()
 
 
 def call_in_child(method: Callable[[], object]) -> None:
     """Call a bound method in children, as long as its object lives."""
-    reference = weakref.WeakMethod(method, lambda gone: _living.pop(id(gone), None))
-    _living[id(reference)] = reference
+    number = next(_numbers)
+
+    def forget(_: object, living: dict[int, WeakCall] = _living) -> None:  # also when this module is gone already
+        living.pop(number, None)
+
+    _living[number] = WeakCall(method, forget)
 
 
 def watch(thing: Forkable) -> None:
@@ -35,10 +42,8 @@ def watch(thing: Forkable) -> None:
 
 
 def _in_child() -> None:
-    for reference in [*_living.values()]:
-        method = reference()
-        if method is not None:
-            method()
+    for call in [*_living.values()]:
+        call()
 
 
 os.register_at_fork(after_in_child=_in_child)

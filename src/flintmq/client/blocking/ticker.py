@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable
+
+from flintmq.client.blocking.weak_call import WeakCall
 
 log = logging.getLogger("flintmq.client")
 
@@ -23,7 +24,7 @@ class Ticker:
     """
 
     def __init__(self, tick: Callable[[], object], interval_s: float, name: str) -> None:
-        self._tick = weakref.WeakMethod(tick)
+        self._tick = WeakCall(tick)
         self._interval_s = interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
@@ -35,11 +36,8 @@ class Ticker:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._interval_s):
-            tick = self._tick()
-            if tick is None:
-                return
             try:
-                tick()
+                if not self._tick():
+                    return
             except Exception:
                 log.exception("%s failed", self._thread.name)
-            del tick

@@ -1,0 +1,35 @@
+"""Call a method of an object that is not kept alive for it.
+
+Rules of this file: nothing is written to stderr when the interpreter ends, which :class:`weakref.WeakMethod` does when
+it goes in the same moment as its object.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import MethodType
+
+
+class WeakCall:
+    """A bound method, as long as its object lives.
+
+    Args:
+        method: bound.
+        gone: is called when its object is gone.
+    """
+
+    __slots__ = ("_function", "_object")
+
+    def __init__(self, method: Callable[[], object], gone: Callable[[object], None] | None = None) -> None:
+        assert isinstance(method, MethodType)
+        self._function = method.__func__
+        self._object = weakref.ref(method.__self__, gone)
+
+    def __call__(self) -> bool:
+        """Call it; False when its object is gone."""
+        found = self._object()
+        if found is None:
+            return False
+        self._function(found)
+        return True
