@@ -89,6 +89,27 @@ def cluster(noun: str) -> Callable[[Sequence[str]], int]:
     return run
 
 
+def nsq_tail(arguments: Sequence[str] | None = None) -> int:
+    """Print messages as they come; return the exit code."""
+    from flintmq.tools.nsq_tail import run
+
+    return _guarded("nsq_tail", "", lambda: run(_arguments(arguments)))
+
+
+def to_nsq(arguments: Sequence[str] | None = None) -> int:
+    """Publish what comes on stdin; return the exit code."""
+    from flintmq.tools.to_nsq import run
+
+    return _guarded("to_nsq", "", lambda: run(_arguments(arguments)))
+
+
+def nsq_stat(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures of a channel every now and then; return the exit code."""
+    from flintmq.tools.nsq_stat import run
+
+    return _guarded("nsq_stat", "", lambda: run(_arguments(arguments)))
+
+
 @dataclass(frozen=True)
 class Command:
     """One word after ``flintmq``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flintmq.options.command import read_command, version_line
 from flintmq.options.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration_ns
-from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Number, Switch, Text
+from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Number, Repeated, Switch, Text
 from flintmq.options.render import example_file, help_text, reference_page, show_config
 from flintmq.options.resolve import Resolved, nearest, resolve
 from flintmq.options.table import Options, Row, StartRefused, option, rows
@@ -24,6 +24,7 @@ __all__ = [
     "MINUTE",
     "Number",
     "Options",
+    "Repeated",
     "Resolved",
     "Row",
     "SECOND",

@@ -328,6 +328,17 @@ class Items:
 
 
 @dataclass(frozen=True)
+class Repeated(Items):
+    """A list whose flag gives one item at a time, commas and all; a TOML array in a file."""
+
+    def from_text(self, text: str) -> tuple[Any, ...]:
+        return (self.item.from_text(text),)
+
+    def show(self, value: Any) -> str:
+        return " ".join(self.item.show(part) for part in value)
+
+
+@dataclass(frozen=True)
 class Number(_Scalar):
     """A decimal number, above ``above`` and up to ``maximum``.
 
