@@ -1,6 +1,6 @@
 """``nsq_stat``: the figures of a channel over all nsqd, a line every interval.
 
-Source: NSQ 1.3, apps/nsq_stat; reference/nsq.md 4.4.
+Source: NSQ 1.3, apps/nsq_stat; NSQ's options.
 """
 
 from __future__ import annotations

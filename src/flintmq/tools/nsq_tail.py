@@ -3,7 +3,7 @@
 Rules of this file: a message is finished when it has been written; writing is done in a thread, so that a reader who
 stands still (a pager) does not make nsqd give up the connection; when nobody reads any more, it ends.
 
-Source: NSQ 1.3, apps/nsq_tail; reference/nsq.md 4.4.
+Source: NSQ 1.3, apps/nsq_tail; NSQ's options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flintmq.wire.identify import NSQ_VERSION
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.01
-"""How long messages that come together are gathered before they are written."""
+"""Messages that come within this time are written together."""
 _NEWLINE = b"\n"
 
 

@@ -3,7 +3,7 @@
 Rules of this file: what was read at once is published at once, in its order, as one MPUB to each nsqd; the next is read
 when every nsqd has it. What could not be published ends it with an error that names the place in the input.
 
-Source: NSQ 1.3, apps/to_nsq; reference/nsq.md 4.4. Other than there the last item needs no delimiter to be whole.
+Source: NSQ 1.3, apps/to_nsq; NSQ's options. Other than there the last item needs no delimiter to be whole.
 """
 
 from __future__ import annotations
