@@ -230,7 +230,7 @@ class Run:
 
     def _read_log(self, topic: str, number: int, body: str) -> None:
         """Read what a partition holds, up to its last message."""
-        leader = self.machines.leader(topic, number, "r")
+        leader = wait_until(lambda: self.machines.leader(topic, number, "r"), f"{topic}/{number} can be read")
         assert leader is not None
         found: dict[int, Delivered] = {}
         with Connection(leader.tcp, connect_s=CONNECT_S * 10) as connection:

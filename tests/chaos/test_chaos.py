@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ RUNS = {"etcd": ("--etcd=1", "--seed=1", "--seconds=25"), "nsqlookupd": ("--etcd
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("store", RUNS)
 def test_whatever_fails_what_is_acknowledged_is_there_and_delivered_in_order(tmp_path: Path, store: str):
+    if "CHAOS" not in os.environ:
+        pytest.skip("with CHAOS=1, and make chaos runs it for longer: it needs a machine that is not busy")
     if problem():
         pytest.skip(problem())
     if store == "etcd":

@@ -577,3 +577,18 @@ def error_fields(error: StoreError) -> tuple[int, dict[str, Any]]:
     elif not isinstance(error, StoreRefused):
         code = UNAVAILABLE
     return HTTP_STATUS[code], {"error": text, "code": code, "message": text}
+
+
+# A lease is renewed in a thread of its own, and two threads that have msgspec learn one type at the same time crash the
+# process.
+for _kind in (
+    _RangeAnswer,
+    _OperationAnswer,
+    _TxnAnswer,
+    LeaseAnswer,
+    _LeaseStream,
+    _TokenAnswer,
+    _WatchAnswer,
+    ErrorAnswer,
+):
+    msgspec.json.Decoder(_kind, strict=False)

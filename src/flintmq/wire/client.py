@@ -405,9 +405,15 @@ def parse_features(data: bytes) -> Features:
     if data == b"OK":
         return Features()
     try:
-        return msgspec.json.decode(data, type=Features)
+        return _FEATURES.decode(data)
     except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_INVALID", f"answer to IDENTIFY cannot be read: {error}") from error
+
+
+# Made here, while one thread imports this: two threads that have msgspec learn one type at the same time crash the
+# process.
+_FEATURES = msgspec.json.Decoder(Features)
+_AUTHORISED = msgspec.json.Decoder(Authorised)
 
 
 def parse_authorised(data: bytes) -> Authorised:
@@ -417,6 +423,6 @@ def parse_authorised(data: bytes) -> Authorised:
         RemoteProtocolError: not a JSON object with fields of the right types.
     """
     try:
-        return msgspec.json.decode(data, type=Authorised)
+        return _AUTHORISED.decode(data)
     except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_INVALID", f"answer to AUTH cannot be read: {error}") from error

@@ -166,7 +166,7 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
     if status != 200:
         raise DiscoveryError(f"status {status}: {reason or body[:100]!r}")
     try:
-        answer = msgspec.json.decode(data, type=_Data | None) or _Data()
+        answer = _DATA.decode(data) or _Data()
     except UNREADABLE_JSON as error:
         raise DiscoveryError(f"the answer cannot be read: {error}") from error
     nodes = tuple(node for node in (answer.producers or [])[:NODE_COUNT_MAX] if _is_usable(node))
@@ -174,6 +174,12 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
     leaders = {number: node.address for number, node in partitions if number >= 0 and _is_usable(node)}
     log_ids = {number: node.log_id for number, node in partitions if number in leaders and node.log_id}
     return Answer(nodes, leaders, answer.meta if _says_something(answer.meta) else None, log_ids=log_ids)
+
+
+# Made here, while one thread imports this: msgspec learns a type when it first reads it, and crashes the process when
+# two threads have it learn the same one.
+_DATA = msgspec.json.Decoder(_Data | None)
+_MEMBERS = msgspec.json.Decoder(_Members | None)
 
 
 def _says_something(meta: TopicMeta | None) -> bool:
@@ -195,7 +201,7 @@ def parse_nodes(body: bytes) -> tuple[Node, ...]:
 def parse_members(body: bytes, scheme: str = "http") -> tuple[str, ...]:
     """Read an answer of /listlookup: ``http://host:port`` of every nsqlookupd; none when it is something else."""
     try:
-        members = msgspec.json.decode(_opened(200, body)[2], type=_Members | None)
+        members = _MEMBERS.decode(_opened(200, body)[2])
     except (*UNREADABLE_JSON, DiscoveryError):
         return ()
     found: dict[str, None] = {}
