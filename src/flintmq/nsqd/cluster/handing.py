@@ -57,18 +57,7 @@ _FRAME_BYTES_MAX = 1024 * 1024
 
 
 class NotHandedOn(FlintError):
-    """A leader was not sent a publish, so that it may be sent to another one.
-
-    Args:
-        reason: why not.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
+    """A leader was not sent a publish, so that it may be sent to another one; the text says why not."""
 
 
 class NotAnswered(NotHandedOn):

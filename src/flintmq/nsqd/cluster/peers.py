@@ -423,18 +423,7 @@ class _Encrypting:
 
 
 class PassageFailed(FlintError):
-    """No connection to a leader could be had: nothing was sent.
-
-    Args:
-        reason: why not.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
+    """No connection to a leader could be had: nothing was sent; the text says why not."""
 
 
 class PassageOwner(Protocol):
