@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -829,3 +829,17 @@ class Daemons:
             daemon.discard()
         crashes = [crash for daemon in self._started for crash in daemon.crashes()]
         assert not crashes, "a daemon logged an error of its own:\n" + "\n".join(crashes[:3])
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
+    """A cluster with daemons of its own, which all end with it; ``options`` are those of :class:`Cluster`."""
+    daemons = Daemons(directory)
+    try:
+        cluster = Cluster(daemons, **options)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+    finally:
+        daemons.close()

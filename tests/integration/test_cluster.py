@@ -27,6 +27,7 @@ from tests.integration.daemons import (
     Daemons,
     Frame,
     Nsqd,
+    running_cluster,
     sized,
     wait_until,
 )
@@ -39,13 +40,8 @@ _topics = (f"topic{number}" for number in count())
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
-    cluster = Cluster(daemons)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.close()
-        daemons.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, Cluster, Nsqd, running_cluster, wait_until
 from tests.integration.flavours import Flavour
 
 from flintmq.errors import FlintError
@@ -22,13 +22,8 @@ from flintmq.errors import FlintError
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
-    cluster = Cluster(daemons)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.close()
-        daemons.close()
 
 
 @pytest.fixture

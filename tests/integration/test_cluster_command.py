@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.integration.daemons import Cluster, Daemons, wait_until
+from tests.integration.daemons import Cluster, running_cluster, wait_until
 
 from flintmq import cli
 
@@ -15,13 +15,8 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("command"))
-    found = Cluster(daemons)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("command")) as found:
         yield found
-    finally:
-        found.close()
-        daemons.close()
 
 
 @pytest.fixture

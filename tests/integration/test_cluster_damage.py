@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Cluster, Connection, Daemons, Nsqd, sized, wait_until
+from tests.integration.daemons import Cluster, Connection, Nsqd, running_cluster, sized, wait_until
 
 MESSAGES = 300
 _topics = (f"damaged{number}" for number in count())
@@ -20,13 +20,8 @@ _topics = (f"damaged{number}" for number in count())
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
-    cluster = Cluster(daemons, flags=("--durability=fsync",))
-    try:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), flags=("--durability=fsync",)) as cluster:
         yield cluster
-    finally:
-        cluster.close()
-        daemons.close()
 
 
 @pytest.fixture

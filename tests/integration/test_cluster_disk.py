@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from tests.integration.daemons import ERROR, SOURCES, Cluster, Daemons, Nsqd, sized, wait_until
+from tests.integration.daemons import ERROR, SOURCES, Cluster, Nsqd, running_cluster, sized, wait_until
 from tests.integration.test_cluster import Publisher, _consumer, _received
 
 FAULTS = """
@@ -46,16 +46,13 @@ _topics = (f"disk{number}" for number in count())
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     faults = tmp_path_factory.mktemp("faults")
     (faults / "sitecustomize.py").write_text(FAULTS)
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
     limits = ("env", f"PYTHONPATH={faults}:{SOURCES}")
-    cluster = Cluster(daemons, flags=("--durability=fsync",), limits=limits)
-    try:
-        yield cluster
-    finally:
-        for node in cluster.nodes:
-            _heal(node)
-        cluster.close()
-        daemons.close()
+    with running_cluster(tmp_path_factory.mktemp("cluster"), flags=("--durability=fsync",), limits=limits) as cluster:
+        try:
+            yield cluster
+        finally:
+            for node in cluster.nodes:
+                _heal(node)
 
 
 @pytest.fixture

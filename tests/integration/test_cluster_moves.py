@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from tests.integration.daemons import Cluster, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.daemons import Cluster, Daemons, Nsqd, Nsqlookupd, running_cluster, wait_until
 from tests.integration.flavours import Flavour, PublishLoad, Seen, opened
 
 _topics = (f"moved{number}" for number in count())
@@ -19,14 +19,10 @@ _topics = (f"moved{number}" for number in count())
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("moves"))
-    cluster = Cluster(daemons, copies_on=4, lookupd_flags=["--balance-interval=200ms", "--balance-window=0-0"])
-    _ordered(cluster.nsqlookupd, "/cluster/balance?enabled=false")
-    try:
+    lookupd_flags = ["--balance-interval=200ms", "--balance-window=0-0"]
+    with running_cluster(tmp_path_factory.mktemp("moves"), copies_on=4, lookupd_flags=lookupd_flags) as cluster:
+        _ordered(cluster.nsqlookupd, "/cluster/balance?enabled=false")
         yield cluster
-    finally:
-        cluster.close()
-        daemons.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, sized, wait_until
+from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, running_cluster, sized, wait_until
 
 from flintmq.wire import peer
 from flintmq.wire.peer import Dialer, Identity, PeerReader, Ping, Pong, Welcome, encode_one
@@ -25,21 +25,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Cluster]:
     """Three nodes that show each other certificates, with a topic that has a copy on each."""
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
     server = certificates.server
     flags = (
         f"--cluster-tls-cert={server.cert}",
         f"--cluster-tls-key={server.key}",
         f"--cluster-tls-root-ca={certificates.ca}",
     )
-    cluster = Cluster(daemons, flags=flags)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), flags=flags) as cluster:
         cluster.create("t")
         cluster.wait_in_sync("t", 3)
         yield cluster
-    finally:
-        cluster.close()
-        daemons.close()
 
 
 def _peer_port(cluster: Cluster, node: Nsqd) -> int:

@@ -10,20 +10,15 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.daemons import Cluster, Daemon, Daemons, Nsqd, mpub, sized, wait_until
+from tests.integration.daemons import Cluster, Daemon, Daemons, Nsqd, mpub, running_cluster, sized, wait_until
 
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("seen"))
-    found = Cluster(daemons)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("seen")) as found:
         yield found
-    finally:
-        found.close()
-        daemons.close()
 
 
 def _samples(daemon: Daemon) -> dict[tuple[str, ...], float]:

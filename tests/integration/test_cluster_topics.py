@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import ERROR, MESSAGE, PATIENCE_S, Cluster, Daemons, Nsqd, message_of, sized, wait_until
+from tests.integration.daemons import (
+    ERROR,
+    MESSAGE,
+    PATIENCE_S,
+    Cluster,
+    Daemons,
+    Nsqd,
+    message_of,
+    running_cluster,
+    sized,
+    wait_until,
+)
 from tests.integration.etcd import Etcd
 from tests.integration.flavours import address_of
 
@@ -26,14 +37,9 @@ _topics = (f"made{number}" for number in count())
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
     # so that two of three nodes lead nothing of a topic
-    cluster = Cluster(daemons, lookupd_flags=["--default-partitions=1"])
-    try:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), lookupd_flags=["--default-partitions=1"]) as cluster:
         yield cluster
-    finally:
-        cluster.close()
-        daemons.close()
 
 
 @pytest.fixture

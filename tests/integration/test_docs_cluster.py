@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Cluster, Daemons, wait_until
+from tests.integration.daemons import Cluster, running_cluster, wait_until
 from tests.integration.test_docs import BLOCKS
 
 from flintmq import cli
@@ -28,13 +28,8 @@ TABLES: dict[str, type[Options]] = {"nsqd": NsqdOptions, "nsqlookupd": Nsqlookup
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("docs"))
-    found = Cluster(daemons, copies_on=4)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("docs"), copies_on=4) as found:
         yield found
-    finally:
-        found.close()
-        daemons.close()
 
 
 def test_every_command_of_the_page_works_in_its_order(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Cluster, Daemons
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Cluster, running_cluster
 from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 from tests.spark.test_spark import archived, rows, run, wait_until
 
@@ -44,13 +44,8 @@ def test_a_data_directory_behind_another_port(spark, source, topic, archive, tmp
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    daemons = Daemons(tmp_path_factory.mktemp("cluster"))
-    started = Cluster(daemons)
-    try:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started
-    finally:
-        started.close()
-        daemons.close()
 
 
 class Publishing:
