@@ -94,7 +94,8 @@ class Upstream:
         self._on_error = on_error
         self._on_lost = on_lost
         self._passage: Passage | None = None
-        self._received = b""
+        self._received = bytearray()
+        self._needed = 0  # bytes of it, before there can be a whole frame
         self._is_over = False
         self._opening = asyncio.get_running_loop().create_task(self._open(peers))
         self._opening.add_done_callback(tell("connecting for a consumer"))
@@ -126,12 +127,17 @@ class Upstream:
 
     def received(self, data: bytes) -> None:
         """Take what the leader says."""
-        data, at, begin = self._received + data, 0, 0
+        self._received += data
+        if len(self._received) < self._needed:
+            return  # or a large message would be copied with every piece of it that comes
+        data, at, begin = bytes(self._received), 0, 0
         ids: list[int] = []
+        self._needed = _FRAME.size
         while len(data) - at >= _FRAME.size and not self._is_over:
             size, kind = _FRAME.unpack_from(data, at)
             end = at + _SIZE_BYTES + size
             if len(data) < end:
+                self._needed = end - at
                 break
             if kind == MESSAGE:
                 *_, wire_id = MESSAGE_HEADER.unpack_from(data, at)
@@ -145,7 +151,7 @@ class Upstream:
             at = end
         if ids and not self._is_over:
             self._on_messages(self, data[begin:at], ids)
-        self._received = data[at:]
+        del self._received[:at]
 
     def _control(self, kind: int, frame: bytes) -> None:
         data = frame[_FRAME.size :]
