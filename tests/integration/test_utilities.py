@@ -151,6 +151,42 @@ def test_when_nobody_reads_any_more_it_ends_and_gives_back(shared_nsqd: Nsqd, to
     assert sorted(tail(shared_nsqd, topic, 3)) == bodies
 
 
+def test_what_cannot_be_written_is_not_finished(shared_nsqd: Nsqd, topic: str):
+    shared_nsqd.publish(topic, b"kept")
+    code = "import sys; from flintmq.cli import nsq_tail as run; sys.exit(run())"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, at(shared_nsqd), f"--topic={topic}", "--channel=c"],
+            env={**os.environ, "PYTHONPATH": str(SOURCES)}, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_S,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == b"nsq_tail: the output cannot be written: No space left on device"
+    assert tail(shared_nsqd, topic, 1) == [b"kept"]
+
+
+@pytest.mark.parametrize(("program", "descriptor", "name"), [("to_nsq", 0, "stdin"), ("nsq_tail", 1, "stdout")])
+def test_what_is_closed_is_said(shared_nsqd: Nsqd, topic: str, program: str, descriptor: int, name: str):
+    """The first connection would take its place."""
+    code = f"import os, sys; os.close({descriptor}); from flintmq.cli import {program} as run; sys.exit(run())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, at(shared_nsqd), f"--topic={topic}"],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)}, stderr=subprocess.PIPE, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"{program}: {name} is closed; redirect it, perhaps to /dev/null\n".encode()
+
+
+def test_a_topic_that_is_deleted_while_it_is_looked_at(shared_nsqd: Nsqd, topic: str):
+    with started("nsq_tail", at(shared_nsqd), f"--topic={topic}") as process:
+        wait_until(lambda: shared_nsqd.get(f"/stats?format=json&topic={topic}")["topics"], "it has subscribed")
+        (channel,) = wait_until(lambda: shared_nsqd.stats(topic)["channels"], "it has subscribed")
+        shared_nsqd.request("POST", f"/topic/delete?topic={topic}")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read(), channel
+
+
 def test_options_of_the_consumer_are_obeyed(shared: Daemons, topic: str):
     nsqd = shared.nsqd("--durability=os", "--max-deflate-level=6")
     opts = ["--consumer-opt=deflate", "--consumer-opt=client_id,me, you", "--consumer-opt=max_in_flight,7"]

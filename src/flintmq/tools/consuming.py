@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from flintmq.client.aio.consumer import Consumer
-from flintmq.errors import OptionError
+from flintmq.errors import OptionError, UsageError
 from flintmq.names import is_valid_name
 from flintmq.net.log import NsqFormatter
 from flintmq.net.loop import loop_factory
@@ -85,11 +86,11 @@ def check_topics(topics: Iterable[str]) -> None:
             raise OptionError("--topic", topic, "1 to 64 of . a-z A-Z 0-9 _ -, and perhaps #ephemeral", "flag")
 
 
-def log_to_stderr(prefix: str = "", level: int = logging.INFO) -> None:
+def log_to_stderr() -> None:
     """Have what happens told on stderr, as NSQ's utilities do."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(NsqFormatter(prefix))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    handler.setFormatter(NsqFormatter(""))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def run_to_end(work: Coroutine[Any, Any, int]) -> int:
@@ -98,8 +99,20 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
         return runner.run(work)
 
 
-def on_signals(function: Any, *numbers: signal.Signals) -> None:
-    """Have a function called in this loop when the process is told something; SIGINT and SIGTERM if not said."""
+def check_open(descriptor: int, name: str) -> None:
+    """Refuse to go on with stdin or stdout closed: the next thing that is opened would take its place.
+
+    Raises:
+        UsageError: it is closed.
+    """
+    try:
+        os.fstat(descriptor)
+    except OSError as error:
+        raise UsageError(f"{name} is closed; redirect it, perhaps to /dev/null") from error
+
+
+def on_signals(function: Callable[[], object]) -> None:
+    """Have a function called in this loop when the process is told to end, in place of the one that was."""
     loop = asyncio.get_running_loop()
-    for number in numbers or (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, function)

@@ -13,16 +13,24 @@ import contextlib
 import logging
 import os
 import random
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flintmq.client.aio.consumer import Consumer
 from flintmq.client.core.message import Message
-from flintmq.errors import UsageError
+from flintmq.errors import FlintError, UsageError
 from flintmq.options import Integer, Items, Switch, Text, option, read_command, version_line
-from flintmq.tools.consuming import HOW, WHAT, ConsumingOptions, check_topics, log_to_stderr, on_signals, run_to_end
+from flintmq.tools.consuming import (
+    HOW,
+    WHAT,
+    ConsumingOptions,
+    check_open,
+    check_topics,
+    log_to_stderr,
+    on_signals,
+    run_to_end,
+)
 from flintmq.wire.identify import NSQ_VERSION
 
 log = logging.getLogger(__name__)
@@ -30,6 +38,11 @@ log = logging.getLogger(__name__)
 GATHER_S = 0.01
 """Messages that come within this time are written together."""
 _NEWLINE = b"\n"
+STDOUT = 1
+
+
+class OutputError(FlintError):
+    """The messages that came cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +75,25 @@ def run(arguments: Sequence[str]) -> int:
     if not options.topic:
         raise UsageError("--topic required")
     check_topics(options.topic)
+    check_open(STDOUT, "stdout")
     log_to_stderr()
     return run_to_end(_tail(options))
 
 
 async def _tail(options: TailOptions) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    on_signals(task.cancel)
+    try:
+        await _consume(options)
+    except asyncio.CancelledError:
+        pass  # it was told to end before it had begun
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None  # one of the topics has ended the others
+    return 0
+
+
+async def _consume(options: TailOptions) -> None:
     channel = options.channel or f"tail{random.SystemRandom().randrange(1_000_000):06d}#ephemeral"
     output = _Output(options.n)
     opts = options.client_opts()
@@ -89,10 +116,9 @@ async def _tail(options: TailOptions) -> int:
             for topic, consumer in zip(dict.fromkeys(options.topic), consumers, strict=True):
                 head = f"{topic} | ".encode() if options.print_topic else b""
                 group.create_task(_print(consumer, max_in_flight, head, output, stop))
-    return 0
 
 
-async def _print(consumer: Consumer[bytes], size: int, head: bytes, output: _Output, stop: object) -> None:
+async def _print(consumer: Consumer[bytes], size: int, head: bytes, output: _Output, stop: Callable[[], None]) -> None:
     async for batch in consumer.batches(size, GATHER_S):
         written = await output.write([(head, message) for message in batch])
         for message in batch[:written]:
@@ -100,7 +126,6 @@ async def _print(consumer: Consumer[bytes], size: int, head: bytes, output: _Out
         for message in batch[written:]:
             message.requeue(0)
         if output.is_over:
-            assert callable(stop)
             stop()
 
 
@@ -124,6 +149,8 @@ class _Output:
             except BrokenPipeError:
                 self.is_over = True
                 return 0
+            except OSError as error:
+                raise OutputError(f"the output cannot be written: {error.strerror}") from error
             if self._left is not None:
                 self._left -= count
                 self.is_over = self.is_over or not self._left
@@ -131,7 +158,6 @@ class _Output:
 
 
 def _write_all(data: bytes) -> None:
-    descriptor = sys.stdout.fileno()
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        view = view[os.write(STDOUT, view) :]

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from flintmq.client.aio.producer import Producer
 from flintmq.errors import FlintError, OptionError, PublishError, UsageError
 from flintmq.options import Address, Integer, Items, Options, Repeated, Text, option, read_command, version_line
 from flintmq.tools.client_opts import client_opts
-from flintmq.tools.consuming import HOW, WHERE, check_topics, log_to_stderr, on_signals, run_to_end
+from flintmq.tools.consuming import HOW, WHERE, check_open, check_topics, log_to_stderr, on_signals, run_to_end
 from flintmq.wire.identify import NSQ_VERSION
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ ITEM_BYTES_MAX = 64 * 1024 * 1024
 COUNT_MAX = 1000
 """Messages of one MPUB."""
 PUBLISH_TIMEOUT_S = 30.0
+STDIN = 0
 _ROUNDING = 1e-6
 
 
@@ -83,13 +83,14 @@ def run(arguments: Sequence[str]) -> int:
         raise OptionError("--delimiter", options.delimiter, "--delimiter must be a single byte", "flag")
     if not options.nsqd_tcp_address:
         raise UsageError("--nsqd-tcp-address required")
+    check_open(STDIN, "stdin")
     log_to_stderr()
     return run_to_end(_publish(options, delimiter))
 
 
 async def _publish(options: ToNsqOptions, delimiter: bytes) -> int:
     opts = client_opts("to_nsq", "--producer-opt", options.producer_opt, for_consumer=False)
-    stopped, source = asyncio.Event(), Source(sys.stdin.fileno())
+    stopped, source = asyncio.Event(), Source(STDIN)
 
     def stop() -> None:
         stopped.set()
