@@ -69,6 +69,14 @@ class FakeLog:
         return pack(">Q", next_sequence) + b"".join(chosen)
 
 
+def _log_of(logs: list[FakeLog], words: list[str], place: int) -> FakeLog:
+    """The log of the partition that a command names; it may have got another leader a moment ago."""
+    for log in logs:
+        if log.partition == int(words[place]):
+            return log
+    raise FakeError(f"E_FAILED_ON_NOT_LEADER topic {words[0]} partition {words[place]} is led by another node")
+
+
 class FakeNsqd:
     """Serves until :meth:`close`; use as a context manager."""
 
@@ -195,12 +203,12 @@ class FakeNsqd:
             return self._offsets(rest[0], logs, int(rest[1]) if len(rest) > 1 else None)
         if command == "FETCH":
             start, end, bytes_max, epoch = _FETCH.unpack(payload)
-            log = next(each for each in logs if each.partition == int(rest[1]))
+            log = _log_of(logs, rest, 1)
             if epoch != log.epoch:
                 raise FakeError(f"E_STALE_EPOCH {log.epoch}")
             return log.fetch(start, end, bytes_max)
         assert command == "CURSOR"
-        log, sequence = next(each for each in logs if each.partition == int(rest[2])), int(rest[3])
+        log, sequence = _log_of(logs, rest, 2), int(rest[3])
         wanted = {-1: log.end, -2: log.start}.get(sequence, sequence)
         floor = log.channels.get(rest[1])
         if floor is None or (sequence >= 0 and wanted > floor):

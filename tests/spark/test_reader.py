@@ -884,6 +884,17 @@ def test_a_leader_that_changes_in_the_middle_of_a_task(cluster):
     assert found == list(range(1, 3001))
 
 
+def test_who_leads_no_more_when_it_is_asked(cluster):
+    cluster.logs[1].append(numbered(101, 3001, 100))
+    reader = NsqReader(options(*cluster.nodes, fetchMaxBytes="4KiB", batchRows="50", maxMessagesPerTask="100000"))
+    (task,) = reader.partitions()
+    moved = "E_FAILED_ON_NOT_LEADER topic t partition 1 is led by another node"
+    cluster.leaders[1].failures["FETCH"] = ["", moved]
+    rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows if row["partition"] == 1] == list(range(1, 3001))
+    assert not cluster.leaders[1].failures["FETCH"], "it was asked, and asked again"
+
+
 def test_a_read_that_promises_everything_waits_for_leaders(cluster):
     log = cluster.lead(2, None)
     strict = NsqReader(options(*cluster.nodes, retries="2", failOnDataLoss="false"))
