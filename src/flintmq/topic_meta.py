@@ -173,8 +173,8 @@ def meta_of_query(query: Mapping[str, str], copies_max: int = 1) -> TopicMeta:
     )
     if replica > copies_max:
         raise BadTopicMeta(
-            f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and this release keeps one copy of a partition: "
-            "replication comes with several nodes; create the topic with replicator=1"
+            f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and without a cluster there is one copy of a "
+            "partition: start the daemons with --cluster-store, or create the topic with replicator=1"
         )
     return meta
 
@@ -196,7 +196,8 @@ def changed_meta(meta: TopicMeta, query: Mapping[str, str], is_of_cluster: bool 
     replica = _number(query, "replicator", meta.replica, 1, REPLICATOR_MAX, "INVALID_ARG_TOPIC_REPLICATOR")
     if replica != meta.replica and not is_of_cluster:
         raise BadTopicMeta(
-            f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and this release keeps one copy of a partition"
+            f"INVALID_ARG_TOPIC_REPLICATOR: replicator={replica}, and without a cluster there is one copy of a "
+            "partition"
         )
     days = _number(query, "retention", meta.retention_days, 0, RETENTION_DAYS_MAX, "INVALID_ARG_TOPIC_RETENTION_DAYS")
     sync_every = _number(query, "syncdisk", meta.syncdisk, 0, SYNC_EVERY_MAX, "INVALID_ARG_TOPIC_SYNC_DISK")

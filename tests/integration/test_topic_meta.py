@@ -129,8 +129,8 @@ def test_what_is_created_again_is_as_it_was_changed(daemons: Daemons):
         ("topic=t&retention=x", (400, "INVALID_ARG_TOPIC_RETENTION_DAYS")),
         ("topic=t&syncdisk=-1", (400, "INVALID_ARG_TOPIC_SYNC_DISK")),
         ("topic=t&upgradeext=1", (400, "INVALID_ARG_TOPIC_UPGRADEEXT: upgradeext=1, it must be true or false")),
-        ("topic=t&replicator=2", (400, "INVALID_ARG_TOPIC_REPLICATOR: replicator=2, and this release keeps one copy of "
-                                       "a partition")),
+        ("topic=t&replicator=2", (400, "INVALID_ARG_TOPIC_REPLICATOR: replicator=2, and without a cluster there is one "
+                                       "copy of a partition")),
     ],
 )  # fmt: skip
 def test_changes_that_cannot_be(shared_nsqlookupd: Nsqlookupd, shared_nsqd: Nsqd, query: str, expected: Any):

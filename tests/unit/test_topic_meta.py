@@ -96,7 +96,7 @@ def test_what_is_out_of_its_range(name, value, refusal):
 
 
 def test_more_than_one_copy_is_refused_with_a_reason():
-    with pytest.raises(BadTopicMeta, match="replication comes with several nodes"):
+    with pytest.raises(BadTopicMeta, match="without a cluster there is one copy"):
         meta_of_query({"partition_num": "1", "replicator": "2"})
 
 
