@@ -1,0 +1,244 @@
+"""``flintmq backup`` of nsqds that work, and ``flintmq restore``: what is there afterwards, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, dpub, mpub, running_cluster, wait_until
+from tests.integration.test_damage import consume
+
+SEGMENTS = "--max-bytes-per-file=65536"
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    started = Daemons(tmp_path)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def _run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flintmq", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def _done(*words: object) -> Any:
+    ended = _run(*words, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def _refused(*words: object, code: int = 1) -> str:
+    ended = _run(*words)
+    assert (ended.returncode, ended.stderr.count("\n")) == (code, 1), (ended.returncode, ended.stderr)
+    return ended.stderr
+
+
+def _restored(daemons: Daemons, backup: Path, *flags: str) -> Nsqd:
+    """An nsqd on what was restored, which finds nothing wrong with it."""
+    data_path = daemons.new_directory("restored")
+    _done("restore", backup, f"--data-path={data_path}")
+    nsqd = daemons.nsqd(*flags, data_path=data_path)
+    assert nsqd.get("/damage")["reports"] == []
+    assert nsqd.get("/stats?format=json")["health"] == "OK"
+    return nsqd
+
+
+class _Publishing:
+    """Publishes batches of numbered messages until it is told to end."""
+
+    def __init__(self, nsqd: Nsqd, topic: str) -> None:
+        self.acknowledged = 0
+        self._nsqd, self._topic = nsqd, topic
+        self._is_ended = threading.Event()
+        self._thread = threading.Thread(target=self._publish)
+        self._thread.start()
+
+    def _publish(self) -> None:
+        with self._nsqd.connect() as connection:
+            while not self._is_ended.is_set():
+                first = self.acknowledged
+                connection.ok(mpub(self._topic, [b"%d" % number for number in range(first, first + 50)]))
+                self.acknowledged = first + 50
+
+    def end(self) -> None:
+        self._is_ended.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def _publishing(nsqd: Nsqd, topic: str) -> Iterator[_Publishing]:
+    publishing = _Publishing(nsqd, topic)
+    try:
+        yield publishing
+    finally:
+        publishing.end()
+
+
+def test_all_that_was_acknowledged_before_it_began_is_there_and_channels_are_where_they_were(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    nsqd = daemons.nsqd(SEGMENTS)
+    for topic in ("busy", "read", "later"):
+        nsqd.post(f"/topic/create?topic={topic}")
+        nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    nsqd.post("/topic/create?topic=parts&partition_num=2")
+    nsqd.post("/channel/create?topic=parts&channel=c")
+    nsqd.post("/mpub?topic=parts&partition=1", b"0\n1\n2")
+    nsqd.post("/channel/pause?topic=later&channel=c")
+    nsqd.publish("read", *(b"%d" % number for number in range(100)))
+    with nsqd.connect() as consumer:
+        consumer.subscribe("read", "c", 1)
+        for _ in range(60):
+            consumer.finish(consumer.message())
+    left = nsqd.left("read", "c")["depth"]
+    with nsqd.connect() as connection:
+        connection.ok(dpub("later", 3_000_000, b"in an hour"))
+    nsqd.write_progress()
+    with _publishing(nsqd, "busy") as publishing:
+        wait_until(lambda: len(nsqd.segment_paths("busy")) > 3)
+        acknowledged = publishing.acknowledged
+        _done("backup", tmp_path / "backup", f"--data-path={nsqd.data_path}")
+        wait_until(lambda: publishing.acknowledged > acknowledged + 1000)
+    nsqd.kill()
+    restored = _restored(daemons, tmp_path / "backup")
+    bodies = consume(restored, "busy", "c", publishing.acknowledged)
+    assert bodies >= {b"%d" % number for number in range(acknowledged)}
+    assert restored.stats("read", "c")["depth"] == left
+    assert restored.stats("later", "c") | {"deferred_count": 1, "paused": True} == restored.stats("later", "c")
+    assert consume(restored, "parts", "c", 3) == {b"0", b"1", b"2"}
+
+
+def test_a_second_run_copies_what_is_new_and_goes_on_after_one_that_was_killed(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    nsqd, backup = daemons.nsqd(SEGMENTS), tmp_path / "backup"
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    words = ("backup", backup, f"--data-path={nsqd.data_path}")
+    body = b"x" * 1000
+    nsqd.publish("t", *(b"%d %s" % (number, body) for number in range(500)))
+    first = _done(*words)
+    assert first["written_bytes"] > 500_000
+    nsqd.publish("t", b"more")
+    (backup / "run-000002" / "topics").mkdir(parents=True)
+    (backup / "run-000002" / "topics" / "half").write_bytes(b"of a run that was killed")
+    with (backup / max(each["stored"] for each in _files(backup) if each["path"].endswith(".log"))).open("ab") as file:
+        file.write(b"the same")
+    second = _done(*words)
+    assert (second["run"], second["written_bytes"] < 200_000) == (2, True), second
+    assert _done("backup", backup, "--check")["run"] == 2
+    kept = {path.relative_to(backup).as_posix() for path in backup.rglob("*") if path.is_file()}
+    assert kept == {each["stored"] for each in _files(backup)} | {"backup.json", "flintmq-backup"}
+    restored = _restored(daemons, backup)
+    assert len(consume(restored, "t", "c", 501)) == 501
+
+
+def _files(backup: Path) -> Any:
+    return json.loads((backup / "backup.json").read_text())["files"]
+
+
+def test_topics_that_come_and_go_meanwhile_leave_nothing_damaged(daemons: Daemons, tmp_path: Path) -> None:
+    nsqd = daemons.nsqd()
+    nsqd.publish("stays", b"a", b"b")
+    is_ended = threading.Event()
+
+    def come_and_go() -> None:
+        number = 0
+        while not is_ended.wait(0.02):
+            nsqd.publish(f"comes{number % 20}", b"x")
+            nsqd.post(f"/topic/delete?topic=comes{number % 20}")
+            number += 1
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(3):
+            _done("backup", tmp_path / "backup", f"--data-path={nsqd.data_path}")
+    finally:
+        is_ended.set()
+        thread.join()
+    nsqd.stop()
+    restored = _restored(daemons, tmp_path / "backup")
+    restored.post("/channel/create?topic=stays&channel=c")
+    assert consume(restored, "stays", "c", 2) == {b"a", b"b"}
+
+
+def test_what_is_no_backup_or_not_as_it_was_is_refused(daemons: Daemons, tmp_path: Path) -> None:
+    nsqd, other = daemons.nsqd(), daemons.nsqd()
+    nsqd.publish("t", *(b"%d" % number for number in range(100)))
+    backup, foreign, target = tmp_path / "backup", tmp_path / "foreign", tmp_path / "target"
+    foreign.mkdir()
+    (foreign / "precious").write_text("not ours")
+    data_path = f"--data-path={nsqd.data_path}"
+    assert "has something in it" in _refused("backup", foreign, data_path)
+    assert (foreign / "precious").read_text() == "not ours"
+    assert "inside each other" in _refused("backup", nsqd.data_path / "backup", data_path)
+    assert "has no channels.db" in _refused("backup", backup, f"--data-path={foreign}")
+    assert "--data-path" in _refused("backup", backup, code=2)
+    assert "is no directory" in _refused("restore", tmp_path / "none", f"--data-path={target}")
+    _done("backup", backup, data_path)
+    assert "of another data directory" in _refused("backup", backup, f"--data-path={other.data_path}")
+    assert "is in use" in _refused("restore", backup, data_path)
+    assert "has something in it" in _refused("restore", backup, f"--data-path={foreign}")
+    (stored,) = (backup / each["stored"] for each in _files(backup) if each["path"].endswith(".log"))
+    data = bytearray(stored.read_bytes())
+    data[500] ^= 1
+    stored.write_bytes(data)
+    assert "is not what was stored" in _refused("backup", backup, "--check")
+    assert "is not what was stored" in _refused("restore", backup, f"--data-path={target}")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    (tmp_path / "cluster").mkdir()
+    with running_cluster(tmp_path / "cluster", copies_on=2) as cluster:
+        yield cluster
+
+
+def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
+    cluster: Cluster, daemons: Daemons, tmp_path: Path
+) -> None:
+    cluster.create("orders", copies=2)
+    cluster.wait_in_sync("orders", 2)
+    leader = cluster.leader("orders")
+    leader.post("/channel/create?topic=orders&channel=c")
+    leader.post("/mpub?topic=orders&partition=0", b"0\n1\n2")
+    follower = next(node for node in cluster.nodes if node is not leader)
+    node_id = {row["tcp_port"]: row["node"] for row in cluster.status()["nodes"]}
+    _done("backup", tmp_path / "backup", f"--data-path={follower.data_path}")
+    leader.post("/mpub?topic=orders&partition=0", b"3\n4")
+
+    data_path = tmp_path / "restored"
+    told = _done("restore", tmp_path / "backup", f"--data-path={data_path}")
+    assert told["copies"] == {"orders": [0]}
+    host, port = cluster.nsqlookupd.http
+    joined = daemons.nsqd(f"--cluster-store={host}:{port}", "--peer-address=127.0.0.1:0", data_path=data_path)
+    wait_until(lambda: "topic orders stays this node's alone" in joined.log, lambda: joined.log)
+    state = cluster.partition("orders")
+    assert state["leader"] == node_id[leader.tcp[1]] and len(state["in_sync"]) == 2, "as if nothing had been"
+    assert len({row["node"] for row in cluster.status()["nodes"]}) == 3, "it is a node of its own"
+    joined.stop()
+
+    # and where nobody has it any more, the cluster takes it
+    nsqlookupd = daemons.nsqlookupd("--cluster-store=own", f"--store-path={daemons.new_directory('store')}")
+    data_path = tmp_path / "again"
+    _done("restore", tmp_path / "backup", f"--data-path={data_path}")
+    address = f"127.0.0.1:{nsqlookupd.http[1]}"
+    alone = daemons.nsqd(
+        f"--cluster-store={address}", "--peer-address=127.0.0.1:0",
+        f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}", data_path=data_path,
+    )  # fmt: skip
+    wait_until(lambda: "topic orders of this node is the cluster's now" in alone.log, lambda: alone.log)
+    wait_until(lambda: alone.request("GET", "/stats?format=json&topic=orders").json["topics"])
+    assert consume(alone, "orders", "c", 3) == {b"0", b"1", b"2"}
