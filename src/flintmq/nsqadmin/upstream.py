@@ -1,0 +1,286 @@
+"""Questions to the daemons over HTTP: many at a time, each with a deadline, none of which fails the others.
+
+Rules of this file:
+
+- Looking takes at most ``LOOK_S`` for all who are asked together, those who wait for their turn included. A page asks
+  several things one after the other: who let a look run out of time, and has answered nothing else meanwhile, has
+  ``SUSPECTED_S`` for the next ones, until it answers or ``_SUSPECTED_FOR_S`` are over; so a page does not wait for the
+  same daemon again and again.
+- Nothing is asked twice, because what was not answered may have been done; only an nsqd that wants TLS is asked again
+  over it, as it says itself.
+- A failure is a :class:`flintmq.nsqadmin.views.Missing` with words for people. No text shows a token.
+
+Source: NSQ's HTTP API (TLS_REQUIRED).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from flintmq.client.admin.question import HttpRefused, Question
+from flintmq.client.options import why_unreachable
+from flintmq.client.security import client_context
+from flintmq.env import Env
+from flintmq.errors import FlintError, OptionError, RemoteProtocolError
+from flintmq.net.http_auth import TokenFile
+from flintmq.net.http_client import HttpClient
+from flintmq.net.http_exchange import Answer, NoAnswer, Request, tls_port
+from flintmq.nsqadmin.options import NsqadminOptions
+from flintmq.nsqadmin.views import Missing, Why
+from flintmq.options import SECOND
+
+LOOK_S = 1.8
+"""The most time that looking takes; a page has 2 s."""
+
+SUSPECTED_S = 0.4
+"""The time for a daemon that let a look run out of time, and has answered nothing else meanwhile."""
+
+CONCURRENT_MAX = 64
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+_ASKED_OVER_TLS_MAX = 1024
+_SUSPECTED_MAX = 1024
+_SUSPECTED_FOR_S = 8.0
+
+Value = TypeVar("Value")
+
+
+class NotAnswered(FlintError):
+    """One daemon did not answer; ``missing`` says why."""
+
+    def __init__(self, missing: Missing, status: int = 0, word: str = "") -> None:
+        super().__init__(missing)
+        self.missing = missing
+        self.status = status
+        self.word = word
+
+    def __str__(self) -> str:
+        return f"{self.missing.daemon} {self.missing.address}: {self.missing.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Generic[Value]):
+    """The answers of several daemons to one question.
+
+    Attributes:
+        found: by address.
+        failures: of those who did not answer.
+    """
+
+    found: dict[str, Value]
+    failures: list[NotAnswered]
+
+    @property
+    def missing(self) -> list[Missing]:
+        """All who did not answer."""
+        return [each.missing for each in self.failures]
+
+
+class Upstream:
+    """Asks.
+
+    Raises:
+        OptionError: a file that is needed to ask cannot be used.
+        HttpAuthFileError: there is no token in its file.
+    """
+
+    def __init__(self, options: NsqadminOptions, env: Env) -> None:
+        self._options = options
+        self._env = env
+        self._client = HttpClient(idle_max=CONCURRENT_MAX)
+        self._turns = asyncio.Semaphore(CONCURRENT_MAX)
+        self._change_s = options.http_client_request_timeout_ns / SECOND
+        self._connect_s = options.http_client_connect_timeout_ns / SECOND
+        self._over_tls: dict[str, int] = {}
+        self._suspected: dict[str, int] = {}  # until when, by address
+        self._answered: OrderedDict[str, int] = OrderedDict()  # when they did last
+        path = options.http_client_token_file
+        self._token = TokenFile(path, env) if path else None
+        self._context()  # files that cannot be used stop a start
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def look(self, daemon: str, address: str, question: Question[Value], within_s: float = LOOK_S) -> Value:
+        """Ask one daemon.
+
+        Raises:
+            NotAnswered: it does not answer, or not in time, or not with what can be used.
+        """
+        return await self._look(daemon, address, question, within_s)
+
+    async def _look(self, daemon: str, address: str, question: Question[Value], within_s: float) -> Value:
+        now_ns = self._env.clock.monotonic_ns()
+        is_suspected = self._suspected.get(address, 0) > now_ns
+        try:
+            found = await self._ask(daemon, address, question, min(within_s, SUSPECTED_S) if is_suspected else within_s)
+        except NotAnswered as error:
+            if error.missing.why != "slow":
+                self._suspected.pop(address, None)
+            elif not is_suspected and self._answered.get(address, 0) < now_ns:
+                if len(self._suspected) >= _SUSPECTED_MAX:
+                    del self._suspected[next(iter(self._suspected))]
+                self._suspected[address] = self._env.clock.monotonic_ns() + int(_SUSPECTED_FOR_S * SECOND)
+            raise
+        self._suspected.pop(address, None)
+        self._answered[address] = self._env.clock.monotonic_ns()
+        self._answered.move_to_end(address)
+        if len(self._answered) > _SUSPECTED_MAX:
+            self._answered.popitem(last=False)
+        return found
+
+    async def change(self, daemon: str, address: str, question: Question[Value]) -> Value:
+        """Have one daemon change something, within ``--http-client-request-timeout``.
+
+        Raises:
+            NotAnswered: as :meth:`look`.
+        """
+        return await self._ask(daemon, address, question, self._change_s)
+
+    async def look_all(
+        self, daemon: str, addresses: Iterable[str], question: Question[Value], within_s: float = LOOK_S
+    ) -> Answers[Value]:
+        """Ask several at the same time."""
+        return await self._all(addresses, lambda each: self._look(daemon, each, question, within_s))
+
+    async def change_all(self, daemon: str, addresses: Iterable[str], question: Question[Value]) -> Answers[Value]:
+        """Have several change something, at the same time."""
+        return await self._all(addresses, lambda each: self._ask(daemon, each, question, self._change_s))
+
+    async def _all(self, addresses: Iterable[str], ask: Callable[[str], Awaitable[Value]]) -> Answers[Value]:
+        asked = list(dict.fromkeys(addresses))
+        answers = await asyncio.gather(*(ask(each) for each in asked), return_exceptions=True)
+        found: dict[str, Value] = {}
+        failures: list[NotAnswered] = []
+        for address, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, NotAnswered):
+                failures.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found[address] = answer
+        return Answers(found, failures)
+
+    async def status_of(self, address: str, method: str, target: str) -> int:
+        """Return the status of the answer to somebody who shows no token; 0: there is none."""
+        try:
+            async with asyncio.timeout(LOOK_S), self._turns:
+                port = self._over_tls.get(address)
+                base = f"http://{address}" if port is None else _over_tls(address, port)
+                request = Request.to(method, base + target, {"Accept": "application/vnd.nsq; version=1.0"})
+                context = self._context() if request.endpoint.is_secured else None
+                return (await self._client.ask(request, timeout_s=LOOK_S, context=context)).status
+        except (NoAnswer, OptionError, TimeoutError):
+            return 0
+
+    async def fetch(self, daemon: str, url: str, body_bytes_max: int, headers: dict[str, str] | None = None) -> Answer:
+        """Fetch a URL that the operator named, such as Graphite's, whatever its status.
+
+        Raises:
+            NotAnswered: there is no answer.
+        """
+        try:
+            request = Request.to("GET", url, headers or {})
+            context = self._context() if request.endpoint.is_secured else None
+            return await self._client.ask(
+                request, timeout_s=self._change_s, connect_timeout_s=self._connect_s, context=context,
+                body_bytes_max=body_bytes_max,
+            )  # fmt: skip
+        except (NoAnswer, OptionError) as error:
+            raise NotAnswered(_missing(daemon, "", error)) from error
+
+    async def post(self, url: str, body: bytes) -> Answer:
+        """POST JSON to a URL that the operator named.
+
+        Raises:
+            NotAnswered: there is no answer.
+        """
+        try:
+            request = Request.to("POST", url, {"Content-Type": "application/json"}, body)
+            context = self._context() if request.endpoint.is_secured else None
+            return await self._client.ask(
+                request, timeout_s=self._change_s, connect_timeout_s=self._connect_s, context=context
+            )
+        except (NoAnswer, OptionError) as error:
+            raise NotAnswered(_missing("notification endpoint", "", error)) from error
+
+    async def _ask(self, daemon: str, address: str, question: Question[Value], within_s: float) -> Value:
+        try:
+            async with asyncio.timeout(within_s), self._turns:
+                answer = await self._exchange(address, question, within_s)
+        except TimeoutError as error:
+            raise NotAnswered(Missing(daemon, address, "slow", f"no answer within {within_s:g} s")) from error
+        except (NoAnswer, OptionError) as error:
+            raise NotAnswered(_missing(daemon, address, error)) from error
+        try:
+            return question.answer(address, answer.status, answer.body)
+        except HttpRefused as error:
+            path = question.target.partition("?")[0]
+            text = f"it answers {error.status} {error.text} to {path}"
+            if (error.status, error.text) == (404, "NOT_FOUND"):
+                text = f"it knows no request {path}: this kind or version of {daemon} cannot do that"
+            raise NotAnswered(Missing(daemon, address, "refused", text), error.status, error.text) from error
+        except RemoteProtocolError as error:
+            text = (
+                f"its answer to {question.target.partition('?')[0]} cannot be read; is this the HTTP port of {daemon}?"
+            )
+            raise NotAnswered(Missing(daemon, address, "unreadable", text)) from error
+
+    async def _exchange(self, address: str, question: Question[Any], within_s: float) -> Answer:
+        port = self._over_tls.get(address)
+        if port is not None:
+            return await self._send(_over_tls(address, port), question, within_s)
+        answer = await self._send(f"http://{address}", question, within_s)
+        if answer.status == 403 and (port := tls_port(answer.body)):
+            if len(self._over_tls) >= _ASKED_OVER_TLS_MAX:
+                self._over_tls.clear()
+            self._over_tls[address] = port
+            return await self._send(_over_tls(address, port), question, within_s)
+        return answer
+
+    async def _send(self, base: str, question: Question[Any], within_s: float) -> Answer:
+        request = Request.to(question.method, base + question.target, await self._headers(), question.body)
+        context = self._context() if request.endpoint.is_secured else None
+        return await self._client.ask(
+            request, timeout_s=within_s, connect_timeout_s=min(within_s, self._connect_s), context=context,
+            body_bytes_max=ANSWER_BYTES_MAX,
+        )  # fmt: skip
+
+    def _context(self) -> ssl.SSLContext:
+        options = self._options
+        return client_context(
+            options.http_client_tls_root_ca_file or None,
+            options.http_client_tls_cert or None,
+            options.http_client_tls_key or None,
+            "tls1.2",
+            not options.http_client_tls_insecure_skip_verify,
+        )
+
+    async def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {await self._token.current()}"
+        return headers
+
+
+def _missing(daemon: str, address: str, error: Exception) -> Missing:
+    if isinstance(error, NoAnswer):
+        if error.error is not None:
+            return Missing(daemon, address, "down", why_unreachable(error.error))
+        if error.tls_name is not None:
+            return Missing(daemon, address, "refused", f"TLS: {error.reason}")
+        why: Why = "slow" if "within" in error.reason else "unreadable" if "HTTP" in error.reason else "down"
+        return Missing(daemon, address, why, error.reason)
+    return Missing(daemon, address, "refused", str(error))
+
+
+def _over_tls(address: str, port: int) -> str:
+    return f"https://{address.rpartition(':')[0]}:{port}"
+
+
+__all__ = ["ANSWER_BYTES_MAX", "LOOK_S", "Answers", "NotAnswered", "Upstream"]

@@ -1,0 +1,378 @@
+"""nsqadmin in front of daemons that are down, slow, lying or of another kind, and of visitors who are no better."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl
+
+import pytest
+from tests.certificates import Certificates
+from tests.integration.daemons import SOON_S, Daemons, Nsqadmin, Nsqd, a_few_times, wait_until
+
+INFO = {"version": "1.3.0", "broadcast_address": "127.0.0.1", "hostname": "liar", "tcp_port": 1}
+
+
+class Liar:
+    """An HTTP server that answers each path as it is told; None: it never answers."""
+
+    def __init__(self, answers: dict[str, bytes | None] | bytes | None) -> None:
+        self.answers = answers
+        self._gone = threading.Event()
+        liar = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answers = liar.answers
+                path = self.path.partition("?")[0]
+                body = answers.get(path, b"{}") if isinstance(answers, dict) else answers
+                if body is None:
+                    liar._gone.wait()
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                self.do_GET()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._gone.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+StartLiar = Callable[[Any], Liar]
+
+
+@pytest.fixture
+def liar() -> Iterator[StartLiar]:
+    started: list[Liar] = []
+
+    def start(answers: Any) -> Liar:
+        started.append(Liar(answers))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def unused() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def admin_of(daemons: Daemons, *nsqds: str, flags: tuple[str, ...] = ()) -> Nsqadmin:
+    return daemons.nsqadmin("--http-address=127.0.0.1:0", *(f"--nsqd-http-address={each}" for each in nsqds), *flags)
+
+
+def http_of(nsqd: Nsqd) -> str:
+    return f"127.0.0.1:{nsqd.http[1]}"
+
+
+def with_topic(nsqd: Nsqd) -> Nsqd:
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    nsqd.publish("t", b"message")
+    return nsqd
+
+
+def test_whoever_does_not_answer_is_named_and_the_rest_is_shown(daemons: Daemons, nsqd: Nsqd, liar: StartLiar):
+    with_topic(nsqd)
+    down = unused()
+    wrong = [liar(b"<html>I am no nsqd</html>"), liar({"/stats": b'{"topics": 7}', "/info": b"[]"}), liar(b"")]
+    slow = liar(None)
+    nsqadmin = admin_of(daemons, http_of(nsqd), down, slow.address, *(each.address for each in wrong))
+    view = nsqadmin.get("/api/v2/topics")
+    assert [row["name"] for row in view["topics"]] == ["t"]
+    why = {each["address"]: each["why"] for each in view["missing"]}
+    assert why == {down: "down", slow.address: "slow", **{each.address: "unreadable" for each in wrong}}
+    rows = {row["address"]: row for row in nsqadmin.get("/api/v2/nodes")["nodes"]}
+    assert rows[http_of(nsqd)]["problem"] is None
+    assert all(rows[address]["problem"]["why"] == reason for address, reason in why.items())
+    found = nsqadmin.get("/api/topics/t")
+    assert found["message_count"] == 1
+    assert found["message"].startswith("WARNING: ") and down in found["message"]
+    subjects = {row["subject"] for row in nsqadmin.get("/api/v2/problems")["findings"] if row["level"] == "problem"}
+    assert {f"nsqd {address}" for address in why} <= subjects
+    page = nsqadmin.request("GET", "/topics")
+    assert page.status == 200 and down.encode() in page.body
+
+
+def test_no_page_waits_longer_than_two_seconds_for_a_dead_node(daemons: Daemons, nsqd: Nsqd, liar: StartLiar):
+    with_topic(nsqd)
+    nsqadmin = admin_of(daemons, http_of(nsqd), liar(None).address)
+
+    def attempt(_number: int) -> None:
+        for path in ("/api/v2/topics/t", "/api/topics/t", "/nodes"):
+            began = time.monotonic()
+            assert nsqadmin.request("GET", path).status == 200
+            assert time.monotonic() - began < 4.0, path  # two questions one after the other, each bounded by 1.8 s
+
+    a_few_times(attempt)
+
+
+def test_when_nobody_answers_the_api_says_so(daemons: Daemons, liar: StartLiar):
+    lookupd = liar(b"garbage")
+    nsqadmin = daemons.nsqadmin("--http-address=127.0.0.1:0", f"--lookupd-http-address={lookupd.address}")
+    for path in ("/api/topics", "/api/topics/t", "/api/topics/t/c", "/api/nodes", "/api/nodes/x:1", "/api/counter"):
+        answer = nsqadmin.request("GET", path)
+        assert answer.status == 502, path
+        assert answer.json["message"].startswith("UPSTREAM_ERROR: nsqlookupd "), path
+    assert nsqadmin.request("GET", "/").status == 200
+
+
+def test_names_and_words_of_a_liar_are_shown_and_never_run(daemons: Daemons, liar: StartLiar):
+    evil = "<script>alert(1)</script>"
+    stats = {
+        "version": evil, "health": evil, "topics": [
+            {"topic_name": evil, "channels": []},
+            {"topic_name": "t", "channels": [{"channel_name": "c", "clients": [
+                dict.fromkeys(("client_id", "hostname", "user_agent", "remote_address", "auth_identity"), evil),
+            ]}]},
+        ],
+    }  # fmt: skip
+    node = liar({"/stats": json.dumps(stats).encode(), "/info": json.dumps({**INFO, "hostname": evil}).encode()})
+    nsqadmin = admin_of(daemons, node.address)
+    for path in (
+        "/",
+        "/topics",
+        "/topics/t",
+        "/topics/t/c",
+        "/nodes",
+        f"/nodes/{node.address}",
+        "/problems",
+        "/counter",
+    ):
+        answer = nsqadmin.request("GET", path)
+        assert answer.status == 200, path
+        assert b"<script>alert" not in answer.body, path
+    assert nsqadmin.get("/api/topics")["topics"] == ["t"]
+    assert any("names that nothing can have" in note for note in nsqadmin.get("/api/v2/topics")["notes"])
+    for path in (
+        "/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
+        "/nodes/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
+        "/%3Cscript%3E",
+    ):
+        answer = nsqadmin.request("GET", path, None, {"Accept": "text/html"})
+        assert answer.status in (400, 404), path
+        assert b"<script>alert" not in answer.body and b"<script>" not in answer.body.replace(b"<script ", b""), path
+
+
+def test_a_node_that_does_not_say_all_of_itself_is_named(daemons: Daemons, liar: StartLiar):
+    """Else its page would look like that of a node without anything to drain or acknowledge."""
+    ours = json.dumps({**INFO, "flintmq_version": "0.2.0"}).encode()
+    node = liar({"/stats": b'{"topics": []}', "/info": ours, "/drain": None})
+    nsqadmin = admin_of(daemons, node.address)
+    (missing,) = nsqadmin.get(f"/api/v2/nodes/{node.address}")["missing"]
+    assert (missing["address"], missing["why"]) == (node.address, "slow")
+    assert b"no answer within" in nsqadmin.request("GET", f"/nodes/{node.address}", None, {"Accept": "text/html"}).body
+
+
+def test_a_huge_answer_is_a_failure_of_that_node_alone(daemons: Daemons, nsqd: Nsqd, liar: StartLiar):
+    with_topic(nsqd)
+    huge = liar({"/stats": b"[" * (4 * 1024 * 1024)})
+    nsqadmin = admin_of(daemons, http_of(nsqd), huge.address)
+    view = nsqadmin.get("/api/v2/topics")
+    assert [row["name"] for row in view["topics"]] == ["t"]
+    assert [each["address"] for each in view["missing"]] == [huge.address]
+    assert nsqadmin.is_running
+
+
+def test_a_change_that_one_node_did_not_make_says_which(daemons: Daemons, nsqd: Nsqd, liar: StartLiar):
+    with_topic(nsqd)
+    stats = json.dumps({"topics": [{"topic_name": "t", "channels": [{"channel_name": "c"}]}]}).encode()
+    other = liar({"/stats": stats, "/info": json.dumps(INFO).encode(), "/channel/pause": None})
+    nsqadmin = admin_of(daemons, http_of(nsqd), other.address, flags=("--http-client-request-timeout=1s",))
+    answer = nsqadmin.request("POST", "/api/topics/t/c", b'{"action": "pause"}')
+    assert answer.status == 200
+    assert answer.json["message"] == f"WARNING: nsqd {other.address}: no answer within 1 s"
+    assert nsqd.stats("t", "c")["paused"]
+
+
+def test_an_unreachable_notification_endpoint_is_logged_and_ends_nothing(daemons: Daemons, nsqd: Nsqd):
+    with_topic(nsqd)
+    nsqadmin = admin_of(daemons, http_of(nsqd), flags=(f"--notification-http-endpoint=http://{unused()}/x",))
+    assert nsqadmin.request("POST", "/api/topics/t", b'{"action": "pause"}').status == 200
+    wait_until(lambda: "notification not sent" in nsqadmin.whole_log, "it is in the log")
+    assert nsqadmin.request("POST", "/api/topics/t", b'{"action": "unpause"}').status == 200
+
+
+def test_an_nsqd_that_wants_tls_is_asked_over_it(daemons: Daemons, tmp_path: Path):
+    certificates = Certificates(tmp_path / "certificates")
+    server, client = certificates.server, certificates.client("good")
+    nsqd = daemons.nsqd(
+        "--durability=os", "--https-address=127.0.0.1:0", f"--tls-cert={server.cert}", f"--tls-key={server.key}",
+        "--tls-required=true", f"--tls-root-ca-file={certificates.ca}", "--tls-client-auth-policy=require-verify",
+    )  # fmt: skip
+    stranger = admin_of(daemons, http_of(nsqd), flags=(f"--http-client-tls-root-ca-file={certificates.ca}",))
+    (missing,) = stranger.get("/api/v2/nodes")["missing"]
+    assert missing["address"] == http_of(nsqd)
+    nsqadmin = admin_of(
+        daemons, http_of(nsqd),
+        flags=(
+            f"--http-client-tls-root-ca-file={certificates.ca}", f"--http-client-tls-cert={client.cert}",
+            f"--http-client-tls-key={client.key}",
+        ),
+    )  # fmt: skip
+    assert nsqadmin.get("/api/v2/nodes")["missing"] == []
+    assert nsqadmin.request("POST", "/api/topics", b'{"topic": "secured"}').json == {"message": ""}
+    assert nsqadmin.get("/api/topics") == {"topics": ["secured"], "message": ""}
+    wrong = daemons.nsqadmin("--http-address=127.0.0.1:0", f"--nsqd-http-address={http_of(nsqd)}")
+    (missing,) = wrong.get("/api/v2/nodes")["missing"]
+    assert (missing["why"], missing["text"].startswith("TLS: ")) == ("refused", True)
+
+
+# -- visitors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_large_or_never_comes_is_refused(daemons: Daemons, nsqd: Nsqd):
+    nsqadmin = admin_of(daemons, http_of(nsqd))
+    answer = nsqadmin.request("POST", "/api/topics", b" " * (64 * 1024 + 1))
+    assert (answer.status, answer.json["message"]) == (413, "BODY_TOO_BIG: at most 65536 bytes")
+    with socket.create_connection(nsqadmin.http, SOON_S + 15) as slow:
+        slow.sendall(b"POST /api/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_request_that_is_never_complete_is_ended(daemons: Daemons, nsqd: Nsqd):
+    nsqadmin = admin_of(daemons, http_of(nsqd))
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(socket.create_connection(nsqadmin.http, SOON_S + 20)) for _ in range(50)]
+        for number, each in enumerate(waiting[1:]):
+            each.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * number)
+        assert nsqadmin.request("GET", "/ping").status == 200
+        for each in waiting:
+            assert each.recv(4096)[:12] in (b"", b"HTTP/1.1 400")
+
+
+def test_a_head_without_end_is_refused(daemons: Daemons, nsqd: Nsqd):
+    nsqadmin = admin_of(daemons, http_of(nsqd))
+    with socket.create_connection(nsqadmin.http, SOON_S) as endless:
+        with contextlib.suppress(OSError):
+            endless.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1024 * 1024))
+        with contextlib.suppress(ConnectionResetError):
+            assert endless.recv(64)[:12] in (b"", b"HTTP/1.1 400")
+    assert nsqadmin.request("GET", "/ping").status == 200
+
+
+def test_it_starts_as_nsq_s_does_or_says_why_not(daemons: Daemons):
+    import subprocess
+    import sys
+
+    for flags, said in (
+        ([], "--nsqd-http-address or --lookupd-http-address required"),
+        (
+            ["--nsqd-http-address=a:1", "--lookupd-http-address=b:1"],
+            "use --nsqd-http-address or --lookupd-http-address not both",
+        ),
+        (["--nsqd-http-address=a:1", "--http-client-tls-key=k"], "must be specified with --http-client-tls-key"),
+        (["--nsqd-http-address=a:1", "--allow-config-from-cidr=x"], "failed to parse --allow-config-from-cidr (x)"),
+        (["--nsqd-http-address=a:1", "--users-file=/nonexistent"], "--users-file=/nonexistent: it cannot be read"),
+        (["--nsqd-http-address=a:1", "--history-path=/nonexistent/h"], "--history-path=/nonexistent/h: unable to open"),
+        (["--nsqd-http-address=a:1", "--http-address=256.0.0.1:1"], "256.0.0.1"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "flintmq", "nsqadmin", *flags], capture_output=True, text=True, timeout=SOON_S * 3
+        )
+        assert done.returncode in (1, 2), done
+        assert said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+class Youzans(BaseHTTPRequestHandler):
+    """Youzan's nsqlookupd and nsqd on one port, as far as nsqadmin's changes of a topic need them."""
+
+    topics: ClassVar[set[str]]
+    refused: ClassVar[list[str]]
+
+    def _answer(self, status: int, data: object, word: str = "OK") -> None:
+        told = {"status_code": status, "status_txt": word, "data": data} if status == 200 else {"message": word}
+        body = json.dumps(told).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        port = int(self.headers["Host"].rpartition(":")[2])
+        me = {"broadcast_address": "127.0.0.1", "hostname": "yz", "tcp_port": 1, "http_port": port, "version": VERSION}
+        row = {"is_leader": True, "depth": 70, "backend_start": 10, "message_count": 2, "channels": []}
+        rows = [
+            {**row, "topic_name": name, "topic_full_name": f"{name}-{number}", "topic_partition": str(number)}
+            for name in sorted(self.topics)
+            for number in (0, 1)
+        ]
+        known: dict[str, object] = {
+            "/topics": {"topics": sorted(self.topics)},
+            "/nodes": {"producers": [{**me, "topics": sorted(self.topics), "tombstones": []}]},
+            "/lookup": {"channels": [], "producers": [me], "partitions": {}},
+            "/info": me,
+            "/stats": {"version": VERSION, "health": "OK", "topics": rows},
+        }
+        path, _, query = self.path.partition("?")
+        found = known.get(path)
+        if path == "/lookup" and dict(parse_qsl(query))["topic"] not in self.topics:
+            found = None
+        self._answer(200, found) if found is not None else self._answer(404, None, "NOT_FOUND")
+
+    def do_POST(self) -> None:
+        path, _, query = self.path.partition("?")
+        given = dict(parse_qsl(query))
+        needed = {"/topic/create": ("partition_num", "replicator"), "/topic/delete": ("partition",)}.get(path)
+        lacks = [name for name in needed or () if name not in given]
+        if needed is None or lacks:
+            word = f"MISSING_ARG_TOPIC_{lacks[0].upper()}" if lacks else "NOT_FOUND"
+            self.refused.append(f"{path} {word}")
+            self._answer(400 if lacks else 404, None, word)
+            return
+        (self.topics.add if path == "/topic/create" else self.topics.discard)(given["topic"])
+        self._answer(200, None)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+VERSION = "0.3.7-HA.1.13.0"
+
+
+def test_a_topic_of_youzans_daemons_is_made_shown_and_deleted(daemons: Daemons):
+    class Handler(Youzans):
+        topics: ClassVar[set[str]] = {"t"}
+        refused: ClassVar[list[str]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        nsqadmin = daemons.nsqadmin("--http-address=127.0.0.1:0", f"--lookupd-http-address={address}")
+        partitions = nsqadmin.get("/api/v2/topics/t")["partitions"]
+        assert [(row["number"], row["leader_node"], row["message_bytes"]) for row in partitions] == [
+            (0, address, 60), (1, address, 60),
+        ]  # fmt: skip
+        answer = nsqadmin.request("POST", "/api/topics/t", b'{"action": "pause"}')
+        assert answer.status == 502
+        assert "knows no request /topic/pause: this kind or version of nsqd cannot do that" in answer.json["message"]
+        assert nsqadmin.request("POST", "/api/topics", b'{"topic": "made"}').json == {"message": ""}
+        assert Handler.topics == {"t", "made"}
+        Handler.refused.clear()
+        assert nsqadmin.request("DELETE", "/api/topics/t").json == {"message": ""}
+        assert Handler.topics == {"made"} and not Handler.refused
+        assert nsqadmin.request("DELETE", "/api/topics/t").status == 404
+        server.shutdown()
