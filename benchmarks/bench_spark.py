@@ -61,11 +61,11 @@ class Bench:
         self.topics = [f"bench-{number}" for number in range(PARTITIONS)]
         self.parquet = str(directory / "rows")
         self._checkpoints = 0
-        self._jvm_id = spark.sparkContext._jvm.ProcessHandle.current().pid()
+        self.jvm_id = spark.sparkContext._jvm.ProcessHandle.current().pid()
 
     def cpu_s(self) -> float:
         """CPU seconds of nsqd, the JVM and all its Python workers so far."""
-        return self.daemon.cpu_s() + tree_cpu_s(self._jvm_id)
+        return self.daemon.cpu_s() + tree_cpu_s(self.jvm_id)
 
     def prepare(self) -> None:
         """Publish, and write the same rows to Parquet."""

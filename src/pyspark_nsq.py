@@ -15,6 +15,12 @@ def __getattr__(name: str) -> Any:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        from pyspark.version import __version__
+
+        from flintmq.spark.session_settings import refused_source, unfit_pyspark
+
+        if why := unfit_pyspark(__version__):
+            return refused_source(why)
         from flintmq.spark.source import NsqDataSource
     except ImportError as error:  # Spark asks with hasattr(), which passes on only an AttributeError as "no"
         raise AttributeError(f"{__name__}.{name} is not available: {error}") from error

@@ -1,4 +1,4 @@
-"""A driver to be killed: archives a topic to Parquet, and tells what is there once it could finish.
+"""A driver to be killed: archives a topic to Parquet and copies it to another topic, and tells what is archived.
 
 It uses PySpark's own session: that ``format("nsq")`` is known without registration is part of what is tested.
 
@@ -35,7 +35,18 @@ def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> 
         .option("checkpointLocation", f"{directory}/checkpoint")
     )
     when: dict[str, Any] = {"availableNow": True} if trigger == "now" else {"processingTime": "0 seconds"}
-    writer.trigger(**when).start().awaitTermination()
+    copied = (
+        stream.option("maxMessagesPerTrigger", messages)
+        .load()
+        .selectExpr("body", "cast(offset % 100 AS string) AS key")
+        .writeStream.format("nsq")
+        .option("nsqd", nsqd)
+        .option("topic", f"{topic}-copy")
+        .option("delivery", "once")
+        .option("checkpointLocation", f"{directory}/copy-checkpoint")
+    )
+    for query in [each.trigger(**when).start() for each in (writer, copied)]:
+        query.awaitTermination()
     rows = spark.read.parquet(f"{directory}/archive").select("offset", "body").collect()
     Path(directory, "found.txt").write_text("\n".join(f"{row.offset} {row.body.decode()}" for row in rows))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import reserved_port
 from tests.spark.processes import NsqdProcess, environment
 
 
@@ -27,14 +28,30 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     before = dict(os.environ)
     os.environ.update(environment())
     warehouse = tmp_path_factory.mktemp("warehouse")
-    started = session("tests", "local[2]", **{"spark.ui.enabled": "false", "spark.sql.warehouse.dir": str(warehouse)})
+    reserved = reserved_port()
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(warehouse),
+        # as a server of Spark Connect, too
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(reserved.getsockname()[1]),
+    }
+    started = session("tests", "local[2]", **conf)
     started.sparkContext.setLogLevel("OFF")
     yield started
     gateway = started.sparkContext._gateway
     started.stop()
     end(gateway)
+    reserved.close()
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="package")
+def remote(spark: Any) -> str:
+    """The address at which that session serves Spark Connect, for SPARK_REMOTE."""
+    return f"sc://127.0.0.1:{spark.conf.get('spark.connect.grpc.binding.port')}"
 
 
 def end(gateway: Any) -> None:

@@ -18,6 +18,7 @@ from struct import Struct, pack, unpack
 
 from flintmq.batch import decode_header, encode_batch
 from flintmq.message import internal_id
+from flintmq.wire.commands import FETCH_UNVERIFIED
 
 _FETCH = Struct(">QQII")
 _ids = itertools.count(0xA1)
@@ -194,6 +195,8 @@ class FakeNsqd:
             return None
         if command == "IDENTIFY":
             return json.dumps({"version": "fake"}).encode()
+        if command == "PRODUCERS":  # as an nsqd that has never heard of it
+            raise FakeError("E_INVALID invalid command PRODUCERS")
         if command == "MPUB":
             return self._mpub(rest[0], payload)
         logs = self.logs.get(rest[0], [] if rest[0] in self.elsewhere else None)
@@ -203,6 +206,7 @@ class FakeNsqd:
             return self._offsets(rest[0], logs, int(rest[1]) if len(rest) > 1 else None)
         if command == "FETCH":
             start, end, bytes_max, epoch = _FETCH.unpack(payload)
+            bytes_max &= ~FETCH_UNVERIFIED
             log = _log_of(logs, rest, 1)
             if epoch != log.epoch:
                 raise FakeError(f"E_STALE_EPOCH {log.epoch}")

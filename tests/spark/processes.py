@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S
@@ -37,10 +41,11 @@ def environment(**more: str) -> dict[str, str]:
 class NsqdProcess:
     """``python -m flintmq nsqd`` on free ports, which it keeps over restarts."""
 
-    def __init__(self, data_path: Path, durability: str = "os") -> None:
+    def __init__(self, data_path: Path, durability: str = "os", *flags: str) -> None:
         data_path.mkdir(parents=True, exist_ok=True)
         self._data_path = data_path
-        self._durability = durability
+        self._program = [sys.executable, "-m", "flintmq", "nsqd", f"--durability={durability}"]
+        self._flags = flags
         self._reserved = [reserved_port(), reserved_port()]
         self.address, self.http_address = (f"127.0.0.1:{each.getsockname()[1]}" for each in self._reserved)
         self._process: subprocess.Popen[str] | None = None
@@ -51,9 +56,10 @@ class NsqdProcess:
         """Start, and return when both ports listen."""
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "flintmq", "nsqd", f"--durability={self._durability}"),
+                *self._program,
                 *(f"--tcp-address={self.address}", f"--http-address={self.http_address}"),
                 f"--data-path={self._data_path}",
+                *self._flags,
             ],
             stderr=subprocess.PIPE,
             text=True,
@@ -81,6 +87,11 @@ class NsqdProcess:
     def process_id(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended; a process that is stopped runs."""
+        return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
         """kill -9."""
@@ -121,6 +132,28 @@ class NsqdProcess:
             publisher.close()
 
 
+class PlainNsqd(NsqdProcess):
+    """One that knows no more than NSQ's: the program in ``SPARK_NSQD``, or one of ours that has forgotten the rest."""
+
+    def __init__(self, data_path: Path, *flags: str) -> None:
+        self._other = shlex.split(os.environ.get("SPARK_NSQD", ""))
+        super().__init__(data_path, "os", *flags)
+
+    def start(self) -> None:
+        self._program = self._other or [sys.executable, str(Path(__file__).with_name("plain_nsqd.py"))]
+        super().start()
+
+    def channel(self, topic: str, channel: str) -> dict[str, Any]:
+        """Return what ``/stats`` says of a channel; nothing before it is there."""
+        topics = json.loads(self.get(f"/stats?format=json&topic={topic}&channel={channel}"))["topics"]
+        return dict(topics[0]["channels"][0]) if topics and topics[0]["channels"] else {}
+
+    def unfinished(self, topic: str, channel: str) -> int:
+        """Return the messages of a channel that nobody has finished."""
+        found = self.channel(topic, channel)
+        return int(found["depth"] + found["in_flight_count"] + found["deferred_count"]) if found else -1
+
+
 class Driver:
     """A Spark driver in a session of its own, so that kill -9 takes its JVM along; the workers end with that."""
 
@@ -144,6 +177,20 @@ class Driver:
         assert self._process.stdout is not None
         self.output.extend(self._process.stdout)
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        return self._process.poll()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended; a process that is stopped runs."""
+        return self.exit_code is None
+
     def wait_for(self, text: str, timeout_s: float = SPARK_PATIENCE_S) -> str:
         """Wait for a line of output that contains ``text``."""
         deadline = time.monotonic() + timeout_s
@@ -156,8 +203,9 @@ class Driver:
         raise AssertionError(f"no {text!r} within {timeout_s} s:\n{''.join(self.output)[-8000:]}")
 
     def kill(self) -> None:
-        """kill -9 of the driver, its JVM and its workers."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """kill -9 of the driver, its JVM and its workers; also what is left of them when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(PATIENCE_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.errors import AnalysisException
 
 from flintmq.spark import session
-from flintmq.spark.session import QUICK_JVM_FLAGS
+from flintmq.spark.session_settings import QUICK_JVM_FLAGS
 
 LOG_AT_INFO = """
 rootLogger.level = info

@@ -1,4 +1,4 @@
-"""kill -9 of the driver, its JVM and its workers in the middle of a stream: each message is archived exactly once."""
+"""kill -9 of the driver, its JVM and its workers amid a stream: each message is archived and copied exactly once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.processes import Driver, NsqdProcess, assert_each_once, numbered
+
+from flintmq.spark.batch_reader import NsqReader
+from flintmq.spark.options import SourceOptions
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -36,11 +39,12 @@ def wait_until_between(driver: Driver, checkpoint: Path, committed: int) -> None
 
 @pytest.mark.timeout(4 * SPARK_PATIENCE_S)
 def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.post(f"/topic/create?topic={topic}-copy&partition_num=3")
     published = threading.Thread(target=publish_slowly, args=(nsqd, topic))
     published.start()
     arguments = (nsqd.address, topic, str(tmp_path), "500")
-    checkpoint = tmp_path / "checkpoint"
-    unfinished = 0
+    checkpoint, copying = tmp_path / "checkpoint", tmp_path / "copy-checkpoint"
+    unfinished = uncopied = 0
     for committed in (0, 3):
         driver = Driver(JOB, *arguments, "continuous")
         try:
@@ -48,13 +52,18 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
         finally:
             driver.kill()
         unfinished += logged(checkpoint, "offsets") > logged(checkpoint, "commits")
+        uncopied += logged(copying, "offsets") > logged(copying, "commits")
     published.join(SPARK_PATIENCE_S)
-    assert unfinished, "no micro-batch was cut in two, the test proved nothing"
+    assert unfinished and uncopied, "no micro-batch was cut in two, the test proved nothing"
     Driver(JOB, *arguments, "now").finish()
 
     rows = [line.split() for line in (tmp_path / "found.txt").read_text().splitlines()]
     assert_each_once((body.encode() for _, body in rows), MESSAGES)
     assert sorted(int(offset) for offset, _ in rows) == list(range(1, MESSAGES + 1))
+    copies = SourceOptions.parse({"nsqd": nsqd.address, "topic": f"{topic}-copy", "columns": "body"})
+    reader = NsqReader(copies)
+    found = [batch.column("body").to_pylist() for task in reader.partitions() for batch in reader.read(task)]
+    assert_each_once((body for some in found for body in some), MESSAGES)
 
 
 def publish_slowly(nsqd: NsqdProcess, topic: str) -> None:

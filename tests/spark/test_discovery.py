@@ -10,10 +10,10 @@ from tests.spark.fake_lookupd import FakeLookupd
 from tests.spark.fake_nsqd import FakeNsqd
 from tests.spark.test_reader import ALL, ManualClock, at, numbered, offsets_read, text
 
-from flintmq.errors import DiscoveryError
-from flintmq.spark import retry
+from flintmq.errors import ConnectionFailed, DiscoveryError
+from flintmq.spark import discovery, retry
 from flintmq.spark.batch_reader import NsqReader
-from flintmq.spark.discovery import BODY_SIZE_MAX, all_nsqds, all_topics, nsqds_of_topic
+from flintmq.spark.discovery import BODY_SIZE_MAX, FAILING_PAUSE_MAX_S, Failing, all_nsqds, all_topics, nsqds_of_topic
 from flintmq.spark.errors import DataLost
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
@@ -52,6 +52,30 @@ def test_answers_are_united(lookupd):
         both = (lookupd.address, second.address, "127.0.0.1:1")
         assert nsqds_of_topic(both, "t", 5) == ["[::1]:1", "b:2"]
         assert nsqds_of_topic(both, "unknown", 5) == []
+
+
+def test_one_that_fails_is_asked_last(lookupd, monkeypatch):
+    """A silent nsqlookupd would cost its timeout with every topic and every poll."""
+    now = [0.0]
+    monkeypatch.setattr(discovery, "FAILING", Failing(lambda: now[0]))
+    with FakeLookupd() as broken:
+        lookupd.answers["/nodes"] = broken.answers["/nodes"] = b"broken"
+        both = (broken.address, lookupd.address)
+        with pytest.raises(DiscoveryError):
+            all_nsqds(both, 5)
+        lookupd.answers["/nodes"] = {"producers": [{"broadcast_address": "a", "tcp_port": 1}]}
+        assert all_nsqds(both, 5) == ["a:1"], "when all have failed all are asked"
+        asked = len(broken.asked)
+        assert asked == 2
+        assert [all_nsqds(both, 5) for _ in range(5)] == [["a:1"]] * 5
+        assert len(broken.asked) == asked, "another one answers"
+        now[0] += 2.1
+        assert all_nsqds(both, 5) == ["a:1"]
+        assert len(broken.asked) == asked + 1
+        broken.answers["/nodes"] = {"producers": [{"broadcast_address": "b", "tcp_port": 2}]}
+        now[0] += FAILING_PAUSE_MAX_S
+        assert all_nsqds(both, 5) == ["a:1", "b:2"]
+        assert all_nsqds(both, 5) == ["a:1", "b:2"], "its first answer gives it its place back"
 
 
 @pytest.mark.parametrize("answer", [b"not json", b"[]", BODY_SIZE_MAX + 1, {"producers": 5}])
@@ -155,6 +179,23 @@ def test_an_nsqd_that_nobody_lists_any_more(lookupd):
             end = lenient.latestOffset(here, ALL)
             assert end == {"_log": 2, "t": {f"0/{nsqd.logs['t'][0].log_id}": 11}}
             assert text(lenient.latestOffset(end, ALL)) == text(end)
+
+
+def test_nsqlookupd_away_while_a_task_reads():
+    """The nsqd is where it was: a connection that breaks is no reason to wait for nsqlookupd."""
+    with FakeNsqd() as nsqd:
+        nsqd.topic("t", numbered(0, 100), batch=10)
+        with FakeLookupd() as lookupd:
+            lookupd.answers["/lookup?topic=t"] = producers(nsqd)
+            given = {"lookupd": lookupd.address, "topic": "t", "retries": "3", "fetchMaxBytes": "4KiB"}
+            reader = NsqReader(SourceOptions.parse(given))
+            tasks = reader.partitions()
+        nsqd.fail("FETCH", "cut", "close")
+        assert offsets_read(reader, tasks) == list(range(1, 101))
+        again = reader.read(tasks[0])
+        nsqd.close()
+        with pytest.raises((ConnectionFailed, DiscoveryError)):
+            list(again)
 
 
 def test_nsqlookupd_away_for_a_while(lookupd):

@@ -1,4 +1,4 @@
-"""The sink without Spark: what reaches nsqd, in which pieces, and what happens when it does not take it."""
+"""The sink without Spark, with plain publishes: what reaches nsqd, in which pieces, and what when it is not taken."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from tests.spark.fake_nsqd import FakeNsqd
 
 from flintmq.errors import ConnectionFailed, NoNsqd, OptionError, PublishRefused
 from flintmq.spark import retry
+from flintmq.spark.identity import TaskIdentity
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.sink import NsqStreamWriter, NsqWriter, Published, RowWriter
 
+TASK = TaskIdentity("query", 0, 0)
 BODY = StructType([StructField("body", BinaryType())])
 TOPIC_AND_BODY = StructType([StructField("topic", StringType()), StructField("body", StringType())])
 
@@ -33,7 +35,9 @@ def nsqd() -> Iterator[FakeNsqd]:
 
 
 def options(*nsqds: FakeNsqd, **more: str) -> SinkOptions:
-    return SinkOptions.parse({"nsqd": ",".join(one.address for one in nsqds), "topic": "t", **more})
+    return SinkOptions.parse(
+        {"nsqd": ",".join(one.address for one in nsqds), "topic": "t", "delivery": "atLeastOnce", **more}
+    )
 
 
 def bodies(*values: bytes) -> pa.RecordBatch:
@@ -41,7 +45,7 @@ def bodies(*values: bytes) -> pa.RecordBatch:
 
 
 def write(chosen: SinkOptions, *batches: pa.RecordBatch, schema: StructType = BODY) -> Published:
-    return RowWriter(chosen, schema).write(iter(batches))
+    return RowWriter(chosen, schema).write(iter(batches), TASK)
 
 
 def received(nsqd: FakeNsqd, topic: str = "t") -> list[bytes]:
@@ -52,7 +56,7 @@ def test_rows_in_order_in_pieces(nsqd):
     rows = [b"%d" % number for number in range(2500)]
     done = write(options(nsqd, batchMessages="400", maxInFlight="3"), bodies(*rows[:1000]), bodies(*rows[1000:]))
     assert received(nsqd) == rows
-    assert [len(one) for _, one in nsqd.published] == [400, 400, 200, 400, 400, 400, 300]
+    assert [len(one) for _, one in nsqd.published] == [400] * 6 + [100]
     assert (done.messages, done.body_bytes, done.dropped) == ({"t": 2500}, sum(map(len, rows)), 0)
 
 
@@ -62,7 +66,7 @@ def test_pieces_by_bytes(nsqd):
 
 
 def test_a_column_says_the_topic(nsqd):
-    chosen = SinkOptions.parse({"nsqd": nsqd.address})
+    chosen = SinkOptions.parse({"nsqd": nsqd.address, "delivery": "atLeastOnce"})
     batch = pa.record_batch({"topic": ["b", "a", "b", "a"], "body": ["1", "2", "3", "vier…"]})
     done = write(chosen, batch, schema=TOPIC_AND_BODY)
     assert received(nsqd, "a") == [b"2", "vier…".encode()]
@@ -79,13 +83,13 @@ def test_the_option_wins_over_the_column(nsqd):
 def test_a_bad_topic_in_a_row(nsqd, topic):
     batch = pa.record_batch([pa.array([topic], pa.string()), pa.array(["x"])], ["topic", "body"])
     with pytest.raises(PublishRefused, match="no topic name"):
-        write(SinkOptions.parse({"nsqd": nsqd.address}), batch, schema=TOPIC_AND_BODY)
+        write(SinkOptions.parse({"nsqd": nsqd.address, "delivery": "atLeastOnce"}), batch, schema=TOPIC_AND_BODY)
 
 
 def test_bodies_that_nsqd_would_refuse(nsqd):
-    with pytest.raises(PublishRefused, match="1 rows have a null body"):
+    with pytest.raises(PublishRefused, match="1 rows have a null body, row 1 of its batch for topic 't'"):
         write(options(nsqd), pa.record_batch([pa.array([b"a", None], pa.binary())], ["body"]))
-    with pytest.raises(PublishRefused, match="empty body"):
+    with pytest.raises(PublishRefused, match="empty body, which nsqd refuses, row 1 of its batch"):
         write(options(nsqd), bodies(b"a", b""))
     with pytest.raises(PublishRefused, match=r"11 bytes, maxMessageSize=10 .*oversize=drop"):
         write(options(nsqd, maxMessageSize="10"), bodies(b"12345678901"))
@@ -134,19 +138,37 @@ def test_columns_that_do_not_fit(nsqd):
     with pytest.raises(OptionError, match="column body of type binary or string"):
         RowWriter(options(nsqd), number)
     with pytest.raises(OptionError, match="topic"):
-        RowWriter(SinkOptions.parse({"nsqd": nsqd.address}), BODY)
+        RowWriter(SinkOptions.parse({"nsqd": nsqd.address, "delivery": "atLeastOnce"}), BODY)
     for writer in (NsqWriter, NsqStreamWriter):
         with pytest.raises(OptionError, match="only be appended"):
             writer(options(nsqd), BODY, True)
         assert isinstance(pickle.loads(pickle.dumps(writer(options(nsqd), BODY, False))), writer)
 
 
-@pytest.mark.parametrize("name", ["trace_id", "headers", "partition", "key", "unused"])
+@pytest.mark.parametrize("name", ["value", "timestamp", "id", "unused"])
 def test_a_column_that_would_be_lost(nsqd, name):
     schema = StructType([*TOPIC_AND_BODY.fields, StructField(name, StringType())])
     for kind in (NsqWriter, NsqStreamWriter):
         with pytest.raises(OptionError, match=rf"columns='{name}' is not allowed; .* select\('body'\)"):
             kind(options(nsqd), schema, False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "words"),
+    [
+        ({"partition": StringType()}, {}, "partition has to be tinyint or smallint or int or bigint"),
+        ({"headers": IntegerType()}, {}, r"headers has to be map<string,string> or string"),
+        ({"partition": IntegerType(), "key": StringType()}, {}, "give one of them"),
+        ({"defer_ms": IntegerType(), "trace_id": IntegerType()}, {}, "no headers or trace id with a delay"),
+        ({"key": BinaryType()}, {"sharding": "java"}, "sharding=java is for text and numbers"),
+        ({"key": StringType()}, {"sharding": "mod"}, "sharding=mod is for numbers"),
+        ({}, {"orderBy": "time"}, "name columns that can be sorted by"),
+    ],
+)
+def test_columns_that_do_not_go_together(nsqd, columns, more, words):
+    schema = StructType([*BODY.fields, *(StructField(name, kind) for name, kind in columns.items())])
+    with pytest.raises(OptionError, match=words):
+        NsqWriter(options(nsqd, **more), schema, False)
 
 
 def test_nothing_to_write_makes_no_topic(nsqd):
@@ -157,8 +179,10 @@ def test_nothing_to_write_makes_no_topic(nsqd):
 def test_nsqds_by_discovery(nsqd):
     with FakeLookupd() as lookupd:
         lookupd.answers["/nodes"] = {"producers": [{"broadcast_address": "127.0.0.1", "tcp_port": nsqd.port}]}
-        write(SinkOptions.parse({"lookupd": lookupd.address, "topic": "t"}), bodies(b"1"))
+        write(SinkOptions.parse({"lookupd": lookupd.address, "topic": "t", "delivery": "atLeastOnce"}), bodies(b"1"))
         assert received(nsqd) == [b"1"]
         lookupd.answers["/nodes"] = {"producers": []}
         with pytest.raises(NoNsqd):
-            write(SinkOptions.parse({"lookupd": lookupd.address, "topic": "t"}), bodies(b"1"))
+            write(
+                SinkOptions.parse({"lookupd": lookupd.address, "topic": "t", "delivery": "atLeastOnce"}), bodies(b"1")
+            )

@@ -120,6 +120,60 @@ def test_times(nsqd):
     assert reader.partitions() == []
 
 
+def test_times_of_partitions_one_by_one(nsqd):
+    """Kafka's options, with Kafka's meaning; partitions that are not named are read from beginning to end."""
+    base = 1_700_000_000_000_000_000
+    logs = nsqd.logs["t"] = [FakeLog(partition=number) for number in range(3)]
+    for log in logs:
+        for hour in range(3):
+            log.append(numbered(0, 10), base + hour * 3_600_000_000_000)
+    hours = [base // 10**6 + hour * 3_600_000 for hour in range(4)]
+    given = {
+        "startingOffsetsByTimestamp": json.dumps({"t": {"0": hours[1], "1": hours[3]}}),
+        "endingOffsetsByTimestamp": json.dumps({"t": {"0": hours[2], "2": hours[2]}}),
+    }
+    tasks = NsqReader(options(nsqd, **given)).partitions()
+    ranges = sorted((r.partition, r.start, r.end) for task in tasks for r in task.ranges)  # type: ignore[attr-defined]
+    assert ranges == [(0, 11, 21), (2, 1, 21)], "partition 1 has nothing since"
+
+    with pytest.raises(OptionError, match=r"t', 127.*/1, ends at 31 and has nothing stored at or after") as caught:
+        NsqReader(options(nsqd, **given, startingOffsetsByTimestampStrategy="error")).partitions()
+    assert caught.value.option == "startingOffsetsByTimestampStrategy"
+    late = options(nsqd, startingTimestamp=str(hours[3]), startingOffsetsByTimestampStrategy="error")
+    with pytest.raises(OptionError, match="latest starts at its end"):
+        NsqReader(late).partitions()
+    end = first_end(NsqStreamReader(options(nsqd, startingOffsetsByTimestamp=given["startingOffsetsByTimestamp"])))
+    assert [end["_from"]["t"][f"{log.partition}/{log.log_id}"] for log in logs] == [11, 31, 1]
+
+
+def test_assigned_partitions_alone(nsqd):
+    logs = nsqd.logs["t"] = [FakeLog(partition=number) for number in range(3)]
+    for log in logs:
+        log.append(numbered(0, 10))
+    nsqd.topic("u", numbered(0, 10))
+    chosen = SourceOptions.parse({"nsqd": nsqd.address, "assign": '{"t": [0, 2]}'})
+    (task,) = NsqReader(chosen).partitions()
+    assert [(r.topic, r.partition) for r in task.ranges] == [("t", 0), ("t", 2)]  # type: ignore[attr-defined]
+    reader = NsqStreamReader(chosen)
+    end = first_end(reader)
+    assert set(end["t"]) == {f"{log.partition}/{log.log_id}" for log in (logs[0], logs[2])}
+    for read in (lambda options: NsqReader(options).partitions(), lambda options: first_end(NsqStreamReader(options))):
+        with pytest.raises(OptionError, match=r"topic 't' has no partition 7; there is 127.*/0 \(1 to 11, exclusive\)"):
+            read(SourceOptions.parse({"nsqd": nsqd.address, "assign": '{"t": [7]}'}))
+
+    other = {"nsqd": nsqd.address, "assign": '{"t": [2], "u": [0]}'}
+    for prepare in (True, False):
+        strict = NsqStreamReader(SourceOptions.parse(other))
+        lenient = NsqStreamReader(SourceOptions.parse({**other, "failOnDataLoss": "false"}))
+        if prepare:
+            strict.prepareForTriggerAvailableNow()
+            lenient.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLost, match="the options leave it out"):
+            strict.latestOffset(end, ALL)
+        after = lenient.latestOffset(end, ALL)
+        assert set(after) >= {"t", "u"} and set(after["t"]) == {f"2/{logs[2].log_id}"}
+
+
 def test_several_nsqds_and_topics(nsqd):
     with FakeNsqd() as other:
         nsqd.topic("t", numbered(0, 10))
@@ -593,6 +647,26 @@ def test_commit_moves_the_cursor_and_may_repeat_and_fail(nsqd):
     assert log.channels == {"archive": 101}
 
 
+def test_two_queries_with_one_channel(nsqd, caplog):
+    log = nsqd.topic("t", numbered(1, 101))
+    first, second = stream(nsqd, channel="archive"), stream(nsqd, channel="archive")
+    ahead = first.latestOffset(first_end(first, ReadMaxRows(60)), ALL)
+    first.commit(ahead)
+    behind = first_end(second, ReadMaxRows(10))
+    for _ in range(4):
+        second.commit(behind)
+        behind = second.latestOffset(behind, ReadMaxRows(10))
+    assert log.channels == {"archive": 101}
+    told = [record.message for record in caplog.records if "another query" in record.message]
+    assert len(told) == 1 and "channel archive of t" in told[0] and "is at 101 and this query at 21" in told[0]
+    caplog.clear()
+    for _ in range(3):
+        nsqd.topic("t", numbered(1, 11))
+        ahead = first.latestOffset(ahead, ALL)
+        first.commit(ahead)
+    assert not caplog.records, "who is ahead has nothing to be told"
+
+
 def test_without_a_channel_commit_asks_nothing(nsqd):
     nsqd.topic("t", numbered(1, 101))
     reader = stream(nsqd)
@@ -627,6 +701,43 @@ def test_a_deleted_topic(nsqd):
     now.prepareForTriggerAvailableNow()
     with pytest.raises(DataLost, match="no longer exists"):
         now.latestOffset(here, ALL)
+
+
+def test_an_emptied_log_goes_on_behind_what_was_thrown_away(nsqd):
+    """Its numbers go on, so nothing new is taken for what was there before."""
+    log = nsqd.topic("t", numbered(1, 101))
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    here = first_end(strict, ReadMaxRows(40))
+    done = first_end(lenient)
+    log.trim(101)
+    assert text(lenient.latestOffset(done, ALL)) == text(done), "who has read everything loses nothing"
+    nsqd.topic("t", numbered(101, 111))
+    with pytest.raises(DataLost, match=r"41 to 101 \(exclusive\)"):
+        strict.latestOffset(here, ALL)
+    end = lenient.latestOffset(here, ALL)
+    assert offsets_read(lenient, lenient.partitions({**here}, end)) == list(range(101, 111))
+
+
+def test_clocks_that_step(nsqd):
+    """Messages have the times that nsqd's clock showed: nothing but a start or end by time follows from them."""
+    log = nsqd.topic("t")
+    second_ns = 1_000_000_000
+    times_ns = [1_800_000_000 * second_ns, 1_700_000_000 * second_ns, 4_000_000_000 * second_ns]
+    for number, time_ns in enumerate(times_ns):
+        log.append(numbered(10 * number, 10 * number + 10), time_ns)
+    clock = ManualClock()
+    reader = NsqStreamReader(options(nsqd), clock)
+    end = first_end(reader, ReadMaxRows(25))
+    assert offsets_read(reader, reader.partitions({}, end)) == list(range(1, 26))
+    clock.now_ns -= 3600 * second_ns
+    told = reader.reportLatestOffset()
+    assert told is not None
+    lag = told["_lag"]["t"][label(nsqd)]
+    assert lag == {"messages": 5, "seconds": 0}, "what was stored in the future does not wait since a time to come"
+    after = reader.latestOffset(end, ALL)
+    assert offsets_read(reader, reader.partitions(end, after)) == list(range(26, 31))
+    late = NsqReader(options(nsqd, startingTimestamp="1750000000000"))
+    assert offsets_read(late, late.partitions()) == list(range(1, 31)), "all from the first message of that time on"
 
 
 def test_retention_overtakes_a_slow_query(nsqd):

@@ -14,8 +14,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
-from tests.integration.daemons import Daemons, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, wait_until
+from tests.spark.driven import Query
 from tests.spark.fake_nsqd import FakeNsqd
+from tests.spark.processes import assert_each_once
 from tests.spark.secured import SECRETS, Secured, secured
 from tests.spark.test_reader import ManualClock, numbered, offsets_read
 
@@ -24,7 +26,9 @@ from flintmq.spark import broker, retry
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import POOL, NsqdConnection
 from flintmq.spark.discovery import LookupRefused
-from flintmq.spark.options import SinkOptions, SourceOptions
+from flintmq.spark.errors import SpoolFailed
+from flintmq.spark.identity import TaskIdentity
+from flintmq.spark.options import LinkOptions, SinkOptions, SourceOptions
 from flintmq.spark.sink import NsqWriter, RowWriter
 from flintmq.spark.stream_reader import NsqStreamReader
 
@@ -52,7 +56,7 @@ def afresh(everything: Secured, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 def write(options: dict[str, str], bodies: list[bytes]) -> None:
     batch = pa.record_batch([pa.array(bodies, pa.binary())], ["body"])
-    RowWriter(SinkOptions.parse(options), BODY).write(iter([batch]))
+    RowWriter(SinkOptions.parse(options), BODY).write(iter([batch]), TaskIdentity("query", 0, 0))
 
 
 def count(options: dict[str, str]) -> int:
@@ -70,6 +74,42 @@ def refusal(options: dict[str, str]) -> str:
     assert "\n" not in line
     assert not [secret for secret in SECRETS if secret in line]
     return line
+
+
+@pytest.mark.parametrize("place", ["nsqd", "lookupd"])
+def test_a_spool(everything: Secured, tmp_path: Path, place: str):
+    """It asks as everybody does, and what it has taken is not open to others."""
+    write(everything.options(topic=f"spooled-{place}"), numbered(0, 100))
+    found = {"nsqd": None, "lookupd": everything.lookupd, "nsqlookupdToken": f"file:{everything.token}"}
+    options = everything.options(**(found if place == "lookupd" else {}))
+    options |= {"topic": f"spooled-{place}", "channel": "spark", "mode": "spool", "spoolLocation": str(tmp_path / "s")}
+    query = Query(**options)
+    try:
+        query.available_now()
+        assert_each_once(query.bodies, 100)
+        assert query.reader._place is not None
+        address = query.reader._place.address
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
+            stranger.sendall(f"  V2OFFSETS spooled-{place}\n".encode())
+            assert b"E_UNAUTHORIZED" in stranger.recv(1000)
+        with pytest.raises(NsqdError, match="E_UNAUTHORIZED"):
+            NsqdConnection(address, PATIENCE_S, PATIENCE_S, LinkOptions(auth_secret=f"file:{everything.secret}"))
+        seen = (*query.planned, *(path.read_bytes().decode("latin1") for path in tmp_path.glob("s/*.json")))
+        assert not [secret for secret in SECRETS for text in seen if secret in text]
+    finally:
+        query.stop()
+
+
+def test_a_spool_that_nsqd_refuses(everything: Secured, tmp_path: Path):
+    options = everything.options(tlsCert=None, tlsKey=None)
+    options |= {"topic": "t", "channel": "spark", "mode": "spool", "spoolLocation": str(tmp_path / "s")}
+    query = Query(**options)
+    try:
+        with pytest.raises(SpoolFailed, match="it wants a certificate of this client: set tlsCert"):
+            query.available_now()
+    finally:
+        query.stop()
 
 
 def test_reading_and_writing(everything: Secured):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+import urllib.request
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.integration.daemons import SPARK_PATIENCE_S, Daemons
 from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 
+from flintmq.pipeline.archive import archive as archive_to
+from flintmq.pipeline.lag import lag
 from flintmq.spark.schema import COLUMNS
-from flintmq.spark.session import settings
+from flintmq.spark.session_settings import settings
+from flintmq.spark.watch import QueryWatch, watch
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
@@ -152,8 +157,18 @@ def test_errors_are_readable(spark, nsqd, source, topic):
 def test_available_now_twice(spark, nsqd, source, topic, archive, tmp_path):
     nsqd.publish(topic, numbered(0, 5000))
     frame = source(spark.readStream, maxMessagesPerTrigger=2000, channel="archive").load()
+
+    def depth() -> int:
+        (channel,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"][0]["channels"]
+        assert channel["channel_name"] == "archive"
+        return channel["depth"]
+
     progress = run(archive(frame, availableNow=True))
     assert [entry["numInputRows"] for entry in progress] == [2000, 2000, 1000]
+    assert depth() == 0, "right after the last micro-batch"
+    lags = [entry["sources"][0]["latestOffset"]["_lag"][topic] for entry in progress]
+    assert [figures["messages"] for labels in lags for figures in labels.values()] == [3000, 1000, 0]
+    assert [figures["seconds"] > 0 for labels in lags for figures in labels.values()] == [True, True, False]
     ((label, _),) = progress[0]["sources"][0]["endOffset"][topic].items()
     assert label.startswith("0/"), "a log is named by its partition and its id"
     assert [entry["sources"][0]["endOffset"][topic][label] for entry in progress] == [2001, 4001, 5001]
@@ -163,9 +178,69 @@ def test_available_now_twice(spark, nsqd, source, topic, archive, tmp_path):
     nsqd.publish(topic, numbered(5000, 5500))
     assert [entry["numInputRows"] for entry in run(archive(frame, availableNow=True))] == [500]
     assert_each_once(archived(spark, tmp_path), 5500)
+    assert depth() == 0
 
-    (channel,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"][0]["channels"]
-    assert (channel["channel_name"], channel["depth"]) == ("archive", 500), "the last commit always comes one run late"
+    nsqd.publish(topic, numbered(5500, 5600))
+    found = lag(tmp_path / "checkpoint", nsqd=nsqd.address)
+    assert [(each.key.topic, each.messages, (each.seconds or 0) > 0) for each in found.partitions] == [
+        (topic, 100, True)
+    ]
+
+
+def test_a_watched_query_that_is_stopped(spark, nsqd, source, topic, archive, tmp_path):
+    """Its channel is where it is, although no further micro-batch was planned; Prometheus sees its lag until then."""
+    nsqd.publish(topic, numbered(0, 300))
+    frame = source(spark.readStream, channel="watched").load()
+    listener = watch(spark, metrics="127.0.0.1:0", nsqd=nsqd.address, topic=topic, channel="watched")
+    try:
+        query = archive(frame, processingTime="1 hour")
+        wait_until(lambda: f'topic="{topic}"' in metrics(listener) and has_rows(query, 300), query)
+        labels = rf'query="{query.id}",topic="{topic}",partition="0",log_id="[0-9a-f]{{16}}"'
+        assert re.search(rf"flintmq_spark_lag_messages{{{labels}}} 0\n", metrics(listener))
+        query.stop()
+        a_few_times(lambda: metrics(listener), lambda text: str(query.id) not in text)
+        (channel,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"][0]["channels"]
+        assert (channel["channel_name"], channel["depth"]) == ("watched", 0)
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+
+
+def test_nsqadmin_is_told_of_available_now_and_of_its_end(spark, nsqd, source, topic, archive, tmp_path):
+    """Its lag is there right after the last micro-batch, and grows while it does not run."""
+    nsqd.publish(topic, numbered(0, 300))
+    daemons = Daemons(tmp_path)
+    nsqadmin = daemons.nsqadmin(f"--nsqd-http-address={nsqd.http_address}")
+    listener = watch(spark, nsqadmin=nsqadmin.url)
+
+    def query_is(state: str, messages: int) -> bool:
+        rows = nsqadmin.get(f"/api/v2/topics/{topic}")["queries"]
+        return [(row["state"], row["messages"], row["row_count"]) for row in rows] == [(state, messages, 300)]
+
+    try:
+        query = archive(source(spark.readStream).load(), availableNow=True)
+        run(query)
+        wait_until(lambda: query_is("stopped", 0), query)
+        nsqd.publish(topic, numbered(300, 307))
+        wait_until(lambda: query_is("stopped", 7), query)
+        (row,) = nsqadmin.get("/api/v2/queries")["queries"]
+        assert row["id"] == str(query.id) and row["logs"][0]["read"] == 301 and row["seconds"] > 0
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+        daemons.close()
+
+
+def metrics(listener: QueryWatch) -> str:
+    with urllib.request.urlopen(f"http://{listener.metrics_address}/metrics", timeout=SPARK_PATIENCE_S) as answer:
+        return answer.read().decode()
+
+
+def a_few_times(get: Callable[[], str], is_right: Callable[[str], bool]) -> None:
+    deadline = time.monotonic() + SPARK_PATIENCE_S
+    while not is_right(text := get()):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
 
 
 def test_once(spark, nsqd, source, topic, archive, tmp_path):
@@ -253,6 +328,15 @@ def test_an_nsqd_killed_in_the_middle(spark, source, topic, archive, tmp_path):
         own.stop()
 
 
+def test_an_archive_is_read_as_it_is(spark, nsqd, topic, tmp_path):
+    """No list of files beside the files says which of them count."""
+    nsqd.publish(topic, numbered(0, 5000))
+    archive_to(tmp_path / "files", nsqd=nsqd.address, topic=topic, rows_per_file=1500)
+    frame = spark.read.parquet(str(tmp_path / "files"))
+    assert_each_once(bodies(frame), 5000)
+    assert {"dt", "hour"} < set(frame.columns)
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
@@ -286,8 +370,8 @@ def test_write_what_does_not_fit(spark, nsqd, source, topic):
     assert sorted(len(body) for body in bodies(source(spark.read, topic=name).load())) == [1, 11, 21, 31, 41]
     with pytest.raises(Exception, match="only be appended"):
         sink(frame.write.mode("overwrite"), nsqd, topic=topic).save()
-    with pytest.raises(Exception, match="columns='trace_id' is not allowed"):
-        sink(frame.selectExpr("body", "1 AS trace_id").write.mode("append"), nsqd, topic=topic).save()
+    with pytest.raises(Exception, match="columns='unused' is not allowed"):
+        sink(frame.selectExpr("body", "1 AS unused").write.mode("append"), nsqd, topic=topic).save()
     with pytest.raises(Exception, match="column body of type binary or string"):
         sink(spark.range(3).write.mode("append"), nsqd, topic=topic).save()
 

@@ -1,4 +1,4 @@
-"""Logs that move while Spark reads them: a data directory at another address, leaders that die, partitions that come.
+"""Logs that move while Spark uses them: a data directory at another address, leaders that die, partitions that come.
 
 Each message is archived exactly once, by its number and by its offset.
 """
@@ -10,13 +10,22 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Cluster, running_cluster
+from tests.integration.daemons import wait_until as wait_for
 from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 from tests.spark.test_spark import archived, rows, run, wait_until
 
 import flintmq.sync
+from flintmq.client.core.sharding import partition_of
 from flintmq.errors import FlintError
+from flintmq.spark import sink
+from flintmq.spark.batch_reader import NsqReader
+from flintmq.spark.identity import TaskIdentity
+from flintmq.spark.options import SinkOptions, SourceOptions
+from flintmq.spark.sink import RowWriter
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
@@ -79,6 +88,38 @@ class Publishing:
         if self.error is not None:
             raise self.error
         return self.count
+
+
+def test_a_leader_dies_and_partitions_come_while_a_task_writes(cluster: Cluster, topic: str, monkeypatch: Any) -> None:
+    """Without a JVM: the task goes on with the next leader; tried again as a whole it puts each row where it was."""
+    monkeypatch.setattr(sink, "SEGMENT_BYTES", 20_000)
+    cluster.create(topic, 2)
+    for number in range(2):
+        cluster.wait_in_sync(topic, 3, number)
+    host, port = cluster.nsqlookupd.http
+    given = {"lookupd": f"{host}:{port}", "topic": topic, "delivery": "once", "retries": "60"}
+    kinds = StructType([StructField("body", BinaryType()), StructField("key", StringType())])
+    keys = [str(number) for number in range(500)]
+
+    def batches(dies: bool) -> Iterator[pa.RecordBatch]:
+        for first in range(0, 10_000, 500):
+            if dies and first == 5_000:
+                cluster.leader(topic).kill()
+            yield pa.record_batch({"body": numbered(first, first + 500), "key": keys})
+
+    task = TaskIdentity("q", 3, 1)
+    done = RowWriter(SinkOptions.parse(given), kinds).write(batches(True), task)
+    assert (done.messages, done.repeated, done.is_once) == ({topic: 10_000}, 0, True)
+    cluster.mend()
+    wait_for(lambda: cluster.expand(topic, 3), "the topic has a partition more", PATIENCE_S)
+    for number in range(3):
+        cluster.wait_in_sync(topic, 3, number)
+    again = RowWriter(SinkOptions.parse(given), kinds).write(batches(False), task)
+    assert again.repeated == 0
+    reader = NsqReader(SourceOptions.parse({"lookupd": given["lookupd"], "topic": topic, "columns": "body,partition"}))
+    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert_each_once((row["body"] for row in found), 10_000)
+    assert all(row["partition"] == partition_of(keys[int(row["body"]) % 500], 2) for row in found)
 
 
 def reached(query: Any, topic: str, partition: int) -> int:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from flintmq.errors import NsqdError, OptionError
-from flintmq.spark.broker import TOPIC_NOT_EXIST, PartitionLog
+from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset, PartitionLog
 from flintmq.spark.errors import SOURCE, DataLost, line_first
 from flintmq.spark.offsets import EARLIEST_SEQUENCE, LATEST_SEQUENCE, PartitionKey, Place, parse_given
-from flintmq.spark.options import LATEST, SourceOptions
+from flintmq.spark.options import LATEST, NO_BATCH, SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.pushdown import Bounds, bounds_of
-from flintmq.spark.start import StartingPoints, places
+from flintmq.spark.start import StartingPoints, at_times, places
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import make_tasks, read_task
 
@@ -43,9 +43,12 @@ class NsqReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         surveyor = Surveyor(options)
-        survey = surveyor.look(timestamp_ns=options.starting_timestamp, is_waiting=True)
+        try:
+            survey = surveyor.look(timestamp_ns=options.starting_timestamp, is_waiting=True)
+        except NotByOffset as error:
+            raise error.instead(f"only FlintMQ's nsqd can, and spark.read {NO_BATCH}") from error
         for topic in options.named_topics:
-            if not any(key.topic == topic for key in survey.logs):
+            if not any(key.topic == topic for key in (*survey.logs, *survey.others)):
                 where = ",".join(options.nsqd or options.lookupd)
                 raise NsqdError(TOPIC_NOT_EXIST, f"no nsqd of {where} has topic {topic!r}")
         starts = StartingPoints(options, surveyor).find(survey)
@@ -71,6 +74,9 @@ class NsqReader(DataSourceReader):
             found = {key: late.logs.get(key, entry) for key, entry in survey.logs.items()}
             return {key: entry.end if entry.at is None else entry.at for key, entry in found.items()}
         ends = {key: entry.end for key, entry in survey.logs.items()}
+        if options.ending_offsets_by_timestamp:
+            text = options.ending_offsets_by_timestamp
+            return ends | at_times("endingOffsetsByTimestamp", text, survey, surveyor)[1]
         if options.ending_offsets != LATEST:
             given = parse_given("endingOffsets", options.ending_offsets)
             given.check("endingOffsets", places(survey))

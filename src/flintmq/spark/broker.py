@@ -43,6 +43,7 @@ PAD_BYTES = 32  # readable bytes behind the content of a BatchBuffer
 TOPIC_NOT_EXIST = "E_TOPIC_NOT_EXIST"
 OFFSET_OUT_OF_RANGE = "E_OFFSET_OUT_OF_RANGE"
 
+_ANY_NSQD = "only FlintMQ's nsqd can; mode=spool and mode=direct read any other"
 _NEXT_SEQUENCE = Struct(">Q")
 
 
@@ -51,7 +52,8 @@ class PartitionLog:
     """The state of one partition log as the nsqd tells it that has it; ``end`` is exclusive and durable.
 
     ``epoch`` is 0 of a log without copies. ``at`` is the first sequence stored at or after the timestamp asked for,
-    ``end`` when there is none, and None when no timestamp was asked for.
+    ``end`` when there is none, and None when no timestamp was asked for. ``is_caught_up`` is false of a spool that has
+    yet to take what waits in nsqd.
     """
 
     nsqd: str
@@ -62,6 +64,7 @@ class PartitionLog:
     end: int
     size_bytes: int
     at: int | None
+    is_caught_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,15 @@ class BatchBuffer:
         return self._memory[: self.size + PAD_BYTES]
 
 
+class NotByOffset(NsqdError):
+    """This nsqd keeps no log that can be read by offset: it is NSQ's, or Youzan's."""
+
+    def instead(self, way: str) -> NotByOffset:
+        """Return the same for somebody who has another way than a stream of Spark's has."""
+        said = self.detail.partition(f": {_ANY_NSQD}")[0]
+        return NotByOffset(self.code, f"{said}: {way}", self.nsqd)
+
+
 class NsqdConnection(Pipeline):
     """One connection to one nsqd.
 
@@ -149,7 +161,8 @@ class NsqdConnection(Pipeline):
         if code == "E_INVALID":  # what it does not understand now it will not understand later
             error.retryable = False
             if "invalid command" in detail:
-                error.detail += " - this nsqd cannot be read by offset; only FlintMQ's nsqd can"
+                said = f"{error.detail} - this nsqd cannot be read by offset"
+                return NotByOffset(code, f"{said}: {_ANY_NSQD}", error.nsqd)
         elif code == OFFSET_OUT_OF_RANGE:  # asking for the offsets again says what is there
             error.retryable = True
         return error
@@ -198,6 +211,7 @@ class NsqdConnection(Pipeline):
             int(entry["end"]),
             int(entry["size_bytes"]),
             None if entry.get("at") is None else int(entry["at"]),
+            entry.get("is_caught_up", True) is True,
         )
 
     def cursor(self, topic: str, channel: str, partition: int, sequence: int) -> int:
@@ -212,9 +226,18 @@ class NsqdConnection(Pipeline):
         except (KeyError, TypeError, ValueError) as error:
             raise self.broken("a cursor without a sequence") from error
 
-    def send_fetch(self, topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int) -> None:
-        """Ask for the batches that overlap ``start`` to ``end`` (exclusive)."""
-        self.send(commands.fetch(topic, partition, start, end, bytes_max, epoch))
+    def send_fetch(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        bytes_max: int,
+        epoch: int,
+        is_verified: bool = True,
+    ) -> None:
+        """Ask for the batches that overlap ``start`` to ``end`` (exclusive), verified by nsqd or not."""
+        self.send(commands.fetch(topic, partition, start, end, bytes_max, epoch, is_verified))
 
     def receive_fetch_head(self, bytes_max: int) -> tuple[int, int]:
         """Wait for the head of a FETCH answer: the sequence to ask for next, and how many bytes of batches follow.

@@ -1,7 +1,8 @@
 """Discovery: the nsqds that nsqlookupd knows, over HTTP.
 
 The rules of this file: every wait and every body has a bound; all nsqlookupds are asked and their answers united, one
-that answers is enough; both forms of the JSON are understood (with and without the envelope of before 1.0).
+that answers is enough; one that has just failed is asked last, and only if no other answers, so that its silence is
+not waited for with every topic; both forms of the JSON are understood (with and without the envelope of before 1.0).
 
 Source: NSQ's nsqlookupd.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flintmq.client.blocking.http import get
@@ -30,6 +31,10 @@ _WHAT_TO_DO = {
     403: "the token (or certificate) does not allow this: see docs/http-auth.md",
 }
 
+FAILING_PAUSE_S = 1.0
+FAILING_PAUSE_MAX_S = 10.0
+FAILING_MAX = 1000  # remembered in a process
+
 log = logging.getLogger("flintmq.spark")
 
 
@@ -39,6 +44,33 @@ class LookupRefused(DiscoveryError):
 
 class _Refused(ValueError):
     """One nsqlookupd refuses this client."""
+
+
+class Failing:
+    """The nsqlookupds that this process has found failing, and until when each is asked last."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._failures: dict[str, tuple[int, float]] = {}
+
+    def note(self, address: str, has_answered: bool) -> None:
+        """Note whether one answered; each failure on end doubles the pause, up to ``FAILING_PAUSE_MAX_S``."""
+        count = self._failures.pop(address, (0, 0.0))[0]
+        if has_answered:
+            return
+        if len(self._failures) >= FAILING_MAX:
+            self._failures.clear()
+        pause_s = min(FAILING_PAUSE_S * 2 ** min(count, 16), FAILING_PAUSE_MAX_S)
+        self._failures[address] = (count + 1, self._now() + pause_s)
+
+    def due(self, addresses: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return whom to ask now, and whom only if none of those answers."""
+        now_s = self._now()
+        last = [each for each in addresses if self._failures.get(each, (0, 0.0))[1] > now_s]
+        return [each for each in addresses if each not in last], last
+
+
+FAILING = Failing()
 
 
 def nsqds_of_topic(lookupds: Sequence[str], topic: str, timeout_s: float, link: LinkOptions = PLAIN) -> list[str]:
@@ -65,11 +97,18 @@ def all_topics(lookupds: Sequence[str], timeout_s: float, link: LinkOptions = PL
 
 def _ask_all(lookupds: Sequence[str], path: str, timeout_s: float, link: LinkOptions) -> list[Mapping[str, Any]]:
     options = lookup_options(link, timeout_s)
-    answers, failures, refused_count = [], [], 0
-    for address in lookupds:
+    answers: list[Mapping[str, Any]] = []
+    failures: list[str] = []
+    refused_count = 0
+    now, only_if_none = FAILING.due(lookupds)
+    for address in (*now, *only_if_none):
+        if answers and address in only_if_none:
+            break
         try:
             answers.append(_ask(address, path, timeout_s, options))
+            FAILING.note(address, True)
         except (OSError, *UNREADABLE_JSON) as error:
+            FAILING.note(address, False)
             reason = with_spark_names(str(error))
             log.warning("nsqlookupd %s does not answer %s: %s", address, path, reason)
             failures.append(f"{address}: {reason}")

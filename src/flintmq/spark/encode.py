@@ -4,8 +4,10 @@
 
     body column   | abc | defgh | ...
     encoded       | u32 3 | abc | u32 5 | defgh | ...      one buffer; any run of rows is a slice of it
+    with fronts   | u32 11 | trace id | abc | ...          or u16 size and headers in front of the body
 
-The rules of this file: no IO; the bytes of a message are copied once.
+The rules of this file: no IO; the bytes of a message are copied once. Headers alone take a step for each row, and those
+that many rows have are made once.
 
 Source: NSQ's TCP protocol (MPUB), docs/decisions/0006.
 """
@@ -15,12 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flintmq.errors import UNREADABLE_JSON
+from flintmq.message import HEADERS_SIZE_MAX, TRACE_ID_HEADER, TRACE_ID_SIZE
+from flintmq.wire.bodies import HEADERS_SIZE, TRACE_ID_MAX
+
 SIZE_FIELD_BYTES = 4
+_KEPT_MAX = 1024
+_decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
 @dataclass(slots=True)
@@ -29,6 +38,11 @@ class Encoded:
 
     data: memoryview
     ends: npt.NDArray[np.int64]
+
+    def part(self, first: int, end: int) -> Encoded:
+        """Return the messages from ``first`` to ``end`` (exclusive)."""
+        start = int(self.ends[first])
+        return Encoded(self.data[start : int(self.ends[end])], self.ends[first : end + 1] - start)
 
     def slices(self, messages_max: int, bytes_max: int) -> Iterator[tuple[int, memoryview]]:
         """Cut into runs for one MPUB each: count and bytes; a message longer than ``bytes_max`` goes alone."""
@@ -50,9 +64,15 @@ def body_sizes(bodies: pa.Array) -> npt.NDArray[np.int64]:
     return np.diff(_offsets(bodies)).astype(np.int64)
 
 
-def encode_bodies(bodies: pa.Array) -> Encoded:
-    """Put its size before every body of a binary column that has no nulls."""
+def encode_bodies(bodies: pa.Array, fronts: pa.Array | None = None) -> Encoded:
+    """Put its size before every body of a binary column that has no nulls.
+
+    Args:
+        fronts: what stands between the two, which the size counts; None for nothing.
+    """
     sizes = body_sizes(bodies)
+    if fronts is not None:
+        sizes += body_sizes(fronts)
     prefixes = pa.Array.from_buffers(
         pa.binary(),
         len(bodies),
@@ -62,11 +82,65 @@ def encode_bodies(bodies: pa.Array) -> Encoded:
             pa.py_buffer(sizes.astype(">u4")),
         ],
     )
-    joined = pc.binary_join_element_wise(prefixes, bodies, b"")
+    parts = (prefixes, bodies) if fronts is None else (prefixes, fronts, bodies)
+    joined = pc.binary_join_element_wise(*parts, b"")
     ends = np.zeros(len(bodies) + 1, np.int64)
     np.cumsum(sizes + SIZE_FIELD_BYTES, out=ends[1:])
     start = int(_offsets(joined)[0])
     return Encoded(memoryview(joined.buffers()[2])[start : start + int(ends[-1])], ends)
+
+
+def trace_fronts(trace_ids: pa.Array) -> pa.Array:
+    """Return trace ids as they stand in front of bodies; a null is 0, none."""
+    numbers = pc.fill_null(trace_ids.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * TRACE_ID_SIZE
+    data = np.ascontiguousarray(numbers.astype(">i8"))
+    return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def header_fronts(headers: pa.Array, trace_ids: pa.Array | None) -> pa.Array:
+    """Return headers as they stand in front of bodies, from a map<string,string> or from JSON.
+
+    Args:
+        trace_ids: become a header of their own; nulls and 0 do not.
+
+    Raises:
+        ValueError: headers are longer than a message can have, or no JSON object where they have to be one.
+    """
+    ids = [None] * len(headers) if trace_ids is None else trace_ids.to_pylist()
+    known: dict[object, bytes] = {}
+    fronts = []
+    for value, trace_id in zip(headers.to_pylist(), ids, strict=True):
+        key = (tuple(value) if isinstance(value, list) else value, trace_id)
+        front = known.get(key)
+        if front is None:
+            front = _header_front(value, trace_id)
+            if len(known) < _KEPT_MAX:
+                known[key] = front
+        fronts.append(front)
+    return pa.array(fronts, pa.binary())
+
+
+def _header_front(value: list[tuple[str, str | None]] | str | None, trace_id: int | None) -> bytes:
+    pairs: dict[str, object] = {}
+    if isinstance(value, str):
+        if not trace_id:
+            return _sized(value.encode())
+        try:
+            pairs = _decode(value)
+        except UNREADABLE_JSON as error:
+            raise ValueError(f"headers {value[:80]!r} are not a JSON object") from error
+    elif value is not None:
+        pairs = dict(value)
+    if trace_id:
+        pairs[TRACE_ID_HEADER] = str(trace_id & TRACE_ID_MAX)
+    return _sized(msgspec.json.encode(pairs) if pairs else b"")
+
+
+def _sized(headers: bytes) -> bytes:
+    if len(headers) > HEADERS_SIZE_MAX:
+        raise ValueError(f"headers have {len(headers)} bytes; at most {HEADERS_SIZE_MAX}")
+    return HEADERS_SIZE.pack(len(headers)) + headers
 
 
 def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
@@ -18,8 +19,13 @@ SOURCE = "option of format nsq"
 """The source of an option, for ``OptionError``."""
 
 GONE = "the topic no longer exists, or the data directory is gone"
+NOT_THIS_SPOOL = "they are not in this spoolLocation, which is another one than the checkpoint was made with"
 CREATED_AGAIN = "the topic was deleted and created again"
+NOT_CHOSEN = "the checkpoint has it, and the options leave it out: add it, or choose another checkpointLocation"
 """Why the messages of a log are lost."""
+
+EXIT_TAKEN = 75
+"""Exit code of a spool whose directory another process has."""
 
 log = logging.getLogger("flintmq.spark")
 
@@ -33,8 +39,14 @@ def line_first(method: Callable[P, R]) -> Callable[P, R]:
 
         @wraps(method)
         def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[object]:
-            with _line_first():
-                yield from cast(Iterator[object], method(*args, **kwargs))
+            with closing(cast(Generator[object, None, None], method(*args, **kwargs))) as items:
+                while True:
+                    with _line_first():  # not around the yield: meanwhile others call
+                        try:
+                            item = next(items)
+                        except StopIteration:
+                            return
+                    yield item
 
         return cast(Callable[P, R], iterate)
 
@@ -48,11 +60,23 @@ def line_first(method: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _line_first() -> Iterator[None]:
+    """Log what leaves the outermost of these blocks: a reader that calls another may do without its answer."""
+    is_outermost, _calling.depth = not _calling.depth, _calling.depth + 1
     try:
         yield
     except FlintError as error:
-        log.error("%s", error)
+        if is_outermost:
+            log.error("%s", error)
         raise
+    finally:
+        _calling.depth -= 1
+
+
+class _Calling(threading.local):
+    depth = 0
+
+
+_calling = _Calling()
 
 
 class SetupError(FlintError):
@@ -160,3 +184,18 @@ class LogAway(FlintError):
 
     def __str__(self) -> str:
         return f"topic {self.topic!r}, {self.label}: no nsqd serves it now: {self.reason}"
+
+
+class SpoolFailed(FlintError):
+    """The process that takes messages from nsqd has ended, or cannot start.
+
+    Args:
+        reason: what it said last.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the spool does not run: {self.reason}"

@@ -3,6 +3,9 @@
 Answers are short, as nsqd is quickest with what fits its cache, and several are gathered before they are decoded. One
 request is always ahead: nsqd prepares and sends the next batches while this process receives or builds columns.
 
+nsqd does not verify what it sends, as that is done here. After a failure it is asked to, in case that was damage: it
+then finds that itself, sets it aside and tells people of it, and its answer leaves it out.
+
 The rules of this file: what was yielded is never yielded again, whatever fails; before the first fetch of a connection
 the identity of the log is checked, because numbers mean nothing in another log; after a failure it is looked up anew
 who has the log, because its partition may have another leader, or its data directory another address.
@@ -18,9 +21,10 @@ from dataclasses import replace
 import pyarrow as pa
 
 from flintmq.batch import BatchError
-from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.errors import DiscoveryError, FlintError, RemoteProtocolError
 from flintmq.spark.broker import FAILURES, POOL, BatchBuffer, ConnectionPool, NsqdConnection, is_final
 from flintmq.spark.decode import Decoder, locate
+from flintmq.spark.discovery import LookupRefused
 from flintmq.spark.errors import CREATED_AGAIN, GONE, DataLost, LogAway
 from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.options import SourceOptions
@@ -57,10 +61,12 @@ class RangeReader:
         self._position = wanted.start
         self._end = wanted.end
         self._buffer = BatchBuffer(min(DECODE_BYTES_MAX + options.fetch_max_bytes, 8 << 20))
-        self._address = wanted.nsqd or _places.get(wanted.key, "")
+        self._address = self._was_at = wanted.nsqd or _places.get(wanted.key, "")
         self._decoder: Decoder | None = None
         self._decodes_of = ""
-        only = replace(options, topic=wanted.topic, topics=(), topic_pattern="")
+        self._has_failed = False
+        # nsqlookupd is asked once for each of our own attempts
+        only = replace(options, topic=wanted.topic, topics=(), topic_pattern="", retries=0)
         self._surveyor = Surveyor(only, sleep=sleep)
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
@@ -73,11 +79,14 @@ class RangeReader:
         while self._position < self._end:
             try:
                 yield from self._read_on()
-            except (*FAILURES, BatchError, LogAway, _EndMissing) as error:
+            except (*FAILURES, BatchError, LogAway, DiscoveryError, _EndMissing) as error:
+                if isinstance(error, LookupRefused):
+                    raise
                 if isinstance(error, FlintError) and is_final(error, self._address, self._link):
                     raise
                 if not isinstance(error, _Moved):
-                    self._address = ""
+                    self._was_at, self._address = self._address, ""
+                self._has_failed = True
                 self._try_again(error)
 
     def _try_again(self, error: Exception) -> None:
@@ -116,7 +125,14 @@ class RangeReader:
             LogAway: nobody serves it now.
         """
         key = self._wanted.key
-        survey = self._surveyor.look([key])
+        try:
+            survey = self._surveyor.look([key])
+        except DiscoveryError as error:
+            if isinstance(error, LookupRefused) or not self._was_at:
+                raise
+            log.warning("asking nsqd %s again, where %s was: %s", self._was_at, self._wanted.label, error)
+            self._address, self._was_at = self._was_at, ""
+            return True
         found = survey.logs.get(key)
         if found is not None:
             self._address = found.nsqd
@@ -185,7 +201,10 @@ class RangeReader:
 
     def _request(self, connection: NsqdConnection, start: int, epoch: int) -> None:
         wanted = self._wanted
-        connection.send_fetch(wanted.topic, wanted.partition, start, self._end, self._options.fetch_max_bytes, epoch)
+        bytes_max = self._options.fetch_max_bytes
+        connection.send_fetch(
+            wanted.topic, wanted.partition, start, self._end, bytes_max, epoch, is_verified=self._has_failed
+        )
 
     def _lose(self, start: int, end: int, reason: str) -> None:
         lost = DataLost(self._wanted.topic, self._wanted.label, start, end, reason)

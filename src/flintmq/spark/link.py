@@ -11,14 +11,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
 from flintmq import __version__
 from flintmq.client.blocking.pipeline import SilentOptions
 from flintmq.client.options import ConnectionOptions, system_env
-from flintmq.client.security import SECRET_BYTES_MAX
+from flintmq.client.security import SECRET_BYTES_MAX, Secret
 from flintmq.errors import ConnectionFailed, NsqdError, OptionError
 from flintmq.spark.errors import SOURCE
 from flintmq.spark.options import LinkOptions, camel
@@ -44,7 +44,7 @@ def silent_options(link: LinkOptions, connect_timeout_s: float) -> SilentOptions
     Raises:
         OptionError: a file or secret is not to be had on this host.
     """
-    secret = _secret("authSecret", link.auth_secret) if link.auth_secret else None
+    secret = secret_of("authSecret", link.auth_secret) if link.auth_secret else None
     can_change = link.auth_secret.startswith(_FILE)
     return _connection_options(
         SilentOptions,
@@ -58,13 +58,37 @@ def silent_options(link: LinkOptions, connect_timeout_s: float) -> SilentOptions
     )
 
 
+def consumer_options(link: LinkOptions, connect_timeout_s: float, frame_size_max: int) -> ConnectionOptions:
+    """Return the options for a consumer: for nsqd and for nsqlookupd.
+
+    Raises:
+        OptionError: a file, secret or token is not to be had on this host.
+    """
+    secret: Secret | None = secret_of("authSecret", link.auth_secret) if link.auth_secret else None
+    if link.auth_secret.startswith(_FILE):
+        secret = partial(
+            secret_of, "authSecret", link.auth_secret
+        )  # a file may have another one for the next connection
+    return _connection_options(
+        ConnectionOptions,
+        link,
+        connect_timeout_s,
+        frame_size_max=frame_size_max,
+        tls=link.tls,
+        compression=None if link.compression == "none" else link.compression,
+        deflate_level=link.deflate_level,
+        auth_secret=secret,
+        lookup_token=secret_of("nsqlookupdToken", link.nsqlookupd_token) if link.nsqlookupd_token else None,
+    )
+
+
 def lookup_options(link: LinkOptions, timeout_s: float) -> ConnectionOptions:
     """Return the options for requests to nsqlookupd.
 
     Raises:
         OptionError: a file or token is not to be had on this host.
     """
-    token = _secret("nsqlookupdToken", link.nsqlookupd_token) if link.nsqlookupd_token else None
+    token = secret_of("nsqlookupdToken", link.nsqlookupd_token) if link.nsqlookupd_token else None
     return _connection_options(ConnectionOptions, link, timeout_s, lookup_token=token)
 
 
@@ -98,7 +122,7 @@ def _here() -> str:
     return f"on host {system_env().hostname}"
 
 
-def _secret(option: str, reference: str) -> str:
+def secret_of(option: str, reference: str) -> str:
     """Return the secret that ``env:NAME`` or ``file:/path`` stands for in this process."""
     kind, _, name = reference.partition(":")
     if kind == "env":

@@ -14,6 +14,7 @@ The rules of this file:
 - ends are exclusive: the number is the sequence of the next message to read;
 - keys are sorted at every level, because Spark compares offsets as text and runs a micro-batch when they differ;
 - ``_log`` is the version of this form;
+- ``_mode`` is ``spool`` or ``direct`` where the logs are not nsqd's own, and not there where they are;
 - ``_from`` says where reading starts in the partitions that enter with the micro-batch of which this is the end. So
   what a micro-batch reads follows from its two offsets alone, however often and wherever it is repeated.
 
@@ -38,13 +39,16 @@ from flintmq.spark.errors import SOURCE, BadCheckpoint
 
 LOG_KEY = "_log"
 FROM_KEY = "_from"
-RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY})
+LAG_KEY = "_lag"  # of a progress alone
+MODE_KEY = "_mode"
+RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY, LAG_KEY, MODE_KEY})
 VERSION = 2
 FIRST_SEQUENCE = 1  # of a new log; a user's 0 means the same
 LATEST_SEQUENCE = -1
 LISTED_MAX = 20  # of what there is, in an error
 EARLIEST_SEQUENCE = -2
 
+_FORM = 'JSON such as {"topic": {"host:4150/0": 23}}, with -1 for latest and -2 for earliest'
 _LABEL = re.compile(r"(\d{1,9})/([0-9a-f]{16})")
 
 
@@ -206,6 +210,22 @@ class GivenOffsets:
         return OptionError(option, json.dumps(self.sequences), what, SOURCE)
 
 
+def check_assigned(assigned: Iterable[tuple[str, int]], logs: Mapping[PartitionKey, Place]) -> None:
+    """See that the partitions of ``assign`` are there, of topics that are.
+
+    Args:
+        logs: every log there is of these topics.
+
+    Raises:
+        OptionError: one is not; it lists those that are.
+    """
+    for topic, partition in assigned:
+        there = {key: log for key, log in logs.items() if key.topic == topic}
+        if there and not any(key.partition == partition for key in there):
+            what = f"topic {topic!r} has no partition {partition}; there is {_shown(there)}"
+            raise OptionError("assign", json.dumps({topic: [partition]}), what, SOURCE)
+
+
 def _placed(key: PartitionKey, nsqd: str) -> str:
     return f"{nsqd}/{key.partition}"
 
@@ -218,17 +238,31 @@ def _shown(logs: Mapping[PartitionKey, Place]) -> str:
     return ", ".join(shown[:LISTED_MAX]) + more
 
 
-def parse_given(option: str, text: str) -> GivenOffsets:
-    """Read the JSON of ``startingOffsets`` or ``endingOffsets``.
+def parse_times(option: str, text: str) -> GivenOffsets:
+    """Read the JSON of ``startingOffsetsByTimestamp`` or ``endingOffsetsByTimestamp``: as offsets, in milliseconds.
 
     Raises:
         OptionError: it has another form.
     """
-    form = 'JSON such as {"topic": {"host:4150/0": 23}}, with -1 for latest and -2 for earliest'
+    return parse_given(option, text, 0, 'JSON such as {"topic": {"0": 1767225600000}}, milliseconds since 1970')
+
+
+def parse_given(option: str, text: str, least: int = EARLIEST_SEQUENCE, form: str = _FORM) -> GivenOffsets:
+    """Read the JSON of ``startingOffsets`` or ``endingOffsets``.
+
+    Args:
+        least: the lowest number that is allowed.
+        form: that is expected, for errors.
+
+    Raises:
+        OptionError: it has another form.
+    """
     error = OptionError(option, text, form, SOURCE)
     value = json.loads(text)
     logs = value.pop(LOG_KEY, {})
     value.pop(FROM_KEY, None)
+    value.pop(LAG_KEY, None)
+    value.pop(MODE_KEY, None)
     if logs == VERSION and not isinstance(logs, bool):
         logs = {}
     if not isinstance(logs, dict) or not all(isinstance(labels, dict) for labels in (*logs.values(), *value.values())):
@@ -236,7 +270,7 @@ def parse_given(option: str, text: str) -> GivenOffsets:
     try:
         for labels in value.values():
             for label, sequence in labels.items():
-                if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < EARLIEST_SEQUENCE:
+                if isinstance(sequence, bool) or not isinstance(sequence, int) or not least <= sequence < 1 << 63:
                     raise error
                 if not label.isdecimal() and not _LABEL.fullmatch(label):
                     _split_place(label)

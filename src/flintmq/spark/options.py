@@ -2,7 +2,7 @@
 
 The rules of this file: the field name in snake case is the option name in camel case; Spark hands options over as text
 in any case; a name nobody knows is an error that says the nearest one. Names are Kafka's where the meaning is equal;
-other spellings of the same are in ``ALIASES``. No option holds a secret, only where it is: Spark shows options in its
+others' are in :mod:`flintmq.spark.names`. No option holds a secret, only where it is: Spark shows options in its
 pages, plans and event logs, and what is refused is shown nowhere.
 
 Source: docs/decisions/0006.
@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self, TypeVar
 
+from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX
+from flintmq.client.core.sharding import SHARDINGS
 from flintmq.errors import OptionError
-from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.limits import BATCH_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
 from flintmq.net.tls import VERSIONS
 from flintmq.spark.errors import SOURCE
+from flintmq.spark.names import ALIASES, ELSEWHERE
 from flintmq.spark.offsets import RESERVED_TOPICS
 from flintmq.spark.schema import COLUMNS, TYPES
 
@@ -32,19 +35,6 @@ _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "numpartitions"})
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-ALIASES = {
-    "security.protocol": "tls",
-    "ssl.truststore.location": "tls_ca_file",
-    "ssl.keystore.location": "tls_cert",
-    "tls_v1": "tls",
-    "tls_root_ca_file": "tls_ca_file",
-    "tls_cert": "tls_cert",
-    "tls_key": "tls_key",
-    "tls_min_version": "tls_min_version",
-    "auth_secret": "auth_secret",
-}
-"""Names that users of Kafka and of NSQ's own tools write, with the field of each; Kafka's also behind ``kafka.``."""
-
 HIDDEN = "<hidden>"
 _SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:(?://)?/[^\0]+")
 _PROTOCOLS = {"plaintext": False, "ssl": True}
@@ -52,6 +42,21 @@ _PROTOCOLS = {"plaintext": False, "ssl": True}
 EARLIEST = "earliest"
 LATEST = "latest"
 CURSOR = "cursor"
+
+AUTO = "auto"
+STORED = "stored"
+DUE = "due"
+OFFSET = "offset"
+SPOOL = "spool"
+DIRECT = "direct"
+ONCE = "once"
+AT_LEAST_ONCE = "atLeastOnce"
+
+NO_BATCH = (
+    "never says that rows are safe, so nothing could be finished in nsqd: use spark.readStream with "
+    "trigger(availableNow=True), channel and spoolLocation, which reads what waits and ends"
+)
+"""Why a batch read consumes no channel."""
 
 T = TypeVar("T")
 Parse = Callable[[str], Any]
@@ -93,6 +98,13 @@ def _duration_s(text: str) -> float:
     if match is None or match[2] not in _DURATION_UNITS:
         raise ValueError(text)
     return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+def _msg_timeout_s(text: str) -> float:
+    value = _duration_s(text)
+    if not 1.0 <= value <= 86_400.0:
+        raise ValueError(text)
+    return value
 
 
 def _flag(text: str) -> bool:
@@ -149,6 +161,16 @@ def _name(text: str) -> str:
     return text
 
 
+def _delivery(text: str) -> str:
+    return {word.lower(): word for word in (AUTO, ONCE, AT_LEAST_ONCE)}[text.strip().lower()]
+
+
+def _write_id(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,24}", text.strip()):
+        raise ValueError(text)
+    return text.strip()
+
+
 def _addresses(text: str) -> tuple[str, ...]:
     addresses = _names(text)
     for address in addresses:
@@ -195,7 +217,37 @@ def _positions(*words: str) -> Parse:
     return parse
 
 
-def _timestamp_ns(text: str) -> int:
+def _assigned(text: str) -> tuple[tuple[str, int], ...]:
+    value = json.loads(text)
+    if not isinstance(value, dict) or not value:
+        raise ValueError(text)
+    chosen = set()
+    for topic, partitions in value.items():
+        if not isinstance(partitions, list) or not partitions:
+            raise ValueError(text)
+        for partition in partitions:
+            if (
+                isinstance(partition, bool)
+                or not isinstance(partition, int)
+                or not 0 <= partition < PARTITION_COUNT_MAX
+            ):
+                raise ValueError(text)
+            chosen.add((_source_topic(topic), partition))
+    return tuple(sorted(chosen))
+
+
+def _times(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError(text)
+    return text
+
+
+def parse_timestamp_ns(text: str) -> int:
+    """Read milliseconds since 1970, or ISO 8601, in UTC unless it says otherwise; return ns.
+
+    Raises:
+        ValueError: it is neither, or before 1970.
+    """
     if re.fullmatch(r"\d+", text.strip()):
         return int(text) * 1_000_000
     moment = datetime.fromisoformat(text.strip())
@@ -229,6 +281,7 @@ def camel(field_name: str) -> str:
 _ADDRESSES = "host:port, several separated by commas"
 _LOOKUPDS = "host:port or https://host:port, without a user or a path; several separated by commas"
 _DURATION = "a duration such as 500ms, 30s, 15m"
+_TIMES = 'JSON such as {"topic": {"0": 1767225600000}}, milliseconds since 1970'
 _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 
 
@@ -263,6 +316,8 @@ class _Options:
             if name is None:
                 if option.lower() in _SPARKS_OWN:
                     continue
+                if way := ELSEWHERE.get(option.lower()) or ELSEWHERE.get(option.lower().removeprefix("kafka.")):
+                    raise OptionError(option, None, way, SOURCE)
                 near = difflib.get_close_matches(option.lower(), known, 1)
                 hint = f"did you mean {camel(known[near[0]])}?" if near else "see docs/spark.md for the list"
                 raise OptionError(option, None, hint, SOURCE)
@@ -394,12 +449,23 @@ class SourceOptions(LinkOptions):
     lookupd: tuple[str, ...] = _option(
         (), _lookupds, _LOOKUPDS, "nsqlookupd HTTP or `https://` addresses that know the nsqds; instead of `nsqd`", ""
     )
-    topic: str = _option("", _source_topic, "a topic name (not _log, _from)", "topic to read", "")
+    topic: str = _option("", _source_topic, "a topic name (not _log, _from, _lag, _mode)", "topic to read", "")
     topics: tuple[str, ...] = _option(
-        (), _topics, "topic names separated by commas (not _log, _from)", "several topics; instead of `topic`", ""
+        (),
+        _topics,
+        "topic names separated by commas (not _log, _from, _lag, _mode)",
+        "several topics; instead of `topic`",
+        "",
     )
     topic_pattern: str = _option(
         "", _pattern, "a regular expression", "all topics that match it wholly; needs `lookupd`; instead of `topic`", ""
+    )
+    assign: tuple[tuple[str, int], ...] = _option(
+        (),
+        _assigned,
+        'JSON such as {"topic": [0, 2]}',
+        "these partitions of these topics alone; instead of `topic`",
+        "",
     )
     channel: str = _option(
         "",
@@ -407,6 +473,57 @@ class SourceOptions(LinkOptions):
         "a channel name",
         "channel of this query alone: holds retention, makes the lag visible, makes `latest` safe",
         "",
+    )
+    mode: str = _option(
+        AUTO,
+        _one_of(AUTO, OFFSET, SPOOL, DIRECT),
+        "auto, offset, spool or direct",
+        "`offset`: FlintMQ's nsqd by offset, exactly once. `spool`: any nsqd, at least once into files on the "
+        "driver's host, exactly once from there. `direct`: any nsqd, at least once, nothing on disk. `auto`: `offset` "
+        "where nsqd can, else `spool`",
+    )
+    deferred: str = _option(
+        "",
+        _one_of(STORED, DUE),
+        "stored or due",
+        "when messages with a delay are read: when they are stored, or, as a consumer gets them, when they are due. "
+        "`due` reads through a spool, of FlintMQ's nsqd as well",
+        "`stored`; `due` with `spool` and `direct`",
+    )
+    spool_location: str = _option(
+        "",
+        _text,
+        "a directory on a disk of the driver's host that survives it, of this query alone",
+        "`spool`: where messages are kept from the moment they are finished in nsqd until a micro-batch has them",
+        "",
+    )
+    spool_max_bytes: int = _option(
+        0,
+        _size(1 << 20, 1 << 50),
+        "a size such as 10GiB, from 1MiB",
+        "most bytes of one topic that wait in the spool; the rest waits in nsqd. With `direct` they are in memory",
+        "10GiB, 256MiB with `direct`",
+    )
+    spool_host: str = _option(
+        "127.0.0.1",
+        _text,
+        "an address of the driver's host that executors reach",
+        "`spool`: where executors read it; on other hosts they have to see `spoolLocation` as well, for its token",
+    )
+    max_in_flight: int = _option(
+        2500,
+        _whole(1, MAX_IN_FLIGHT_MAX),
+        f"1 to {MAX_IN_FLIGHT_MAX}",
+        "`spool`, `direct`: messages of a topic that nsqd has delivered and that are not finished; `direct` reads no "
+        "more in a micro-batch",
+    )
+    msg_timeout: float = _option(
+        15.0,
+        _msg_timeout_s,
+        "a duration from 1s, and at most nsqd's --max-msg-timeout",
+        "`spool`, `direct`: after so long without a word nsqd delivers a message again, as behind a kill; what "
+        "waits is touched",
+        "15s",
     )
     starting_offsets: str = _option(
         EARLIEST,
@@ -417,10 +534,23 @@ class SourceOptions(LinkOptions):
     )
     starting_timestamp: int | None = _option(
         None,
-        _timestamp_ns,
+        parse_timestamp_ns,
         "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
         "start at the first message stored at or after this time; overrides `startingOffsets`",
         "",
+    )
+    starting_offsets_by_timestamp: str = _option(
+        "",
+        _times,
+        _TIMES,
+        "the same for partitions one by one, in milliseconds since 1970; overrides `startingOffsets`",
+        "",
+    )
+    starting_offsets_by_timestamp_strategy: str = _option(
+        LATEST,
+        _one_of("error", LATEST),
+        "error or latest",
+        "where to start in a partition that has nothing stored at or after the time: at its end, or not at all",
     )
     ending_offsets: str = _option(
         LATEST,
@@ -430,9 +560,16 @@ class SourceOptions(LinkOptions):
     )
     ending_timestamp: int | None = _option(
         None,
-        _timestamp_ns,
+        parse_timestamp_ns,
         "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
         "a batch read ends before the first message stored at or after this time; overrides `endingOffsets`",
+        "",
+    )
+    ending_offsets_by_timestamp: str = _option(
+        "",
+        _times,
+        _TIMES,
+        "the same for partitions one by one, in milliseconds since 1970; overrides `endingOffsets`",
         "",
     )
     max_messages_per_trigger: int = _option(
@@ -481,7 +618,7 @@ class SourceOptions(LinkOptions):
         "batch reads: use filters on topic, nsqd, partition, offset and timestamp to fetch less",
     )
     fetch_max_bytes: int = _option(
-        256 << 10, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "256KiB"
+        512 << 10, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "512KiB"
     )
     batch_rows: int = _option(10_000, _whole(1, 1_000_000), "1 to 1000000", "rows of an Arrow batch")
     connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
@@ -499,6 +636,10 @@ class SourceOptions(LinkOptions):
     )
     lookupd_poll_interval: float = _option(10.0, _duration_s, _DURATION, "how often nsqlookupd is asked", "10s")
 
+    def __post_init__(self) -> None:
+        if self.deferred == DUE and self.mode == AUTO:
+            object.__setattr__(self, "mode", SPOOL)
+
     @property
     def all_columns(self) -> tuple[str, ...]:
         """The columns, with headers if they are wanted."""
@@ -509,12 +650,73 @@ class SourceOptions(LinkOptions):
         if bool(self.nsqd) == bool(self.lookupd):
             raise _refuse("nsqd", ",".join(self.nsqd), "give either nsqd or lookupd")
         self._check_link(self.lookupd)
-        if sum((bool(self.topic), bool(self.topics), bool(self.topic_pattern))) != 1:
-            raise _refuse("topic", self.topic, "give exactly one of topic, topics, topicPattern")
+        if sum(map(bool, (self.topic, self.topics, self.topic_pattern, self.assign))) != 1:
+            raise _refuse("topic", self.topic, "give exactly one of topic, topics (subscribe), topicPattern, assign")
         if self.topic_pattern and not self.lookupd:
             raise _refuse("topicPattern", self.topic_pattern, "it needs lookupd, which knows the topics")
         if self.starting_offsets == CURSOR and not self.channel:
             raise _refuse("startingOffsets", CURSOR, "it needs channel, whose position it is")
+        if self.mode in (SPOOL, DIRECT):
+            self.check_spooled(self.mode)
+        elif self.mode == OFFSET:
+            if self.deferred == DUE:
+                allowed = (
+                    "reading by offset passes what is not due, or waits with all that is stored behind it: leave mode "
+                    "out, and give channel and spoolLocation (mode=spool), or set mode=direct"
+                )
+                raise _refuse("deferred", DUE, allowed)
+            for name in ("spool_location", "spool_max_bytes", "spool_host", "max_in_flight", "msg_timeout"):
+                if getattr(self, name) != SourceOptions.__dataclass_fields__[name].default:
+                    allowed = "nothing is spooled with mode=offset: leave it out, or set mode=spool"
+                    raise _refuse(camel(name), getattr(self, name), allowed)
+
+    def check_spooled(self, mode: str) -> None:
+        """Refuse what an nsqd without offsets cannot do, and ask for what it takes.
+
+        Args:
+            mode: ``spool`` or ``direct``, as it was set or found.
+
+        Raises:
+            OptionError: which option, and what to give instead.
+        """
+        if self.deferred == STORED:
+            allowed = f"mode={mode} gets messages when they are due: leave it out, or set mode=offset"
+            raise _refuse("deferred", STORED, allowed)
+        if not self.channel:
+            allowed = f"mode={mode} consumes a channel: set channel to one that nobody else consumes"
+            raise _refuse("channel", "", allowed)
+        if mode == SPOOL and not self.spool_location:
+            allowed = (
+                "mode=spool finishes messages in nsqd when they are in files on the driver's host (at least once into "
+                "them, exactly once from there): set spoolLocation to a directory, or mode=direct (at least once, "
+                "nothing on disk)"
+            )
+            raise _refuse("spoolLocation", "", allowed)
+        if mode == DIRECT:
+            for name in ("spool_location", "spool_host"):
+                if getattr(self, name) != SourceOptions.__dataclass_fields__[name].default:
+                    allowed = (
+                        "mode=direct keeps nothing on disk, for executors of the driver's host alone: leave it out"
+                    )
+                    raise _refuse(camel(name), getattr(self, name), allowed)
+        if not self.named_topics or self.assign:
+            raise _refuse("topic", "", f"mode={mode} consumes topics by name: give topic or topics")
+        if self.starting_offsets not in (EARLIEST, CURSOR) or not self._starts_by_offset:
+            shown = self.starting_offsets if self._starts_by_offset else "a time"
+            allowed = f"with mode={mode} reading starts where the channel stands: leave it out"
+            raise _refuse("startingOffsets", shown, allowed)
+        if self.pushdown:
+            raise _refuse("pushdown", "true", f"with mode={mode} everything is taken from nsqd: leave it out")
+
+    @property
+    def spool_bytes_max(self) -> int:
+        """The option ``spoolMaxBytes``, or its default on disk."""
+        return self.spool_max_bytes or 10 << 30
+
+    @property
+    def memory_bytes_max(self) -> int:
+        """The option ``spoolMaxBytes``, or its default in memory."""
+        return self.spool_max_bytes or 256 << 20
 
     def check_batch(self) -> None:
         """Refuse what makes no sense in ``spark.read``.
@@ -522,8 +724,24 @@ class SourceOptions(LinkOptions):
         Raises:
             OptionError: which option, and what to give instead.
         """
-        if self.starting_timestamp is None and self.starting_offsets == LATEST:
+        if self.mode in (SPOOL, DIRECT):
+            name, value = ("deferred", DUE) if self.deferred else ("mode", self.mode)
+            raise _refuse(name, value, f"spark.read {NO_BATCH}")
+        if self._starts_by_offset and self.starting_offsets == LATEST:
             raise _refuse("startingOffsets", LATEST, "a batch read from the latest message reads nothing")
+
+    def check_by_offset(self, what: str) -> None:
+        """Refuse options of a spool where something other than a stream of Spark's reads.
+
+        Args:
+            what: reads, and what reads a channel instead.
+
+        Raises:
+            OptionError: which option.
+        """
+        if self.mode in (SPOOL, DIRECT):
+            name, value = ("deferred", DUE) if self.deferred else ("mode", self.mode)
+            raise _refuse(name, value, what)
 
     def check_stream(self) -> None:
         """Refuse what would lose messages in ``spark.readStream``.
@@ -533,6 +751,9 @@ class SourceOptions(LinkOptions):
         """
         if self.ending_offsets != LATEST or self.ending_timestamp is not None:
             raise _refuse("endingOffsets", self.ending_offsets, "a stream has no end; use spark.read")
+        if self.ending_offsets_by_timestamp:
+            shown = self.ending_offsets_by_timestamp
+            raise _refuse("endingOffsetsByTimestamp", shown, "a stream has no end; use spark.read")
         # a query that crashes before its first micro-batch is planned starts anew, and "latest" has moved on by then;
         # only a position that nsqd keeps makes it safe
         if not self.channel and not self.allow_unsafe_latest and self._starts_at_latest():
@@ -542,8 +763,12 @@ class SourceOptions(LinkOptions):
                 "latest needs channel, so that nsqd remembers the start; or set allowUnsafeLatest=true",
             )
 
+    @property
+    def _starts_by_offset(self) -> bool:
+        return self.starting_timestamp is None and not self.starting_offsets_by_timestamp
+
     def _starts_at_latest(self) -> bool:
-        if self.starting_timestamp is not None:
+        if not self._starts_by_offset:
             return False
         if self.starting_offsets in (EARLIEST, LATEST, CURSOR):
             return self.starting_offsets == LATEST
@@ -553,7 +778,17 @@ class SourceOptions(LinkOptions):
     @property
     def named_topics(self) -> tuple[str, ...]:
         """The topics given by name; empty with ``topicPattern``."""
+        if self.assign:
+            return tuple(sorted({topic for topic, _ in self.assign}))
         return (self.topic,) if self.topic else self.topics
+
+    def reads(self, topic: str, partition: int) -> bool:
+        """Whether these options choose a partition of a topic."""
+        if self.assign:
+            return (topic, partition) in self.assign
+        if self.topic_pattern:
+            return re.fullmatch(self.topic_pattern, topic) is not None and topic not in RESERVED_TOPICS
+        return topic in self.named_topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,6 +802,33 @@ class SinkOptions(LinkOptions):
         (), _lookupds, _LOOKUPDS, "nsqlookupd HTTP or `https://` addresses that know the nsqds; instead of `nsqd`", ""
     )
     topic: str = _option("", _name, "a topic name", "topic for all rows; without it the column `topic` decides", "")
+    delivery: str = _option(
+        AUTO,
+        _delivery,
+        "auto, once or atLeastOnce",
+        "`auto`: once where nsqd is FlintMQ's, else at least once, which is logged; `once`: or fail; `atLeastOnce`: "
+        "plain publishes",
+    )
+    write_id: str = _option(
+        "",
+        _write_id,
+        "1 to 24 of [A-Za-z0-9._-]",
+        "name of a `df.write` that may be run again: rows that it has stored already are not stored twice",
+        "",
+    )
+    order_by: tuple[str, ...] = _option(
+        (),
+        _names,
+        "column names separated by commas",
+        "columns by which each task sorts its rows first, where their order is not repeatable (after a shuffle)",
+        "",
+    )
+    sharding: str = _option(
+        "murmur3",
+        _one_of(*SHARDINGS),
+        f"one of {', '.join(SHARDINGS)}",
+        "how a `key` becomes a partition; all producers of a topic have to agree",
+    )
     batch_messages: int = _option(1000, _whole(1, 65_536), "1 to 65536", "most messages of one MPUB")
     batch_bytes: int = _option(
         1 << 20,

@@ -1,8 +1,8 @@
-"""Publishes MPUBs to one of several nsqds, several ahead of their answers.
+"""Publishes to one of several nsqds, several MPUBs ahead of their answers.
 
 The rules of this file: an MPUB counts as stored when nsqd answered OK, not before; what has no answer when a connection
-breaks is sent again, so it may be stored twice; no more than ``maxInFlight`` MPUBs wait for an answer; order holds as
-long as nothing fails.
+breaks is sent again, so it may be stored twice unless it says of which producer it is; no more than ``maxInFlight``
+MPUBs wait for an answer; order holds as long as nothing fails, and for each producer in any case.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from struct import Struct
 from flintmq.errors import NsqdError, PublishRefused, RemoteProtocolError
 from flintmq.spark.broker import FAILURES, NsqdConnection, is_final
 from flintmq.spark.options import SinkOptions
+from flintmq.spark.placing import Place, Placing
 from flintmq.spark.retry import Retries
 
 COUNT_FIELD_BYTES = 4
@@ -33,16 +34,22 @@ class Publisher:
     Args:
         addresses: nsqds in order of preference; the next one is taken when one fails.
         sleep: how to pause between attempts; seconds.
+        moved: told after a failure, when nothing is on its way: it may :meth:`take` what is now led elsewhere.
     """
 
     def __init__(
-        self, addresses: Sequence[str], options: SinkOptions, sleep: Callable[[float], None] = time.sleep
+        self,
+        addresses: Sequence[str],
+        options: SinkOptions,
+        sleep: Callable[[float], None] = time.sleep,
+        moved: Callable[[Publisher], None] | None = None,
     ) -> None:
+        self._moved = moved
         self._addresses = addresses
         self._options = options
         self._link = options.link
         self._retries = Retries(options.retries, sleep)
-        self._pending: deque[bytes] = deque()
+        self._pending: deque[tuple[Place, bytes]] = deque()
         self._unsent = 0  # how many of the last pending ones this connection has not been given
         self._turn = 0
         self._refused_by: set[str] = set()
@@ -58,10 +65,26 @@ class Publisher:
             PublishRefused: nsqd refuses this or an earlier MPUB for good.
             FlintError: no nsqd took it as often as the retries allow.
         """
-        head = f"MPUB {topic}\n".encode() + _SIZE_AND_COUNT.pack(len(messages) + COUNT_FIELD_BYTES, count)
-        self._pending.append(b"".join((head, messages)))
+        self.publish_with(Place(topic, None), f"MPUB {topic}\n".encode(), count, messages)
+
+    def publish_with(self, place: Place, line: bytes, count: int, messages: memoryview) -> None:
+        """Send several messages behind a line of any command that takes them, as :meth:`publish`.
+
+        Args:
+            place: where they go, for ``moved``.
+        """
+        head = line + _SIZE_AND_COUNT.pack(len(messages) + COUNT_FIELD_BYTES, count)
+        self._pending.append((place, b"".join((head, messages))))
         self._unsent += 1
         self._pump(self._options.max_in_flight - 1)
+
+    def drain(self) -> None:
+        """Wait until every MPUB is answered.
+
+        Raises:
+            FlintError: as :meth:`publish`.
+        """
+        self._pump(0)
 
     def finish(self) -> None:
         """Wait until every MPUB is answered, and close the connection.
@@ -71,6 +94,23 @@ class Publisher:
         """
         self._pump(0)
         self.close()
+
+    @property
+    def places(self) -> set[Place]:
+        """The places of what has no answer."""
+        return {place for place, _ in self._pending}
+
+    def take(self, place: Place) -> list[bytes]:
+        """Give up what goes to a place and has no answer; in its order."""
+        taken = [data for other, data in self._pending if other == place]
+        self._pending = deque(entry for entry in self._pending if entry[0] != place)
+        self._unsent = len(self._pending)
+        return taken
+
+    def adopt(self, place: Place, commands: Sequence[bytes]) -> None:
+        """Send what another one gave up; with the next call that sends."""
+        self._pending.extend((place, data) for data in commands)
+        self._unsent += len(commands)
 
     def close(self) -> None:
         """Close the connection; what is not answered may or may not be stored."""
@@ -89,34 +129,37 @@ class Publisher:
                 was_connected = self._connection is not None
                 self.close()
                 self._unsent = len(self._pending)
-                if is_final(error, self._address, self._link):
+                if is_final(error, self.address, self._link):
                     # what one nsqd has against this client another may not have; what it has against a message it has
-                    self._refused_by.add(self._address)
+                    self._refused_by.add(self.address)
                     if was_connected or self._refused_by.issuperset(self._addresses):
                         if isinstance(error, NsqdError):
                             raise self._refused(error) from error
                         raise
                 self._turn += 1
-                self._retries.failed(error, f"publishing to nsqd {self._address}")
+                self._retries.failed(error, f"publishing to nsqd {self.address}")
+                if self._moved is not None:
+                    self._moved(self)
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
+        """The nsqd that is published to."""
         return self._addresses[self._turn % len(self._addresses)]
 
     def _send_unsent(self) -> None:
         options = self._options
         if self._connection is None:
-            self._connection = NsqdConnection(self._address, options.connect_timeout, options.pub_timeout, self._link)
+            self._connection = NsqdConnection(self.address, options.connect_timeout, options.pub_timeout, self._link)
         while self._unsent:
             # after a failure there may be more to send again than may be unanswered; a window's worth at most
-            self._connection.send(self._pending[len(self._pending) - self._unsent])
+            self._connection.send(self._pending[len(self._pending) - self._unsent][1])
             self._unsent -= 1
 
     def _take_answer(self) -> None:
         assert self._connection is not None
         answer = self._connection.receive()
-        if answer != b"OK":
-            raise RemoteProtocolError("E_INVALID", f"nsqd {self._address} answered MPUB with {answer[:80]!r}")
+        if not answer.startswith(b"OK"):  # MPUB_TRACE says more behind it
+            raise RemoteProtocolError("E_INVALID", f"nsqd {self.address} answered a publish with {answer[:80]!r}")
         self._pending.popleft()
         self._retries.succeeded()
 
@@ -124,3 +167,50 @@ class Publisher:
         hint = _LIMITS.get(error.code, "")
         detail = f"{error.detail} ({hint.format(self._options)})" if hint else error.detail
         return PublishRefused(error.code, detail, error.nsqd)
+
+
+class Publishers:
+    """The publishers of one task, one for each nsqd, who hand over to each other what is led elsewhere by now.
+
+    Args:
+        placing: asked where a partition is, after a failure.
+    """
+
+    def __init__(self, placing: Placing, options: SinkOptions, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._placing = placing
+        self._options = options
+        self._sleep = sleep
+        self._by_address: dict[str, Publisher] = {}
+        self._moved_to: dict[Place, str] = {}
+
+    def publish(self, place: Place, address: str, line: bytes, count: int, messages: memoryview) -> None:
+        """Send several messages to a place; as :meth:`Publisher.publish_with`.
+
+        Args:
+            address: where the place was when the task began.
+        """
+        self._at(self._moved_to.get(place, address)).publish_with(place, line, count, messages)
+
+    def drain(self) -> None:
+        """Wait until everything is answered; raises as :meth:`Publisher.publish`."""
+        while any(publisher.places for publisher in self._by_address.values()):
+            for publisher in list(self._by_address.values()):
+                publisher.drain()
+
+    def close(self) -> None:
+        """Close all connections; what is not answered may or may not be stored."""
+        for publisher in self._by_address.values():
+            publisher.close()
+
+    def _at(self, address: str) -> Publisher:
+        publisher = self._by_address.get(address)
+        if publisher is None:
+            publisher = self._by_address[address] = Publisher([address], self._options, self._sleep, self._hand_over)
+        return publisher
+
+    def _hand_over(self, publisher: Publisher) -> None:
+        for place in publisher.places:
+            address = self._placing.find(place)
+            if address and address != publisher.address:
+                self._moved_to[place] = address
+                self._at(address).adopt(place, publisher.take(place))

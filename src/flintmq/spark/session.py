@@ -1,7 +1,8 @@
 """A Spark session with the settings under which ``format("nsq")`` is quick, and with clear words when it cannot start.
 
-The rules of this file: a setting the caller gives wins over ours; nothing is set that changes results, but the time
-zone of the session, which is UTC.
+The rules of this file: a setting the caller gives wins over ours, whether here or to spark-submit; a session that runs
+already is left as it is, and what it lacks is told once, with what that costs; nothing is set that changes results, but
+the time zone of the session, which is UTC.
 
 Source: docs/decisions/0006.
 """
@@ -9,35 +10,52 @@ Source: docs/decisions/0006.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flintmq.errors import OptionError
 from flintmq.spark.errors import SetupError
 from flintmq.spark.java import find_java_home
+from flintmq.spark.session_settings import (
+    COSTS,
+    EXTRA,
+    JVM_FLAGS,
+    QUICK,
+    THROUGHPUT,
+    local_cores,
+    settings,
+    unfit_pyspark,
+    with_archive,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUICK = "quick"
-THROUGHPUT = "throughput"
-# starts several seconds sooner; what it compiles runs at about half the speed, which counts in jobs of minutes
-QUICK_JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_FS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+log = logging.getLogger("flintmq.spark")
+_told: set[str] = set()  # ids of applications
 
 
-def session(app: str, master: str = "local[*]", jvm: str = QUICK, **conf: str) -> SparkSession:
+def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkSession:
     """Start (or get) a Spark session in which ``format("nsq")`` is registered.
 
+    A session that runs already, as in a notebook, is returned with only ``conf`` set; what it lacks is logged. Behind
+    spark-submit, master and settings given to that are kept.
+
     Args:
-        master: ``local[*]``, ``local[4,3]`` (4 cores, 3 attempts per task), ``spark://host:7077``, ...
-        jvm: ``quick`` starts soon, ``throughput`` compiles thoroughly, for jobs of more than a minute.
+        master: ``local[*]``, ``local[4,3]`` (4 cores, 3 attempts per task), ``spark://host:7077``, or
+            ``sc://host:15002`` for Spark Connect. Empty: that of spark-submit, that in ``SPARK_REMOTE``, else
+            ``local[*]``.
+        jvm: ``quick`` starts soon, ``throughput`` compiles thoroughly, for jobs of more than a minute. Neither has an
+            effect behind spark-submit and with Spark Connect, where the JVM runs already.
         conf: Spark settings, as ``session("app", **{"spark.driver.memory": "4g"})``; they win over the ones set here.
 
     Raises:
-        SetupError: pyspark, pyarrow or Java is missing or too old.
+        SetupError: pyspark, pyarrow or Java is missing or of a version that does not do.
         OptionError: a setting's name does not begin with ``spark.``, or ``jvm`` is another word.
     """
     if jvm not in (QUICK, THROUGHPUT):
@@ -45,24 +63,84 @@ def session(app: str, master: str = "local[*]", jvm: str = QUICK, **conf: str) -
     for name in conf:
         if not name.startswith("spark."):
             raise OptionError(name, conf[name], "names of Spark settings begin with spark.", "flintmq.spark.session")
-    _require("pyspark", (4, 2))
+    _require_pyspark()
     _require("pyarrow", (18, 0))
     _require("numpy", (1, 26))
-    _prepare_environment(master)
+    remote = master or os.environ.get("SPARK_REMOTE", "")
+    if remote.startswith("sc://") or (remote and not master):
+        return _connected(app, remote, conf)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app).master(master)
-    for name, value in {**settings(master, jvm), **conf}.items():
+    running = SparkSession.getActiveSession()
+    builder = SparkSession.builder.appName(app)
+    if running is not None:
+        chosen = dict(conf)
+    else:
+        given = _given_to_spark_submit()
+        master = master or given.get("spark.master", "local[*]")
+        _prepare_environment(master, has_jvm=bool(given))
+        builder = builder.master(master)
+        chosen = {name: value for name, value in settings(master, jvm).items() if name not in given}
+        if jvm == QUICK and not given:
+            chosen[JVM_FLAGS] = with_archive(chosen[JVM_FLAGS], Path(os.environ["JAVA_HOME"]))
+        chosen |= conf
+    for name, value in chosen.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     _register(spark)
+    if running is not None:
+        wanted = {**settings(str(running.sparkContext.master), jvm), **conf}
+        _warn_of(spark, str(spark.sparkContext.applicationId), wanted)
     return spark
 
 
-def _prepare_environment(master: str) -> None:
+def _connected(app: str, remote: str, conf: Mapping[str, str]) -> SparkSession:
+    """Return a session of Spark Connect; its server finds the source by itself, or has none."""
+    for package, module in (("grpcio", "grpc"), ("pandas", "pandas"), ("grpcio-status", "grpc_status")):
+        if importlib.util.find_spec(module) is None:
+            raise SetupError(f"Spark Connect needs the Python package {package}", "pip install 'pyspark[connect]'")
+    if not remote.startswith("sc://"):
+        _prepare_environment(remote, has_jvm=False)  # pyspark starts a server there
+    from pyspark.sql import SparkSession
+
+    # the others are the server's: it has refused to change them since it runs
+    ours = {name: value for name, value in settings(remote).items() if name.startswith("spark.sql.")}
+    builder = SparkSession.builder.appName(app).remote(remote)
+    for name, value in {**ours, **conf}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    _warn_of(spark, remote, {**settings(remote), **conf})
+    return spark
+
+
+def _warn_of(spark: SparkSession, where: str, wanted: Mapping[str, str]) -> None:
+    """Log once what a session that was not started here lacks."""
+    if where in _told:
+        return
+    _told.add(where)
+    lacking = {name: wanted[name] for name in COSTS if name in wanted and spark.conf.get(name, None) != wanted[name]}
+    if lacking:
+        log.warning(
+            "this session was started without settings of flintmq.spark.session: %s",
+            "; ".join(f"{name}={value}: {COSTS[name]}" for name, value in lacking.items()),
+        )
+
+
+def _given_to_spark_submit() -> dict[str, str]:
+    """Return the settings with which spark-submit started the JVM that this Python belongs to; empty without it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # type: ignore[no-untyped-call, unused-ignore]
+    return dict(SparkConf().getAll())
+
+
+def _prepare_environment(master: str, has_jvm: bool) -> None:
     """Make the settings that Spark reads from the environment only; what the caller has set stays."""
-    os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
-    if _local_cores(master) is not None:
+    if not has_jvm:
+        os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
+    if local_cores(master) is not None:
         # else the workers run whichever python3 is first on the PATH, which may have none of our packages
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # a host name that does not resolve keeps Spark from starting, and nobody else needs to reach this one
@@ -83,41 +161,23 @@ def _register(spark: SparkSession) -> None:
         spark.dataSource.register(NsqDataSource)
 
 
-def settings(master: str, jvm: str = QUICK) -> dict[str, str]:
-    """Return the Spark settings of :func:`session`."""
-    chosen = {
-        # a Python task costs 25 ms instead of 70
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    cores = _local_cores(master)
-    if cores is not None:
-        chosen["spark.sql.shuffle.partitions"] = str(cores)
-        # local disks rename atomically; the default forks a shell for every file where native Hadoop is absent
-        chosen["spark.sql.streaming.checkpointFileManagerClass"] = _FS_CHECKPOINTS
-    if jvm == QUICK:
-        chosen["spark.driver.extraJavaOptions"] = QUICK_JVM_FLAGS
-    return chosen
+def _require_pyspark() -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        raise SetupError("the Python package pyspark is missing", EXTRA)
+    from pyspark.version import __version__
 
-
-def _local_cores(master: str) -> int | None:
-    """Return the cores of a local master, None for a cluster."""
-    match = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", master)
-    if match is None:
-        return None
-    if match[1] == "*":
-        return os.cpu_count() or 1
-    return int(match[1] or 1)
+    if why := unfit_pyspark(__version__):
+        raise SetupError(why, EXTRA)
 
 
 def _require(package: str, least: tuple[int, int]) -> None:
-    remedy = "pip install 'flintmq[spark]'"
     if importlib.util.find_spec(package) is None:
-        raise SetupError(f"the Python package {package} is missing", remedy)
+        raise SetupError(f"the Python package {package} is missing", EXTRA)
     from importlib.metadata import version
 
     have = version(package)
     if tuple(int(part) for part in re.findall(r"\d+", have)[:2]) < least:
-        raise SetupError(f"{package} {have} is too old, {least[0]}.{least[1]} or later is needed", remedy)
+        raise SetupError(f"{package} {have} is too old, {least[0]}.{least[1]} or later is needed", EXTRA)
+
+
+__all__ = ["QUICK", "THROUGHPUT", "session", "settings"]

@@ -1,13 +1,17 @@
-"""The sink ``nsq``: ``df.write`` and ``df.writeStream`` publish rows with MPUB.
+"""The sink ``nsq``: ``df.write`` and ``df.writeStream`` publish rows.
 
-At least once: a task that fails is run again by Spark from its first row, an MPUB whose answer was lost is sent again,
-and a micro-batch that was not committed is written again after a restart. Nothing that Spark reports as written is
-missing. Rows of one task and topic keep their order as long as nothing fails.
+A task gathers some megabytes of rows, a *segment*, finds the places where they go (:mod:`flintmq.spark.placing`) and
+publishes what goes to each place under a name that follows from query, epoch, task and content
+(:mod:`flintmq.spark.identity`). nsqd stores of that what it has not, so a task that is run again, an answer that was
+lost and a micro-batch that is written again after a crash repeat nothing, as long as the rows come in the same order.
+If they do not, they are stored again, and that is logged; nothing that Spark reports as written is ever missing.
 
-The rules of this file: a writer holds plain data only, as it is pickled to the tasks; what a task dropped or published
-travels in its commit message.
+With ``delivery=atLeastOnce``, and at nsqds that do not know producers, rows are published with plain commands.
 
-Source: docs/decisions/0006.
+The rules of this file: a writer holds plain data only, as it is pickled to the tasks; what a task dropped, published or
+found stored already travels in its commit message; where a segment ends follows from the rows.
+
+Source: docs/decisions/0006, docs/decisions/0027.
 """
 
 # ruff: noqa: N803 - argument names are Spark's
@@ -15,150 +19,445 @@ Source: docs/decisions/0006.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import StructType
 
-from flintmq.errors import NoNsqd, OptionError, PublishRefused
+from flintmq.client.core.sharding import partition_of
+from flintmq.errors import NsqdError, OptionError, PublishRefused
 from flintmq.names import is_valid_name
-from flintmq.spark.discovery import all_nsqds
 from flintmq.spark.errors import line_first
-from flintmq.spark.options import SinkOptions
-from flintmq.spark.publish import Publisher
+from flintmq.spark.identity import EPOCH_PROPERTY, NAME_SIZE_MAX, QUERY_ID_PROPERTY, TaskIdentity, query_name
+from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions
+from flintmq.spark.placing import Layout, Place, Placing
+from flintmq.spark.publish import Publisher, Publishers
+from flintmq.wire.commands import publish_row
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+
+SINK = "sink nsq"
+SEGMENT_BYTES = 8 << 20  # of bodies, about: what a task gathers before it publishes
+SEGMENT_ROWS = 200_000
+ORDERED_BYTES_MAX = 1 << 30  # of a task's rows with orderBy, which are all in memory
+ORDERED_BATCH_ROWS = 10_000
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_TYPES = {
+    "body": ("string", "binary"),
+    "topic": ("string",),
+    "partition": _WHOLE,
+    "key": ("string", "binary", *_WHOLE),
+    "trace_id": _WHOLE,
+    "headers": ("map<string,string>", "string"),
+    "defer_ms": _WHOLE,
+}
+"""The columns of a row, and the types that each may have."""
+_NAMING = ("topic", "partition", "key", "trace_id")
 
 log = logging.getLogger("flintmq.spark")
 
 
 @dataclass
 class Published(WriterCommitMessage):
-    """The work of one task: messages per topic, bytes of their bodies, rows dropped for their length."""
+    """The work of one task: messages per topic, bytes of their bodies, rows dropped for their length.
+
+    Attributes:
+        repeated: most messages that earlier tries of the task may have stored as well, because rows came in another
+            order.
+        found: messages that an earlier try had stored, known before they were published again; with ``is_numbered``.
+        is_once: whether what is published again is not stored again.
+    """
 
     messages: dict[str, int] = field(default_factory=dict)
     body_bytes: int = 0
     dropped: int = 0
+    repeated: int = 0
+    found: int = 0
+    is_once: bool = True
+
+
+def check_columns(options: SinkOptions, schema: StructType) -> None:
+    """See that a row can be published as it is.
+
+    Raises:
+        OptionError: a column is missing, unknown, of another type, or does not go with another one.
+    """
+    types = {f.name: f.dataType.simpleString() for f in schema.fields}
+    have = ", ".join(f"{name} {kind}" for name, kind in types.items())
+    if types.get("body") not in _TYPES["body"]:
+        raise OptionError("columns", have, "there must be a column body of type binary or string", SINK)
+    unused = [name for name in types if name not in _TYPES and name not in options.order_by]
+    if unused:
+        raise OptionError(
+            "columns",
+            ", ".join(unused),
+            f"a message is made of {', '.join(_TYPES)}, these would be lost: leave them out with select('body'), or "
+            "put them into it with selectExpr('to_json(struct(*)) AS body')",
+            SINK,
+        )
+    for name, kind in types.items():
+        if name in _TYPES and kind not in _TYPES[name]:
+            raise OptionError("columns", f"{name} {kind}", f"{name} has to be {' or '.join(_TYPES[name])}", SINK)
+    if not options.topic and "topic" not in types:
+        raise OptionError("topic", "", "give the option topic, or a column topic of type string", SINK)
+    if "partition" in types and "key" in types:
+        raise OptionError("columns", "partition, key", "give one of them, each says where a row goes", SINK)
+    if "defer_ms" in types and ("headers" in types or "trace_id" in types):
+        raise OptionError("columns", have, "nsqd keeps no headers or trace id with a delay: leave out defer_ms", SINK)
+    if options.sharding == "java" and types.get("key") == "binary":
+        raise OptionError("columns", "key binary", "sharding=java is for text and numbers", SINK)
+    if options.sharding == "mod" and types.get("key") in ("string", "binary"):
+        raise OptionError("columns", f"key {types['key']}", "sharding=mod is for numbers", SINK)
+    for name in options.order_by:
+        if types.get(name, "map").startswith(("map", "array", "struct")):
+            raise OptionError("orderBy", name, f"name columns that can be sorted by; there is {have}", SINK)
 
 
 class RowWriter:
     """Publishes the rows of one task.
 
     Args:
-        schema: what Spark writes; must have ``body``, and ``topic`` unless the option names one.
+        schema: what Spark writes.
+        is_numbered: the name of a task stands for its rows and their order, as that of a file does. Then they are
+            numbered through, published as they come, and a task that is run again goes on where it was, also one that
+            was given only the first of its rows.
 
     Raises:
         OptionError: the columns do not fit.
     """
 
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType, is_numbered: bool = False) -> None:
+        check_columns(options, schema)
         self._options = options
-        types = {f.name: f.dataType for f in schema.fields}
-        if not isinstance(types.get("body"), BinaryType | StringType):
-            have = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema.fields)
-            raise OptionError("columns", have, "there must be a column body of type binary or string", "sink nsq")
-        unused = [name for name in types if name not in ("body", "topic")]
-        if unused:
-            raise OptionError(
-                "columns",
-                ", ".join(unused),
-                "a message is made of body (and topic says where it goes), these would be lost: leave them out with "
-                "select('body'), or put them into it with selectExpr('to_json(struct(*)) AS body')",
-                "sink nsq",
-            )
-        if not options.topic and not isinstance(types.get("topic"), StringType):
-            raise OptionError("topic", "", "give the option topic, or a column topic of type string", "sink nsq")
+        self._is_numbered = is_numbered
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Published:
+    def write(
+        self, batches: Iterator[pa.RecordBatch], identity: TaskIdentity, done: Published | None = None
+    ) -> Published:
         """Publish all rows.
+
+        Args:
+            done: counted in while it goes on, for those who look.
 
         Raises:
             PublishRefused: a row cannot be published, or nsqd refused one.
             FlintError: no nsqd took the messages.
         """
-        done = Published()
-        publisher = Publisher(self._addresses(), self._options)
+        task = _Task(self._options, identity, self._is_numbered, done)
         try:
-            for batch in batches:
+            for batch in self._ordered(batches) if self._options.order_by else batches:
                 if batch.num_rows:
-                    self._write_batch(batch, publisher, done)
-            publisher.finish()
+                    task.gather(batch)
+            return task.finish()
         finally:
-            publisher.close()
+            task.close()
+
+    def _ordered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sort all rows of the task, those that are equal by their bodies."""
+        import pyarrow as pa
+
+        rows, size = [], 0
+        for batch in batches:
+            rows.append(batch)
+            size += batch.nbytes
+            if size > ORDERED_BYTES_MAX:
+                allowed = f"at most {ORDERED_BYTES_MAX >> 20} MiB of rows in a task: repartition into more tasks"
+                raise OptionError("orderBy", ",".join(self._options.order_by), allowed, SINK)
+        if rows:
+            names = dict.fromkeys((*self._options.order_by, "body"))
+            table = pa.Table.from_batches(rows).sort_by([(name, "ascending") for name in names])
+            yield from table.combine_chunks().to_batches(max_chunksize=ORDERED_BATCH_ROWS)
+
+
+class _Task:
+    """One attempt of one task.
+
+    Attributes:
+        done: what it did.
+    """
+
+    def __init__(self, options: SinkOptions, identity: TaskIdentity, is_numbered: bool, done: Published | None) -> None:
+        self.done = done if done is not None else Published()
+        self.done.is_once = options.delivery != AT_LEAST_ONCE
+        self._is_numbered = is_numbered
+        self._sequences: dict[Place, int] = {}
+        self._options = options
+        self._identity = identity
+        self._placing = Placing(options, identity)
+        self._publishers = Publishers(self._placing, options)
+        self._plain: Publisher | None = None  # for nsqds of others
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = self._gathered_rows = 0
+        self._segment = 0
+        self._names: set[str] = set()
+
+    def gather(self, batch: pa.RecordBatch) -> None:
+        """Take rows, and publish when they are a segment."""
+        batch = self._checked(batch)
+        if not batch.num_rows:
+            return
+        self._gathered.append(batch)
+        self._gathered_rows += batch.num_rows
+        is_full = self._gathered_bytes >= SEGMENT_BYTES or self._gathered_rows >= SEGMENT_ROWS
+        if is_full or self._is_numbered:
+            self._publish()
+
+    def finish(self) -> Published:
+        """Publish the rest, and wait until all is stored."""
+        if self._gathered:
+            self._publish()
+        self._publishers.drain()
+        if self._plain is not None:
+            self._plain.finish()
+        done, options = self.done, self._options
         if done.dropped:
-            log.warning("%d rows dropped: longer than maxMessageSize=%d", done.dropped, self._options.max_message_size)
+            log.warning("%d rows dropped: longer than maxMessageSize=%d", done.dropped, options.max_message_size)
+        if not self._is_numbered:
+            done.repeated = sum(last for name, last in self._placing.known.items() if name not in self._names)
         return done
 
-    def _addresses(self) -> list[str]:
-        """Return the nsqds, each task beginning with another one."""
-        options = self._options
-        addresses = list(options.nsqd) or all_nsqds(options.lookupd, options.connect_timeout, options.link)
-        if not addresses:
-            raise NoNsqd(options.topic, f"nsqlookupd {','.join(options.lookupd)} knows none")
-        context = TaskContext.get()
-        first = (context.partitionId() if context is not None else 0) % len(addresses)
-        return addresses[first:] + addresses[:first]
+    def close(self) -> None:
+        self._publishers.close()
+        if self._plain is not None:
+            self._plain.close()
 
-    def _write_batch(self, batch: pa.RecordBatch, publisher: Publisher, done: Published) -> None:
-        from flintmq.spark.encode import as_binary
-
-        bodies = as_binary(batch.column("body"))
-        if bodies.null_count:
-            raise PublishRefused("E_BAD_MESSAGE", f"{bodies.null_count} rows have a null body; filter them out")
-        if self._options.topic:
-            self._write_topic(self._options.topic, bodies, publisher, done)
-            return
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with bodies as bytes, without those that are dropped for their length."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
-        topics = batch.column("topic")
-        for topic in pc.unique(topics).to_pylist():
-            if topic is None or not is_valid_name(topic):
-                raise PublishRefused("E_BAD_TOPIC", f"the column topic has {topic!r}, which is no topic name")
-            self._write_topic(topic, bodies.filter(pc.equal(topics, topic)), publisher, done)
-
-    def _write_topic(self, topic: str, bodies: pa.Array, publisher: Publisher, done: Published) -> None:
-        from flintmq.spark.encode import body_sizes, encode_bodies
+        from flintmq.spark.encode import as_binary, body_sizes
 
         options = self._options
+        columns = {name: batch.column(name) for name in batch.schema.names if name in _TYPES}
+        bodies = columns["body"] = as_binary(columns["body"])
+        if bodies.null_count:
+            where = self._place(batch, pc.index(bodies.is_null(), pa.scalar(True)).as_py())
+            raise PublishRefused(
+                "E_BAD_MESSAGE", f"{bodies.null_count} rows have a null body, {where}; filter them out"
+            )
         sizes = body_sizes(bodies)
         if not sizes.all():
-            raise PublishRefused("E_BAD_MESSAGE", "a row has an empty body, which nsqd refuses; filter it out")
-        if int(sizes.max()) > options.max_message_size:
-            bodies = self._without_oversize(bodies, int(sizes.max()), done)
-            if not len(bodies):
-                return
-            sizes = body_sizes(bodies)
-        for count, messages in encode_bodies(bodies).slices(options.batch_messages, options.batch_bytes):
-            publisher.publish(topic, count, messages)
-        done.messages[topic] = done.messages.get(topic, 0) + len(bodies)
-        done.body_bytes += int(sizes.sum())
+            where = self._place(batch, int(sizes.argmin()))
+            raise PublishRefused(
+                "E_BAD_MESSAGE", f"a row has an empty body, which nsqd refuses, {where}; filter it out"
+            )
+        if "defer_ms" in columns:
+            _check_delays(columns["defer_ms"])
+        if options.topic:
+            columns.pop("topic", None)
+        rows = pa.RecordBatch.from_pydict(columns)
+        limit = options.max_message_size
+        if len(sizes) and int(sizes.max()) > limit:
+            if options.oversize == "fail":
+                raise PublishRefused(
+                    "E_BAD_MESSAGE",
+                    f"a body has {int(sizes.max())} bytes, maxMessageSize={limit} (nsqd's --max-msg-size), "
+                    f"{self._place(batch, int(sizes.argmax()))}; "
+                    "shorten it, raise both limits, or set oversize=drop",
+                )
+            rows = rows.filter(pc.less_equal(pc.binary_length(bodies), limit))
+            self.done.dropped += batch.num_rows - rows.num_rows
+            sizes = body_sizes(rows.column("body"))
+        self._gathered_bytes += int(sizes.sum())
+        self.done.body_bytes += int(sizes.sum())
+        return rows
 
-    def _without_oversize(self, bodies: pa.Array, longest: int, done: Published) -> pa.Array:
+    def _place(self, batch: pa.RecordBatch, index: int) -> str:
+        """Name a row by the columns that say what it is, as far as it has some."""
+        names = [name for name in batch.schema.names if name in _NAMING or name in self._options.order_by]
+        told = ", ".join(f"{name} {str(batch.column(name)[index].as_py())[:80]}" for name in names)
+        topic = f" for topic {self._options.topic!r}" if self._options.topic else ""
+        return f"row {index} of its batch" + (f" ({told})" if told else "") + topic
+
+    def _publish(self) -> None:
+        """Publish what was gathered as one segment; the last of it may be answered later."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
-        limit = self._options.max_message_size
-        if self._options.oversize == "fail":
-            raise PublishRefused(
-                "E_BAD_MESSAGE",
-                f"a body has {longest} bytes, maxMessageSize={limit} (nsqd's --max-msg-size); "
-                "shorten it, raise both limits, or set oversize=drop",
-            )
-        kept = bodies.filter(pc.less_equal(pc.binary_length(bodies), limit))
-        done.dropped += len(bodies) - len(kept)
-        return kept
+        rows = pa.Table.from_batches(self._gathered).combine_chunks().to_batches()[0]
+        self._gathered.clear()
+        self._gathered_bytes = self._gathered_rows = 0
+        if self._options.topic:
+            self._publish_topic(self._options.topic, rows)
+        else:
+            topics = rows.column("topic")
+            for topic in sorted(pc.unique(topics).to_pylist(), key=lambda name: name or ""):
+                if topic is None or not is_valid_name(topic):
+                    raise PublishRefused("E_BAD_TOPIC", f"the column topic has {topic!r}, which is no topic name")
+                self._publish_topic(topic, rows.filter(pc.equal(topics, topic)))
+        self._segment += 1
+
+    def _publish_topic(self, topic: str, rows: pa.RecordBatch) -> None:
+        names = set(rows.schema.names) - {"topic", "body"}
+        is_plain = self._options.delivery == AT_LEAST_ONCE and not names
+        layout = None if is_plain else self._placing.of(topic)
+        if layout is None:
+            self._publish_plain(topic, rows, names, is_plain)
+        else:
+            self.done.is_once &= layout.is_certain
+            for place, address, share in self._shares(layout, rows):
+                self._publish_share(layout, place, address, share)
+        self.done.messages[topic] = self.done.messages.get(topic, 0) + rows.num_rows
+
+    def _publish_plain(self, topic: str, rows: pa.RecordBatch, names: set[str], is_wanted: bool) -> None:
+        from flintmq.spark.encode import encode_bodies
+
+        options = self._options
+        if not is_wanted:
+            where = ",".join(options.nsqd or options.lookupd)
+            if options.delivery == ONCE:
+                allowed = f"an nsqd of {where} is not FlintMQ's, and would store again what is published again"
+                raise OptionError("delivery", ONCE, allowed, SINK)
+            if names:
+                allowed = f"only FlintMQ's nsqd takes them, and one of {where} is another: leave them out"
+                raise OptionError("columns", ", ".join(sorted(names)), allowed, SINK)
+            if self.done.is_once:
+                log.warning("an nsqd of %s is not FlintMQ's: rows are published at least once", where)
+        self.done.is_once = False
+        if self._plain is None:
+            self._plain = Publisher(self._placing.addresses(topic), options)
+        for count, messages in encode_bodies(rows.column("body")).slices(options.batch_messages, options.batch_bytes):
+            self._plain.publish(topic, count, messages)
+
+    def _shares(self, layout: Layout, rows: pa.RecordBatch) -> Iterator[tuple[Place, str, pa.RecordBatch]]:
+        """Part rows by the places that they go to, each with its address."""
+        import numpy as np
+        import pyarrow as pa
+
+        if not layout.partition_count:
+            if "partition" in rows.schema.names and any(rows.column("partition").to_pylist()):
+                what = f"topic {layout.topic} has no partitions: leave out the column partition, or create it with some"
+                raise PublishRefused("E_BAD_PARTITION", what)
+            yield Place(layout.topic, None), layout.address, rows
+            return
+        chosen = self._partitions(layout, rows)
+        for partition in np.unique(chosen).tolist():
+            address = layout.leaders.get(partition)
+            if address is None:
+                what = f"the column partition has {partition}, topic {layout.topic} has 0 to {len(layout.leaders) - 1}"
+                raise PublishRefused("E_BAD_PARTITION", what)
+            mask = chosen == partition
+            share = rows if mask.all() else rows.filter(pa.array(mask))
+            yield Place(layout.topic, partition), address, share
+
+    def _partitions(self, layout: Layout, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        return partitions_of(rows, layout.partition_count, self._identity, self._options.sharding)
+
+    def _publish_share(self, layout: Layout, place: Place, address: str, rows: pa.RecordBatch) -> None:
+        from flintmq.spark.encode import encode_bodies, header_fronts, trace_fronts
+
+        options = self._options
+        sequence, producer_id = 1, None
+        if self._is_numbered and options.delivery != AT_LEAST_ONCE:
+            # in place of a segment: each partition counts for itself
+            producer_id = self._identity.producer_id(layout.partition_count, place.partition or 0, ())
+            sequence = self._sequences.get(place, 1)
+            self._sequences[place] = sequence + rows.num_rows
+            known = min(max(0, layout.known.get(producer_id, 0) + 1 - sequence), rows.num_rows)
+            self.done.found += known
+            rows, sequence = rows.slice(known), sequence + known
+            if not rows.num_rows:
+                return
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        is_once = options.delivery != AT_LEAST_ONCE
+        headers, trace_ids, delays = (columns.get(name) for name in ("headers", "trace_id", "defer_ms"))
+        fronts = None
+        try:
+            if headers is not None:
+                fronts = header_fronts(headers, trace_ids)
+            elif trace_ids is not None:
+                fronts = trace_fronts(trace_ids)
+        except ValueError as error:
+            raise PublishRefused("E_BAD_EXT", str(error)) from error
+        is_traced = headers is None and trace_ids is not None
+        encoded = encode_bodies(columns["body"], fronts)
+        row = publish_row(False, delays is not None, is_traced, headers is not None, is_once)
+        if is_once and not self._is_numbered:
+            said: list[bytes | memoryview] = [encoded.data]
+            if delays is not None:
+                said.append(repr(delays.to_pylist()).encode())
+            producer_id = self._identity.producer_id(layout.partition_count, self._segment, said)
+        if producer_id is not None:
+            self._names.add(producer_id)
+        for defer_ms, first, end in _runs(delays, rows.num_rows):
+            part = encoded.part(first, end)
+            for count, messages in part.slices(options.batch_messages, options.batch_bytes):
+                values = row.line_values((place.topic, place.partition, defer_ms, producer_id, sequence))
+                self._publishers.publish(place, address, row.line(*values), count, messages)
+                sequence += count
+
+
+def partitions_of(rows: pa.RecordBatch, count: int, identity: TaskIdentity, sharding: str) -> npt.NDArray[np.int64]:
+    """Return the partition of each row of a topic that has ``count`` of them."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    own = (identity.task + identity.epoch) % count
+    if "partition" in rows.schema.names:
+        numbers = pc.fill_null(rows.column("partition").cast("int64"), own)
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), np.int64)
+    if "key" in rows.schema.names:
+        keys = rows.column("key").dictionary_encode(null_encoding="encode")
+        found = [own if key is None else partition_of(key, count, sharding) for key in keys.dictionary.to_pylist()]
+        places: npt.NDArray[np.int64] = np.asarray(found, np.int64)[keys.indices.to_numpy(zero_copy_only=False)]
+        return places
+    return np.full(rows.num_rows, own, np.int64)
+
+
+def _check_delays(delays: pa.Array) -> None:
+    import pyarrow.compute as pc
+
+    least = pc.min(delays).as_py()
+    if delays.null_count or (least is not None and least < 0):
+        what = f"defer_ms is {'null' if delays.null_count else least} in a row; 0 is for at once"
+        raise PublishRefused("E_INVALID", what)
+
+
+def _runs(delays: pa.Array | None, count: int) -> Iterator[tuple[int, int, int]]:
+    """Cut rows where their delay changes: the delay, first row, end."""
+    if delays is None:
+        yield 0, 0, count
+        return
+    import numpy as np
+
+    values = delays.to_numpy(zero_copy_only=False)
+    cuts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), count]
+    for first, end in pairwise(cuts):
+        yield int(values[first]), first, end
 
 
 def _report(messages: list[WriterCommitMessage | None], what: str) -> None:
     done = [message for message in messages if isinstance(message, Published)]
     count = sum(sum(message.messages.values()) for message in done)
     dropped = sum(message.dropped for message in done)
-    log.info("%s: %d messages, %d bytes published", what, count, sum(message.body_bytes for message in done))
+    repeated = sum(message.repeated for message in done)
+    how = "once" if all(message.is_once for message in done) else "at least once"
+    size = sum(message.body_bytes for message in done)
+    log.info("%s: %d messages, %d bytes published %s", what, count, size, how)
     if dropped:
         log.warning("%s: %d rows dropped for their length", what, dropped)
+    if repeated:
+        log.warning(
+            "%s: at least once: up to %d messages of an earlier try are stored as well, because rows came in another "
+            "order; set orderBy to columns that order them",
+            what,
+            repeated,
+        )
+
+
+def _task_number() -> int:
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
 
 
 class NsqWriter(DataSourceArrowWriter):
@@ -166,12 +465,14 @@ class NsqWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError("mode", "overwrite", "a topic can only be appended to", "sink nsq")
+            raise OptionError("mode", "overwrite", "a topic can only be appended to", SINK)
         self._rows = RowWriter(options, schema)
+        # made on the driver, so that the attempts of a task have the same; another run has another
+        self._name = options.write_id or os.urandom(NAME_SIZE_MAX // 2).hex()
 
     @line_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._rows.write(iterator)
+        return self._rows.write(iterator, TaskIdentity(self._name, 0, _task_number()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _report(messages, "write")
@@ -182,12 +483,18 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError("outputMode", "complete", "a topic can only be appended to", "sink nsq")
+            raise OptionError("outputMode", "complete", "a topic can only be appended to", SINK)
+        if options.write_id:
+            raise OptionError("writeId", options.write_id, "it is for df.write; a stream's query has an id", SINK)
         self._rows = RowWriter(options, schema)
 
     @line_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._rows.write(iterator)
+        context: Any = TaskContext.get()
+        query_id, epoch = (context.getLocalProperty(name) for name in (QUERY_ID_PROPERTY, EPOCH_PROPERTY))
+        if not query_id or not epoch:
+            raise NsqdError("E_INVALID", "this Spark does not tell a task its query and micro-batch; 4.2 and 4.3 do")
+        return self._rows.write(iterator, TaskIdentity(query_name(query_id), int(epoch), _task_number()))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _report(messages, f"micro-batch {batchId}")

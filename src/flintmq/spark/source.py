@@ -25,7 +25,7 @@ from flintmq.spark.errors import line_first
 from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.schema import columns_of, spark_schema
 from flintmq.spark.sink import NsqStreamWriter, NsqWriter
-from flintmq.spark.stream_reader import NsqStreamReader
+from flintmq.spark.spooled import AnyStreamReader
 
 
 class NsqDataSource(DataSource):
@@ -53,7 +53,7 @@ class NsqDataSource(DataSource):
 
     @line_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return NsqStreamReader(self._source_options(schema))
+        return AnyStreamReader(self._source_options(schema))
 
     @line_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -6,9 +6,11 @@ The rules of this file: with a channel, asking twice gives the same answer, what
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
+from flintmq.errors import OptionError
 from flintmq.spark.broker import PartitionLog
-from flintmq.spark.errors import GONE, DataLost
+from flintmq.spark.errors import GONE, SOURCE, DataLost
 from flintmq.spark.offsets import (
     EARLIEST_SEQUENCE,
     FIRST_SEQUENCE,
@@ -17,7 +19,9 @@ from flintmq.spark.offsets import (
     Offsets,
     PartitionKey,
     Place,
+    check_assigned,
     parse_given,
+    parse_times,
 )
 from flintmq.spark.options import CURSOR, EARLIEST, LATEST, SourceOptions
 from flintmq.spark.survey import Survey, Surveyor
@@ -35,8 +39,16 @@ class StartingPoints:
     def find(self, survey: Survey) -> Offsets:
         """Return the starting position in every log of a survey that was asked for ``startingTimestamp``."""
         options = self._options
+        check_assigned(options.assign, places(survey) | _places(survey.others))
+        if options.starting_timestamp is not None:
+            times = dict.fromkeys(survey.logs, options.starting_timestamp)
+            return {key: self._at_time(key, entry, entry.at, times) for key, entry in sorted(survey.logs.items())}
+        if options.starting_offsets_by_timestamp:
+            option, text = "startingOffsetsByTimestamp", options.starting_offsets_by_timestamp
+            times, found = at_times(option, text, survey, self._surveyor)
+            return {key: self._at_time(key, entry, found.get(key), times) for key, entry in sorted(survey.logs.items())}
         given: GivenOffsets | None = None
-        if options.starting_timestamp is None and options.starting_offsets not in (EARLIEST, LATEST, CURSOR):
+        if options.starting_offsets not in (EARLIEST, LATEST, CURSOR):
             given = parse_given("startingOffsets", options.starting_offsets)
             given.check("startingOffsets", places(survey))
             for key, sequence in sorted(given.gone(survey.logs).items()):
@@ -49,8 +61,6 @@ class StartingPoints:
 
     def _sequence(self, key: PartitionKey, entry: PartitionLog, given: GivenOffsets | None) -> int:
         options = self._options
-        if options.starting_timestamp is not None:
-            return self._held(key, entry.end if entry.at is None else entry.at)
         if given is None:
             wanted = {EARLIEST: EARLIEST_SEQUENCE, LATEST: LATEST_SEQUENCE}.get(options.starting_offsets)
             if wanted is None:  # cursor; a channel that is new gets the whole log, as the first channel of NSQ does
@@ -58,9 +68,7 @@ class StartingPoints:
         else:
             wanted = given.sequence(key, entry.nsqd)
         if wanted is None or wanted == EARLIEST_SEQUENCE:
-            if options.channel:
-                self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
-            return entry.start
+            return self._at_beginning(key, entry)
         if wanted == LATEST_SEQUENCE:
             return self._surveyor.move_cursor(key, LATEST_SEQUENCE) if options.channel else entry.end
         if wanted > entry.end:
@@ -71,6 +79,28 @@ class StartingPoints:
             log.warning("%s; beginning at the end", beyond)
             wanted = entry.end
         return self._held(key, max(wanted, FIRST_SEQUENCE))
+
+    def _at_beginning(self, key: PartitionKey, entry: PartitionLog) -> int:
+        if self._options.channel:
+            self._surveyor.move_cursor(key, EARLIEST_SEQUENCE)
+        return entry.start
+
+    def _at_time(
+        self, key: PartitionKey, entry: PartitionLog, at: int | None, times: Mapping[PartitionKey, int]
+    ) -> int:
+        """Return where reading starts when a time was given, which ``at`` is the first message of."""
+        if key not in times:
+            return self._at_beginning(key, entry)
+        at = entry.end if at is None else at
+        if at >= entry.end and self._options.starting_offsets_by_timestamp_strategy == "error":
+            where = f"topic {key.topic!r}, {self._surveyor.label(key)}, ends at {entry.end}"
+            raise OptionError(
+                "startingOffsetsByTimestampStrategy",
+                "error",
+                f"{where} and has nothing stored at or after {times[key] // 1_000_000} ms; latest starts at its end",
+                SOURCE,
+            )
+        return self._held(key, at)
 
     def _held(self, key: PartitionKey, sequence: int) -> int:
         """Make the channel keep what is read from here on."""
@@ -90,6 +120,37 @@ class StartingPoints:
         return entry.start
 
 
+def at_times(
+    option: str, text: str, survey: Survey, surveyor: Surveyor
+) -> tuple[dict[PartitionKey, int], dict[PartitionKey, int]]:
+    """Find the messages at times that are given for partitions one by one.
+
+    Returns:
+        The time of each log that has one, in ns, and the sequence of its first message stored at or after it (its end
+        if there is none).
+
+    Raises:
+        OptionError: the JSON has another form, or names what does not exist.
+        FlintError: an nsqd did not answer as often as the retries allow.
+    """
+    given = parse_times(option, text)
+    given.check(option, places(survey))
+    chosen = ((key, given.sequence(key, entry.nsqd)) for key, entry in survey.logs.items())
+    times = {key: time_ms * 1_000_000 for key, time_ms in chosen if time_ms is not None}
+    found: dict[PartitionKey, int] = {}
+    for time_ns in sorted(set(times.values())):
+        keys = [key for key, one_ns in times.items() if one_ns == time_ns]
+        logs = surveyor.look(keys, time_ns, is_waiting=True).logs
+        for key in keys:
+            entry = logs.get(key, survey.logs[key])
+            found[key] = entry.end if entry.at is None else entry.at
+    return times, found
+
+
 def places(survey: Survey) -> dict[PartitionKey, Place]:
     """Return where the logs of a survey are, and what there is of them."""
-    return {key: Place(entry.nsqd, entry.start, entry.end) for key, entry in survey.logs.items()}
+    return _places(survey.logs)
+
+
+def _places(logs: Mapping[PartitionKey, PartitionLog]) -> dict[PartitionKey, Place]:
+    return {key: Place(entry.nsqd, entry.start, entry.end) for key, entry in logs.items()}

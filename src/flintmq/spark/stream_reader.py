@@ -11,6 +11,8 @@ What Spark does, and what follows from it (all observed on 4.3, docs/decisions/0
   micro-batch. Only before that is planned can ``latest`` move on; a position that nsqd keeps (a channel) prevents it.
 - It calls ``commit(end)`` one micro-batch late and never for the last one, and may repeat it: the cursor of the channel
   may only lag behind, and moving it is idempotent. Exactly-once rests on Spark's checkpoint, never on the cursor.
+- It asks for the latest offset, from ``start``, once the micro-batch that ended there is committed, also when nothing
+  is new, and once more at the end of availableNow: so the cursor is moved there already.
 - It never calls ``stop()``: nothing depends on it.
 - It compares offsets as text: their keys are sorted, and when nothing is new the text comes back as it was given,
   unless a release before wrote it, whose form is replaced with the next micro-batch.
@@ -41,8 +43,10 @@ from pyspark.sql.streaming.datasource import (
 
 from flintmq.clock import Clock, SystemClock
 from flintmq.spark.broker import PartitionLog
-from flintmq.spark.errors import CREATED_AGAIN, GONE, DataLost, LogAway, line_first
-from flintmq.spark.offsets import LOG_KEY, Offsets, PartitionKey, entries_of, from_json, is_current, to_json
+from flintmq.spark.errors import CREATED_AGAIN, GONE, NOT_CHOSEN, DataLost, LogAway, line_first
+from flintmq.spark.lag import measure
+from flintmq.spark.lag import to_json as lag_to_json
+from flintmq.spark.offsets import LAG_KEY, LOG_KEY, Offsets, PartitionKey, entries_of, from_json, is_current, to_json
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import Backlog, FetchRange, admit
 from flintmq.spark.retry import Retries
@@ -52,6 +56,8 @@ from flintmq.spark.tasks import make_tasks, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+AHEAD_TIMES = 2  # that the channel is seen ahead of the query before that is told of
 
 log = logging.getLogger("flintmq.spark")
 
@@ -71,6 +77,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._missing_since_ns: dict[PartitionKey, int] = {}
         self._left_behind: dict[PartitionKey, int] = {}
         self._committed: dict[PartitionKey, int] = {}
+        self._times_ahead = 0
+        self._read: Offsets = {}
         self._waiting_since_ns = self._clock.monotonic_ns()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -93,9 +101,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             timestamp_ns=options.starting_timestamp, is_waiting=True, is_lenient=not options.fail_on_data_loss
         )
 
+    def end_at(self, survey: Survey) -> None:
+        """Read up to what a survey has found, and no further."""
+        self._target = survey
+
     @line_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = from_json(start)
+        self.commit(start)
         is_first = LOG_KEY not in start
         survey = self._survey(at, is_first)
         entering = self._entering(at, survey, is_first)
@@ -114,6 +127,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._behind_since_ns.pop(key, None)
                 backlogs[key] = self._backlog(key, sequence, entry)
         ends |= self._admitted(backlogs, limit)
+        self._read = ends
         if ends == at and is_current(start):
             return start
         return to_json(ends, entering)
@@ -121,7 +135,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._last_survey is None:
             return None
-        return to_json({key: entry.end for key, entry in self._last_survey.logs.items()})
+        ends = to_json({key: entry.end for key, entry in self._last_survey.logs.items()})
+        lags = measure(self._read, self._last_survey, self._options, self._clock.wall_ns())
+        return {**ends, LAG_KEY: lag_to_json(lags)}
 
     @line_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -143,6 +159,24 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         due = {key: sequence for key, sequence in from_json(end).items() if self._committed.get(key) != sequence}
         moved = self._surveyor.try_cursors(due)
         self._committed |= {key: due[key] for key in moved}
+        ahead = [(key, floor) for key, floor in moved.items() if floor > due[key]]
+        if ahead:
+            self._seen_ahead(*ahead[0], due[ahead[0][0]])
+
+    def _seen_ahead(self, key: PartitionKey, floor: int, here: int) -> None:
+        """Warn, once, that somebody else moves the channel; once it may be because of a stretch that is damaged."""
+        self._times_ahead += 1
+        if self._times_ahead == AHEAD_TIMES:
+            log.warning(
+                "channel %s of %s %s is at %d and this query at %d: another query or a consumer uses it as well, or "
+                "this checkpoint is older; its depth is not this query's lag, and retention does not wait for this "
+                "query. Give each query a channel of its own",
+                self._options.channel,
+                key.topic,
+                self._surveyor.label(key),
+                floor,
+                here,
+            )
 
     def _survey(self, at: Offsets, is_first: bool) -> Survey:
         """Return what there is; with availableNow what there was when this run began, and nothing that came later."""
@@ -151,9 +185,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last_survey = self._surveyor.look(at, timestamp_ns, is_waiting=is_first)
             return self._last_survey
         if self._last_survey is None:  # the first time: what was read before and is not seen now is looked for
-            self._look_for([key for key in at if key not in self._target.logs], self._target)
+            self._look_for(self._unseen(at, self._target), self._target)
         self._last_survey = self._target
         return self._target
+
+    def _unseen(self, at: Offsets, target: Survey) -> list[PartitionKey]:
+        return [key for key in at if key not in target.logs and self._options.reads(key.topic, key.partition)]
 
     def _look_for(self, unseen: list[PartitionKey], target: Survey) -> None:
         """Wait, as long as the retries last, for logs that may be on their way to another nsqd."""
@@ -199,6 +236,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DataLost: it is gone, or has been away for too long.
         """
         options, now_ns = self._options, self._clock.monotonic_ns()
+        if not options.reads(key.topic, key.partition):
+            self._lose(key, sequence, None, NOT_CHOSEN)
+            return True
         if self._surveyor.is_gone(key, survey):
             is_again = any(other[:2] == key[:2] for other in survey.logs)
             self._lose(key, sequence, None, CREATED_AGAIN if is_again else GONE)

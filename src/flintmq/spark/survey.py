@@ -37,12 +37,14 @@ class Survey:
 
     Attributes:
         logs: every log that is served, by its key.
+        others: logs of the same topics that the options leave out.
         away: nsqds that did not answer, and why.
         unled: logs of a cluster that nobody serves now, and why.
         asked: nsqds that answered, and the topics they were asked about.
     """
 
     logs: dict[PartitionKey, PartitionLog] = field(default_factory=dict)
+    others: dict[PartitionKey, PartitionLog] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)
     unled: dict[PartitionKey, str] = field(default_factory=dict)
     asked: dict[str, set[str]] = field(default_factory=dict)
@@ -169,9 +171,14 @@ class Surveyor:
         survey.asked.setdefault(address, set()).update(topics)
         for topic, answer in zip(topics, found, strict=True):
             for entry in answer.logs:
-                survey.add(topic, entry)
+                if self._options.reads(topic, entry.partition):
+                    survey.add(topic, entry)
+                else:
+                    survey.others[PartitionKey(topic, entry.partition, entry.log_id)] = entry
             for other in answer.elsewhere:
                 key = PartitionKey(topic, other.partition, other.log_id)
+                if not self._options.reads(topic, other.partition):
+                    continue
                 led[key] = max(led.get(key, (-1, "")), (other.epoch, other.nsqd))
 
     def _told(self, survey: Survey, led: Mapping[PartitionKey, tuple[int, str]]) -> dict[str, set[str]]:

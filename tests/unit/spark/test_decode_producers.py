@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.spark.test_decode import STORED_NS, decode
@@ -19,6 +20,7 @@ bodies = st.one_of(
 producers = st.none() | st.tuples(st.binary(min_size=1, max_size=PRODUCER_ID_SIZE_MAX), st.integers(1, 2**62))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(bodies, producers), min_size=1, max_size=6), st.data())
 def test_any_batches_any_range(batches, data):
     stored, first = b"", 5

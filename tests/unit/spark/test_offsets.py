@@ -43,6 +43,7 @@ def test_the_form_documented():
     )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(KEYS, st.integers(0, (1 << 50) - 1), max_size=8), st.randoms())
 def test_equal_offsets_are_equal_text_and_come_back(offsets, random):
     text = json.dumps(to_json(offsets))

@@ -246,3 +246,122 @@ def test_nsqlookupd():
     for wrong in ("https://user:word@b:4163", "ftp://b:4163", "b:4161/path", "https://b:nothing", "https://b"):
         with pytest.raises(OptionError):
             SourceOptions.parse({"topic": "t", "lookupd": wrong})
+
+
+# -- names of Kafka ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("subscribe", "a,b", "topics", ("a", "b")),
+        ("subscribePattern", "fl.*", "topic_pattern", "fl.*"),
+        ("assign", '{"b": [2, 0], "a": [1]}', "assign", (("a", 1), ("b", 0), ("b", 2))),
+        ("maxOffsetsPerTrigger", "5", "max_messages_per_trigger", 5),
+        ("minOffsetsPerTrigger", "5", "min_messages_per_trigger", 5),
+        ("maxRecordsPerPartition", "5", "max_messages_per_task", 5),
+        ("fetchOffset.numRetries", "5", "retries", 5),
+        ("startingOffsetsByTimestamp", '{"a": {"0": 5}}', "starting_offsets_by_timestamp", '{"a": {"0": 5}}'),
+        ("endingOffsetsByTimestamp", '{"a": {"0": 5}}', "ending_offsets_by_timestamp", '{"a": {"0": 5}}'),
+        ("startingOffsetsByTimestampStrategy", "ERROR", "starting_offsets_by_timestamp_strategy", "error"),
+        ("includeHeaders", "true", "include_headers", True),
+    ],
+)
+def test_options_that_kafka_has(name, text, field, value):
+    chooses = name in ("subscribe", "subscribePattern", "assign")
+    base = {"lookupd": "h:4161"} | ({} if chooses else {"topic": "t"})
+    for spelling in (name, name.lower()):
+        assert getattr(SourceOptions.parse({**base, spelling: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("kafka.bootstrap.servers", r"set nsqd=host:4150 .* or lookupd=host:4161"),
+        ("kafka.group.id", "channel=NAME"),
+        ("groupIdPrefix", "channel=NAME"),
+        ("kafka.auto.offset.reset", "startingOffsets"),
+        ("kafka.value.deserializer", "cast"),
+        ("kafkaConsumer.pollTimeoutMs", "fetchTimeout"),
+        ("kafka.sasl.jaas.config", "authSecret"),
+        ("kafka.ssl.key.password", "tlsKey"),
+    ],
+)
+def test_what_kafka_has_in_another_way_is_refused_with_ours(name, words):
+    for kind, base in ((SourceOptions, BASE), (SinkOptions, {"nsqd": "a:1"})):
+        with pytest.raises(OptionError, match=words) as caught:
+            kind.parse({**base, name: "anything"})
+        assert caught.value.option == name
+        assert "anything" not in str(caught.value), "it may be a password"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"a": []}', '{"a": 1}', '{"a": [-1]}', '{"a": [true]}', '{"_log": [0]}']
+)
+def test_bad_assignments(text):
+    with pytest.raises(OptionError) as caught:
+        SourceOptions.parse({"nsqd": "a:1", "assign": text})
+    assert caught.value.option == "assign"
+
+
+def test_what_is_read():
+    assigned = SourceOptions.parse({"nsqd": "a:1", "assign": '{"a": [1]}'})
+    assert [assigned.reads(*each) for each in (("a", 1), ("a", 0), ("b", 1))] == [True, False, False]
+    matched = SourceOptions.parse({"lookupd": "a:1", "subscribePattern": "a|_.*"})
+    assert [matched.reads(topic, 0) for topic in ("a", "ab", "_log", "_x")] == [True, False, False, True]
+
+
+def test_times_one_by_one_have_no_place_in_a_streams_end():
+    with pytest.raises(OptionError, match="a stream has no end"):
+        source(endingOffsetsByTimestamp='{"t": {"0": 1}}').check_stream()
+    source(startingOffsets="latest", startingOffsetsByTimestamp='{"t": {"0": 1}}').check_stream()
+
+
+CHANNELLED = {**BASE, "channel": "c"}
+SPOOLED = {**CHANNELLED, "mode": "spool", "spoolLocation": "/spool"}
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "what"),
+    [
+        ({**BASE, "mode": "push"}, "mode", "auto, offset, spool or direct"),
+        ({**BASE, "mode": "spool", "spoolLocation": "/spool"}, "channel", "nobody else consumes"),
+        ({**CHANNELLED, "mode": "spool"}, "spoolLocation", "or mode=direct"),
+        ({**CHANNELLED, "mode": "direct", "spoolLocation": "/spool"}, "spoolLocation", "nothing on disk"),
+        ({**CHANNELLED, "mode": "direct", "spoolHost": "10.0.0.1"}, "spoolHost", "driver.s host alone"),
+        ({**SPOOLED, "startingOffsets": "latest"}, "startingOffsets", "where the channel stands"),
+        ({**SPOOLED, "startingTimestamp": "0"}, "startingOffsets", "where the channel stands"),
+        ({**SPOOLED, "pushdown": "true"}, "pushdown", "leave it out"),
+        ({**SPOOLED, "msgTimeout": "10ms"}, "msgTimeout", "from 1s"),
+        ({**SPOOLED, "maxInFlight": "0"}, "maxInFlight", "1 to"),
+        ({"nsqd": "a:1", "assign": '{"t": [0]}', "channel": "c", "mode": "direct"}, "topic", "by name"),
+        ({"lookupd": "a:1", "topicPattern": "t.*", "channel": "c", "mode": "direct"}, "topic", "by name"),
+        ({**BASE, "mode": "offset", "spoolLocation": "/spool"}, "spoolLocation", "set mode=spool"),
+        ({**BASE, "mode": "offset", "maxInFlight": "5"}, "maxInFlight", "set mode=spool"),
+        ({**BASE, "deferred": "later"}, "deferred", "stored or due"),
+        ({**BASE, "deferred": "due"}, "channel", "nobody else consumes"),
+        ({**CHANNELLED, "deferred": "due"}, "spoolLocation", "or mode=direct"),
+        ({**BASE, "mode": "offset", "deferred": "due"}, "deferred", "waits with all that is stored behind it"),
+        ({**SPOOLED, "deferred": "stored"}, "deferred", "or set mode=offset"),
+    ],
+)
+def test_what_a_mode_cannot_do_is_refused(given, option, what):
+    with pytest.raises(OptionError, match=what) as caught:
+        SourceOptions.parse(given)
+    assert caught.value.option == option
+
+
+def test_messages_when_they_are_due_come_through_a_spool():
+    due = {**CHANNELLED, "deferred": "due"}
+    assert SourceOptions.parse({**due, "spoolLocation": "/spool"}).mode == "spool"
+    assert SourceOptions.parse({**due, "mode": "direct"}).mode == "direct"
+    assert SourceOptions.parse({**BASE, "deferred": "stored"}).mode == "auto"
+
+
+@pytest.mark.parametrize("mode", ["spool", "direct"])
+def test_a_batch_read_never_finishes_a_message(mode):
+    given = {**SPOOLED, "mode": mode}
+    if mode == "direct":
+        del given["spoolLocation"]
+    with pytest.raises(OptionError, match="availableNow=True"):
+        SourceOptions.parse(given).check_batch()

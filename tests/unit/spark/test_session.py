@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 
@@ -9,8 +11,8 @@ import pytest
 from tests.spark.processes import environment
 
 from flintmq.errors import OptionError
-from flintmq.spark import SetupError, session
-from flintmq.spark.session import THROUGHPUT, settings
+from flintmq.spark import SetupError, session, session_settings
+from flintmq.spark.session_settings import THROUGHPUT, settings, unfit_pyspark
 
 
 def test_settings_of_a_local_session():
@@ -49,9 +51,64 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_an_old_package_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "4.1.4" if name == "pyspark" else "99.0")
-    with pytest.raises(SetupError, match=r"pyspark 4\.1\.4 is too old, 4\.2"):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "17.0.1" if name == "pyarrow" else "99.0")
+    with pytest.raises(SetupError, match=r"pyarrow 17\.0\.1 is too old, 18\.0"):
         session("app")
+
+
+@pytest.mark.parametrize(
+    ("have", "word"), [("4.1.4", "old"), ("3.5.7", "old"), ("4.4.0.dev1", "new"), ("5.0.0", "new")]
+)
+def test_other_versions_of_pyspark_are_refused_in_one_line(have, word, monkeypatch):
+    """By session(), and by the source for whoever has a session of his own."""
+    import pyspark_nsq
+
+    monkeypatch.setattr("pyspark.version.__version__", have)
+    refused = f"pyspark {have} is too {word}, flintmq works with 4.2 and 4.3; pip install 'flintmq[spark]'"
+    with pytest.raises(SetupError, match=re.escape(refused)):
+        session("app")
+    source = pyspark_nsq.DefaultSource
+    assert source.name() == "nsq"
+    with pytest.raises(SetupError, match=re.escape(refused)):
+        source({})
+
+
+def test_tested_versions_of_pyspark():
+    assert [unfit_pyspark(have) for have in ("4.2.0", "4.2.1", "4.3.0", "4.3.1")] == [""] * 4
+
+
+def test_slow_tasks_are_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(session_settings, "_told", set())
+    session_settings.warn_of_tasks({"PYTHON_UNIX_DOMAIN_ENABLED": "true"})
+    assert not caplog.messages
+    session_settings.warn_of_tasks({})
+    session_settings.warn_of_tasks({})
+    (message,) = caplog.messages
+    assert "spark.python.unix.domain.socket.enabled=true" in message and "70 ms instead of 25" in message
+
+
+def test_a_class_archive_is_used_once_it_is_there(tmp_path, monkeypatch):
+    """It is that of one Java and one PySpark."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    java, other = tmp_path / "java", tmp_path / "other"
+    archive = session_settings.class_archive(java)
+    assert session_settings.with_archive("-Xx", java) == "-Xx"
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    assert shlex.split(session_settings.with_archive("-Xx", java)) == [
+        "-Xx", f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"
+    ]  # fmt: skip
+    assert session_settings.with_archive("-Xx", other) == "-Xx"
+
+
+def test_spark_connect_wants_its_packages(monkeypatch):
+    from importlib.util import find_spec
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grpc" else find_spec(name))
+    with pytest.raises(
+        SetupError, match=r"Spark Connect needs the Python package grpcio; pip install 'pyspark\[connect\]"
+    ):
+        session("app", "sc://127.0.0.1:1")
 
 
 def test_the_auto_registered_module_is_lazy():

@@ -1,0 +1,70 @@
+"""Jobs around the pipeline on Spark: ``flintmq pipeline <job>``, and the same as functions.
+
+What they need of Spark comes from :mod:`flintmq.spark`; a job that can do without a JVM does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from flintmq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One word after ``flintmq pipeline``."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+def _job(module: str, function: str = "run") -> Callable[[Sequence[str]], int]:
+    """Return a function that runs the job of a module, which is imported only then."""
+
+    def run(arguments: Sequence[str]) -> int:
+        code: int = getattr(import_module(f"flintmq.pipeline.{module}"), function)(arguments)
+        return code
+
+    return run
+
+
+JOBS = {
+    "archive": Job(
+        "topics as Parquet files or tables, each message exactly once for whoever reads them", _job("archive")
+    ),
+    "check": Job("a pipeline that is written down, planned against the running nsqd", _job("flow", "check")),
+    "cluster": Job("up or down: a standalone Spark on this machine, for trying out jobs", _job("cluster")),
+    "compact": Job("few files in the place of many small ones, in an archive or a table", _job("compact")),
+    "dedupe": Job("topics without the messages that have been there before, to a topic or files", _job("dedupe")),
+    "doctor": Job("whether Spark runs here, and its executors reach nsqd", _job("doctor")),
+    "init": Job("a project of Spark's declarative pipelines, with a topic as a table", _job("init")),
+    "lag": Job("how far a query is behind, by partition, from its checkpoint", _job("lag")),
+    "mirror": Job("topics of one cluster in another, each message once, with where it came from", _job("mirror")),
+    "replay": Job("rows of Parquet files, such as an archive's, to a topic, each once", _job("replay")),
+    "rollup": Job("counts, sums and other aggregates by windows of time, to a topic or files", _job("rollup")),
+    "run": Job("a pipeline that is written down: sources, steps, rules, sinks", _job("flow")),
+    "submit": Job("a program or a job through spark-submit, with flintmq packed for the executors", _job("submit")),
+    "tail": Job("the last messages of topics as rows with their schema", _job("tail")),
+    "trace": Job("the life of each message out of a trace: latencies, lost, stuck, repeated", _job("trace")),
+    "warm": Job("an archive of Spark's classes, with which its sessions start sooner", _job("warm")),
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``flintmq pipeline <job> ...``; return the exit code.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    name = arguments[0] if arguments else "--help"
+    job = JOBS.get(name)
+    if job is not None:
+        return job.run(arguments[1:])
+    if name.lstrip("-") in ("help", "h"):
+        width = max(map(len, JOBS))
+        jobs = "".join(f"  {name:<{width}}  {job.summary}\n" for name, job in JOBS.items())
+        print(f"Usage: flintmq pipeline <job> [flags]\n\nJobs:\n{jobs}\nflintmq pipeline <job> --help explains a job.")
+        return 0
+    raise UsageError(f"unknown job {name}; there is {', '.join(JOBS)}")

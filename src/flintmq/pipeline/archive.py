@@ -1,0 +1,306 @@
+"""``flintmq pipeline archive``: topics as Parquet files, each message exactly once for whoever reads them.
+
+It reads as Spark's source does, with the same options, and writes with Arrow in this process: no Spark is started, and
+no checkpoint is kept beside the files (:mod:`flintmq.pipeline.files`).
+
+The rules of this file: a channel is moved only when what is below it is durable; a log is left where it is when this
+ends early, at the end of a file.
+
+Source: docs/decisions/0028.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from flintmq.errors import FlintError, OptionError, UsageError
+from flintmq.options import SECOND, Choice, Duration, Integer, Switch, Text, option
+from flintmq.pipeline.files import Archive, ArchiveError, Finished, LogFiles
+from flintmq.pipeline.options import JobOptions, SourceFlags, Work
+from flintmq.pipeline.runner import Runner, run_command
+from flintmq.pipeline.table_files import DAY, TableArchive
+from flintmq.pipeline.topics import await_topics
+from flintmq.spark.broker import NotByOffset
+from flintmq.spark.errors import SOURCE, DataLost
+from flintmq.spark.fetch import RangeReader
+from flintmq.spark.lake.opening import open_table
+from flintmq.spark.lake.table import DELTA, ICEBERG, PARQUET, TABLE, TableError, check_kind
+from flintmq.spark.offsets import PartitionKey
+from flintmq.spark.options import SourceOptions
+from flintmq.spark.plan import FetchRange
+from flintmq.spark.schema import arrow_schema
+from flintmq.spark.start import StartingPoints
+from flintmq.spark.survey import Survey, Surveyor
+
+COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
+NEEDED = ("offset", "timestamp")
+ROWS_MAX = 1_000_000
+KINDS = (PARQUET, DELTA, ICEBERG)
+_WHAT, _HOW = "What to archive", "How"
+_BY_OFFSET = (
+    "an archive knows by offsets what it has, so it reads FlintMQ's nsqd alone; nsq_to_file writes what a channel "
+    "delivers to files, nsq_to_nsq copies it to FlintMQ, and Spark reads it with mode=spool"
+)
+
+log = logging.getLogger("flintmq.pipeline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOptions(SourceFlags, JobOptions):
+    """The flags of flintmq pipeline archive."""
+
+    program: ClassVar[str] = "flintmq pipeline archive"
+    summary: ClassVar[str] = "flintmq pipeline archive writes topics as Parquet files, each message exactly once."
+
+    to: str = option(Text("DIRECTORY"), "", "where the files go, and go on", group=_WHAT)
+    columns: str = option(Text("NAMES"), COLUMNS, "columns of the files, separated by commas", group=_WHAT)
+    format: str = option(Choice(KINDS), PARQUET, "files alone, or a table with a transaction per round", group=_WHAT)
+    table: str = option(Text("NAME"), TABLE, "with --format=iceberg: its name in the catalog", group=_WHAT)
+    catalog: str = option(
+        Text("NAME"),
+        "",
+        "with --format=iceberg: a catalog of PyIceberg's configuration",
+        group=_WHAT,
+        default_text="SQLite, in the directory",
+    )
+    follow: bool = option(Switch(), False, "go on with what is published, until Ctrl-C or SIGTERM", group=_HOW)
+    interval_ns: int = option(Duration(1), 60 * SECOND, "with --follow: how long a round may gather", group=_HOW)
+    rows_per_file: int = option(Integer(1), ROWS_MAX, "most messages of one file", group=_HOW)
+
+    def check_together(self) -> None:
+        if self.format != ICEBERG and (self.table != TABLE or self.catalog):
+            raise OptionError("table", self.table, "--table and --catalog are of --format=iceberg", "argument")
+
+
+@dataclass(slots=True)
+class Archived(Work):
+    """The work so far; ``lag`` is of those messages that were there when this round began."""
+
+    files: int = 0
+    bytes: int = 0
+    paths: list[Path] = field(default_factory=list)
+
+    def figures(self) -> dict[str, int]:
+        return {"files": self.files, "bytes": self.bytes}
+
+
+def archive(
+    directory: str | Path,
+    *,
+    format: str = PARQUET,  # noqa: A002 - Spark's word
+    table: str = TABLE,
+    catalog: str = "",
+    follow: bool = False,
+    interval_s: float = 60.0,
+    rows_per_file: int = ROWS_MAX,
+    on_progress: Callable[[Archived], None] | None = None,
+    stop: threading.Event | None = None,
+    wait_for_topic_s: float = 0.0,
+    **options: str,
+) -> Archived:
+    """Archive what there is, and go on where the files in ``directory`` end.
+
+    Args:
+        format: ``parquet``, or ``delta`` or ``iceberg`` for a table in ``directory``, with one transaction per round.
+        table: of Iceberg, its name in the catalog.
+        catalog: of Iceberg, by its name in PyIceberg's configuration; empty: one in SQLite, in ``directory``.
+        follow: go on with what is published, in rounds of ``interval_s``, until ``stop`` is set.
+        on_progress: called now and then, with each file and behind each round.
+        stop: ends it when set: what was read by then is in files.
+        wait_for_topic_s: how long a topic may be missing of which there are no files; 0: it is refused at once.
+        options: of format nsq, as for ``spark.readStream``: ``nsqd`` or ``lookupd``, ``topic``, ``channel`` and more.
+
+    Raises:
+        FlintError: a topic is nowhere, messages that are due are gone, an nsqd stays away, or the directory cannot be
+            written.
+    """
+    parsed = SourceOptions.parse({"columns": COLUMNS, **options})
+    columns = parsed.all_columns
+    for name in NEEDED:
+        if name not in columns:
+            raise OptionError("columns", ",".join(columns), f"{name} has to be among them", SOURCE)
+    parsed.check_by_offset(_BY_OFFSET)
+    parsed.check_stream()
+    stop = stop or threading.Event()
+    done = Archived()
+    with _files(Path(directory), format, columns, table, catalog) as files:
+        job = _Job(replace(parsed, columns=columns), files, rows_per_file, done, on_progress, stop)
+        try:
+            await_topics(options, wait_for_topic_s, stop, known=job.topics)
+            while job.run_round() and follow and not job.stop.wait(interval_s):
+                pass
+        except NotByOffset as error:
+            raise error.instead(_BY_OFFSET) from error
+    return done
+
+
+def _files(directory: Path, kind: str, columns: Sequence[str], table: str, catalog: str) -> Archive:
+    if kind == PARQUET:
+        check_kind(directory, kind)
+        return Archive(directory)
+    if kind not in KINDS:
+        raise OptionError("format", kind, f"say {', '.join(KINDS)}", "flintmq pipeline archive")
+    schema = arrow_schema(columns)
+    return TableArchive(
+        open_table(kind, directory, schema, partition=DAY, day_of="timestamp", name=table, catalog=catalog),
+        is_partitioned=kind == DELTA,
+    )
+
+
+class _Job:
+    """One run."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        files: Archive,
+        rows_per_file: int,
+        done: Archived,
+        on_progress: Callable[[Archived], None] | None,
+        stop: threading.Event,
+    ) -> None:
+        self.stop = stop
+        self._options = options
+        self._files = files
+        self._rows_per_file = rows_per_file
+        self._done = done
+        self._on_progress = on_progress
+        self._surveyor = Surveyor(options)
+        self._positions = files.positions()
+        self._looked: set[PartitionKey] = set()
+        self._gone: set[PartitionKey] = set()
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of which there are files."""
+        return {key.topic for key in self._positions}
+
+    def run_round(self) -> bool:
+        """Archive what there is now; False when it was told to stop."""
+        survey = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
+        self._enter(survey)
+        self._done.batch += 1
+        self._done.lag = sum(max(0, entry.end - self._positions[key]) for key, entry in survey.logs.items())
+        try:
+            self._read(survey)
+        except TableError:
+            raise
+        except FlintError:
+            self._commit()  # one log that cannot be read does not hold up the others
+            raise
+        self._commit()
+        if self.stop.is_set():
+            return False
+        self._tell()
+        return True
+
+    def _read(self, survey: Survey) -> None:
+        for key, entry in sorted(survey.logs.items()):
+            start = self._held(key, max(entry.start, 0))
+            if start < entry.end:
+                self._archive(FetchRange(key.topic, entry.nsqd, key.partition, start, entry.end, key.log_id))
+            if self.stop.is_set():
+                return
+
+    def _enter(self, survey: Survey) -> None:
+        """Find where logs begin that have no files yet, and tell of those that have files and are gone."""
+        for key in self._positions.keys() - survey.logs.keys() - self._gone:
+            if self._options.reads(key.topic, key.partition):
+                log.warning("%s %s is no more; it is archived up to %d", key.topic, key.label, self._positions[key])
+                self._gone.add(key)
+        unseen = survey.logs.keys() - self._looked
+        if unseen and self._files.is_committed_later:  # a table is asked for logs by name; files were listed at first
+            self._positions |= self._files.positions(unseen)
+            self._looked |= unseen
+        new = survey.logs.keys() - self._positions.keys()
+        if new:  # offsets that are given may name the others as well
+            found = StartingPoints(self._options, self._surveyor).find(survey)
+            self._positions |= {key: found[key] for key in new}
+        if self._options.channel and self._done.batch == 0:
+            self._surveyor.try_cursors({key: self._positions[key] for key in survey.logs})
+
+    def _held(self, key: PartitionKey, least: int) -> int:
+        position = self._positions[key]
+        if position < least:
+            lost = DataLost(
+                key.topic, self._surveyor.label(key), position, least, f"retention has removed all below {least}"
+            )
+            if self._options.fail_on_data_loss:
+                raise lost
+            log.warning("%s", lost)
+            self._positions[key] = least
+        return self._positions[key]
+
+    def _archive(self, wanted: FetchRange) -> None:
+        writing = LogFiles(self._files, wanted.key, wanted.start, self._rows_per_file)
+        is_whole = False
+        try:
+            for batch in RangeReader(wanted, self._options).record_batches():
+                self._named(wanted.key, writing.write(batch))
+                self._done.rows += batch.num_rows
+                self._done.lag = max(0, self._done.lag - batch.num_rows)
+                self._tell()
+                if self.stop.is_set():
+                    break
+            else:
+                is_whole = True
+            self._named(wanted.key, writing.finish(wanted.end if is_whole else 0))
+            if is_whole:
+                self._positions[wanted.key] = wanted.end
+        except OSError as error:
+            reason = f"{error}; what has its name stays, run it again when there is room"
+            raise ArchiveError(self._files.directory, reason) from error
+        finally:
+            writing.abandon()
+        if self._options.channel and not self._files.is_committed_later:
+            self._surveyor.try_cursors({wanted.key: self._positions[wanted.key]})
+
+    def _named(self, key: PartitionKey, finished: Iterator[Finished]) -> None:
+        for path, end in finished:
+            self._positions[key] = end
+            self._done.files += 1
+            self._done.bytes += path.stat().st_size
+            self._done.paths = [*self._done.paths[-99:], path]
+            self._commit(is_due=False)
+            self._tell()
+
+    def _commit(self, *, is_due: bool = True) -> None:
+        ends = self._files.commit(is_due=is_due)
+        if ends and self._options.channel:
+            self._surveyor.try_cursors(ends)
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._done)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``flintmq pipeline archive``; a signal ends it with what it has read in files."""
+    return run_command(ArchiveOptions, arguments, _run)
+
+
+def _run(options: ArchiveOptions, runner: Runner) -> None:
+    if not options.to:
+        raise UsageError("give --to, the directory of the files")
+    done = archive(
+        options.to,
+        format=options.format,
+        table=options.table,
+        catalog=options.catalog,
+        follow=options.follow,
+        interval_s=options.interval_ns / SECOND,
+        rows_per_file=options.rows_per_file,
+        on_progress=runner.tell,
+        stop=runner.stop,
+        wait_for_topic_s=options.wait_for_topic_ns / SECOND,
+        **options.source(columns=options.columns),
+    )
+    runner.say(f"{done.rows} messages in {done.files} files, {done.bytes} bytes, in {options.to}")
+
+
+__all__ = ["ArchiveOptions", "Archived", "archive", "run"]

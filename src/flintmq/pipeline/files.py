@@ -1,0 +1,299 @@
+"""The Parquet files of an archive: their names say what is in them, and are all that remembers how far it is.
+
+::
+
+    DIRECTORY/dt=2026-11-23/hour=14/flights-p0000-18eab4542c40c8c8-00000000000001-00000000336777.parquet
+                                    topic   |     log              first offset   end (exclusive)
+                                            partition
+    DIRECTORY/.staged/...             what is being written; nobody reads it, and a start removes it
+    DIRECTORY/.lock                   held by the one archive that may write here
+    DIRECTORY/.names                  held while names change: when a file gets its own, or small ones become one
+
+The rules of this file: a file gets its name by one rename, when all of it is durable; files of a log get theirs in the
+order of its offsets; so whatever dies when, a reader sees each message once, and the end of the last name is where to
+go on. Date and hour are those at which nsqd stored the messages, in UTC.
+
+Source: docs/decisions/0028.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from flintmq.errors import FlintError
+from flintmq.spark.offsets import PartitionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+STAGED = ".staged"
+LOCK = ".lock"
+NAMES = ".names"
+ROW_GROUP_BYTES = 32 << 20  # gathered in memory
+ROW_GROUP_ROWS = 250_000
+HOUR_US = 3_600_000_000
+
+_NAME = re.compile(r"(.+)-p(\d{4,})-([0-9a-f]{16})-(\d{14,})-(\d{14,})\.parquet")
+
+
+class DirectoryError(FlintError):
+    """A directory that a job writes to cannot be used.
+
+    Args:
+        reason: why, and what to do.
+
+    Attributes:
+        kind: of directory, as the error says it.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, directory: Path, reason: str) -> None:
+        super().__init__(directory, reason)
+        self.directory = directory
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.directory}: {self.reason}"
+
+
+class ArchiveError(DirectoryError):
+    """An archive cannot be written where it is."""
+
+    kind = "archive"
+
+
+class FileName(NamedTuple):
+    """The content of a file: messages ``start`` to ``end`` (exclusive) of a log, as far as it has them."""
+
+    key: PartitionKey
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        topic, partition, log_id = self.key
+        return f"{topic}-p{partition:04d}-{log_id}-{self.start:014d}-{self.end:014d}.parquet"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """Return what a name says; None for a file of somebody else."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        return cls(PartitionKey(match[1], int(match[2]), match[3]), int(match[4]), int(match[5]))
+
+
+class Finished(NamedTuple):
+    """A file of a log that has its name.
+
+    Attributes:
+        end: of what is in the files of the log (exclusive).
+    """
+
+    path: Path
+    end: int
+
+
+class Archive:
+    """A directory that is archived to; use as a context manager.
+
+    Attributes:
+        period_us: a file has messages of one period, which begin at multiples of it.
+        is_committed_later: what is published is visible with the next :meth:`commit` only.
+
+    Raises:
+        ArchiveError: it cannot be made or written, or another archive writes to it.
+    """
+
+    period_us = HOUR_US
+    is_committed_later = False
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        try:
+            (self.directory / STAGED).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArchiveError(self.directory, f"it cannot be written: {error}") from error
+        self._lock = take(self.directory, LOCK, "another archive writes to it")
+        for left in (self.directory / STAGED).iterdir():
+            left.unlink()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    def positions(self, keys: Iterable[PartitionKey] = ()) -> dict[PartitionKey, int]:
+        """Return where each log goes on that has files here, whether or not it is among ``keys``."""
+        found: dict[PartitionKey, int] = {}
+        with changing_names(self.directory):
+            for path in self.directory.glob("dt=*/hour=*/*.parquet"):
+                name = FileName.parse(path.name)
+                if name is not None:
+                    found[name.key] = max(name.end, found.get(name.key, 0))
+        return found
+
+    def publish(self, staged: Path, name: FileName, moment: datetime) -> Path:
+        """Give a staged file, which is durable, its name.
+
+        Args:
+            moment: at which the period of its messages begins.
+        """
+        place = self.directory / f"dt={moment:%Y-%m-%d}" / f"hour={moment:%H}"
+        with changing_names(self.directory):
+            move(staged, place / str(name))
+        return place / str(name)
+
+    def commit(self, *, is_due: bool = True) -> dict[PartitionKey, int]:
+        """Make what was published visible; return to where logs are, of which that has changed since.
+
+        Args:
+            is_due: False: only when much is waiting.
+        """
+        return {}
+
+
+class LogFiles:
+    """Writes the messages of one log as files, one for each period, none with more than ``rows_max`` messages.
+
+    Args:
+        start: of the first file.
+    """
+
+    def __init__(self, archive: Archive, key: PartitionKey, start: int, rows_max: int) -> None:
+        self._archive = archive
+        self._key = key
+        self._start = start
+        self._rows_max = rows_max
+        self._period = -1
+        self._row_count = 0
+        self._last = start
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = self._gathered_rows = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._path = archive.directory / STAGED / f"{key.topic}-{key.partition}-{key.log_id}"
+
+    def write(self, batch: pa.RecordBatch) -> Iterator[Finished]:
+        """Take messages in their order; yields the files that are finished by that."""
+        times = batch.column("timestamp").cast(pa.int64())
+        periods = pc.divide(times, self._archive.period_us).to_numpy(zero_copy_only=False)
+        first = 0
+        while first < batch.num_rows:
+            period = int(periods[first])
+            if self._row_count and (period != self._period or self._row_count >= self._rows_max):
+                yield from self.finish()
+            others = (periods[first:] != period).nonzero()[0]
+            end = first + int(others[0]) if len(others) else batch.num_rows
+            end = min(end, first + self._rows_max - self._row_count)
+            self._period = period
+            self._gather(batch.slice(first, end - first))
+            first = end
+
+    def finish(self, end: int = 0) -> Iterator[Finished]:
+        """End the present file, if there is one, and yield it.
+
+        Args:
+            end: up to where there is nothing more; 0 for right behind the last message.
+        """
+        if not self._row_count:
+            return
+        self._write_group()
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+        with self._path.open("rb+") as file:
+            os.fsync(file.fileno())
+        end = max(end, self._last + 1)
+        moment = datetime.fromtimestamp(self._period * self._archive.period_us / 1e6, UTC)
+        path = self._archive.publish(self._path, FileName(self._key, self._start, end), moment)
+        self._start, self._row_count = end, 0
+        yield Finished(path, end)
+
+    def abandon(self) -> None:
+        """Forget what has no name yet."""
+        if self._writer is not None:
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def _gather(self, rows: pa.RecordBatch) -> None:
+        self._gathered.append(rows)
+        self._gathered_bytes += rows.nbytes
+        self._gathered_rows += rows.num_rows
+        self._row_count += rows.num_rows
+        self._last = rows.column("offset")[-1].as_py()
+        if self._gathered_bytes >= ROW_GROUP_BYTES or self._gathered_rows >= ROW_GROUP_ROWS:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if not self._gathered:
+            return
+        table = pa.Table.from_batches(self._gathered)
+        self._gathered.clear()
+        self._gathered_bytes = self._gathered_rows = 0
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd", compression_level=1)
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+
+
+def move(staged: Path, path: Path) -> None:
+    """Rename a file, durably, into a directory that may not be there yet."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_directory(each.parent)
+    os.replace(staged, path)
+    sync_directory(path.parent)
+
+
+def take(directory: Path, name: str, who: str, kind: type[DirectoryError] = ArchiveError) -> int:
+    """Take the lock of that name; it is held until the descriptor that is returned is closed.
+
+    Args:
+        who: has it otherwise, for the error.
+        kind: of error.
+
+    Raises:
+        DirectoryError: somebody has it, or it cannot be made.
+    """
+    try:
+        lock = os.open(directory / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise kind(directory, f"it cannot be written: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise kind(directory, f"{who}: give each a directory of its own, or stop that one") from error
+    return lock
+
+
+@contextmanager
+def changing_names(directory: Path) -> Iterator[None]:
+    """Hold names as they are for others; whoever has this does nothing but look and rename."""
+    lock = os.open(directory / NAMES, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,445 @@
+"""``flintmq pipeline run x.toml`` and ``flintmq pipeline check x.toml``: pipelines that are written down, on Spark.
+
+Every sink is a query of its own, with its own place in the checkpoint, so views are built for each of them. Rows that
+break a rule are counted in passing (``observe``), so they cost no second pass.
+
+The rules of this file: what Spark refuses is told with the line of the file that it comes from; a dry run reads, and
+writes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flintmq.errors import OptionError, UsageError
+from flintmq.options import Integer, Switch, Text, option
+from flintmq.pipeline.options import JobOptions, SparkFlags, Work
+from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
+from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
+from flintmq.spark.broker import NotByOffset
+from flintmq.spark.options import OFFSET, SinkOptions, SourceOptions
+from flintmq.spark.survey import Surveyor
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DRY_ROWS = 1000
+SHOWN_ROWS = 5
+SHOWN_WIDTH = 200
+JSON_COLUMN = "json"
+CORRUPT = "_corrupt_record"
+BROKEN = "rule "
+_ROWS = "rows"
+_OF_STREAMS = ("startingoffsets", "channel", "allowunsafelatest")  # what a look at some rows does without
+_WHAT, _HOW = "What to run", "How"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(JobOptions):
+    """The flags of flintmq pipeline check."""
+
+    program: ClassVar[str] = "flintmq pipeline check"
+    summary: ClassVar[str] = "flintmq pipeline check plans a pipeline against the running nsqd, and runs nothing."
+
+    plan: str = option(Text("FILE"), "", "the pipeline, in TOML", group=_WHAT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(JobOptions):
+    """The flags of flintmq pipeline run."""
+
+    program: ClassVar[str] = "flintmq pipeline run"
+    summary: ClassVar[str] = "flintmq pipeline run runs a pipeline: sources, steps, rules and sinks of a file."
+
+    plan: str = option(Text("FILE"), "", "the pipeline, in TOML", group=_WHAT)
+    dry_run: bool = option(Switch(), False, "show what each sink would get, and write nothing", group=_HOW)
+    rows: int = option(Integer(1, 1_000_000), DRY_ROWS, "with --dry-run: rows that are read of each source", group=_HOW)
+
+
+@dataclass(slots=True)
+class Ran(Work):
+    """The work so far; ``rows`` were read by streams, ``written`` has what each sink got.
+
+    Attributes:
+        broken: rows that broke a rule, by sink and rule.
+    """
+
+    written: dict[str, int] = field(default_factory=dict)
+    broken: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, int]:
+        return {"written": sum(self.written.values()), "broken": sum(self.broken.values())}
+
+
+def run_plan(
+    path: str | Path,
+    *,
+    spark: SparkSession | None = None,
+    on_progress: Callable[[Ran], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Ran:
+    """Run the pipeline of a file until it is done, or ``stop`` is set.
+
+    Args:
+        spark: a session to use; None: one is started as the file says, and stopped in the end.
+
+    Raises:
+        PlanError: the file says what cannot be done; with the line.
+        JobFailed: Spark failed, or a row broke a rule that fails.
+    """
+    return _run_plan(read_plan(Path(path)), Runner(on_progress, stop, spark))
+
+
+def check_plan(path: str | Path, *, spark: SparkSession | None = None) -> list[str]:
+    """Plan the pipeline of a file against the running nsqd, and run nothing; return what was found, as lines.
+
+    Raises:
+        FlintError: the file says what cannot be done, or an nsqd does not answer.
+    """
+    return list(_check(read_plan(Path(path)), Runner(spark=spark)))
+
+
+def _session_of(plan: Plan) -> SparkFlags:
+    conf = tuple(f"{name}={value}" for name, value in plan.conf.items())
+    return SparkFlags(master=plan.master, jvm=plan.jvm, conf=conf)
+
+
+def _run_plan(plan: Plan, runner: Runner) -> Ran:
+    done = Ran()
+    with runner.session(plan.name, _session_of(plan), done) as spark:
+        builds = [_Build(plan, spark, sink) for sink in plan.sinks]
+        for build in builds:
+            build.check()
+        for build in builds:
+            if not build.is_stream and not runner.stop.is_set():
+                build.write(done)
+                runner.tell(done)
+        streams = [build for build in builds if build.is_stream]
+        if streams and not runner.stop.is_set():
+            _follow(streams, runner, done)
+    return done
+
+
+def _follow(streams: Sequence[_Build], runner: Runner, done: Ran) -> None:
+    queries: list[Any] = []
+    by_id: dict[str, _Build] = {}
+    try:
+        for build in streams:
+            queries.append(build.start())
+            by_id[str(queries[-1].id)] = build
+    except BaseException:
+        for query in queries:
+            query.stop()
+        raise
+
+    def count(progress: Mapping[str, Any]) -> None:
+        by_id[progress["id"]].count(progress.get("observedMetrics") or {}, done)
+
+    runner.follow(queries, done, count)
+
+
+class _Build:
+    """The views of one sink.
+
+    Args:
+        rows: read so many of each source, all at once; 0: as the file says.
+
+    Attributes:
+        frame: what the sink gets.
+
+    Raises:
+        PlanError: Spark refuses a source, a step or a rule.
+    """
+
+    def __init__(self, plan: Plan, spark: SparkSession, sink: Sink, rows: int = 0) -> None:
+        self._plan = plan
+        self._spark = spark
+        self.sink = sink
+        self._row_limit = rows
+        self.views: dict[str, DataFrame] = {}
+        self._names = {f"rule_{index}": rule for index, rule in enumerate(plan.rules)}
+        self._observations: dict[str, Observation] = {}
+        self.frame = self._build(is_stream=True)
+        self.is_stream = self.frame.isStreaming
+        if not self.is_stream:
+            self.frame = self._build(is_stream=False)
+
+    def _build(self, *, is_stream: bool) -> DataFrame:
+        """Build the views; what is observed is found in the progress of a stream, else in an object for each."""
+        plan, spark = self._plan, self._spark
+        for source in plan.sources:
+            with self._told(source, "options"):
+                frame = _read(spark, source, self._row_limit)
+            self._add(source.name, frame, is_stream)
+        for step in plan.steps:
+            with self._told(step, "sql" if step.sql else "python"):
+                frame = spark.sql(step.sql) if step.sql else _function(plan, step)(spark, dict(self.views))
+            self._add(step.name, frame, is_stream)
+        from pyspark.sql import functions
+
+        return self._observe(self.views[self.sink.view], _ROWS, functions.count(functions.lit(1)), is_stream)
+
+    def _add(self, view: str, frame: DataFrame, is_stream: bool) -> None:
+        from pyspark.sql import functions
+
+        for name, rule in self._names.items():
+            if rule.of != view:
+                continue
+            is_met = f"coalesce(({rule.condition}), false)"
+            with self._told(rule, rule.kind):
+                frame = self._observe(frame, name, functions.count_if(~functions.expr(is_met)), is_stream)
+                if rule.kind == DROP:
+                    frame = frame.filter(is_met)
+                elif rule.kind == FAIL:
+                    said = functions.lit(f"{BROKEN}{rule.name!r} of {view} is broken by ")
+                    row = functions.substring(functions.to_json(functions.struct("*")), 1, SHOWN_WIDTH)
+                    failed = functions.raise_error(functions.concat(said, row)).cast("boolean")
+                    frame = frame.filter(functions.when(functions.expr(is_met), True).otherwise(failed))
+        self.views[view] = frame
+        frame.createOrReplaceTempView(view)
+
+    def _observe(self, frame: DataFrame, name: str, count: Column, is_stream: bool) -> DataFrame:
+        from pyspark.sql import Observation
+
+        if is_stream:
+            return frame.observe(name, count.alias("n"))
+        self._observations[name] = Observation(name)
+        return frame.observe(self._observations[name], count.alias("n"))
+
+    def check(self) -> None:
+        """See that the sink can take the view, as far as that can be seen before.
+
+        Raises:
+            PlanError: it cannot.
+        """
+        sink, plan = self.sink, self._plan
+        if sink.mode and sink.mode not in (STREAM_MODES if self.is_stream else BATCH_MODES):
+            kind = "a stream" if self.is_stream else "no stream"
+            raise plan.error(sink, "mode", f"view {sink.view} is {kind}, which has no mode {sink.mode}")
+        with self._told(sink, "format"):
+            if sink.format == "nsq":
+                SinkOptions.parse(sink.options)
+            if self.is_stream:
+                jvm: Any = self._spark.sparkContext._jvm
+                modes = jvm.org.apache.spark.sql.streaming.OutputMode
+                mode = getattr(modes, (sink.mode or "append").capitalize())()
+                checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+                checker.checkForStreaming(self._analyzed(), mode)
+
+    def start(self) -> StreamingQuery:
+        """Start the query of a stream."""
+        sink = self.sink
+        with self._told(sink, "format"):
+            query: StreamingQuery = (
+                self.frame.writeStream.format(sink.format)
+                .options(**sink.options)
+                .outputMode(sink.mode or "append")
+                .option("checkpointLocation", os.path.join(self._plan.checkpoint, sink.name))
+                .queryName(f"{self._plan.name}.{sink.name}")
+                .trigger(**self._plan.trigger)  # type: ignore[call-overload]
+                .start()
+            )
+        return query
+
+    def write(self, done: Ran) -> None:
+        """Write a view that is no stream."""
+        sink = self.sink
+        with self._told(sink, "format"):
+            self.frame.write.format(sink.format).options(**sink.options).mode(sink.mode or "append").save()
+        self.count(self._observed(), done)
+
+    def show(self) -> Iterator[str]:
+        """Yield what the sink would get of the rows that are read, and how many break a rule."""
+        with self._told(self.sink, "from"):
+            rows = self.frame.toArrow()
+        done = Ran()
+        self.count(self._observed(), done)
+        yield f"{self.sink.name} ({self.sink.format}) would get {rows.num_rows} rows:"
+        for row in rows.slice(0, SHOWN_ROWS).to_pylist():
+            text = str(row)
+            yield f"  {text[:SHOWN_WIDTH]}{'...' if len(text) > SHOWN_WIDTH else ''}"
+        yield from _broken(done)
+
+    def count(self, metrics: Mapping[str, Any], done: Ran) -> None:
+        """Add what Spark has observed."""
+        written = metrics.get(_ROWS, {}).get("n") or 0
+        done.written[self.sink.name] = done.written.get(self.sink.name, 0) + written
+        for name, rule in self._names.items():
+            if name in metrics:
+                key = (self.sink.name, rule.name)
+                done.broken[key] = done.broken.get(key, 0) + (metrics[name].get("n") or 0)
+
+    def _observed(self) -> dict[str, Any]:
+        """Return what was observed by an action, of those rules that its rows went through."""
+        text = str(self._analyzed().toString())
+        return {name: each.get for name, each in self._observations.items() if f"CollectMetrics {name}," in text}
+
+    def _analyzed(self) -> Any:
+        return self.frame._jdf.queryExecution().analyzed()
+
+    @contextmanager
+    def _told(self, part: Part, key: str) -> Iterator[None]:
+        """Tell what Spark or our own options refuse with the line of the file.
+
+        Raises:
+            PlanError: of that.
+        """
+        try:
+            with spark_failures():
+                yield
+        except (JobFailed, OptionError) as error:
+            raise self._plan.error(part, key, str(error)) from error
+
+
+def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
+    """Read a source.
+
+    Args:
+        rows: so many, at once, from the beginning; 0: as the file says.
+    """
+    options = dict(source.options)
+    if rows and source.stream:
+        late = {name for name in options if name.lower() in _OF_STREAMS}
+        options = {name: value for name, value in options.items() if name not in late}
+    reader: Any = spark.readStream if source.stream and not rows else spark.read
+    reader = reader.format(source.format).options(**options)
+    if source.schema and source.format != "nsq":
+        reader = reader.schema(source.schema)
+    frame: DataFrame = reader.load()
+    if source.schema and source.format == "nsq":
+        from pyspark.sql import functions
+
+        how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        said = functions.from_json(frame["body"].cast("string"), f"{source.schema}, {CORRUPT} string", how)
+        frame = frame.withColumn(JSON_COLUMN, said)
+    if source.watermark and not rows:
+        frame = frame.withWatermark(*source.watermark)
+    return frame.limit(rows) if rows else frame
+
+
+def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataFrame]], DataFrame]:
+    """Return the function of a step, which is given the session and the views so far; what it raises is told as ours.
+
+    Raises:
+        PlanError: there is none.
+    """
+    file, _, name = step.python.rpartition(":")
+    path = plan.path.parent / file
+    if not path.is_file():
+        raise plan.error(step, "python", f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"flintmq_step_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)  # not in sys.modules, so its functions are pickled as they are
+
+    def call(spark: SparkSession, views: dict[str, DataFrame]) -> DataFrame:
+        from pyspark.sql import DataFrame
+
+        try:
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+            made = getattr(module, name)(spark, views)
+        except Exception as error:
+            said = one_line(str(error)) if str(error) else ""
+            raise plan.error(step, "python", f"{step.python}: {type(error).__name__}: {said}") from error
+        if not isinstance(made, DataFrame):
+            raise plan.error(step, "python", f"{step.python} returned {made!r}; it has to return a DataFrame")
+        return made
+
+    return call
+
+
+def _check(plan: Plan, runner: Runner) -> Iterator[str]:
+    """Yield what is there, and what each sink would get."""
+    for source in plan.sources:
+        if source.format == "nsq":
+            yield from _topics(plan, source)
+    with runner.session(plan.name, _session_of(plan)) as spark:
+        for sink in plan.sinks:
+            build = _Build(plan, spark, sink)
+            build.check()
+            columns = ", ".join(f"{name} {kind}" for name, kind in build.frame.dtypes)
+            if build.is_stream:
+                place = Path(plan.checkpoint, sink.name)
+                place_is = "goes on from" if (place / "offsets").is_dir() else "begins in"
+                how = f"a stream that {place_is} {place}"
+            else:
+                how = "written as a whole"
+            yield f"sink {sink.name} ({sink.format}): {how}, mode {sink.mode or 'append'}"
+            yield f"  {sink.view}: {columns}"
+        for rule in plan.rules:
+            yield f"rule {rule.name!r} of {rule.of}: {rule.kind} {rule.condition}"
+
+
+def _topics(plan: Plan, source: Source) -> Iterator[str]:
+    try:
+        options = SourceOptions.parse(source.options)
+        survey = Surveyor(options).look(is_waiting=True)
+    except OptionError as error:
+        raise plan.error(source, "options", str(error)) from error
+    except NotByOffset as error:
+        if options.mode == OFFSET:
+            raise
+        yield f"source {source.name}: nsqd {error.nsqd} has no offsets; its topics are read through a spool"
+        return
+    for key, entry in sorted(survey.logs.items()):
+        count = max(0, entry.end - max(entry.start, 0))
+        yield f"source {source.name}: {key.topic} partition {key.partition} at {entry.nsqd}: {count} messages stored"
+    if not survey.logs:
+        yield f"source {source.name}: there is no such topic yet; a stream waits for it"
+
+
+def _broken(done: Ran) -> Iterator[str]:
+    for (sink, rule), count in done.broken.items():
+        yield f"rule {rule!r}: broken by {count} rows on the way to {sink}"
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Run ``flintmq pipeline check``."""
+    return run_command(CheckOptions, _named(arguments), _check_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``flintmq pipeline run``; a signal ends it behind the micro-batches that are done."""
+    return run_command(RunOptions, _named(arguments), _run_command)
+
+
+def _named(arguments: Sequence[str]) -> Sequence[str]:
+    if arguments and not arguments[0].startswith("-"):
+        return [f"--plan={arguments[0]}", *arguments[1:]]
+    return arguments
+
+
+def _plan_of(options: CheckOptions | RunOptions) -> Plan:
+    if not options.plan:
+        raise UsageError(f"give the file of the pipeline: {options.program} x.toml")
+    return read_plan(Path(options.plan))
+
+
+def _check_command(options: CheckOptions, runner: Runner) -> None:
+    for line in _check(_plan_of(options), runner):
+        runner.say(line)
+
+
+def _run_command(options: RunOptions, runner: Runner) -> None:
+    plan = _plan_of(options)
+    if options.dry_run:
+        with runner.session(plan.name, _session_of(plan)) as spark:
+            for sink in plan.sinks:
+                for line in _Build(plan, spark, sink, options.rows).show():
+                    runner.say(line)
+        return
+    done = _run_plan(plan, runner)
+    for name, count in done.written.items():
+        runner.say(f"{name}: {count} rows")
+    for line in _broken(done):
+        runner.say(line)
+
+
+__all__ = ["CheckOptions", "Ran", "RunOptions", "check", "check_plan", "run", "run_plan"]

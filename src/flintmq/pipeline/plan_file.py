@@ -1,0 +1,384 @@
+"""The file of ``flintmq pipeline run``: sources, steps, rules and sinks, checked before anything is started.
+
+::
+
+    name = "flights"                            of the queries; the application's in Spark
+    checkpoint = "/data/checkpoints/flights"    one directory below it for each sink
+    trigger = "available-now"                   or how often: "5s"
+
+    [[source]]                                  each is a view, by its name
+    [[step]]                                    a view made of others, by SQL or by a function in Python
+    [[rule]]                                    a condition that rows of a view have to meet
+    [[sink]]                                    where a view goes
+
+The rules of this file: a name nobody knows is refused; every error says file and line. Nothing of Spark is imported.
+
+Source: docs/decisions/0034.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flintmq.errors import UsageError
+
+FILE_BYTES_MAX = 1 << 20
+AVAILABLE_NOW = "available-now"
+EXPECT, DROP, FAIL = "expect", "drop", "fail"
+STREAM_MODES = ("append", "update", "complete")
+BATCH_MODES = ("append", "overwrite", "errorifexists", "ignore")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TRIGGER = re.compile(r"\d+(\.\d+)?\s*(ms|s|m|h)")
+_HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.-]+)\s*\]\]?")
+_KEY = re.compile(r"""\s*(?:"([^"]+)"|'([^']+)'|([A-Za-z0-9_-]+))[^=\[]*=""")
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+
+
+class PlanError(UsageError):
+    """The file of a pipeline says what cannot be done.
+
+    Args:
+        path: of the file.
+        line: from 1; 0 when none can be named.
+        reason: why, and what can be said instead.
+    """
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__(f"{path}:{line}: {reason}" if line else f"{path}: {reason}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A table of the file.
+
+    Attributes:
+        lines: where the table begins, as "", and each of its keys.
+    """
+
+    lines: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Part):
+    """A view of what is read.
+
+    Attributes:
+        schema: for format nsq of the JSON in the body, which becomes the column ``json``; else of the rows.
+        watermark: a column of times and how late a row may be, as Spark has it; or nothing.
+    """
+
+    name: str
+    format: str
+    stream: bool
+    schema: str
+    watermark: tuple[str, ...]
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Part):
+    """A view made of others: by ``sql``, or by ``python``, ``file.py:function``."""
+
+    name: str
+    sql: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Part):
+    """A condition in SQL for the rows of a view; ``kind`` is what becomes of those that do not meet it."""
+
+    name: str
+    of: str
+    kind: str
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sink(Part):
+    """A place that a view is written to; ``mode`` is Spark's, empty for append."""
+
+    name: str
+    view: str
+    format: str
+    mode: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A file that was read.
+
+    Attributes:
+        trigger: the arguments of Spark's ``trigger``.
+    """
+
+    path: Path
+    name: str
+    checkpoint: str
+    trigger: Mapping[str, object]
+    master: str
+    jvm: str
+    conf: Mapping[str, str]
+    sources: Sequence[Source]
+    steps: Sequence[Step]
+    rules: Sequence[Rule] = field(default=())
+    sinks: Sequence[Sink] = field(default=())
+
+    def error(self, part: Part, key: str, reason: str) -> PlanError:
+        """Return the exception for a key of a table."""
+        return PlanError(self.path, part.lines.get(key, part.lines.get("", 0)), reason)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read the file of a pipeline.
+
+    Raises:
+        PlanError: it cannot be read, or says what cannot be done; with the line.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise PlanError(path, 0, f"it is longer than {FILE_BYTES_MAX} bytes")
+        text = data.decode()
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise PlanError(path, 0, f"it cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(path, data.count(b"\n", 0, error.start) + 1, "it is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(match[1]) if match else text.count("\n") + 1
+        what = str(error).partition(" (at ")[0]
+        raise PlanError(path, line, f"it is no TOML: {what}") from error
+    return _Reader(path, content, _lines(text)).plan()
+
+
+def _lines(text: str) -> dict[tuple[str, int], dict[str, int]]:
+    """Say where the keys of each table are; tables are named as they are written, those of arrays numbered from 0."""
+    found: dict[tuple[str, int], dict[str, int]] = {("", 0): {}}
+    counts: dict[str, int] = {}
+    at = ("", 0)
+    quote = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if quote:
+            quote = "" if quote in line else quote
+            continue
+        if header := _HEADER.match(line):
+            name = header[2]
+            if header[1] == "[[":
+                counts[name] = counts.get(name, -1) + 1
+            at = (name, max(0, counts.get(name.partition(".")[0], 0)))
+            found.setdefault(at, {})[""] = number
+        elif key := _KEY.match(line):
+            found.setdefault(at, {}).setdefault(key[1] or key[2] or key[3], number)
+        for mark in ('"""', "'''"):
+            if line.count(mark) % 2:
+                quote = mark
+    return found
+
+
+class _Reader:
+    """Checks what TOML has read."""
+
+    def __init__(self, path: Path, content: dict[str, Any], lines: dict[tuple[str, int], dict[str, int]]) -> None:
+        self._path = path
+        self._content = content
+        self._lines = lines
+
+    def plan(self) -> Plan:
+        top = _Table(self, "", 0, self._content)
+        top.check_names(("name", "checkpoint", "trigger", "spark", "source", "step", "rule", "sink"))
+        spark = _Table(self, "spark", 0, top.table("spark"))
+        spark.check_names(("master", "jvm", "conf"))
+        plan = Plan(
+            path=self._path,
+            name=top.name("name"),
+            checkpoint=top.text("checkpoint"),
+            trigger=_trigger(top),
+            master=spark.text("master", "local[*]"),
+            jvm=spark.one_of("jvm", ("quick", "throughput"), "quick"),
+            conf=spark.texts("conf"),
+            sources=[self._source(table) for table in self._tables(top, "source")],
+            steps=[self._step(table) for table in self._tables(top, "step")],
+            rules=[self._rule(table) for table in self._tables(top, "rule")],
+            sinks=[self._sink(table) for table in self._tables(top, "sink")],
+        )
+        for name in plan.conf:
+            if not name.startswith("spark."):
+                raise spark.error("conf", f"{name}: names of Spark settings begin with spark.")
+        self._check(plan, top)
+        return plan
+
+    def _tables(self, top: _Table, kind: str) -> Iterator[_Table]:
+        given = self._content.get(kind, [])
+        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            raise top.error(kind, f"write [[{kind}]], with two brackets: there may be several")
+        for index, each in enumerate(given):
+            yield _Table(self, kind, index, each)
+
+    def _source(self, table: _Table) -> Source:
+        table.check_names(("name", "format", "stream", "schema", "watermark", "options"))
+        kind = table.text("format", "nsq")
+        watermark = table.content.get("watermark", [])
+        if not isinstance(watermark, list) or len(watermark) not in (0, 2) or not _are_texts(watermark):
+            raise table.error("watermark", 'watermark is ["column", "10 minutes"]: how late a row may be')
+        stream = table.content.get("stream", kind == "nsq")
+        if not isinstance(stream, bool):
+            raise table.error("stream", "stream is true or false")
+        return Source(
+            table.lines, table.name("name"), kind, stream, table.text("schema", ""), tuple(watermark),
+            table.texts("options"),
+        )  # fmt: skip
+
+    def _step(self, table: _Table) -> Step:
+        table.check_names(("name", "sql", "python"))
+        step = Step(table.lines, table.name("name"), table.text("sql", ""), table.text("python", ""))
+        if bool(step.sql) == bool(step.python):
+            raise table.error("", f"step {step.name} needs either sql or python")
+        if step.python and not re.fullmatch(r".+\.py:[A-Za-z_]\w*", step.python):
+            raise table.error("python", f'python is "file.py:function", not {step.python!r}')
+        return step
+
+    def _rule(self, table: _Table) -> Rule:
+        table.check_names(("name", "of", EXPECT, DROP, FAIL))
+        kinds = [kind for kind in (EXPECT, DROP, FAIL) if kind in table.content]
+        if len(kinds) != 1:
+            raise table.error("", f"a rule needs one of {EXPECT}, {DROP} and {FAIL}, a condition in SQL")
+        name = table.text("name")
+        return Rule(table.lines, name, table.text("of"), kinds[0], table.text(kinds[0]))
+
+    def _sink(self, table: _Table) -> Sink:
+        table.check_names(("name", "from", "format", "mode", "options"))
+        view = table.text("from")
+        return Sink(
+            table.lines, table.name("name", view), view, table.text("format"), table.text("mode", ""),
+            table.texts("options"),
+        )  # fmt: skip
+
+    def _check(self, plan: Plan, top: _Table) -> None:
+        """See that parts fit together."""
+        if not plan.sources or not plan.sinks:
+            raise top.error("", "a pipeline needs a [[source]] and a [[sink]]")
+        views: list[str] = []
+        parts: list[Source | Step] = [*plan.sources, *plan.steps]
+        for part in parts:
+            if part.name in views:
+                raise plan.error(part, "name", f"there are two views {part.name}; each has a name of its own")
+            views.append(part.name)
+        rules: set[str] = set()
+        for rule in plan.rules:
+            self._known(plan, rule, "of", rule.of, views)
+            if rule.name in rules:
+                raise plan.error(rule, "name", f"there are two rules {rule.name!r}; each has a name of its own")
+            rules.add(rule.name)
+        sinks: set[str] = set()
+        for sink in plan.sinks:
+            self._known(plan, sink, "from", sink.view, views)
+            if sink.name in sinks:
+                raise plan.error(sink, "", f"there are two sinks {sink.name}; give each a name")
+            sinks.add(sink.name)
+            if sink.mode not in ("", *STREAM_MODES, *BATCH_MODES):
+                words = ", ".join(dict.fromkeys((*STREAM_MODES, *BATCH_MODES)))
+                raise plan.error(sink, "mode", f"mode is one of {words}, not {sink.mode!r}")
+            for name in sink.options:
+                if name.lower() == "checkpointlocation":
+                    raise plan.error(
+                        sink, "options", "say checkpoint once, at the top; each sink gets a directory there"
+                    )
+        if any(source.stream for source in plan.sources) and not plan.checkpoint:
+            raise top.error("checkpoint", "give checkpoint, a directory of this pipeline alone: a source is a stream")
+
+    def _known(self, plan: Plan, part: Part, key: str, view: str, views: Sequence[str]) -> None:
+        if view not in views:
+            raise plan.error(part, key, f"there is no view {view}; there is {', '.join(views)}")
+
+
+class _Table:
+    """A table of the file."""
+
+    def __init__(self, reader: _Reader, kind: str, index: int, content: dict[str, Any]) -> None:
+        self.content = content
+        self._reader = reader
+        self._kind = kind
+        self.lines = dict(reader._lines.get((kind, index), {}))
+        within = f"{kind}." if kind else ""
+        for name, lines in ((name, lines) for (name, at), lines in reader._lines.items() if at == index):
+            if name and name.startswith(within):
+                self.lines.setdefault(name.removeprefix(within), lines.get("", 0))
+
+    def error(self, key: str, reason: str) -> PlanError:
+        return PlanError(self._reader._path, self.lines.get(key, self.lines.get("", 0)), reason)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        for key in self.content:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(names)}"
+                where = f"[[{self._kind}]] has" if self._kind else "there is"
+                raise self.error(key, f"{where} no {key}; {hint}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.content.get(key, default)
+        if value is None and self._kind == "" and key == "checkpoint":
+            return ""
+        if value is None:
+            raise self.error("", f"[[{self._kind}]] needs {key}" if self._kind else f"{key} is missing")
+        if not isinstance(value, str) or (not value.strip() and default is None):
+            raise self.error(key, f"{key} is a text, not {value!r}")
+        return value
+
+    def name(self, key: str, default: str | None = None) -> str:
+        value = self.text(key, default)
+        if not _NAME.fullmatch(value):
+            raise self.error(key, f"{key} is a letter and at most 63 more letters, digits and _, not {value!r}")
+        return value
+
+    def one_of(self, key: str, words: Sequence[str], default: str) -> str:
+        value = self.text(key, default)
+        if value not in words:
+            raise self.error(key, f"{key} is {' or '.join(words)}, not {value!r}")
+        return value
+
+    def table(self, key: str) -> dict[str, Any]:
+        value = self.content.get(key, {})
+        if not isinstance(value, dict):
+            raise self.error(key, f"{key} is a table, [{key}]")
+        return value
+
+    def texts(self, key: str) -> dict[str, str]:
+        """Return a table as Spark's options: texts, where true is ``true``."""
+        found = {}
+        for name, value in self.table(key).items():
+            if not isinstance(value, (str, int, float)):
+                raise self.error(key, f"{key}: {name} is a text, a number, true or false, not {value!r}")
+            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        return found
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _trigger(top: _Table) -> dict[str, object]:
+    text = top.text("trigger", AVAILABLE_NOW).strip()
+    if text == AVAILABLE_NOW:
+        return {"availableNow": True}
+    if not _TRIGGER.fullmatch(text):
+        raise top.error("trigger", f'trigger is "{AVAILABLE_NOW}", or how often, as "5s"; not {text!r}')
+    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", text).groups()  # type: ignore[union-attr]
+    return {"processingTime": f"{number} {_UNITS[unit]}"}
+
+
+__all__ = ["Plan", "PlanError", "Rule", "Sink", "Source", "Step", "read_plan"]

@@ -1,0 +1,145 @@
+"""``flintmq pipeline rollup``: counts, sums and whatever SQL aggregates, by windows of time, to a topic or to files.
+
+The rules of this file: a window is written once, when the watermark has passed its end; messages that come later than
+that are counted, and told of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flintmq.errors import UsageError
+from flintmq.options import MINUTE, SECOND, Duration, Repeated, Switch, Text, option
+from flintmq.pipeline.bodies import SchemaFlags
+from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
+from flintmq.pipeline.runner import Runner, run_command, spark_failures
+from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, claimed, parsed, read_stream
+from flintmq.pipeline.topics import await_topics
+
+SHOWN_MAX = 20
+_WHAT, _INTO = "What is counted", "Where it goes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollupOptions(SourceFlags, SinkFlags, SchemaFlags, StreamFlags):
+    """The flags of flintmq pipeline rollup."""
+
+    program: ClassVar[str] = "flintmq pipeline rollup"
+    summary: ClassVar[str] = (
+        "flintmq pipeline rollup aggregates messages by windows of time, and writes a row for each window to a topic, "
+        "as JSON, or to Parquet files."
+    )
+
+    aggregate: tuple[str, ...] = option(
+        Repeated(Text("SQL")), ("count(*) AS messages",), "such as 'sum(data.price) AS price'", group=_WHAT
+    )
+    by: tuple[str, ...] = option(Repeated(Text("SQL")), (), "such as topic, or 'data.country AS country'", group=_WHAT)
+    window_ns: int = option(Duration(1_000_000), MINUTE, "length of a window", group=_WHAT)
+    time: str = option(Text("SQL"), "timestamp", "the time of a message; timestamp: when nsqd stored it", group=_WHAT)
+    late_ns: int = option(
+        Duration(0), MINUTE, "how much later than others a message may come and still be counted", group=_WHAT
+    )
+    to: str = option(Text("DIRECTORY"), "", "write Parquet files there", group=_INTO)
+    dry_run: bool = option(Switch(), False, "show the newest windows of what there is, write nothing", group=_INTO)
+    json: bool = option(Switch(), False, "print the result as a line of JSON", group=_INTO)
+
+
+@dataclass(slots=True)
+class RolledUp(Work):
+    """The work so far; ``more`` has the messages that came too late, and those that do not fit.
+
+    Attributes:
+        windows: of a dry run, newest first.
+    """
+
+    windows: list[dict[str, object]] | None = None
+
+
+def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
+    """Aggregate messages by windows of time.
+
+    Raises:
+        UsageError: options are missing, contradict each other, or are no SQL.
+        JobFailed: Spark failed.
+        CheckpointError: the checkpoint is another job's, or in use.
+    """
+
+    if bool(options.to) == bool(options.to_topic) and not options.dry_run:
+        raise UsageError("give either --to or --to-topic")
+    options.check_schema()
+    runner, work = runner or Runner(), RolledUp()
+    source = options.source()
+    if not options.dry_run:
+        options.trigger()
+        where = options.sink(options, orderBy="at") if options.to_topic else {}
+    job = {
+        "job": "rollup", "topics": ",".join(options.topic), "aggregate": "; ".join(options.aggregate),
+        "by": "; ".join(options.by), "window_ns": str(options.window_ns), "time": options.time, "to": options.to,
+        "to_topic": options.to_topic, "schema": options.schema,
+    }  # fmt: skip
+    await_topics(source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint)
+    with runner.session("flintmq-rollup", options, work) as spark:
+        if options.dry_run:
+            frame = spark.read.format("nsq").options(**{"columns": COLUMNS, **source}).load()
+            rows, _ = parsed(frame, options)
+            shown = _aggregated(rows, options).orderBy("window_start", ascending=False).limit(SHOWN_MAX)
+            work.windows = [json.loads(row.told) for row in shown.selectExpr("to_json(struct(*)) AS told").collect()]
+            return work
+        with claimed(options.checkpoint, job) as name:
+            rows, bad = parsed(read_stream(spark, **source), options)
+            found = _aggregated(rows, options)
+            queries = Queries(options, name)
+            if options.to:
+                queries.to_files(found, options.to, by_hour=False)
+            else:
+                shown = found.selectExpr("to_json(struct(*)) AS body", "window_start AS at")
+                queries.to_topic(shown, where)
+            beside = options.sink(options) if options.bad_topic else {}
+            queries.bad_rows(bad, options, {key: value for key, value in beside.items() if key != "topic"})
+            queries.wait(runner, work, {"late": "numRowsDroppedByWatermark"})
+    return work
+
+
+def _aggregated(rows, options: RollupOptions):  # type: ignore[no-untyped-def]  # frames of Spark
+    from pyspark.sql import functions
+
+    check_expressions(rows, "--time", [f"cast(({options.time}) AS timestamp)"])
+    check_expressions(rows, "--by", options.by)
+    timed = rows.withColumn("_at", functions.expr(f"cast(({options.time}) AS timestamp)"))
+    timed = timed.withWatermark("_at", f"{options.late_ns // 1_000_000} milliseconds")
+    window = functions.window("_at", f"{options.window_ns // 1_000_000} milliseconds").alias("_window")
+    grouped = timed.groupBy(window, *map(functions.expr, options.by))
+    with spark_failures():
+        found = grouped.agg(*map(functions.expr, options.aggregate))
+    return found.selectExpr("_window.start AS window_start", "_window.end AS window_end", *(
+        f"`{name}`" for name in found.columns if name != "_window"
+    ))  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``flintmq pipeline rollup``; a signal ends it, and the next run goes on there."""
+    return run_command(RollupOptions, arguments, _run)
+
+
+def _run(options: RollupOptions, runner: Runner) -> None:
+    work = rollup(options, runner)
+    if work.windows is not None:
+        for each in work.windows:
+            runner.say(json.dumps(each))
+        return
+    late, bad = work.more.get("late", 0), work.more.get("bad", 0)
+    if options.json:
+        runner.say(json.dumps({"rows": work.rows, **work.more, "lag": work.lag}))
+        return
+    said = f"{work.rows} messages read"
+    if options.schema:
+        said += f", {bad} that do not fit"
+    if late:
+        said += f"; {late} groups of messages came too late to be counted (--late)"
+    runner.say(said)
+
+
+__all__ = ["RolledUp", "RollupOptions", "rollup", "run"]

@@ -1,0 +1,293 @@
+"""Queries that jobs run: into a topic, or into Parquet files that each row is in once; and the rows that do not fit.
+
+::
+
+    DIRECTORY/dt=2026-11-23/hour=14/5f3a9c01d2e4b677-0000000012-0003.parquet
+                                    job              micro-batch file
+    DIRECTORY/.staged/...           what is being written
+    CHECKPOINT/job.json             which job this is, and the name that its files have
+    CHECKPOINT/job.lock             held by the one that runs
+
+The rules of this file: a file gets its name by a rename, when it is durable; a micro-batch that is repeated replaces
+its files before anything else is written; a checkpoint belongs to one job, and to one process at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flintmq.errors import UNREADABLE_JSON, UsageError
+from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, with_columns
+from flintmq.pipeline.files import STAGED, DirectoryError, sync_directory, take
+from flintmq.pipeline.options import StreamFlags, Work
+from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NAME_BYTES = 8
+STARTS_MAX = 12
+LOCK = "job.lock"
+STARVED = "Python worker failed to connect back"  # within 10 s, which Spark has as a constant
+COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
+_BAD = ", ".join((*PLACE, "body", f"{REASON} AS reason"))
+
+
+log = logging.getLogger("flintmq.pipeline")
+
+
+class CheckpointError(DirectoryError):
+    """A checkpoint cannot be used."""
+
+    kind = "checkpoint"
+
+
+@contextmanager
+def claimed(checkpoint: str, job: Mapping[str, str]) -> Iterator[str]:
+    """Hold a checkpoint while a job runs; yields the name that this job has for ever.
+
+    Args:
+        checkpoint: a local or mounted directory.
+        job: what makes it this job: with other values a checkpoint is another job's.
+
+    Raises:
+        CheckpointError: another job's, or in use, or it cannot be written.
+        UsageError: it is no directory of this machine.
+    """
+    if "://" in checkpoint:
+        raise UsageError(f"--checkpoint {checkpoint}: it has to be a directory that is local or mounted")
+    directory = Path(checkpoint)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(directory, f"it cannot be written: {error}") from error
+    lock = take(directory, LOCK, "another job runs with it", CheckpointError)
+    try:
+        yield _name(directory, dict(job))
+    finally:
+        os.close(lock)
+
+
+def _name(directory: Path, job: dict[str, str]) -> str:
+    path = directory / "job.json"
+    if path.exists():
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            before, name = dict(known["job"]), str(known["name"])
+        except (*UNREADABLE_JSON, KeyError, TypeError, OSError) as error:
+            raise CheckpointError(directory, f"job.json cannot be read: {error}") from error
+        other = sorted(key for key in before.keys() | job.keys() if before.get(key) != job.get(key))
+        if other:
+            told = "; ".join(f"{key} was {before.get(key)!r} and is {job.get(key)!r}" for key in other)
+            raise CheckpointError(directory, f"it is another job's: {told}. Name another one")
+        return name
+    if any(each.name != LOCK for each in directory.iterdir()):
+        raise CheckpointError(directory, "it is not empty, and no job's: name a directory of this job alone")
+    name = secrets.token_hex(NAME_BYTES)
+    staged = directory / "job.json.new"
+    staged.write_text(json.dumps({"job": job, "name": name}), encoding="utf-8")
+    os.replace(staged, path)
+    sync_directory(directory)
+    return name
+
+
+class BatchFiles:
+    """Writes micro-batches as Parquet files, for ``foreachBatch``.
+
+    Args:
+        directory: local or mounted, on every machine of the cluster.
+        name: of the job, as :func:`claimed` has it.
+        by_hour: whether files lie by date and hour of the column ``timestamp``.
+    """
+
+    def __init__(self, directory: str | Path, name: str, *, by_hour: bool = False) -> None:
+        self._directory = Path(directory)
+        self._name = name
+        self._by_hour = by_hour
+        self._is_first = True
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Write one micro-batch; what an earlier try of it has left behind is replaced."""
+        staged = self._directory / STAGED / f"{self._name}-{batch}"
+        prefix = f"{self._name}-{batch:010d}-"
+        if self._is_first:  # later ones begin in this process, and are not repeated in it
+            for left in self._directory.glob(f"**/{prefix}*.parquet"):
+                left.unlink()
+            self._is_first = False
+        writer = frame
+        if self._by_hour:
+            writer = frame.selectExpr("*", "date_format(timestamp, 'yyyy-MM-dd') AS dt",
+                                      "date_format(timestamp, 'HH') AS hour")  # fmt: skip
+        out = writer.write.mode("overwrite")
+        (out.partitionBy("dt", "hour") if self._by_hour else out).parquet(str(staged))
+        for number, path in enumerate(sorted(staged.glob("**/*.parquet"))):
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+            place = self._directory / path.parent.relative_to(staged)
+            place.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place / f"{prefix}{number:04d}.parquet")
+            sync_directory(place)
+        shutil.rmtree(staged)
+
+
+class _FailAtBadRow:
+    """Ends a query at the first row that does not fit."""
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        found = frame.orderBy("topic", "partition", "offset").limit(1).collect()
+        if found:
+            row = found[0]
+            raise JobFailed(
+                f"topic {row.topic}, partition {row.partition}, offset {row.offset}: {row.reason}; give --bad-rows or "
+                "--bad-topic to go on without such rows"
+            )
+
+
+def read_stream(spark: SparkSession, **options: str) -> DataFrame:
+    """Return the messages of topics as a stream, with the columns that jobs need."""
+    stream: DataFrame = spark.readStream.format("nsq").options(**{"columns": COLUMNS, **options}).load()
+    return stream
+
+
+def parsed(frame: DataFrame, flags: SchemaFlags) -> tuple[DataFrame, DataFrame | None]:
+    """Return rows whose JSON bodies are columns, and those that do not fit; all as they are without a schema."""
+    if not flags.schema:
+        return frame, None
+    wide = with_columns(frame, flags.schema, drops_unknown=flags.unknown_fields == "drop")
+    return wide.where(f"{REASON} IS NULL").drop(REASON), wide.where(f"{REASON} IS NOT NULL").selectExpr(
+        *_BAD.split(", ")
+    )
+
+
+class Queries:
+    """The queries of one job.
+
+    Args:
+        flags: with checkpoint and trigger.
+        name: of the job, as :func:`claimed` has it.
+    """
+
+    def __init__(self, flags: StreamFlags, name: str) -> None:
+        self._flags = flags
+        self._name = name
+        self._starters: list[Callable[[], Any]] = []
+        self._has_bad = False
+
+    def to_topic(self, frame: DataFrame, sink: Mapping[str, str], query: str = "rows") -> None:
+        """Publish rows."""
+        self._starters.append(self._writer(frame, query).format("nsq").options(**sink).start)
+
+    def to_files(self, frame: DataFrame, directory: str, *, by_hour: bool, query: str = "rows") -> None:
+        """Write rows as Parquet files."""
+        files = BatchFiles(directory, self._name, by_hour=by_hour)
+        self._starters.append(self._writer(frame, query).foreachBatch(files).start)
+
+    def bad_rows(self, bad: DataFrame | None, flags: SchemaFlags, sink: Mapping[str, str]) -> None:
+        """Put rows that do not fit where they are wanted; the first one ends the job where they are not.
+
+        Args:
+            sink: options of format nsq for writing, without the topic.
+        """
+        if bad is None:
+            return
+        from pyspark.sql import functions
+
+        counted = bad.observe("bad", functions.expr("count(*) AS rows"))
+        if flags.bad_topic:
+            told = counted.selectExpr(
+                "to_json(struct(topic, partition, log_id, offset, timestamp, reason, "
+                "if(is_valid_utf8(cast(body AS string)), cast(body AS string), NULL) AS body, "
+                "base64(body) AS body_base64)) AS body"
+            )
+            self.to_topic(told, {**sink, "topic": flags.bad_topic}, "bad")
+        elif flags.bad_rows:
+            self.to_files(counted, flags.bad_rows, by_hour=True, query="bad")
+        else:
+            self._starters.append(self._writer(counted, "bad").foreachBatch(_FailAtBadRow()).start)
+        self._has_bad = True
+
+    def wait(self, runner: Runner, work: Work, counted: Mapping[str, str] | None = None) -> None:
+        """Start them, and wait until they end, or the job is to stop.
+
+        Args:
+            counted: further figures of the job, by the metric of Spark's stateful operators that they are.
+
+        Raises:
+            JobFailed: one of them failed.
+        """
+        work.more.update(dict.fromkeys(counted or {}, 0))
+        if self._has_bad:
+            work.more["bad"] = 0
+
+        def look(progress: Mapping[str, Any]) -> None:
+            if self._has_bad:
+                work.more["bad"] += progress.get("observedMetrics", {}).get("bad", {}).get("rows", 0)
+            for name, metric in (counted or {}).items():
+                for operator in progress.get("stateOperators", ()):
+                    value = operator.get(metric, operator.get("customMetrics", {}).get(metric, 0))
+                    work.more[name] += int(value)
+
+        together = list(enumerate(self._starters))
+        if self._flags.follow or not self._has_bad:
+            self._run(runner, work, look, together)
+        else:  # one after the other is less to start at once, and no row is written before a bad one is found
+            self._run(runner, work, look, together[-1:])
+            if not runner.stop.is_set():
+                self._run(runner, work, look, together[:-1])
+
+    def _run(
+        self,
+        runner: Runner,
+        work: Work,
+        look: Callable[[Mapping[str, Any]], None],
+        starters: Sequence[tuple[int, Callable[[], Any]]],
+    ) -> None:
+        last = len(self._starters) - 1
+        for again in reversed(range(STARTS_MAX)):
+            with spark_failures():
+                started = [start() for _, start in starters]
+            beside = [
+                query for query, (number, _) in zip(started, starters, strict=True) if self._has_bad and number == last
+            ]
+            try:
+                runner.follow(started, work, look, beside=beside)
+                return
+            except JobFailed as error:
+                if STARVED not in error.reason or not again:
+                    raise
+                log.warning("%s; this machine is busy, going on from the checkpoint", error)
+
+    def _writer(self, frame: DataFrame, query: str) -> Any:
+        place = str(Path(self._flags.checkpoint).resolve() / query)
+        writer: Any = frame.writeStream
+        return (
+            writer.queryName(f"{query}-{self._name}-{threading.get_ident()}")
+            .option("checkpointLocation", place)
+            .trigger(**self._flags.trigger())
+        )
+
+
+def check_expressions(frame: DataFrame, flag: str, texts: Sequence[str]) -> None:
+    """See that Spark understands SQL expressions over the columns of a frame.
+
+    Raises:
+        UsageError: one it does not; the columns are named.
+    """
+    from pyspark.errors import PySparkException
+
+    for text in texts:
+        try:
+            frame.selectExpr(text)
+        except PySparkException as error:
+            line = str(error).strip().splitlines()[0]
+            have = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
+            raise UsageError(f"{flag} {text}: {line} There is: {have}") from error

@@ -1,0 +1,99 @@
+"""An archive in a table of Delta or Iceberg: files as elsewhere, which become part of the table many at a time.
+
+::
+
+    DIRECTORY/data/dt=2026-11-23/flights-p0000-18eab4542c40c8c8-00000000000001-00000000336777-5f0c7a92.parquet
+
+The rules of this file: how far a log is, the table says alone, by its mark ``topic/partition/log``, which moves with
+the files that bring it there. A file that no transaction names is no part of the table; its name is never used again.
+
+Source: docs/decisions/0034.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from flintmq.pipeline.files import HOUR_US, Archive, FileName, move
+from flintmq.spark.lake.table import DataFile, Mark, Table, TableError, unused
+from flintmq.spark.offsets import PartitionKey
+
+FILES_MAX = 256  # of one transaction
+BYTES_MAX = 2 << 30
+DAY = "dt"
+
+
+class TableArchive(Archive):
+    """A table that is archived to; use as a context manager.
+
+    Args:
+        is_partitioned: by a column ``dt``, which is in no file.
+    """
+
+    period_us = 24 * HOUR_US
+    is_committed_later = True
+
+    def __init__(self, table: Table, *, is_partitioned: bool) -> None:
+        super().__init__(table.directory)
+        self._table = table
+        self._is_partitioned = is_partitioned
+        self._positions: dict[PartitionKey, int] = {}
+        self._ends: dict[PartitionKey, int] = {}
+        self._waiting: list[DataFile] = []
+        self._waiting_bytes = 0
+        self._is_unknown = False  # whether those that wait are of the table by now
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_unknown:
+            for file in self._waiting:
+                (self.directory / file.path).unlink(missing_ok=True)
+        super().__exit__()
+
+    def positions(self, keys: Iterable[PartitionKey] = ()) -> dict[PartitionKey, int]:
+        """Return where each of ``keys`` goes on that the table knows."""
+        marks = {key_mark(key): key for key in keys}
+        found = {marks[mark]: end for mark, end in self._table.marks(marks).items()}
+        self._positions |= found
+        return found
+
+    def publish(self, staged: Path, name: FileName, moment: datetime) -> Path:
+        """Give a staged file, which is durable, its name; it is of the table with the next :meth:`commit`."""
+        day = f"{moment:%Y-%m-%d}"
+        stem = str(name).removesuffix(".parquet")
+        path = self.directory / "data" / f"{DAY}={day}" / unused(stem)
+        move(staged, path)
+        partition = {DAY: day} if self._is_partitioned else {}
+        self._waiting.append(DataFile(str(path.relative_to(self.directory)), partition))
+        self._waiting_bytes += path.stat().st_size
+        self._ends[name.key] = name.end
+        return path
+
+    def commit(self, *, is_due: bool = True) -> dict[PartitionKey, int]:
+        """Add the files that wait in one transaction; return to where their logs are by that.
+
+        Raises:
+            TableError: the table cannot be written, or another archive of a topic writes to it.
+        """
+        is_much = len(self._waiting) >= FILES_MAX or self._waiting_bytes >= BYTES_MAX
+        if not self._waiting or not (is_due or is_much):
+            return {}
+        ends, self._is_unknown = self._ends, True
+        marks = {key_mark(key): Mark(self._positions.get(key), end) for key, end in ends.items()}
+        try:
+            self._table.add(self._waiting, marks)
+        except TableError as error:
+            self._is_unknown = not error.is_unchanged
+            raise
+        self._is_unknown = False
+        self._positions |= ends
+        self._ends = {}
+        self._waiting = []
+        self._waiting_bytes = 0
+        return ends
+
+
+def key_mark(key: PartitionKey) -> str:
+    """Return the name of the mark of a log."""
+    return f"{key.topic}/{key.partition}/{key.log_id}"

@@ -1,0 +1,241 @@
+"""Iceberg tables by PyIceberg: a mark is a property of the table, set by the transaction that adds the files.
+
+The rules of this file: a transaction happens only upon the very snapshot whose marks were looked at. PyIceberg's own
+retries, which would add files upon a snapshot that nobody has looked at, are off; they are made here, with a new look.
+
+Source: docs/decisions/0034.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file
+from pyiceberg.table import Table as CatalogTable
+from pyiceberg.table import TableProperties
+from pyiceberg.transforms import DayTransform
+from sqlalchemy.exc import SQLAlchemyError
+
+from flintmq.spark.lake.table import CATALOG_FILE, Compacted, DataFile, Mark, TableError, check_marks, sync, unused
+
+if TYPE_CHECKING:
+    from pyiceberg.table import FileScanTask
+
+MARK = "flintmq.mark."
+DATA = "data"
+ATTEMPTS = 20
+FAILURES = (OSError, ValueError, SQLAlchemyError)
+ROW_GROUP_ROWS = 250_000
+ROWS_MAX = 1_000_000
+
+
+def open_catalog(directory: Path, name: str = "") -> Catalog:
+    """Open a catalog of PyIceberg's configuration, or the one in SQLite that lies in a directory.
+
+    Raises:
+        TableError: there is no such catalog, or it cannot be used.
+    """
+    if name:
+        try:
+            return load_catalog(name)
+        except Exception as error:
+            raise TableError(f"catalog {name}", f"PyIceberg cannot open it: {error}") from error
+    root = directory.resolve()
+    return SqlCatalog("flintmq", uri=f"sqlite:///{root / CATALOG_FILE}", warehouse=f"file://{root}")
+
+
+class IcebergTable:
+    """An Iceberg table whose files lie in a directory."""
+
+    def __init__(self, directory: Path, catalog: Catalog, name: str) -> None:
+        self.directory = directory
+        self._catalog = catalog
+        self._name = name
+
+    @classmethod
+    def open(cls, directory: Path, catalog: Catalog, name: str, schema: pa.Schema, day_of: str = "") -> Self:
+        """Open a table, or make it.
+
+        Raises:
+            TableError: it lies somewhere else, has other columns, or cannot be made.
+        """
+        if any(sign in str(directory.resolve()) for sign in "?#"):
+            raise TableError(directory, "PyIceberg cannot have a ? or # in the name of a directory; take another one")
+        table = cls(directory, catalog, name)
+        try:
+            table._make(schema, day_of)
+        except FAILURES as error:
+            raise TableError(directory, f"it cannot be made: {error}") from error
+        found = table.load()
+        missing = [field for field in schema.names if field not in found.schema().column_names]
+        if missing:
+            raise TableError(directory, f"it has no column {', '.join(missing)}; leave them out, or add them to it")
+        return table
+
+    def _make(self, schema: pa.Schema, day_of: str) -> None:
+        catalog, name = self._catalog, self._name
+        if catalog.table_exists(name):
+            return
+        catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        location = _address(self.directory)
+        try:
+            with catalog.create_table_transaction(name, schema, location) as transaction:
+                if day_of:
+                    with transaction.update_spec() as spec:
+                        spec.add_field(day_of, DayTransform(), "day")
+        except TableAlreadyExistsError:
+            return  # by somebody else, just now
+
+    def load(self) -> CatalogTable:
+        """Return the table as it is now.
+
+        Raises:
+            TableError: it is gone, or lies somewhere else.
+        """
+        try:
+            table = self._catalog.load_table(self._name)
+        except NoSuchTableError as error:
+            raise TableError(self.directory, f"{self._name} is not in the catalog any more") from error
+        if table.location().removeprefix("file://") != str(self.directory.resolve()):
+            raise TableError(self.directory, f"{self._name} lies in {table.location()}; give that directory")
+        table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # of this object alone
+        return table
+
+    def marks(self, names: Iterable[str]) -> dict[str, int]:
+        return _marks(self.load(), names)
+
+    def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
+        paths = [_address(self.directory / file.path) for file in files]
+        properties = {MARK + name: str(mark.after) for name, mark in marks.items()}
+        error: Exception | None = None
+        for _ in range(ATTEMPTS):
+            table = self.load()
+            found = _marks(table, marks)
+            if error is not None and all(found.get(name) == mark.after for name, mark in marks.items()):
+                return  # it was said to have failed, and has not
+            check_marks(self.directory, marks, found)
+            try:
+                with table.transaction() as transaction:
+                    transaction.set_properties(properties)
+                    transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+                return
+            except CommitFailedException as failed:
+                error = failed
+            except FAILURES as failed:
+                found = self.marks(marks)
+                if all(found.get(name) == mark.after for name, mark in marks.items()):
+                    return
+                raise TableError(self.directory, f"it cannot be written: {failed}", is_unchanged=True) from failed
+        raise TableError(self.directory, f"others change it all the time: {error}", is_unchanged=True) from error
+
+    def compact(self, rows_max: int = ROWS_MAX) -> Compacted:
+        """Make few files of small ones, one transaction for each new file.
+
+        Args:
+            rows_max: of a new file.
+
+        Raises:
+            TableError: the table cannot be written, or others change it all the time.
+        """
+        before = after = 0
+        for group in self._small(rows_max):
+            if self._rewrite(group):
+                before += len(group)
+                after += 1
+        return Compacted(before, after)
+
+    def _small(self, rows_max: int) -> list[list[FileScanTask]]:
+        """Group the files of each partition so that none has more than ``rows_max`` rows."""
+        table = self.load()
+        partitions: dict[Any, list[FileScanTask]] = {}
+        for task in _whole(table).values():
+            if task.file.spec_id == table.metadata.default_spec_id and task.file.record_count < rows_max:
+                partitions.setdefault(task.file.partition, []).append(task)
+        groups: list[list[FileScanTask]] = []
+        for tasks in partitions.values():
+            rows = rows_max
+            for task in sorted(tasks, key=lambda each: each.file.file_path):
+                if rows + task.file.record_count > rows_max:
+                    groups.append([])
+                    rows = 0
+                groups[-1].append(task)
+                rows += task.file.record_count
+        return [group for group in groups if len(group) > 1]
+
+    def _rewrite(self, group: Sequence[FileScanTask]) -> bool:
+        """Write one file for several; False when somebody else changed them meanwhile."""
+        table = self.load()
+        expected = sum(task.file.record_count for task in group)
+        path = self.directory / DATA / unused("compacted")
+        path.parent.mkdir(exist_ok=True)
+        try:
+            rows = self._write(table, group, path)
+            if rows != expected:
+                raise TableError(self.directory, f"{rows} rows were read of {expected}; nothing was changed")
+            is_done = self._replace(group, path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        if not is_done:
+            path.unlink()
+        return is_done
+
+    def _write(self, table: CatalogTable, group: Sequence[FileScanTask], path: Path) -> int:
+        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+        rows = 0
+        # Iceberg's own types are the large ones; the file has those that the others have
+        schema = pq.read_schema(group[0].file.file_path.removeprefix("file://"))
+        with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
+            for task in group:
+                for batch in scan.to_record_batches([task]):
+                    rows += batch.num_rows
+                    found = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+                    writer.write_table(found, row_group_size=ROW_GROUP_ROWS)
+        sync(path)
+        sync(path.parent)
+        return rows
+
+    def _replace(self, group: Sequence[FileScanTask], path: Path) -> bool:
+        error: Exception | None = None
+        for _ in range(ATTEMPTS):
+            table = self.load()
+            present = _whole(table)
+            if any(task.file.file_path not in present for task in group):
+                return False
+            new = parquet_file_to_data_file(table.io, table.metadata, _address(path))
+            try:
+                with (
+                    table.transaction() as transaction,
+                    transaction.update_snapshot({"flintmq.compacted": str(len(group))}).overwrite() as change,
+                ):
+                    for task in group:
+                        change.delete_data_file(task.file)
+                    change.append_data_file(new)
+                return True
+            except CommitFailedException as failed:
+                error = failed
+            except FAILURES as failed:
+                raise TableError(self.directory, f"it cannot be compacted: {failed}") from failed
+        raise TableError(self.directory, f"others change it all the time: {error}") from error
+
+
+def _address(path: Path) -> str:
+    """Return the address of a file as PyIceberg reads it: nothing is escaped."""
+    return f"file://{path.resolve()}"
+
+
+def _marks(table: CatalogTable, names: Iterable[str]) -> dict[str, int]:
+    return {name: int(table.properties[MARK + name]) for name in names if MARK + name in table.properties}
+
+
+def _whole(table: CatalogTable) -> dict[str, FileScanTask]:
+    """Return the files of the table of which no row was deleted, by path."""
+    return {task.file.file_path: task for task in table.scan().plan_files() if not task.delete_files}

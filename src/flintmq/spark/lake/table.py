@@ -1,0 +1,135 @@
+"""A table that data files are added to: the files first, then one transaction that says they belong to it.
+
+The rules of this file: with the files a transaction moves *marks*, numbers by name that say how far each source is in
+the table; it happens only if every mark still stands where its writer believes. So there is no second place that says
+how far a table is, whoever dies when: what a retry would write again is seen to be there.
+
+Source: docs/decisions/0034.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from flintmq.errors import FlintError
+
+PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
+TABLE = "nsq.messages"
+CATALOG_FILE = "catalog.db"
+
+
+class TableError(FlintError):
+    """A table cannot be used as it is.
+
+    Args:
+        place: of the table.
+        reason: why, and what to do.
+        is_unchanged: that it is as it was before is known.
+    """
+
+    def __init__(self, place: str | Path, reason: str, *, is_unchanged: bool = False) -> None:
+        super().__init__(place, reason)
+        self.place = place
+        self.reason = reason
+        self.is_unchanged = is_unchanged
+
+    def __str__(self) -> str:
+        return f"table {self.place}: {self.reason}"
+
+
+class DataFile(NamedTuple):
+    """A Parquet file that is complete and durable, and not yet of the table.
+
+    Attributes:
+        path: below the table's directory.
+        partition: values of the columns that are in no file, as text.
+    """
+
+    path: str
+    partition: Mapping[str, str]
+
+
+class Mark(NamedTuple):
+    """A mark of a transaction.
+
+    Attributes:
+        before: where it has to stand; None: nowhere yet.
+        after: where it stands then.
+    """
+
+    before: int | None
+    after: int
+
+
+class Compacted(NamedTuple):
+    """A compaction: so many files became so many."""
+
+    before: int
+    after: int
+
+
+class Table(Protocol):
+    """A table in a local or mounted directory."""
+
+    directory: Path
+
+    def marks(self, names: Iterable[str]) -> dict[str, int]:
+        """Return where marks stand now, of those that do."""
+
+    def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
+        """Add files and move marks, both or neither.
+
+        Raises:
+            TableError: a mark stands elsewhere, so somebody else writes the same; or the table cannot be written.
+        """
+
+
+def kind_of(directory: Path) -> str | None:
+    """Return which format a directory has; None when it is empty or absent."""
+    if (directory / "_delta_log").is_dir():
+        return DELTA
+    if (directory / "metadata").is_dir() or (directory / CATALOG_FILE).exists():
+        return ICEBERG
+    return PARQUET if next(directory.glob("dt=*"), None) is not None else None
+
+
+def check_kind(directory: Path, wanted: str) -> None:
+    """See that a directory is not of another format.
+
+    Raises:
+        TableError: it is.
+    """
+    found = kind_of(directory)
+    if found is not None and found != wanted:
+        raise TableError(directory, f"it has the format {found}, not {wanted}; take another directory, or {found}")
+
+
+def check_marks(place: Path, marks: Mapping[str, Mark], found: Mapping[str, int]) -> None:
+    """See that marks stand where a transaction believes.
+
+    Raises:
+        TableError: one does not.
+    """
+    for name, mark in marks.items():
+        if found.get(name) != mark.before:
+            what = (
+                f"{name} is at {found.get(name)}, not at {mark.before}: somebody else writes the same to it; stop one"
+            )
+            raise TableError(place, what, is_unchanged=True)
+
+
+def unused(stem: str) -> str:
+    """Return a name for a Parquet file that there never was."""
+    return f"{stem}-{os.urandom(6).hex()}.parquet"
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,226 @@
+"""``spark.readStream`` of any nsqd: by offset where it can, else through a spool, as the option ``mode`` says.
+
+A spool is read as nsqd is, by :class:`flintmq.spark.stream_reader.NsqStreamReader`, whose nsqd it is. Here stands what
+differs:
+
+- Offsets say with ``_mode`` that their logs are a spool's. What a checkpoint began with it goes on with.
+- Messages of a spool in memory (``direct``) are not finished before Spark has committed their micro-batch. One that was
+  planned before the driver ended reads nothing when it is repeated: its log is gone with the driver, and nsqd delivers
+  its messages again, into another micro-batch.
+- Spark asks for the latest offset with the end of the last committed micro-batch; so what lies below may be finished.
+- With availableNow a micro-batch follows the other until the spool has taken what waited in nsqd when it was started:
+  then what it has is the end.
+
+Source: docs/decisions/0032.
+"""
+
+# ruff: noqa: N802 - method names are Spark's
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from flintmq.errors import FlintError, OptionError
+from flintmq.spark.broker import NotByOffset
+from flintmq.spark.errors import NOT_THIS_SPOOL, SOURCE, DataLost, line_first
+from flintmq.spark.offsets import LOG_KEY, MODE_KEY, PartitionKey, entries_of, from_json, to_json
+from flintmq.spark.options import AUTO, DIRECT, OFFSET, SPOOL, SourceOptions
+from flintmq.spark.session_settings import warn_of_tasks
+from flintmq.spark.spool import Spool, SpoolProcess
+from flintmq.spark.stream_reader import NsqStreamReader
+from flintmq.spark.survey import Surveyor
+from flintmq.spark.tasks import FetchTask, SpoolPlace, at_spool, read_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+POLL_S = 0.05
+
+log = logging.getLogger("flintmq.spark")
+
+
+class AnyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads by offset, or through a spool."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._found = options.mode  # auto until it is known
+        self._by_offset = NsqStreamReader(options)
+        self._process: SpoolProcess | None = None
+        self._place: SpoolPlace | None = None
+        self._spooled: NsqStreamReader | None = None
+        self._is_ending = False  # availableNow: what waits now is to be read, and no more
+        self._has_end = False
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        warn_of_tasks(os.environ)  # here, as Spark asks it once per query, in the process that plans
+        return self._by_offset.getDefaultReadLimit()
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {}
+
+    @line_first
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._is_ending = True
+        if self._found in (AUTO, OFFSET):
+            try:
+                self._by_offset.prepareForTriggerAvailableNow()
+            except NotByOffset as error:
+                self._use_spool(error)
+        if self._found not in (AUTO, OFFSET):
+            self._run()
+
+    @line_first
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if self._mode_of(start) in (AUTO, OFFSET):
+            try:
+                return self._by_offset.latestOffset(start, limit)
+            except NotByOffset as error:
+                if start:
+                    raise
+                self._use_spool(error)
+        spool, reader = self._run()
+        at = self._ours(start, spool)
+        try:
+            found = self._latest(reader, at, limit, spool)
+        except FlintError:
+            assert self._process is not None
+            self._process.check()
+            raise
+        return start if found == at and LOG_KEY in start and at == _plain(start) else _marked(found, self._found)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        reader = self._by_offset if self._spooled is None else self._spooled
+        return reader.reportLatestOffset()
+
+    @line_first
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._mode_of(end) in (AUTO, OFFSET):
+            return self._by_offset.partitions(start, end)
+        spool, reader = self._run()
+        tasks = reader.partitions(self._ours(start, spool), self._ours(end, spool))
+        return [replace(task, spool=spool.place) if isinstance(task, FetchTask) else task for task in tasks]
+
+    @line_first
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(partition, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if MODE_KEY not in end:
+            self._by_offset.commit(end)
+        elif self._spooled is not None and self._process is not None:
+            self._spooled.commit(self._ours(end, self._process.running()))
+
+    # -- which way -----------------------------------------------------------------------------------------------------
+
+    def _mode_of(self, offset: dict[str, Any]) -> str:
+        """Return how to read what a checkpoint has, or a new query has to find out.
+
+        Raises:
+            OptionError: the options want it in another way.
+        """
+        if LOG_KEY not in offset:
+            return self._found
+        began = str(offset.get(MODE_KEY, OFFSET))
+        if self._options.mode not in (AUTO, began):
+            allowed = (
+                f"this checkpoint was begun with mode={began}: go on with that, or choose another checkpointLocation"
+            )
+            raise OptionError("mode", self._options.mode, allowed, SOURCE)
+        if began not in (OFFSET, self._found):
+            self._options.check_spooled(began)
+            self._found = began
+        return began
+
+    def _use_spool(self, error: NotByOffset) -> None:
+        """Go on through a spool, because nsqd cannot be read by offset.
+
+        Raises:
+            NotByOffset: the options do not allow it.
+            OptionError: one is missing for it.
+        """
+        if self._options.mode != AUTO:
+            raise error
+        log.warning("nsqd %s cannot be read by offset, so messages are spooled (mode=spool)", error.nsqd)
+        self._options.check_spooled(SPOOL)
+        self._found = SPOOL
+
+    # -- the spool -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> tuple[Spool, NsqStreamReader]:
+        """Return the spool, started if it does not run, and the reader of what it serves."""
+        if self._process is None:
+            self._process = SpoolProcess(self._options, self._found)
+        spool = self._process.running()
+        if self._spooled is None or self._place != spool.place:
+            self._place = spool.place
+            self._spooled = NsqStreamReader(at_spool(self._options, spool.place))
+            self._has_end = False
+        return spool, self._spooled
+
+    def _ours(self, offset: dict[str, Any], spool: Spool) -> dict[str, Any]:
+        """Return what an offset says of the logs that the spool has.
+
+        Raises:
+            DataLost: it says something of others, and their messages come from nowhere.
+        """
+        plain = _plain(offset)
+        if LOG_KEY not in plain:
+            return plain
+        ends, entries = from_json(plain), entries_of(plain)
+        strange = [key for key in ends if spool.logs.get(key.topic) != key.log_id]
+        for key in strange:
+            self._leave(key, ends.pop(key))
+            entries.pop(key, None)
+        if not strange:
+            return plain
+        return to_json(ends, entries) if ends else {}
+
+    def _leave(self, key: PartitionKey, sequence: int) -> None:
+        if self._found == DIRECT:
+            log.warning("topic %s: what was read and not committed before comes again", key.topic)
+            return
+        reason = NOT_THIS_SPOOL if self._options.reads(key.topic, key.partition) else "the options leave its topic out"
+        lost = DataLost(key.topic, key.label, sequence, None, reason)
+        if self._options.fail_on_data_loss:
+            raise lost
+        log.warning("%s", lost)
+
+    def _latest(self, reader: NsqStreamReader, at: dict[str, Any], limit: ReadLimit, spool: Spool) -> dict[str, Any]:
+        """Return the latest offset; at the end of availableNow wait until there is one, or nothing waits in nsqd."""
+        if not self._is_ending or self._has_end:
+            return reader.latestOffset(at, limit)
+        end_at = time.monotonic() + self._options.nsqd_down_timeout
+        surveyor = Surveyor(at_spool(self._options, spool.place))
+        while True:
+            survey = surveyor.look(is_waiting=True)
+            if all(entry.is_caught_up for entry in survey.logs.values()):
+                self._has_end = True
+                reader.end_at(survey)
+                return reader.latestOffset(at, limit)
+            found = reader.latestOffset(at, limit)
+            if found != at:
+                return found
+            if time.monotonic() > end_at:
+                log.warning("after nsqdDownTimeout the spool still waits for nsqd; ending with what there is")
+                self._has_end = True
+                reader.end_at(survey)
+                return found
+            time.sleep(POLL_S)
+            self._run()  # it may have ended, which is to be said at once
+
+
+def _plain(offset: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in offset.items() if key != MODE_KEY}
+
+
+def _marked(offset: dict[str, Any], mode: str) -> dict[str, Any]:
+    return dict(sorted({**offset, MODE_KEY: mode}.items()))

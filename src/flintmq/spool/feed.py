@@ -1,0 +1,302 @@
+"""One topic of a spool: what its consumer is delivered goes into a log, and is finished when it is safe.
+
+With ``is_kept`` the log is on disk and safe is what was synced; else it is in memory and safe is what the cursor has
+passed, which Spark moves when a micro-batch is committed.
+
+The rules of this file: what cannot be stored is given back, and no more is asked for until it can be; a log whose disk
+failed ends the spool. Everything but syncs happens on the event loop.
+
+Source: docs/decisions/0032.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import Any
+
+from flintmq.batch import EXTENDED, RAW_IDS, BatchError, decode_batch, encode_received
+from flintmq.client.aio.consumer import BulkConsumer
+from flintmq.client.core.message import Delivery, is_hex
+from flintmq.env import Env
+from flintmq.errors import DiskFull, FlintError, StorageError, WriteFailed
+from flintmq.limits import MESSAGE_ID_SIZE
+from flintmq.message import EMPTY_HEADERS, HEADERS, ID_POSITION, internal_id
+from flintmq.spool.held import Held, Same
+from flintmq.storage import MemoryLog, PartitionLog
+from flintmq.wire.extended import Extension
+
+RETRY_S = 2.0
+"""A full disk is looked at again after so long, and what was given back comes after it."""
+TICK_S = 0.1
+REFUSED_TOLD_S = 10.0
+"""Answers that came too late are told of together, at most once in so long."""
+ROOM_AGAIN = 0.9  # of the most bytes that are kept: below that more is asked for again
+MESSAGES_MAX = 16_384  # of one batch
+TIMESTAMP_POSITION = 8  # in a frame
+
+log = logging.getLogger("flintmq.spool")
+
+
+class Feed:
+    """Takes one topic.
+
+    Args:
+        partition_log: where messages go.
+        is_kept: it is on disk.
+        bytes_max: it is to hold no more; what cannot be dropped waits in nsqd then.
+        quiet_s: so long nothing old has to come before everything has.
+        fail: called with what ends the spool.
+
+    Attributes:
+        floor: everything below it was read and committed.
+        is_full: ``bytes_max`` is reached, and nothing more is asked for.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition_log: PartitionLog | MemoryLog,
+        consumer: BulkConsumer,
+        env: Env,
+        *,
+        is_kept: bool,
+        bytes_max: int,
+        in_flight_max: int,
+        floor: int,
+        quiet_s: float,
+        fail: Callable[[FlintError], object],
+    ) -> None:
+        self.topic = topic
+        self.log = partition_log
+        self.consumer = consumer
+        self.floor = max(floor, partition_log.start_sequence)
+        self.is_full = False
+        self._env = env
+        self._is_kept = is_kept
+        self._bytes_max = bytes_max
+        self._quiet_s = quiet_s
+        self._fail = fail
+        self._held = Held(in_flight_max)
+        self._loop = asyncio.get_running_loop()
+        self._sync_task: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._began_ns = env.clock.wall_ns()
+        self._old_at = self._loop.time()
+        self._late_told = 0
+        self._refused_told = 0
+        self._refused_told_at = -REFUSED_TOLD_S
+        consumer.take_deliveries(self.take)
+        if is_kept:
+            self._held.expect_again(_last_messages(partition_log, in_flight_max))
+
+    @property
+    def held_count(self) -> int:
+        """Messages that are not finished."""
+        return self._held.count
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether what waited in nsqd when the spool was started has been taken."""
+        if self.is_full or self._retry is not None or not self.consumer.connections:
+            return False
+        if not self._is_kept and self.consumer.is_starved:  # nsqd waits for what Spark has not committed
+            return False
+        return self._loop.time() - self._old_at >= self._quiet_s
+
+    # -- messages in ---------------------------------------------------------------------------------------------------
+
+    def take(self, delivery: Delivery) -> None:
+        """Store what nsqd has delivered."""
+        records = delivery.records
+        for first in range(0, len(records), MESSAGES_MAX):
+            timestamps, attempts, ids, bodies = zip(*records[first : first + MESSAGES_MAX], strict=True)
+            try:
+                self._store(delivery, timestamps, attempts, ids, bodies)
+            except StorageError as error:
+                self._give_back(delivery, ids, error)
+
+    def _store(
+        self,
+        delivery: Delivery,
+        timestamps: Sequence[int],
+        attempts: Sequence[int],
+        ids: Sequence[bytes],
+        bodies: Sequence[bytes],
+    ) -> None:
+        held, partition_log, link, now = self._held, self.log, delivery.link, self._loop.time()
+        if self._retry is not None:
+            raise DiskFull(self.topic, 0, 0)
+        held.see(link)
+        if min(timestamps) < self._began_ns:
+            self._old_at = now
+        known = held.are_known(timestamps, attempts, ids)
+        all_timestamps, all_ids = timestamps, ids
+        if known is not None:
+            wanted = [not is_known for is_known in known]
+            timestamps, attempts = list(compress(timestamps, wanted)), list(compress(attempts, wanted))
+            ids, bodies = list(compress(ids, wanted)), list(compress(bodies, wanted))
+        if ids:
+            layout = 0 if is_hex(ids[0]) else RAW_IDS
+            if delivery.extensions is not None:
+                layout |= EXTENDED
+                bodies = [_front(delivery.extensions[each]) + body for each, body in zip(ids, bodies, strict=True)]
+            data = encode_received(
+                internal_id(partition_log.partition, partition_log.next_sequence),
+                partition_log.end_offset_bytes,
+                timestamps,
+                attempts,
+                ids,
+                bodies,
+                synced_before=partition_log.synced_sequence,
+                layout=layout,
+            )
+            partition_log.append_batch(data)
+        # what is known already may be stored and not be safe yet: it is when everything before it is
+        held.add(partition_log.next_sequence, link, all_timestamps, all_ids, now)
+        if not self._is_kept:
+            partition_log.advance_committed(partition_log.next_sequence)
+        elif self._sync_task is None:
+            self._sync_task = self._loop.create_task(self._sync())
+        self._look_at_room()
+
+    def _give_back(self, delivery: Delivery, ids: Sequence[bytes], error: StorageError) -> None:
+        """Have nsqd keep what cannot be stored, and deliver it again later."""
+        for message_id in ids:
+            delivery.link.requeue(message_id, round(2000 * RETRY_S))
+        if self.log.failed is not None:
+            self._fail(WriteFailed(self.topic, self.log.failed))
+        elif self._retry is None:
+            log.error("topic %s: %s; messages stay in nsqd until there is room", self.topic, error)
+            self.consumer.pause()
+            self._retry = self._loop.call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if isinstance(self.log, PartitionLog) and not self.log.has_room:
+            self._retry = self._loop.call_later(RETRY_S, self._try_again)
+            return
+        log.warning("topic %s: there is room again", self.topic)
+        self._ask_for_more()
+
+    def _ask_for_more(self) -> None:
+        if self._retry is None and not self.is_full:
+            self.consumer.unpause()
+
+    def _look_at_room(self) -> None:
+        size = self.log.size_bytes
+        if not self.is_full and size > self._bytes_max:
+            self.is_full = True
+            log.warning("topic %s: %d bytes wait to be read, the rest waits in nsqd", self.topic, size)
+            self.consumer.pause()
+        elif self.is_full and (size <= ROOM_AGAIN * self._bytes_max or self.floor >= self.log.next_sequence):
+            self.is_full = False
+            self._ask_for_more()
+
+    # -- what is safe --------------------------------------------------------------------------------------------------
+
+    async def _sync(self) -> None:
+        partition_log = self.log
+        assert isinstance(partition_log, PartitionLog), "what is in memory is not synced"
+        try:
+            while (ticket := partition_log.begin_sync()) is not None:
+                error: OSError | None = None
+                try:
+                    await self._env.run_blocking(ticket.run)
+                except OSError as failed:
+                    error = failed
+                partition_log.finish_sync(ticket, error)
+                if error is not None:
+                    break
+                partition_log.advance_committed(ticket.end_sequence)
+                self._held.finish_below(ticket.end_sequence)
+            self._held.finish_below(partition_log.synced_sequence)  # all of it was known, and there was nothing to sync
+        finally:
+            self._sync_task = None
+        if partition_log.failed is not None:
+            self._fail(WriteFailed(self.topic, partition_log.failed))
+        self._drop()
+
+    def move(self, sequence: int) -> None:
+        """Everything below ``sequence`` has been read for good."""
+        self.floor = max(self.floor, min(sequence, self.log.committed_sequence))
+        if not self._is_kept and self._held.finish_below(self.floor):
+            self._old_at = self._loop.time()  # what nsqd held back for these comes now
+        self._drop()
+
+    def _drop(self) -> None:
+        try:
+            self.log.drop_before(self.floor)
+        except StorageError as error:
+            log.error("topic %s: what has been read stays on the disk: %s", self.topic, error)
+        self._look_at_room()
+
+    def tick(self) -> None:
+        """Touch what waits; to be called every ``TICK_S``."""
+        self._held.touch_due(self._loop.time())
+        if self._held.late_count > self._late_told:
+            log.warning(
+                "topic %s: %d messages waited for longer than nsqd's --max-msg-timeout and come again: "
+                "micro-batches are too long", self.topic, self._held.late_count - self._late_told,
+            )  # fmt: skip
+            self._late_told = self._held.late_count
+        if self._loop.time() - self._refused_told_at >= REFUSED_TOLD_S:
+            self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        refused = self.consumer.stats().late
+        if refused > self._refused_told:
+            log.warning(
+                "topic %s: %d FIN, REQ or TOUCH came too late, nsqd delivers those messages again; those that are "
+                "stored are not stored twice", self.topic, refused - self._refused_told,
+            )  # fmt: skip
+            self._refused_told, self._refused_told_at = refused, self._loop.time()
+
+    async def close(self) -> None:
+        """Ask for no more, finish what is safe, and leave; the log is complete."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self.consumer.stop()
+        while self._sync_task is not None:
+            await asyncio.wait([self._sync_task])
+        self._held.give_back()  # NSQ's nsqd would wait for the message timeout
+        await self.consumer.close()
+        self._tell_refused()
+        if isinstance(self.log, PartitionLog) and self.log.has_checkpoint_due:
+            self.log.write_checkpoint()
+        self.log.close()
+
+
+def _front(extension: Extension) -> bytes:
+    """Return headers as they stand in front of a stored body."""
+    if not extension.version:
+        return EMPTY_HEADERS
+    return HEADERS.pack(extension.version, len(extension.headers)) + extension.headers
+
+
+def _last_messages(partition_log: Any, count: int) -> Iterator[Same]:
+    """Yield the last messages of a log: their FINs may have been lost with the process that stored them."""
+    sequence, end = max(partition_log.start_sequence, partition_log.next_sequence - count), partition_log.next_sequence
+    while sequence < end:
+        try:
+            data, following = partition_log.fetch(sequence, end, 1 << 20)
+        except StorageError as error:
+            log.warning("the end of the log cannot be read, some messages may come twice: %s", error)
+            return
+        position = 0
+        while position < len(data):
+            try:
+                batch = decode_batch(data, position)
+            except BatchError as error:
+                log.warning("the end of the log is damaged, some messages may come twice: %s", error)
+                return
+            frames = bytes(batch.frames(batch.first, batch.end))
+            for at in batch.positions()[:-1]:
+                stamp = int.from_bytes(frames[at + TIMESTAMP_POSITION : at + TIMESTAMP_POSITION + 8], "big")
+                yield stamp, frames[at + ID_POSITION : at + ID_POSITION + MESSAGE_ID_SIZE]
+            position += batch.header.size
+        if following <= sequence:
+            return
+        sequence = following

@@ -1,0 +1,274 @@
+"""The archive: Parquet files in which everybody finds each message once, whenever it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.daemons import PATIENCE_S
+from tests.spark.fake_lookupd import FakeLookupd
+from tests.spark.fake_nsqd import FakeLog, FakeNsqd
+from tests.spark.processes import NsqdProcess, environment
+from tests.spark.test_reader import numbered
+
+from flintmq import cli
+from flintmq.errors import OptionError
+from flintmq.pipeline import files
+from flintmq.pipeline.archive import Archived, archive
+from flintmq.pipeline.files import ArchiveError, FileName
+from flintmq.spark import retry
+from flintmq.spark.broker import POOL
+from flintmq.spark.errors import DataLost
+from flintmq.spark.offsets import PartitionKey
+
+HOUR_NS = 3_600_000_000_000
+NOON_NS = 1_795_435_200_000_000_000  # 2026-11-23T12:00:00Z
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeNsqd]:
+    with FakeNsqd() as nsqd:
+        yield nsqd
+    POOL._idle.clear()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.glob("**/*.parquet"))
+
+
+def rows(directory: Path) -> list[tuple]:
+    """What a reader finds that knows nothing of us: every Parquet file below the directory."""
+    found = [pq.ParquetFile(path).read().to_pylist() for path in directory.glob("**/*.parquet")]
+    return sorted((row["partition"], row["offset"], row["body"]) for some in found for row in some)
+
+
+def test_files_by_hour_and_a_second_run(fake, tmp_path):
+    log = fake.topic("flights")
+    for hour, count in ((0, 30), (0, 20), (1, 10), (13, 5)):
+        log.append(numbered(log.end, log.end + count), NOON_NS + hour * HOUR_NS)
+    done = archive(tmp_path, nsqd=fake.address, topic="flights", rows_per_file=40)
+    name = f"flights-p0000-{log.log_id}"
+    assert names(tmp_path) == [
+        f"dt=2026-11-23/hour=12/{name}-00000000000001-00000000000041.parquet",
+        f"dt=2026-11-23/hour=12/{name}-00000000000041-00000000000051.parquet",
+        f"dt=2026-11-23/hour=13/{name}-00000000000051-00000000000061.parquet",
+        f"dt=2026-11-24/hour=01/{name}-00000000000061-00000000000066.parquet",
+    ]
+    assert (done.rows, done.files, done.lag) == (65, 4, 0)
+    assert [each[1:] for each in rows(tmp_path)] == [(n, b"%d" % n) for n in range(1, 66)]
+    table = pq.ParquetFile(tmp_path / names(tmp_path)[0]).read()
+    assert table.schema.names == ["topic", "partition", "log_id", "offset", "timestamp", "trace_id", "body"]
+
+    assert archive(tmp_path, nsqd=fake.address, topic="flights").rows == 0
+    log.append(numbered(log.end, log.end + 3), NOON_NS + 13 * HOUR_NS)
+    assert archive(tmp_path, nsqd=fake.address, topic="flights").rows == 3
+    assert len(rows(tmp_path)) == 68
+    assert FileName.parse(f"{name}-00000000000061-00000000000066.parquet") == FileName(
+        PartitionKey("flights", 0, log.log_id), 61, 66
+    )
+    assert FileName.parse("part-00000-of-spark.parquet") is None
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_killed_at_any_step(fake, tmp_path, monkeypatch):
+    logs = fake.logs["t"] = [FakeLog(partition=number) for number in range(2)]
+    for log in logs:
+        for hour in range(3):
+            log.append(numbered(log.end, log.end + 25), NOON_NS + hour * HOUR_NS)
+    expected = [(log.partition, n, b"%d" % n) for log in logs for n in range(1, 76)]
+    steps = [0, -1]
+
+    def counted(method):
+        def call(*arguments, **more):
+            steps[0] += 1
+            if steps[0] == steps[1]:
+                raise Killed
+            result = method(*arguments, **more)
+            steps[0] += 1
+            if steps[0] == steps[1]:
+                raise Killed
+            return result
+
+        return call
+
+    monkeypatch.setattr(os, "replace", counted(os.replace))
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", counted(pq.ParquetWriter.write_table))
+    given = {"nsqd": fake.address, "topic": "t", "channel": "archive"}
+    at, kills = 1, 0
+    while True:
+        directory = tmp_path / str(at)
+        for log in logs:
+            log.channels.clear()
+        steps[:] = [0, at]
+        try:
+            archive(directory, rows_per_file=20, **given)
+            break
+        except Killed:
+            kills += 1
+        found = rows(directory)
+        assert len(set(found)) == len(found), f"killed at {at}"
+        for log in logs:
+            durable = {n for number, n, _ in found if number == log.partition}
+            assert set(range(1, log.channels.get("archive", 1))) <= durable, "the channel is not ahead of the files"
+        steps[1] = -1
+        archive(directory, rows_per_file=33, **given)
+        assert rows(directory) == expected, f"killed at {at}"
+        at += 1 if at < 15 else 4
+    assert kills > 20
+    assert [log.channels["archive"] for log in logs] == [76, 76]
+
+
+def test_one_at_a_time_and_nothing_left_behind(fake, tmp_path):
+    fake.topic("t", numbered(1, 11))
+    with files.Archive(tmp_path):
+        (tmp_path / files.STAGED / "left").write_bytes(b"half a file")
+        with pytest.raises(ArchiveError, match="another archive writes to it"):
+            archive(tmp_path, nsqd=fake.address, topic="t")
+    archive(tmp_path, nsqd=fake.address, topic="t")
+    assert list((tmp_path / files.STAGED).iterdir()) == []
+    (tmp_path / "a-file").write_bytes(b"")
+    with pytest.raises(ArchiveError, match="cannot be written"):
+        archive(tmp_path / "a-file", nsqd=fake.address, topic="t")
+
+
+def test_a_full_disk(fake, tmp_path, monkeypatch):
+    fake.topic("t", numbered(1, 101))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(pq.ParquetWriter, "write_table", full)
+        with pytest.raises(ArchiveError, match="No space left on device; what has its name stays"):
+            archive(tmp_path, nsqd=fake.address, topic="t")
+    assert names(tmp_path) == []
+    assert archive(tmp_path, nsqd=fake.address, topic="t").rows == 100
+
+
+def test_stopping_in_the_middle(fake, tmp_path):
+    fake.topic("t", numbered(1, 501))
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def look(done: Archived) -> None:
+        seen.append(done.rows)
+        stop.set()
+
+    given = {"nsqd": fake.address, "topic": "t", "batchRows": "100"}
+    done = archive(tmp_path, follow=True, on_progress=look, stop=stop, **given)
+    assert 0 < done.rows < 500 and seen
+    assert [n for _, n, _ in rows(tmp_path)] == list(range(1, done.rows + 1)), "what was read is in files"
+    archive(tmp_path, **given)
+    assert [n for _, n, _ in rows(tmp_path)] == list(range(1, 501))
+
+
+def test_what_is_gone(fake, tmp_path, caplog):
+    log = fake.topic("t", numbered(1, 101))
+    archive(tmp_path, nsqd=fake.address, topic="t")
+    log.append(numbered(101, 201))
+    log.append(numbered(201, 301))
+    log.trim(201)
+    with pytest.raises(DataLost, match="101 to 201"):
+        archive(tmp_path, nsqd=fake.address, topic="t")
+    assert archive(tmp_path, nsqd=fake.address, topic="t", failOnDataLoss="false").rows == 100
+    fake.logs["t"] = [FakeLog()]
+    fake.topic("t", numbered(1, 6))
+    assert archive(tmp_path, nsqd=fake.address, topic="t").rows == 5, "created again it is another log"
+    assert "is no more; it is archived up to 301" in caplog.text
+    assert [n for _, n, _ in rows(tmp_path)] == sorted([*range(1, 101), *range(201, 301), *range(1, 6)])
+
+
+def test_wrong_words(tmp_path, capsys):
+    for words, said in (
+        ([], "give --to"),
+        ([f"--to={tmp_path}"], "give --topic"),
+        ([f"--to={tmp_path}", "--topic=t"], "give either --nsqd or --lookupd"),
+        ([f"--to={tmp_path}", "--topic=t", "--nsqd=a:1", "--source-option=x"], "is not NAME=VALUE"),
+    ):
+        assert cli.main(["pipeline", "archive", *words]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(OptionError, match="timestamp has to be among them"):
+        archive(tmp_path, nsqd="a:1", topic="t", columns="offset,body")
+    with pytest.raises(OptionError, match="latest needs channel"):
+        archive(tmp_path, nsqd="a:1", topic="t", startingOffsets="latest")
+
+
+def test_a_topic_that_is_nowhere(fake, tmp_path, capsys):
+    """Refused with those that are, or waited for; the same for every job, before Spark is started."""
+    fake.topic("flights", numbered(0, 10))
+    at = f"--nsqd={fake.address}"
+    for job in (
+        ["archive", f"--to={tmp_path}/files"],
+        ["archive", f"--to={tmp_path}/files", "--follow"],
+        ["dedupe", "--key=body", f"--to={tmp_path}/unique", f"--checkpoint={tmp_path}/c"],
+        ["rollup", "--aggregate=count(*) AS n", f"--to={tmp_path}/windows", f"--checkpoint={tmp_path}/c"],
+        ["mirror", "--prefix=copy-", f"--checkpoint={tmp_path}/c"],
+        ["tail"],
+        ["trace"],
+    ):
+        assert cli.main(["pipeline", *job, at, "--topic=flihgts"]) == 1, job
+        said = capsys.readouterr().err
+        assert f"no nsqd of {fake.address} has topic 'flihgts'. --wait-for-topic waits" in said, job
+    with FakeLookupd() as lookupd:
+        producers = {"producers": [{"broadcast_address": "127.0.0.1", "tcp_port": fake.port}]}
+        lookupd.answers |= {"/topics": {"topics": ["flights", "other"]}, "/lookup?topic=late": producers}
+        words = ["pipeline", "archive", f"--lookupd={lookupd.address}", f"--to={tmp_path}/files"]
+        assert cli.main([*words, "--topic=flihgts"]) == 1
+        assert "has topic 'flihgts'; there is flights, other. --wait" in capsys.readouterr().err
+        assert cli.main([*words, "--topic=late", "--wait-for-topic=10ms"]) == 1
+        assert "has topic 'late' after 0.01 s; there is" in capsys.readouterr().err
+        made = threading.Timer(0.3, fake.topic, ("late", numbered(0, 7)))
+        made.start()
+        assert cli.main([*words, "--topic=late", "--wait-for-topic=5m"]) == 0
+        assert "7 messages in 1 files" in capsys.readouterr().out
+        made.join()
+    del fake.logs["late"]
+    assert cli.main(["pipeline", "archive", at, "--topic=late", f"--to={tmp_path}/files"]) == 0, "of which it has files"
+    assert "0 messages" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_as_a_command_until_a_signal(nsqd: NsqdProcess, topic: str, tmp_path: Path, number: signal.Signals):
+    nsqd.publish(topic, numbered(0, 1000))
+    flags = [f"--to={tmp_path}", f"--topic={topic}", f"--nsqd={nsqd.address}", "--channel=archive", "--progress=json"]
+    command = [sys.executable, "-m", "flintmq", "pipeline", "archive", *flags]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment())
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("1000 messages in 1 files, ")
+    assert json.loads(first.stderr.splitlines()[-1])["rows"] == 1000
+    (stats,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"]
+    assert stats["channels"][0]["depth"] == 0
+
+    nsqd.publish(topic, numbered(1000, 1500))
+    process = subprocess.Popen(
+        [*command, "--follow", "--interval=50ms"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(),
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        next(line for line in process.stderr if json.loads(line)["rows"] >= 500)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert output.startswith("500 messages in ")
+    assert [body for _, _, body in rows(tmp_path)] == [b"%d" % n for n in range(1500)]

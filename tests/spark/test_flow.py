@@ -1,0 +1,264 @@
+"""Pipelines that are written down: what the file may say, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.spark.processes import NsqdProcess
+
+from flintmq import cli
+from flintmq.pipeline import flow
+from flintmq.pipeline.flow import check_plan, run_plan
+from flintmq.pipeline.plan_file import PlanError, read_plan
+from flintmq.pipeline.runner import JobFailed
+
+WHOLE = """
+name = "flights"
+checkpoint = "{directory}/checkpoint"
+
+[[source]]
+name = "flights"
+schema = "carrier string, delay int"
+[source.options]
+nsqd = "{nsqd}"
+topic = "{topic}"
+
+[[step]]
+name = "late"
+sql = '''
+SELECT offset, json.carrier AS carrier, json.delay AS delay
+FROM flights
+WHERE json.delay > 0 OR json.delay IS NULL
+'''
+
+[[step]]
+name = "shouted"
+python = "steps.py:shouted"
+
+[[rule]]
+name = "is JSON"
+of = "late"
+drop = "carrier IS NOT NULL"
+
+[[rule]]
+name = "below an hour"
+of = "late"
+expect = "delay < 60"
+
+[[sink]]
+from = "shouted"
+format = "parquet"
+[sink.options]
+path = "{directory}/late"
+
+[[sink]]
+name = "out"
+from = "bodies"
+format = "nsq"
+[sink.options]
+nsqd = "{nsqd}"
+topic = "{topic}-late"
+
+[[step]]
+name = "bodies"
+sql = "SELECT carrier AS body FROM shouted"
+"""
+
+FILES = """
+name = "files"
+checkpoint = "{directory}/checkpoint"
+
+[[source]]
+name = "flights"
+format = "json"
+stream = true
+schema = "carrier string, delay int"
+options = {{ path = "{directory}/files" }}
+
+[[step]]
+name = "late"
+sql = "SELECT * FROM flights WHERE delay > 0 OR delay IS NULL"
+
+[[step]]
+name = "shouted"
+python = "steps.py:shouted"
+
+[[rule]]
+name = "has a carrier"
+of = "late"
+drop = "carrier IS NOT NULL"
+
+[[rule]]
+name = "below an hour"
+of = "late"
+expect = "delay < 60"
+
+[[sink]]
+from = "shouted"
+format = "parquet"
+options = {{ path = "{directory}/late" }}
+"""
+
+STEPS = """
+from pyspark.sql import functions
+
+
+@functions.udf("string")
+def shout(text):
+    return text.upper() + "!"
+
+
+def shouted(spark, views):
+    return views["late"].withColumn("carrier", shout("carrier"))
+"""
+
+
+def flight(number: int) -> bytes:
+    return json.dumps({"carrier": f"c{number}", "delay": number - 5}).encode()
+
+
+@pytest.fixture
+def plan(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> Path:
+    (tmp_path / "steps.py").write_text(STEPS)
+    path = tmp_path / "flights.toml"
+    path.write_text(WHOLE.format(nsqd=nsqd.address, topic=topic, directory=tmp_path))
+    nsqd.publish(topic, [flight(number) for number in range(70)] + [b"no JSON"])
+    return path
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_stream_twice(spark, tmp_path):
+    (tmp_path / "steps.py").write_text(STEPS)
+    plan, files = tmp_path / "files.toml", tmp_path / "files"
+    plan.write_text(FILES.format(directory=tmp_path))
+    files.mkdir()
+    (files / "1.json").write_bytes(b"\n".join([flight(number) for number in range(70)] + [b"no JSON"]))
+    said = "\n".join(check_plan(plan, spark=spark))
+    assert f"sink shouted (parquet): a stream that begins in {tmp_path}/checkpoint/shouted, mode append" in said
+    assert "rule 'below an hour' of late: expect delay < 60" in said
+    assert not (tmp_path / "checkpoint").exists(), "a check runs nothing"
+
+    done = run_plan(plan, spark=spark)
+    assert done.written == {"shouted": 64}
+    assert done.broken == {("shouted", "has a carrier"): 1, ("shouted", "below an hour"): 5}
+    (files / "2.json").write_bytes(flight(7))
+    assert run_plan(plan, spark=spark).written == {"shouted": 1}, "it goes on where it was"
+    rows = [row for path in (tmp_path / "late").glob("*.parquet") for row in pq.ParquetFile(path).read().to_pylist()]
+    assert sorted(row["delay"] for row in rows) == [1, 2, 2, *range(3, 65)]
+    assert {row["carrier"] for row in rows} == {f"C{number}!" for number in range(6, 70)}
+    assert f"goes on from {tmp_path}/checkpoint/shouted" in "\n".join(check_plan(plan, spark=spark))
+
+    plan.write_text(plan.read_text().replace('expect = "delay < 60"', 'fail = "delay < 60"'))
+    (files / "3.json").write_bytes(flight(65))
+    with pytest.raises(JobFailed, match=r"rule 'below an hour' of late is broken by \{.*\"delay\":60"):
+        run_plan(plan, spark=spark)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_topics_as_a_batch(plan, spark, nsqd, topic, tmp_path):
+    said = "\n".join(check_plan(plan, spark=spark))
+    assert f"source flights: {topic} partition 0 at {nsqd.address}: 71 messages stored" in said
+    assert "offset bigint, carrier string, delay int" in said
+    batch = plan.read_text().replace('name = "flights"\nschema', 'name = "flights"\nstream = false\nschema')
+    plan.write_text(batch)
+    done = run_plan(plan, spark=spark)
+    assert done.written == {"shouted": 64, "out": 64}
+    counted = {"is JSON": 1, "below an hour": 5}
+    assert done.broken == {(sink, rule): count for sink in ("shouted", "out") for rule, count in counted.items()}
+    assert sorted(pq.read_table(tmp_path / "late").column("offset").to_pylist()) == list(range(7, 71))
+    assert spark.read.format("nsq").options(nsqd=nsqd.address, topic=f"{topic}-late").load().count() == 64
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_dry_run_shows_and_writes_nothing(plan, spark, tmp_path):
+    found = [line for sink in read_plan(plan).sinks for line in flow._Build(read_plan(plan), spark, sink, 20).show()]
+    assert found[0] == "shouted (parquet) would get 14 rows:"
+    assert found[1].startswith("  {'offset': 7, 'carrier': 'C6!', 'delay': 1}")
+    assert "out (nsq) would get 14 rows:" in found
+    assert not (tmp_path / "late").exists() and not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("json.carrier AS carrier", "json.carier AS carrier", "sql = '''", "carier"),
+        ('drop = "carrier IS NOT NULL"', 'drop = "carriage IS NOT NULL"', "drop =", "carriage"),
+        ("steps.py:shouted", "steps.py:whispered", "python =", "AttributeError: .*whispered"),
+        ("steps.py:shouted", "nowhere.py:shouted", "python =", "there is no file"),
+        ('topic = "', 'topik = "', "[source.options]", "topik"),
+        ('name = "out"', 'name = "out"\nmode = "overwrite"', "mode =", "a stream, which has no mode overwrite"),
+        ("SELECT carrier AS body", "SELECT max(carrier) AS body", 'format = "nsq"', "watermark"),
+    ],
+)  # fmt: skip
+def test_what_spark_refuses_has_a_line(plan, spark, old, new, line, said):
+    text = plan.read_text()
+    assert old in text
+    plan.write_text(text.replace(old, new, 1))
+    with pytest.raises(PlanError, match=said) as caught:
+        check_plan(plan, spark=spark)
+    assert f":{line_of(line, plan.read_text())}: " in str(caught.value)
+
+
+def line_of(text: str, whole: str) -> int:
+    """Return the number of the line that begins with ``text``."""
+    return [line.startswith(text) for line in whole.splitlines()].index(True) + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("[[step]]\nname", "[[stepp]]\nname", "[[stepp]]", "there is no stepp; did you mean step"),
+        ('name = "flights"\ncheckpoint', 'nam = "flights"\ncheckpoint', "nam =", "there is no nam; did you mean name"),
+        ("[[step]]\nname", "[[step]\nname", "[[step]", "it is no TOML: "),
+        ('checkpoint = "', 'trigger = "5 parsecs"\ncheckpoint = "', "trigger", "trigger is"),
+        ('checkpoint = "x"', "", "", "checkpoint, a directory of this pipeline alone"),
+        ("schema =", "shema =", "shema", "[[source]] has no shema; did you mean schema"),
+        ('of = "late"', 'of = "lates"', 'of = "lates"', "there is no view lates; there is flights, late, "),
+        ('drop = "carrier', 'forbid = "carrier', "forbid", "[[rule]] has no forbid"),
+        ('drop = "carrier IS NOT NULL"', "", "[[rule]]", "a rule needs one of expect, drop and fail"),
+        ('name = "shouted"', 'name = "late" # 2', 'name = "late" # 2', "there are two views late"),
+        ('name = "out"', 'name = "shouted" # 2', "", "there are two sinks shouted"),
+        ('name = "out"', 'mode = "upsert"', "mode", "mode is one of append"),
+        ('format = "parquet"', 'form = "nsq"', "form =", "[[sink]] has no form"),
+        ('python = "steps.py:shouted"', "", "", "step shouted needs either sql or python"),
+        ('path = "', 'checkpointLocation = "', "[sink.options]", "say checkpoint once"),
+        ("topic = ", "topic = [1]\n#", "[source.options]", "options: topic is a text, a number"),
+        ('name = "below an hour"', 'name = "is JSON" # 2', 'name = "is JSON" # 2', "there are two rules 'is JSON'"),
+    ],
+)  # fmt: skip
+def test_what_the_file_may_say(tmp_path, old, new, line, said):
+    path = tmp_path / "x.toml"
+    text = WHOLE.format(nsqd="127.0.0.1:4150", topic="t", directory="x").replace('"x/checkpoint"', '"x"')
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(PlanError) as caught:
+        read_plan(path)
+    number = f"{line_of(line, path.read_text())}: " if line else ""
+    assert str(caught.value).startswith(f"{path}:") and f":{number}" in str(caught.value) and said in str(caught.value)
+
+
+def test_the_file_of_the_page_is_one(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    (tmp_path / "x.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
+    plan = read_plan(tmp_path / "x.toml")
+    assert [source.watermark for source in plan.sources] == [("timestamp", "10 minutes")]
+    assert (plan.conf, plan.trigger) == ({"spark.driver.memory": "2g"}, {"availableNow": True})
+    assert [(rule.kind, rule.of) for rule in plan.rules] == [("drop", "late")]
+
+
+def test_wrong_words(tmp_path, capsys):
+    assert cli.main(["pipeline", "run"]) == 2
+    assert "give the file of the pipeline: flintmq pipeline run x.toml" in capsys.readouterr().err
+    assert cli.main(["pipeline", "check", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: it cannot be read: No such file" in capsys.readouterr().err
+    (tmp_path / "latin.toml").write_bytes(b'name = "a"\n# \xe9\n')
+    with pytest.raises(PlanError, match=":2: it is not UTF-8"):
+        read_plan(tmp_path / "latin.toml")

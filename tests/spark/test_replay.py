@@ -1,0 +1,265 @@
+"""Replay: rows of Parquet files are in a topic once, in order and in their place, whenever it is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.daemons import PATIENCE_S
+from tests.spark.fake_nsqd import FakeNsqd
+from tests.spark.processes import NsqdProcess, environment
+from tests.spark.test_sink_once import Crash, Killed, bodies, stored
+
+from flintmq import cli
+from flintmq.client.core.sharding import partition_of
+from flintmq.errors import OptionError
+from flintmq.pipeline import parquet
+from flintmq.pipeline import replay as module
+from flintmq.pipeline.archive import archive
+from flintmq.pipeline.parquet import FilesError, Wanted
+from flintmq.pipeline.replay import Replayed, replay
+from flintmq.pipeline.runner import Runner
+from flintmq.spark import placing, retry
+from flintmq.spark.broker import POOL
+
+HOUR_NS = 3_600_000_000_000
+NOON_NS = 1_795_435_200_000_000_000  # 2026-11-23T12:00:00Z
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(placing, "_others", {})
+    yield
+    POOL._idle.clear()
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of two logs: 0 to 299 in one, 1000 to 1299 in the other, 100 in each of three hours."""
+    directory = tmp_path_factory.mktemp("archive")
+    with FakeNsqd() as fake:
+        for first, log in zip((0, 1000), (fake.topic("a"), fake.topic("b")), strict=True):
+            for hour in range(3):
+                log.append(bodies(first + 100 * hour, first + 100 * hour + 100), NOON_NS + hour * HOUR_NS)
+        archive(directory, nsqd=fake.address, topics="a,b", rows_per_file=60)
+    POOL._idle.clear()
+    return directory
+
+
+def table(path: Path, **columns) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_an_archive_hour_by_hour_and_again(nsqd: NsqdProcess, topic: str, archived: Path):
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    plan = replay(archived, dry_run=True, **given)
+    assert (plan.rows, plan.files, plan.sources.total()) == (600, 12, 600)
+    first = replay(archived, **given)
+    assert (first.rows, first.found, first.is_whole, first.is_once) == (600, 0, True, True)
+    wanted = [
+        n for hour in range(3) for first in (0, 1000) for n in range(first + hour * 100, first + hour * 100 + 100)
+    ]
+    assert [int(body) for _, body in stored(nsqd.address, topic)] == wanted
+    again = replay(archived, **given)
+    assert (again.rows, again.found) == (600, 600)
+    assert len(stored(nsqd.address, topic)) == 600
+    assert replay(archived, **given, writeId="once-more").found == 0
+    assert len(stored(nsqd.address, topic)) == 1200
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(since_ns=NOON_NS + HOUR_NS, until_ns=NOON_NS + 2 * HOUR_NS), [*range(100, 200), *range(1100, 1200)]),
+        (Wanted(start_offset=96, end_offset=103, topic="b"), range(1095, 1102)),
+        (Wanted(start_offset=300), [299, 1299]),
+        (Wanted(until_ns=NOON_NS + 1), [*range(100), *range(1000, 1100)]),
+        (Wanted(until_ns=NOON_NS), []),
+        (Wanted(partitions=(1,)), []),
+    ],
+)
+def test_ranges(nsqd: NsqdProcess, topic: str, archived: Path, wanted: Wanted, expected):
+    done = replay(archived, wanted=wanted, nsqd=nsqd.address, topic=topic)
+    assert done.rows == len(expected)
+    if expected:
+        assert [int(body) for _, body in stored(nsqd.address, topic)] == list(expected)
+    elif wanted.partitions or wanted.until_ns == NOON_NS:
+        assert done.files == 0, "no file is opened that cannot have such rows"
+
+
+def test_keys_trace_ids_and_order(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=3")
+    count = 1000
+    trace = [(1 << 64) - 1 if n == 7 else n for n in range(count)]
+    path = table(
+        tmp_path / "rows.parquet",
+        at=pa.array([(n * 7919) % count for n in range(count)], pa.int64()),
+        who=[f"user-{n % 13}" for n in range(count)],
+        trace_id=pa.array([each - (1 << 64) if each >= 1 << 63 else each for each in trace], pa.int64()),
+        payload=bodies(0, count),
+    )
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "body": "payload", "key": "who", "order_by": ["at"]}
+    plan = replay(path, keep=["trace_id"], dry_run=True, **given)
+    assert plan.topic == "3 partitions" and plan.targets.total() == count
+    assert replay(path, keep=["trace_id"], **given).rows == count
+    found = stored(nsqd.address, topic, "partition,trace_id,body")
+    assert Counter(partition for partition, _, _ in found) == plan.targets
+    for partition, trace_id, body in found:
+        assert partition == partition_of(f"user-{int(body) % 13}", 3, "murmur3")
+        assert trace_id % (1 << 64) == trace[int(body)]
+    for each in range(3):
+        order = [(int(body) * 7919) % count for partition, _, body in found if partition == each]
+        assert order == sorted(order)
+    assert replay(path, keep=["trace_id"], **given).found == count
+    only = Wanted(trace_ids=((1 << 64) - 1, 9))
+    assert replay(path, keep=["trace_id"], wanted=only, **given).rows == 2
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_killed_between_any_two_calls(nsqd: NsqdProcess, topic: str, archived: Path, monkeypatch, partitions):
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 25)
+    crash = Crash(monkeypatch)
+    at = kills = 1
+    while True:
+        name = f"{topic}-{at}"
+        nsqd.post(f"/topic/create?topic={name}" + (f"&partition_num={partitions}" if partitions else ""))
+        given: dict[str, Any] = {
+            "nsqd": nsqd.address,
+            "topic": name,
+            "batchMessages": "10",
+            "key": "offset" if partitions else "",
+        }
+        crash.count, crash.at = 0, at
+        try:
+            replay(archived, wanted=Wanted(topic="a"), **given)
+            break
+        except Killed:
+            kills += 1
+        crash.at = -1
+        POOL._idle.clear()
+        done = replay(archived, wanted=Wanted(topic="a"), rate=1_000_000, **given)
+        assert done.rows == 300
+        assert Counter(body for _, body in stored(nsqd.address, name)) == Counter(bodies(0, 300)), f"killed at {at}"
+        at += 1 if at < 8 else 23
+    assert kills > 8
+
+
+def test_as_a_command_at_a_rate_ended_by_a_signal(nsqd: NsqdProcess, topic: str, archived: Path):
+    flags = [f"--path={archived}", f"--to-topic={topic}", f"--nsqd={nsqd.address}", "--progress=json"]
+    command = [sys.executable, "-m", "flintmq", "pipeline", "replay", *flags]
+    process = subprocess.Popen(
+        [*command, "--rate=100"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        assert process.stderr is not None
+        seen = [json.loads(next(line for line in process.stderr if json.loads(line)["rows"] >= 20))]
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert output.endswith("stopped, run it again to go on\n")
+    assert {"rows", "found", "skipped", "files", "lag", "batch", "rows_per_s", "eta_s"} <= seen[0].keys()
+    before = len(stored(nsqd.address, topic))
+    assert 20 <= before < 600
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=PATIENCE_S, env=environment())
+    row = json.loads(done.stdout)
+    assert (row["rows"], row["found"], row["whole"], row["once"]) == (600, before, True, True)
+    assert len(stored(nsqd.address, topic)) == 600
+
+
+def test_a_rate_is_kept(nsqd: NsqdProcess, topic: str, archived: Path):
+    began_s = time.monotonic()
+    replay(archived, wanted=Wanted(start_offset=1, end_offset=21), rate=50, nsqd=nsqd.address, topic=topic)
+    assert time.monotonic() - began_s >= 0.7, "40 messages, 50 a second"
+
+
+def test_rows_that_cannot_be_published_are_named(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "maxMessageSize": "10"}
+    for body, said in ((None, "is null"), (b"", "has 0 bytes, a message has 1 to 10"), (b"x" * 11, "has 11 bytes")):
+        path = table(
+            tmp_path / "bad.parquet",
+            body=pa.array([b"a", body, b"c"], pa.binary()),
+            topic=["t"] * 3,
+            partition=[2] * 3,
+            offset=[40, 41, 42],
+        )
+        with pytest.raises(
+            FilesError, match=r"bad\.parquet, row 1 \(topic t, partition 2, offset 41\): its body"
+        ) as told:
+            replay(path, **given)
+        assert said in str(told.value)
+        done = replay(path, skip_bad_rows=True, **given, writeId=f"w{len(body or b'')}-{body is None}")
+        assert (done.rows, done.skipped) == (2, 1)
+    assert [body for _, body in stored(nsqd.address, topic)] == [b"a", b"c"] * 3
+
+
+def test_wrong_files_and_columns(tmp_path: Path):
+    given: dict[str, Any] = {"nsqd": "127.0.0.1:1", "topic": "t"}
+    with pytest.raises(FilesError, match="there are no Parquet files"):
+        replay(tmp_path, **given)
+    (tmp_path / "x.parquet").write_bytes(b"no such thing")
+    with pytest.raises(FilesError, match="it is no Parquet file"):
+        replay(tmp_path, **given)
+    path = table(tmp_path / "x.parquet", body=["a"], when=[1.5])
+    for more, said in (
+        ({"body": "payload"}, r"column='payload' is not allowed; .*x.parquet has body, when"),
+        ({"body": "when"}, "column='when double' is not allowed; .* it cannot be the body"),
+        ({"key": "when"}, "it cannot be the key"),
+        ({"wanted": Wanted(start_offset=1)}, "column='offset' is not allowed"),
+        ({"keep": ["attempts"]}, "choose from partition, trace_id, headers"),
+        ({"key": "body", "keep": ["partition"]}, "each says where a row goes"),
+        ({"topic": ""}, "topic"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            replay(path, **{**given, **more})
+
+
+def test_too_much_at_once(nsqd: NsqdProcess, topic: str, archived: Path, monkeypatch):
+    monkeypatch.setattr(module, "PIECES_MAX", 11)
+    with pytest.raises(FilesError, match="12 files at once; nsqd remembers 11"):
+        replay(archived, nsqd=nsqd.address, topic=topic)
+    monkeypatch.setattr(module, "SORTED_BYTES_MAX", 1000)
+    with pytest.raises(FilesError, match="to sort: replay less at a time"):
+        replay(archived, order_by=["offset"], nsqd=nsqd.address, topic=topic)
+
+
+def test_stopping_between_rows(nsqd: NsqdProcess, topic: str, archived: Path, monkeypatch):
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
+    stop = threading.Event()
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+
+    def look(work: Replayed) -> None:
+        if work.rows > 100:
+            stop.set()
+
+    done = replay(archived, runner=Runner(look, stop), **given)
+    assert 100 < done.rows < 600 and not done.is_whole
+    assert replay(archived, **given).is_whole
+    assert len(stored(nsqd.address, topic)) == 600
+
+
+def test_wrong_words(capsys):
+    for words, said in (
+        ([], "give --path"),
+        (["--path=x"], "give --to-topic"),
+        (["--path=x", "--to-topic=t"], "give either --nsqd or --lookupd"),
+        (["--path=x", "--to-topic=t", "--nsqd=a:1", "--since=noon"], "--since noon is no time"),
+        (["--path=x", "--to-topic=t", "--nsqd=a:1", "--trace-id=-1"], "--trace-id -1 is not a whole number"),
+        (["--path=x", "--to-topic=t", "--nsqd=a:1", "--keep=all"], "it must be one of: partition, trace_id, headers"),
+    ):
+        assert cli.main(["pipeline", "replay", *words]) == 2, words
+        assert said in capsys.readouterr().err

@@ -1,0 +1,341 @@
+"""Reading an nsqd that keeps no log: ``mode=spool`` and ``mode=direct``, driven as Spark does, and killed.
+
+The nsqd is one that knows no more than NSQ's, or what ``SPARK_NSQD`` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.daemons import PATIENCE_S
+from tests.spark.driven import Query
+from tests.spark.processes import NsqdProcess, PlainNsqd, assert_each_once, numbered
+
+from flintmq import cli
+from flintmq.errors import OptionError
+from flintmq.pipeline.archive import archive
+from flintmq.spark.batch_reader import NsqReader
+from flintmq.spark.broker import NotByOffset
+from flintmq.spark.errors import DataLost, SpoolFailed
+from flintmq.spark.offsets import MODE_KEY
+from flintmq.spark.options import SourceOptions
+
+pytestmark = pytest.mark.slow
+MSG_TIMEOUT_S = 1.0
+COLUMNS = "topic,partition,offset,timestamp,attempts,id,body"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainNsqd]:
+    process = PlainNsqd(tmp_path_factory.mktemp("plain"), "--max-msg-timeout=1m")
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def query(plain: PlainNsqd, topic: str, tmp_path: Path) -> Iterator[Callable[..., Query]]:
+    """Makes queries of ``topic``; ``mode`` says of what kind."""
+    made: list[Query] = []
+
+    def make(mode: str = "spool", **options: object) -> Query:
+        given: dict[str, object] = {"nsqd": plain.address, "topic": topic, "channel": "spark", "columns": COLUMNS}
+        given |= {"mode": mode, "retries": 3, "msgTimeout": f"{MSG_TIMEOUT_S:g}s"}
+        if mode != "direct":
+            given["spoolLocation"] = tmp_path / "spool"
+        made.append(Query(**(given | options)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def in_time(is_so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.02)
+
+
+def until_rows(reading: Query, count: int) -> None:
+    """Run micro-batches until there are so many rows."""
+    in_time(lambda: reading.step() >= 0 and len(reading.rows) >= count)
+
+
+@pytest.mark.parametrize("mode", ["auto", "spool", "direct"])
+def test_all_that_waits_is_read_and_finished(plain: PlainNsqd, topic: str, query: Callable[..., Query], mode: str):
+    plain.publish(topic, numbered(0, 2000))
+    before_ns = time.time_ns()
+    reading = query(mode, maxInFlight=500)
+    reading.available_now()
+    assert_each_once(reading.bodies, 2000)
+    assert sorted(row["offset"] for row in reading.rows) == list(range(1, 2001))
+    row = reading.rows[0]
+    assert (row["topic"], row["partition"], row["attempts"]) == (topic, 0, 1)
+    assert len(row["id"]) == 16 and int(row["id"], 16), "the id that nsqd gave it"
+    assert row["timestamp"].timestamp() < before_ns / 1e9, "the time at which nsqd stored it, and not the spool"
+    assert f'"{MODE_KEY}": "{"direct" if mode == "direct" else "spool"}"' in reading.planned[-1]
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+    plain.publish(topic, numbered(2000, 2100))
+    reading.stop()
+    reading.available_now()
+    assert_each_once(reading.bodies, 2100)
+
+
+def test_a_spool_loses_nothing_and_repeats_nothing_when_everything_is_killed(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query]
+):
+    """Killed with a micro-batch planned, written, and committed; what was finished is in the files by then."""
+    reading = query(maxMessagesPerTrigger=150)
+    for first in range(0, 300, 100):
+        plain.publish(topic, numbered(first, first + 100))
+        in_time(reading.plan)
+        if first % 300 == 0:
+            reading.kill()
+        reading.write()
+        if first % 300 == 100:
+            reading.kill()
+            reading.write()
+        reading.commit()
+        if first % 300 == 200:
+            reading.kill()
+    reading.available_now()
+    assert_each_once(reading.bodies, 300)
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+
+
+def test_direct_finishes_nothing_before_it_is_committed_and_repeats_what_was_not(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query]
+):
+    plain.publish(topic, numbered(0, 300))
+    reading = query("direct")
+    until_rows(reading, 300)
+    assert plain.channel(topic, "spark")["in_flight_count"] > 0, "the last micro-batch is not said to be committed yet"
+    assert not reading.plan(), "this says it"
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+
+    plain.publish(topic, numbered(300, 400))
+    in_time(reading.plan)
+    assert reading.write() > 0
+    reading.kill()  # behind the sink, before the commit
+    assert reading.write() == 0, "its messages are nsqd's again"
+    reading.commit()
+    in_time(lambda: reading.step() >= 0 and len(set(reading.bodies)) == 400)
+    in_time(lambda: not reading.plan())
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+
+
+def test_what_waits_for_a_long_micro_batch_is_touched(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path
+):
+    nsqd = PlainNsqd(tmp_path / "impatient", f"--msg-timeout={MSG_TIMEOUT_S:g}s", "--max-msg-timeout=1m")
+    try:
+        nsqd.publish(topic, numbered(0, 100))
+        reading = query("direct", nsqd=nsqd.address)
+        until_rows(reading, 100)
+        time.sleep(2.5 * MSG_TIMEOUT_S)  # what a micro-batch may take
+        assert nsqd.channel(topic, "spark")["timeout_count"] == 0
+        assert not reading.plan()
+        in_time(lambda: nsqd.unfinished(topic, "spark") == 0)
+        assert_each_once(reading.bodies, 100)
+        reading.stop()
+    finally:
+        nsqd.stop()
+
+
+def test_an_nsqd_that_goes_away_and_comes_back_is_read_on(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path
+):
+    nsqd = PlainNsqd(tmp_path / "other")
+    try:
+        nsqd.publish(topic, numbered(0, 200))
+        plain.publish(topic, numbered(200, 300))
+        reading = query(nsqd=f"{nsqd.address},{plain.address}")
+        reading.available_now()
+        assert_each_once(reading.bodies, 300)
+        in_time(lambda: nsqd.unfinished(topic, "spark") == 0)
+        nsqd.stop()
+        plain.publish(topic, numbered(300, 400))
+        reading.stop()
+        until_rows(reading, 400)
+        nsqd.start()
+        nsqd.publish(topic, numbered(400, 500))
+        until_rows(reading, 500)
+        assert_each_once(reading.bodies, 500)
+    finally:
+        nsqd.stop()
+
+
+def test_a_spool_that_is_full_leaves_the_rest_to_nsqd(plain: PlainNsqd, topic: str, query: Callable[..., Query]):
+    plain.publish(topic, numbered(0, 1000, 4096))
+    reading = query(spoolMaxBytes="1MiB", maxInFlight=50)
+    in_time(reading.plan)
+    in_time(lambda: plain.unfinished(topic, "spark") < 800)
+    time.sleep(0.5)
+    assert plain.unfinished(topic, "spark") > 500, "it takes what it has room for"
+    reading.write()
+    reading.commit()
+    reading.available_now()
+    assert_each_once(reading.bodies, 1000)
+
+
+def test_a_spool_that_was_killed_is_started_again(plain: PlainNsqd, topic: str, query: Callable[..., Query]):
+    plain.publish(topic, numbered(0, 100))
+    reading = query()
+    until_rows(reading, 100)
+    before = reading.spool_process_id
+    os.kill(before, signal.SIGKILL)
+    plain.publish(topic, numbered(100, 200))
+    until_rows(reading, 200)
+    assert reading.spool_process_id != before
+    assert_each_once(reading.bodies, 200)
+
+
+def test_two_queries_cannot_have_one_spool(plain: PlainNsqd, topic: str, query: Callable[..., Query]):
+    first = query()
+    first.step()
+    with pytest.raises(SpoolFailed, match="another process has it: each query needs a directory and a channel"):
+        query(retries=1).step()
+    first.stop()
+    with pytest.raises(SpoolFailed, match="it is of channel 'spark', not 'other'"):
+        query(channel="other").step()
+
+
+def test_a_directory_that_is_no_spool_is_left_alone(query: Callable[..., Query], tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SpoolFailed, match=r"it is no spool and not empty: notes\.txt"):
+        query(spoolLocation=tmp_path).step()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_checkpoint_without_its_spool_is_told(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path
+):
+    plain.publish(topic, numbered(0, 100))
+    reading = query()
+    until_rows(reading, 100)
+    reading.stop()
+    reading.raw["spoolLocation"] = str(tmp_path / "empty")
+    reading.stop()
+    with pytest.raises(DataLost, match="they are not in this spoolLocation"):
+        reading.step()
+    reading.raw["failOnDataLoss"] = "false"
+    reading.stop()
+    plain.publish(topic, numbered(100, 200))
+    until_rows(reading, 200)
+    assert_each_once(reading.bodies, 200)
+
+
+def test_what_is_missing_is_said_when_nsqd_is_known(plain: PlainNsqd, topic: str):
+    given = {"nsqd": plain.address, "topic": topic}
+    with pytest.raises(OptionError, match="mode=spool consumes a channel: set channel"):
+        Query(**given).step()
+    with pytest.raises(OptionError, match="set spoolLocation to a directory, or mode=direct"):
+        Query(**given, channel="spark").step()
+    with pytest.raises(NotByOffset, match="mode=spool and mode=direct read any other"):
+        Query(**given, mode="offset").step()
+
+
+def test_an_nsqd_with_offsets_is_read_by_them(nsqd: NsqdProcess, topic: str):
+    nsqd.publish(topic, numbered(0, 100))
+    reading = Query(nsqd=nsqd.address, topic=topic, columns=COLUMNS)
+    reading.available_now()
+    assert_each_once(reading.bodies, 100)
+    assert MODE_KEY not in reading.planned[-1]
+    reading.raw |= {"mode": "direct", "channel": "spark"}
+    reading.stop()
+    with pytest.raises(OptionError, match="this checkpoint was begun with mode=offset"):
+        reading.step()
+
+
+def test_ours_can_be_spooled_as_well(nsqd: NsqdProcess, topic: str, query: Callable[..., Query]):
+    nsqd.publish(topic, numbered(0, 100))
+    reading = query(nsqd=nsqd.address)
+    reading.available_now()
+    assert_each_once(reading.bodies, 100)
+
+
+def test_the_lag_from_a_checkpoint_and_the_files(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """While it runs and afterwards; nothing is started, and no nsqd is asked."""
+    plain.publish(topic, numbered(0, 300))
+    reading = query(maxMessagesPerTrigger=100)
+    in_time(reading.plan)
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+    reading.write()
+    reading.commit()
+    words = ["pipeline", "lag", "--json", f"--checkpoint={tmp_path}/checkpoint"]
+
+    def lags(*more: str) -> list[tuple[str, int]]:
+        for name in ("offsets", "commits"):
+            (tmp_path / "checkpoint" / name).mkdir(parents=True, exist_ok=True)
+            text = f"v1\n{{}}\n{reading.planned[-1]}\n" if name == "offsets" else "v1\n{}"
+            (tmp_path / "checkpoint" / name / str(reading.committed)).write_text(text)
+        assert cli.main([*words, f"--spool={tmp_path}/spool", *more]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert all(row["topic"] == topic and (row["seconds"] > 0) == (row["messages"] > 0) for row in rows)
+        return [(row["nsqd"], row["messages"]) for row in rows]
+
+    assert lags() == [("spool", 300 - len(reading.rows))]
+    reading.available_now()
+    assert lags() == [("spool", 0)]
+    reading.stop()
+    assert lags() == [("spool", 0)]
+    for more, said in (
+        ([f"--nsqd={plain.address}"], "give --spool, its spoolLocation"),
+        ([f"--spool={tmp_path}"], "it is no spool"),
+        ([f"--spool={tmp_path}/spool", "--update-channel=spark"], "leave --update-channel out"),
+        ([f"--spool={tmp_path}/spool", f"--nsqd={plain.address}"], "leave out nsqd"),
+    ):
+        assert cli.main([*words, *more]) != 0
+        assert said in capsys.readouterr().err
+    (tmp_path / "spool" / f"t-{topic}").rename(tmp_path / "elsewhere")
+    assert cli.main([*words, f"--spool={tmp_path}/spool"]) == 1
+    assert json.loads(capsys.readouterr().out)["messages"] is None, "nobody tells"
+
+
+def test_deferred_messages_when_they_are_due(nsqd: NsqdProcess, topic: str, query: Callable[..., Query]):
+    """By offset they are read when they are stored; with ``deferred=due`` later ones are not held up by them."""
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=2")
+    for number, delay_ms in enumerate((2_000, 3_000_000, 0, 0)):
+        nsqd.post(f"/pub?topic={topic}&partition={number % 2}&defer={delay_ms}", b"%d" % number)
+    given = {"nsqd": nsqd.address, "mode": "auto"}
+    stored = Query(nsqd=nsqd.address, topic=topic, columns="body", deferred="stored")
+    stored.available_now()
+    assert sorted(stored.bodies) == [b"0", b"1", b"2", b"3"]
+    reading = query(**given, deferred="due")
+    until_rows(reading, 2)
+    assert sorted(reading.bodies) == [b"2", b"3"]
+    reading.kill()
+    until_rows(reading, 3)
+    assert sorted(reading.bodies) == [b"0", b"2", b"3"], "as soon as it is due, and once; one waits for 50 minutes"
+    assert f'"{MODE_KEY}": "spool"' in reading.planned[-1]
+    stored.raw |= {"deferred": "due", "channel": "other", "spoolLocation": "/nowhere"}
+    stored.stop()
+    with pytest.raises(OptionError, match="this checkpoint was begun with mode=offset"):
+        stored.step()
+
+
+def test_spark_read_of_an_nsqd_without_offsets_says_what_to_use(plain: PlainNsqd, topic: str, tmp_path: Path):
+    given = {"nsqd": plain.address, "topic": topic, "retries": "0"}
+    for more in ({}, {"mode": "offset"}):
+        with pytest.raises(
+            NotByOffset, match=r"spark\.read never says .*use spark\.readStream with trigger\("
+        ) as caught:
+            NsqReader(SourceOptions.parse({**given, **more})).partitions()
+        assert "\n" not in str(caught.value) and str(caught.value).count("mode=") == 0
+    for more in ({"mode": "spool"}, {"deferred": "due"}):
+        with pytest.raises(OptionError, match=r"spark\.read never says .*use spark\.readStream with trigger\("):
+            NsqReader(SourceOptions.parse({**given, **more, "channel": "c", "spoolLocation": str(tmp_path / "s")}))
+    with pytest.raises(NotByOffset, match="nsq_to_file writes what a channel delivers"):
+        archive(tmp_path / "files", nsqd=plain.address, topic=topic)
+    with pytest.raises(OptionError, match="nsq_to_file writes what a channel delivers"):
+        archive(tmp_path / "files", mode="direct", channel="c", nsqd=plain.address, topic=topic)

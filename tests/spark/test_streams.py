@@ -1,0 +1,292 @@
+"""Jobs that are queries: dedupe, rollup, mirror and tail in one Spark, against a real nsqd."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.spark.processes import NsqdProcess, environment, numbered
+from tests.spark.test_sink_once import stored
+
+from flintmq import cli
+from flintmq.errors import FlintError, OptionError, UsageError
+from flintmq.options import Options, resolve
+from flintmq.pipeline import dedupe, mirror, rollup, streams, tail
+from flintmq.pipeline.bodies import read_schema
+from flintmq.pipeline.options import StreamFlags, Work
+from flintmq.pipeline.runner import JobFailed, Runner
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
+
+Job = Callable[..., list[str]]
+
+
+@pytest.fixture
+def job(spark: Any, nsqd: NsqdProcess, capsys: pytest.CaptureFixture[str]) -> Job:
+    """Runs a job on the tests' nsqd in the session of the tests; returns its lines."""
+
+    def run(module: ModuleType, *words: str) -> list[str]:
+        table: type[Options] = getattr(module, f"{module.__name__.rpartition('.')[2].capitalize()}Options")
+        capsys.readouterr()
+        module._run(resolve(table, [f"--nsqd={nsqd.address}", *words], {}).options, Runner(spark=spark))
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    """The rows that a reader finds who knows nothing of us: those of every Parquet file."""
+    return [row for path in directory.glob("**/*.parquet") for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def test_dedupe_into_a_topic_and_again(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.publish(topic, [b"%d" % (n % 50) for n in range(120)])
+    flags = [f"--topic={topic}", f"--to-topic={topic}-out", f"--checkpoint={tmp_path / 'c'}", "--key=body", "--json"]
+    plan = json.loads(job(dedupe, f"--topic={topic}", "--key=body", "--dry-run", "--json")[0])
+    assert (plan["rows"], plan["repeated"]) == (120, 70)
+    first = json.loads(job(dedupe, *flags)[0])
+    assert (first["rows"], first["repeated"], first["lag"]) == (120, 70, 0)
+    nsqd.publish(topic, [b"%d" % n for n in range(40, 60)])
+    again = json.loads(job(dedupe, *flags)[0])
+    assert (again["rows"], again["repeated"]) == (20, 10), "what was read before the restart is remembered"
+    assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-out")) == list(range(60))
+
+
+def test_dedupe_json_into_files_and_what_does_not_fit(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    good = [json.dumps({"id": n % 4, "name": f"n{n}", "at": {"x": 1.5}}).encode() for n in range(8)]
+    nameless = [b'{"id": null, "name": "a"}', b'{"id": 99}']
+    bad = {
+        b"no json": "the body is no JSON object: no json",
+        b"[1]": "the body is no JSON object: [1]",
+        b"\xff\xfe": "the body is not UTF-8",
+        b'{"id": 1, "name": "a", "colour": "red"}': "unknown fields: colour",
+        b'{"id": "one", "name": "a"}': "field id is no bigint: one",
+        b'{"id": 1, "name": "a", "at": 7}': "field at is no struct<x:double>: 7",
+        nameless[1]: "field name is missing, or null",
+    }
+    nsqd.publish(topic, [*good, *bad, nameless[0], nameless[0]])
+    ddl = tmp_path / "schema.ddl"
+    ddl.write_text("id bigint, name string NOT NULL, at struct<x: double>\n")
+    flags = [f"--topic={topic}", "--key=id", f"--schema={ddl}", "--json"]
+    with pytest.raises(
+        JobFailed, match=f"topic {topic}, partition 0, offset 9: the body is no JSON object.* --bad-rows"
+    ):
+        job(dedupe, *flags, f"--to={tmp_path / 'no'}", f"--checkpoint={tmp_path / 'no-c'}")
+    flags += [f"--checkpoint={tmp_path / 'c'}", f"--to={tmp_path / 'out'}"]
+    found = json.loads(job(dedupe, *flags, f"--bad-rows={tmp_path / 'bad'}")[0])
+    assert (found["rows"], found["repeated"], found["bad"]) == (17, 4, 7)
+    out = rows(tmp_path / "out")
+    assert sorted((row["id"] is None, row["id"] or 0) for row in out) == [
+        *((False, n) for n in range(4)),
+        (True, 0),
+        (True, 0),
+    ]
+    assert next(row["at"] for row in out if row["id"] == 2) == {"x": 1.5}
+    assert {row["body"]: row["reason"] for row in rows(tmp_path / "bad")} == bad
+    assert {(row["topic"], row["partition"]) for row in rows(tmp_path / "bad")} == {(topic, 0)}
+    assert not list((tmp_path / "out" / ".staged").iterdir())
+    assert all(path.parts[-3].startswith("dt=") for path in (tmp_path / "out").glob("**/*.parquet"))
+
+
+def test_rollup_into_a_topic_with_bad_rows_in_another(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    def sale(second: int, country: str, price: float) -> bytes:
+        return json.dumps({"at": f"2026-11-23T12:00:{second:02d}Z", "country": country, "price": price}).encode()
+
+    nsqd.publish(topic, [sale(1, "no", 1), sale(2, "se", 2), sale(3, "no", 4), sale(11, "no", 8), b"{}", b"nothing"])
+    flags = [
+        f"--topic={topic}", "--schema=at timestamp NOT NULL, country string, price double", "--time=at", "--by=country",
+        "--window=10s", "--late=0s", "--aggregate=count(*) AS sales", "--aggregate=sum(price) AS price",
+    ]  # fmt: skip
+    shown = [json.loads(line) for line in job(rollup, *flags, "--dry-run")]
+    assert [(row["country"], row["sales"], row["price"]) for row in shown[:1]] == [("no", 1, 8.0)]
+    flags += [f"--to-topic={topic}-out", f"--bad-topic={topic}-bad", f"--checkpoint={tmp_path / 'c'}"]
+    assert job(rollup, *flags) == ["6 messages read, 2 that do not fit"]
+    found = [json.loads(body) for _, body in stored(nsqd.address, f"{topic}-out")]
+    assert sorted((row["country"], row["sales"], row["price"]) for row in found) == [("no", 2, 5.0), ("se", 1, 2.0)]
+    assert found[0]["window_start"].startswith("2026-11-23T12:00:00")
+    bad = [json.loads(body) for _, body in stored(nsqd.address, f"{topic}-bad")]
+    assert [(row["offset"], row["reason"][:17], row["body"]) for row in sorted(bad, key=lambda row: row["offset"])] == [
+        (5, "field at is missi", "{}"), (6, "the body is no JS", "nothing"),
+    ]  # fmt: skip
+    nsqd.publish(topic, [sale(30, "no", 1), sale(4, "se", 100)])
+    assert job(rollup, *flags)[0].endswith("1 groups of messages came too late to be counted (--late)")
+    found = [json.loads(body) for _, body in stored(nsqd.address, f"{topic}-out")]
+    assert sum(row["price"] for row in found) == 15
+
+
+def test_mirror_with_where_it_came_from(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=2")
+    nsqd.publish(topic, numbered(0, 100))
+    nsqd.post(f"/topic/create?topic=copy-{topic}&partition_num=2&extend=true")
+    flags = [f"--topic={topic}", "--prefix=copy-", "--keep-partition", f"--checkpoint={tmp_path / 'c'}"]
+    plan = job(mirror, *flags, "--dry-run")
+    assert plan[-1] == "100 messages would be mirrored"
+    assert job(mirror, *flags) == ["100 messages mirrored"]
+    assert job(mirror, *flags) == ["0 messages mirrored"]
+    there = {
+        (partition, offset): body for partition, offset, body in stored(nsqd.address, topic, "partition,offset,body")
+    }
+    copies = stored(nsqd.address, f"copy-{topic}", "partition,headers,body")
+    assert len(copies) == 100
+    for partition, headers, body in copies:
+        came = dict(headers)
+        assert came["source_topic"] == topic and int(came["source_timestamp_ms"]) > 1.7e12
+        assert int(came["source_partition"]) == partition
+        assert there[partition, int(came["source_offset"])] == body
+    with pytest.raises(streams.CheckpointError, match=r"it is another job's: prefix was 'copy-' and is 'other-'"):
+        job(mirror, f"--topic={topic}", "--prefix=other-", f"--checkpoint={tmp_path / 'c'}")
+
+
+def test_as_a_command_until_ctrl_c(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.publish(topic, numbered(0, 50))
+    flags = [f"--topic={topic}", f"--to-topic={topic}-copy", f"--nsqd={nsqd.address}", f"--checkpoint={tmp_path / 'c'}"]
+    more = ["--headers=false", "--follow", "--interval=100ms", "--progress=json", "--master=local[1]"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flintmq", "pipeline", "mirror", *flags, *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        told = (json.loads(line) for line in process.stderr if line.startswith("{"))
+        row = next(row for row in told if row["rows"] >= 50)
+        assert row["spark_ui"].startswith("http://") and row["lag"] == 0
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=SPARK_PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, output) == (0, "50 messages mirrored\n")
+    assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-copy")) == list(range(50))
+
+
+def test_tail(job: Job, nsqd: NsqdProcess, topic: str):
+    nsqd.publish(topic, [*(b'{"id": %d, "name": "n"}' % n for n in range(20)), b"\x1b[31mno json"])
+    head, *lines = job(tail, f"--topic={topic}", "--rows=3")
+    assert head == "topic string, partition int, offset bigint, timestamp timestamp, body string"
+    assert [line.split("  ")[2] for line in lines] == ["19", "20", "21"]
+    assert "\x1b" not in lines[2]
+    found = [
+        json.loads(line)
+        for line in job(tail, f"--topic={topic}", "--rows=3", "--schema=id bigint, name string", "--json")
+    ]
+    assert [each["id"] for each in found] == [18, 19, None]
+    assert found[2]["bad"].startswith("the body is no JSON object")
+    flags = [f"--topic={topic}", "--rows=20", "--schema=id bigint, name string", "--filter=id % 7 = 0"]
+    assert job(tail, *flags, "--select=concat(name, ',', id) AS both, offset") == [
+        "both string, offset bigint", "n,7  8", "n,14  15",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"--filter size > 1: .*There is: topic string, partition int.*id bigint"):
+        job(tail, *flags[:3], "--filter=size > 1")
+
+
+def test_a_schema_that_is_none(job: Job, topic: str, nsqd: NsqdProcess, tmp_path: Path):
+    nsqd.publish(topic, [b"{}"])
+    with pytest.raises(OptionError, match="schema='id nonsense' is not allowed; DDL such as"):
+        job(tail, f"--topic={topic}", "--schema=id nonsense")
+    (tmp_path / "x").write_bytes(b"\xff")
+    with pytest.raises(OptionError, match="a file that can be read"):
+        read_schema(str(tmp_path / "x"))
+
+
+def claim(directory: Path | str) -> str:
+    with streams.claimed(str(directory), {"job": "a"}) as name:
+        return name
+
+
+def test_a_checkpoint_belongs_to_one(tmp_path: Path):
+    place = tmp_path / "c"
+    with streams.claimed(str(place), {"job": "a"}) as name:  # noqa: SIM117 - one is within the other
+        with pytest.raises(streams.CheckpointError, match="another job runs with it"):
+            claim(place)
+    assert claim(place) == name
+    (place / "job.json").write_text("{}")
+    with pytest.raises(streams.CheckpointError, match=r"job\.json cannot be read"):
+        claim(place)
+    (tmp_path / "spark").mkdir()
+    (tmp_path / "spark" / "metadata").write_text("{}")
+    with pytest.raises(streams.CheckpointError, match="it is not empty, and no job's"):
+        claim(tmp_path / "spark")
+    with pytest.raises(UsageError, match="local or mounted"):
+        claim("hdfs://host/c")
+
+
+def test_a_micro_batch_that_is_repeated_replaces_its_files(spark: Any, tmp_path: Path):
+    frame = spark.range(10).selectExpr("id", "timestamp_seconds(1795435200 + id * 1800) AS timestamp")
+    for _ in range(2):  # as after a kill before Spark noted the end of the micro-batch
+        files = streams.BatchFiles(tmp_path, "job", by_hour=True)
+        files(frame, 0)
+        left = tmp_path / "dt=2026-11-23" / "hour=12" / "job-0000000000-9999.parquet"
+        left.write_bytes(next(tmp_path.glob("dt=*/hour=12/*.parquet")).read_bytes())
+    files = streams.BatchFiles(tmp_path, "job", by_hour=True)
+    files(frame, 0)
+    files(frame.where("id < 2"), 1)
+    assert sorted(row["id"] for row in rows(tmp_path)) == sorted([*range(10), 0, 1])
+    assert {path.parent.name for path in tmp_path.glob("dt=*/hour=*/*.parquet")} == {f"hour={n}" for n in range(12, 17)}
+
+
+class Starved(Runner):
+    """Spark's Python does not come in time, as often as ``times``."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def follow(self, queries, work, on_batch=None, beside=()) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise JobFailed("Python worker failed to connect back.")
+
+
+class Frame:
+    """A frame that can be started, and counts how often."""
+
+    started = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "writeStream" else lambda *_, **__: self
+
+    def start(self) -> object:
+        self.started += 1
+        return object()
+
+
+def test_a_busy_machine_is_waited_for(tmp_path: Path):
+    queries = streams.Queries(StreamFlags(checkpoint=str(tmp_path)), "job")
+    frame: Any = Frame()
+    queries.to_topic(frame, {})
+    queries.wait(Starved(2), Work())
+    assert frame.started == 3
+    with pytest.raises(JobFailed, match="failed to connect back"):
+        queries.wait(Starved(99), Work())
+    assert frame.started == 3 + streams.STARTS_MAX
+
+
+def test_wrong_words(capsys: pytest.CaptureFixture[str]):
+    here = ["--topic=t", "--nsqd=127.0.0.1:1"]
+    for name, words, said in (
+        ("dedupe", here, "give --key"),
+        ("dedupe", [*here, "--key=body"], "give either --to or --to-topic"),
+        ("dedupe", [*here, "--key=body", "--to=x"], "give --checkpoint"),
+        ("dedupe", [*here, "--key=body", "--to=x", "--bad-rows=y"], "need --schema"),
+        ("rollup", [*here, "--to=x", "--to-topic=y"], "give either --to or --to-topic"),
+        ("rollup", ["--topic=t", "--to=x"], "give either --nsqd or --lookupd"),
+        ("mirror", here, "that is the topic itself"),
+        ("mirror", [*here, "--prefix=a", "--to-topic=b"], "give either --prefix or --to-topic"),
+        ("mirror", [*here, "--prefix=a"], "give --checkpoint"),
+        ("mirror", [*here, "--prefix=it's"], "no beginning of a topic name"),
+        ("mirror", [*here, "--to-nsqd=127.0.0.1:1", "--to-topic=t"], "that is the topic itself"),
+        ("tail", [*here, "--channel=c"], "tail moves none"),
+        ("tail", [*here, "--source-option=startingOffsets=latest"], "--rows says where tail starts"),
+    ):
+        assert cli.main(["pipeline", name, *words]) == 2, words
+        assert said in capsys.readouterr().err
+    assert issubclass(streams.CheckpointError, FlintError)

@@ -1,0 +1,201 @@
+"""One topic of a spool on a disk in memory: what is finished and when, and what a full or broken disk does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.unit.spool.links import FakeLink, ids
+
+from flintmq.client.core.message import Delivery
+from flintmq.env import Env
+from flintmq.errors import FlintError, WriteFailed
+from flintmq.limits import DISK_RESERVE_BYTES
+from flintmq.spool import feed as module
+from flintmq.spool.feed import Feed
+from flintmq.storage import MemoryLog, PartitionLog, ReadCache
+from flintmq.testing import MemoryDisk
+
+
+class FakeConsumer:
+    """A consumer that hands over what a test has; ``is_paused`` and the rest are as the real one's."""
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.is_starved = False
+        self.connections = ("nsqd:4150",)
+        self.late = 0
+        self.take: Callable[[Delivery], None] | None = None
+
+    def take_deliveries(self, take):
+        self.take = take
+
+    def pause(self):
+        self.is_paused = True
+
+    def unpause(self):
+        self.is_paused = False
+
+    def stats(self):
+        return SimpleNamespace(late=self.late)
+
+    def stop(self): ...
+
+    async def close(self): ...
+
+
+class World:
+    """A feed, its disk and its nsqd."""
+
+    def __init__(self, disk: MemoryDisk, is_kept: bool = True, bytes_max: int = 1 << 30) -> None:
+        self.disk = disk
+        self.consumer: Any = FakeConsumer()
+        self.link: Any = FakeLink()
+        self.failures: list[FlintError] = []
+        self.damaged: list[Any] = []
+        self.syncs = asyncio.Event()
+        self.syncs.set()
+        log: PartitionLog | MemoryLog = MemoryLog(0, 1, log_id=5)
+        if is_kept:
+            log = PartitionLog.open(
+                disk.attach(), "t-x", partition=0, segment_bytes=bytes_max // 8, cache=ReadCache(),
+                report=self.damaged.append, created_ns=5,
+            )  # fmt: skip
+        self.feed = Feed(
+            "x", log, cast(Any, self.consumer), Env(run_blocking=self._run), is_kept=is_kept, bytes_max=bytes_max,
+            in_flight_max=100, floor=1, quiet_s=0.0, fail=self.failures.append,
+        )  # fmt: skip
+
+    async def _run(self, function, *arguments):
+        await self.syncs.wait()
+        return function(*arguments)
+
+    def deliver(self, first: int, end: int, attempts: int = 1, size: int = 10, link: Any = None) -> None:
+        records = [(number, attempts, message_id, b"b" * size) for number, message_id in zip(
+            range(first, end), ids(first, end), strict=True)]  # fmt: skip
+        owner: Any = None
+        self.feed.take(Delivery(link or self.link, owner, 0.0, records))
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def test_a_message_is_finished_when_it_is_synced_and_seen_then():
+    world = World(MemoryDisk())
+    world.syncs.clear()
+    world.deliver(1, 11)
+    await world.settle()
+    assert world.link.finished == [] and world.feed.log.committed_sequence == 1
+    world.syncs.set()
+    await world.settle()
+    assert world.link.finished == ids(1, 11) and world.feed.log.committed_sequence == 11
+    await world.feed.close()
+
+
+async def test_in_memory_it_is_finished_when_it_is_committed_and_given_back_at_the_end():
+    world = World(MemoryDisk(), is_kept=False)
+    world.deliver(1, 11)
+    world.deliver(11, 21)
+    await world.settle()
+    assert world.feed.log.committed_sequence == 21 and world.link.finished == []
+    world.feed.move(11)
+    assert world.link.finished == ids(1, 11)
+    await world.feed.close()
+    assert world.link.requeued == ids(11, 21)
+
+
+async def test_what_another_process_has_stored_is_not_stored_again():
+    disk = MemoryDisk()
+    world = World(disk)
+    world.deliver(1, 11)
+    await world.settle()
+    disk.release()
+    world = World(disk)
+    world.deliver(6, 16, attempts=2)  # the first five come again: nsqd never had their FINs
+    await world.settle()
+    assert world.feed.log.next_sequence == 16
+    assert world.link.finished == ids(6, 16)
+    await world.feed.close()
+
+
+async def test_what_comes_again_where_all_is_synced_is_finished():
+    disk = MemoryDisk()
+    for attempts in (1, 2, 3):
+        world = World(disk)
+        world.deliver(1, 11, attempts=attempts)
+        await world.settle()
+        assert world.link.finished == ids(1, 11) and world.feed.log.next_sequence == 11, attempts
+        await world.feed.close()
+        disk.release()
+
+
+async def test_a_full_disk_gives_messages_back_and_is_tried_again(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    world = World(MemoryDisk())
+    world.disk.set_free_bytes(DISK_RESERVE_BYTES)
+    world.deliver(1, 11)
+    assert world.link.requeued == ids(1, 11) and world.consumer.is_paused
+    assert world.failures == [] and not world.feed.is_caught_up
+    world.disk.set_free_bytes(1 << 40)
+    async with asyncio.timeout(60):
+        while world.consumer.is_paused:
+            await asyncio.sleep(0.01)
+    world.deliver(1, 11, attempts=2)
+    await world.settle()
+    assert world.link.finished == ids(1, 11)
+    await world.feed.close()
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+async def test_a_disk_that_fails_ends_it_and_finishes_nothing(kind: Any):
+    world = World(MemoryDisk())
+    world.disk.fail(kind, times=100)
+    world.deliver(1, 11)
+    await world.settle()
+    world.deliver(11, 21)
+    await world.settle()
+    assert world.link.finished == [] and isinstance(world.failures[0], WriteFailed)
+
+
+async def test_no_more_is_asked_for_than_there_is_room_and_again_when_it_was_read():
+    world = World(MemoryDisk(), bytes_max=1 << 20)
+    for first in range(1, 31):
+        world.deliver(first, first + 1, size=64 << 10)
+        await world.settle()
+    assert world.feed.is_full and world.consumer.is_paused
+    world.feed.move(10)
+    assert world.consumer.is_paused, "not enough was read"
+    world.feed.move(30)
+    assert not world.consumer.is_paused
+    await world.feed.close()
+
+
+async def test_one_message_that_is_larger_than_all_the_room_stops_nothing():
+    world = World(MemoryDisk(), bytes_max=1 << 20)
+    world.deliver(1, 2, size=3 << 20)
+    await world.settle()
+    assert world.consumer.is_paused
+    world.feed.move(2)
+    assert not world.consumer.is_paused
+    await world.feed.close()
+
+
+async def test_answers_that_came_too_late_are_told_of_in_one_line(caplog, monkeypatch):
+    world = World(MemoryDisk())
+    for world.consumer.late in (400, 700, 700):
+        world.feed.tick()
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1 and "topic x: 400 FIN, REQ or TOUCH came too late" in told[0]
+    monkeypatch.setattr(module, "REFUSED_TOLD_S", 0.0)
+    world.feed.tick()
+    world.feed.tick()
+    world.consumer.late = 703
+    await world.feed.close()
+    said = [record.message.split(" came")[0] for record in caplog.records]
+    assert said[1:] == ["topic x: 300 FIN, REQ or TOUCH", "topic x: 3 FIN, REQ or TOUCH"], (
+        "all of them, also at the end"
+    )
