@@ -5,17 +5,15 @@ Source: NSQ 1.3, apps/nsq_tail, apps/to_nsq, apps/nsq_stat.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import count
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, wait_until
-from tests.integration.flavours import address_of
+from tests.integration.utilities import at, run, started
 
 _topics = (f"tools{number}" for number in count())
 _HEAD_OF_STAT = """\
@@ -27,35 +25,6 @@ ingress  egress |   total     mem    disk inflt   def |     req     t-o         
 @pytest.fixture
 def topic() -> str:
     return next(_topics)
-
-
-@contextlib.contextmanager
-def started(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a utility; it is ended when nobody has waited for its end."""
-    code = f"import sys; from flintmq.cli import {program} as run; sys.exit(run())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": str(SOURCES)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def run(program: str, *arguments: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Runs a utility until it ends by itself."""
-    with started(program, *arguments) as process:
-        out, errors = process.communicate(text, timeout=PATIENCE_S)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
-
-
-def at(nsqd: Nsqd) -> str:
-    return f"--nsqd-tcp-address={address_of(nsqd)}"
 
 
 def tail(nsqd: Nsqd, topic: str, number: int, *arguments: str) -> list[bytes]:
@@ -127,6 +96,15 @@ def test_topics_of_several_nsqd_are_found_and_named(shared_nsqd: Nsqd, shared_ns
     assert sorted(done.stdout.splitlines()) == sorted([f"{topic} | 1".encode(), f"{other} | 2".encode()]), done.stderr
 
 
+def test_the_count_is_of_all_topics_together(shared_nsqd: Nsqd, topic: str):
+    other = next(_topics)
+    for each in (topic, other):
+        shared_nsqd.publish(each, b"x", b"x")
+    done = run("nsq_tail", at(shared_nsqd), f"--topic={topic}", f"--topic={other}", "--channel=c", "--n=3")
+    assert (done.returncode, done.stdout) == (0, b"x\n" * 3), done.stderr
+    assert shared_nsqd.unfinished(topic, "c") + shared_nsqd.unfinished(other, "c") == 1
+
+
 def test_it_looks_on_without_taking_from_anybody_until_it_is_told_to_end(shared_nsqd: Nsqd, topic: str):
     with started("nsq_tail", at(shared_nsqd), f"--topic={topic}") as process:
         assert process.stdout is not None
@@ -140,6 +118,18 @@ def test_it_looks_on_without_taking_from_anybody_until_it_is_told_to_end(shared_
     wait_until(lambda: not shared_nsqd.stats(topic)["channels"], "its channel goes with it")
 
 
+def test_an_nsqd_that_comes_later_is_found(daemons: Daemons, topic: str):
+    nsqd = daemons.nsqd("--durability=os")
+    nsqd.publish(topic, b"kept")
+    nsqd.stop()
+    with started("nsq_tail", at(nsqd), f"--topic={topic}", "--channel=c", "--n=1") as process:
+        assert process.stdout is not None and process.stderr is not None
+        while b"cannot consume from nsqd" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        nsqd.start()
+        assert process.stdout.readline() == b"kept\n"
+
+
 def test_when_nobody_reads_any_more_it_ends_and_gives_back(shared_nsqd: Nsqd, topic: str):
     bodies = [b"%d" % number for number in range(3)]
     with started("nsq_tail", at(shared_nsqd), f"--topic={topic}", "--channel=c", "--max-in-flight=1") as process:
@@ -147,7 +137,7 @@ def test_when_nobody_reads_any_more_it_ends_and_gives_back(shared_nsqd: Nsqd, to
         wait_until(lambda: shared_nsqd.get(f"/stats?format=json&topic={topic}")["topics"], "it has subscribed")
         process.stdout.close()
         shared_nsqd.publish(topic, *bodies)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGPIPE
     assert sorted(tail(shared_nsqd, topic, 3)) == bodies
 
 
@@ -174,6 +164,32 @@ def test_what_is_closed_is_said(shared_nsqd: Nsqd, topic: str, program: str, des
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == f"{program}: {name} is closed; redirect it, perhaps to /dev/null\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("program", "broken", "more"),
+    [
+        ("nsq_to_file", "tools.output_file.OutputFile.write", ["--output-dir=/dev/shm/none"]),
+        ("nsq_to_http", "net.http_client.HttpClient.ask", ["--post=http://127.0.0.1:1/"]),
+        ("nsq_to_nsq", "client.aio.producer.Producer.mpub", ["--destination-nsqd-tcp-address=127.0.0.1:1"]),
+    ],
+)
+def test_a_mistake_of_ours_finishes_nothing(shared_nsqd: Nsqd, topic: str, program: str, broken: str, more: list[str]):
+    """It ends with a traceback, and the message is still there."""
+    shared_nsqd.publish(topic, b"kept")
+    module, name, method = f"flintmq.{broken}".rsplit(".", 2)
+    code = (
+        f"import sys; from {module} import {name} as it\ndef wrong(*a, **k): raise ZeroDivisionError('planted')\n"
+        f"it.{method} = wrong; from flintmq.cli import {program} as run; sys.exit(run())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, at(shared_nsqd), f"--topic={topic}", "--channel=c", *more],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)}, stderr=subprocess.PIPE, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == b"ZeroDivisionError: planted"
+    wait_until(lambda: shared_nsqd.stats(topic, "c")["client_count"] == 0, "it has gone")
+    assert shared_nsqd.unfinished(topic, "c") == 1
 
 
 def test_a_topic_that_is_deleted_while_it_is_looked_at(shared_nsqd: Nsqd, topic: str):
@@ -234,7 +250,22 @@ def test_what_nsq_stat_cannot_find_is_said(shared_nsqd: Nsqd, topic: str):
     assert done.returncode == 1 and b"127.0.0.1:1" in done.stderr and b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nsq_stat_ends_when_it_is_told_to(shared_nsqd: Nsqd, topic: str, number: signal.Signals):
+    shared_nsqd.request("POST", f"/topic/create?topic={topic}")
+    shared_nsqd.request("POST", f"/channel/create?topic={topic}&channel=c")
+    where = "--nsqd-http-address={}:{}".format(*shared_nsqd.http)
+    with started("nsq_stat", where, f"--topic={topic}", "--channel=c", "--interval=1h") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() + process.stdout.readline() == _HEAD_OF_STAT.encode()
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+
+
 # --- what is wrong on a command line
+
+
+_TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
 
 
 @pytest.mark.parametrize(
@@ -246,9 +277,59 @@ def test_what_nsq_stat_cannot_find_is_said(shared_nsqd: Nsqd, topic: str):
         ("nsq_tail --nsqd-tcp-address=a:1", "--topic required"),
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=a/b", "--topic='a/b' is not allowed"),
         ("nsq_tail --topics=t", "did you mean --topic?"),
+        ("nsq_tail --topic=t --nsqd-tcp-address=http://a:1", "without http://"),
+        ("nsq_stat --topic=t --channel=c --nsqd-http-address=http://a:1", "without http://"),
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=snapy", "did you mean snappy?"),
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=msg_timeout,soon", "msg_timeout: "),
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=local_addr,a", "nothing here can obey local_addr"),
+        ("nsq_to_file --topic=t", "--nsqd-tcp-address or --lookupd-http-address required"),
+        ("nsq_to_file --nsqd-tcp-address=a:1", "--topic or --topic-pattern required"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic-pattern=t",
+         "--lookupd-http-address must be specified when no --topic specified"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --topic-pattern=x", "it must match one --topic at least"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --topic-pattern=(", "--topic-pattern"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --channel=", "--channel is required"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --gzip-level=10", "--gzip-level='10' is not allowed"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --log-level=loud", "it must be one of: debug, info"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --gzip --filename-format=x", "missing <REV>"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --rotate-size=1 --filename-format=x", "missing <REV>"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --datetime-format=%Q", "%Q is none of"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --http-client-connect-timeout=0s", "--http-client-connect"),
+        ("nsq_to_file --nsqd-tcp-address=a:1 --topic=t --output-dir=/dev/shm --work-dir=/proc",
+         "it must be on the file system of --output-dir"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1", "--topic and --channel are required"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --channel=a/b", "--channel='a/b' is not allowed"),
+        ("nsq_to_nsq --topic=t", "--nsqd-tcp-address or --lookupd-http-address required"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t", "--destination-nsqd-tcp-address required"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-topic=a/b", "--destination-topic='a/b'"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=b:1 --mode=all",
+         "it must be one of: hostpool, round-robin, epsilon-greedy"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=a:1", "for ever"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --topic=u:t --destination-nsqd-tcp-address=a:1", "for ever"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t: --destination-nsqd-tcp-address=b:1", "--topic=t:TO, TO=''"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --topic=t:v --destination-nsqd-tcp-address=b:1", "one topic"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --destination-topic=v --destination-nsqd-tcp-address=b:1",
+         "use --topic=t:u or --destination-topic not both"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=b:1 --ordered",
+         "--ordered needs --destination-lookupd-http-address"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=b:1 --idempotent --defer=1s",
+         "use --idempotent or"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=b:1 --require-json-value=1",
+         "--require-json-value needs --require-json-field"),
+        ("nsq_to_http --nsqd-tcp-address=a:1", "--topic and --channel are required"),
+        ("nsq_to_http --topic=t --post=http://a/", "--nsqd-tcp-address or --lookupd-http-address required"),
+        (_TO_HTTP, "--get or --post required"),
+        (f"{_TO_HTTP} --post=http://a/ --get=http://a/%s", "use --get or --post not both"),
+        (f"{_TO_HTTP} --get=http://a/", "invalid GET address - must be a printf string"),
+        (f"{_TO_HTTP} --get=http://a/%s%s", "invalid GET address - must be a printf string"),
+        (f"{_TO_HTTP} --get=http://a/%s --content-type=a/b", "--content-type only used with --post"),
+        (f"{_TO_HTTP} --post=http://a/ --content-type=", "--content-type requires a value when used"),
+        (f"{_TO_HTTP} --post=a:80/x", "it must be http://host:port/path or https://"),
+        (f"{_TO_HTTP} --post=http://a/ --sample=1.5", "--sample must be between 0.0 and 1.0"),
+        (f"{_TO_HTTP} --post=http://a/ --mode=some", "one of: hostpool, round-robin, epsilon-greedy, multicast"),
+        (f"{_TO_HTTP} --post=http://a/ --header=x", "it must be 'Name: value'"),
+        (f"{_TO_HTTP} --post=http://a/ --header=host:x", "Host follows from the request"),
+        (f"{_TO_HTTP} --post=https://a/ --http-client-tls-root-ca-file=/none", "files cannot be used"),
         ("to_nsq --topic=t", "--nsqd-tcp-address required"),
         ("to_nsq --nsqd-tcp-address=a:1", "--topic required"),
         ("to_nsq --nsqd-tcp-address=a:1 --topic=t --delimiter=ab", "--delimiter must be a single byte"),
@@ -265,7 +346,7 @@ def test_a_mistake_is_one_line(words: str, text: str):
     assert done.stderr.count(b"\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize("program", ["nsq_tail", "to_nsq", "nsq_stat"])
+@pytest.mark.parametrize("program", ["nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq", "nsq_stat"])
 def test_version_and_help(program: str):
     assert run(program, "--version").stdout.startswith(f"{program} v1.3.0 ".encode())
     assert run(program, "-h").stdout.startswith(f"Usage: {program} [flags]\n".encode())

@@ -123,3 +123,56 @@ def test_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(NsqdAdmin.__base__, "ask", lambda self, question: made.append(self._options.lookup_token))
     assert cli.main(["admin", "ping"]) == 0
     assert made == ["from-the-environment"]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "address", "token"),
+    [
+        ("ping", {"FLINTMQ_HTTP": "a:1", "FLINTMQ_TOKEN": "env:SECRET"}, "http://a:1", "s3cret"),
+        ("ping", {"FLINTMQ_NSQD": "a"}, "http://a:4151", None),
+        ("ping", {"FLINTMQ_NSQD": "a:7", "FLINTMQ_HTTP": "https://b:1"}, "https://b:1", None),
+        ("topics", {"FLINTMQ_LOOKUPD": "c:2", "FLINTMQ_HTTP": "a:1"}, "http://c:2", None),
+        ("ping --nsqd-http-address=d:3", {"FLINTMQ_HTTP": "a:1,b:1"}, "http://d:3", None),
+        ("ping --token=env:SECRET", {"FLINTMQ_ADMIN_TOKEN": "other"}, "http://127.0.0.1:4151", "s3cret"),
+        ("ping", {"FLINTMQ_ADMIN_TOKEN": "other"}, "http://127.0.0.1:4151", "other"),
+    ],
+)
+def test_whom_to_ask_and_the_token_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, words: str, variables: dict[str, str], address: str, token: str | None
+):
+    made: list[tuple[str, str | None]] = []
+    monkeypatch.setenv("SECRET", "s3cret")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def ask(self: Any, question: Any) -> None:
+        made.append((self.address, self._options.lookup_token))
+
+    for kind in (NsqdAdmin, LookupdAdmin):
+        monkeypatch.setattr(kind.__base__, "ask", ask)
+    assert cli.main(["admin", *words.split()]) == 0
+    assert made == [(address, token)]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "text"),
+    [
+        ("ping", {"FLINTMQ_HTTP": "a:1,b:1"}, "FLINTMQ_HTTP names 2, and this asks one: --nsqd-http-address"),
+        ("ping --token=s3cret", {}, "everybody sees a command line"),
+        ("ping --token=env:X --token-file=y", {}, "not allowed with argument"),
+        ("ping", {"FLINTMQ_TOKEN": "env:NOT_SET"}, "the environment variable NOT_SET is not set"),
+    ],
+)
+def test_mistakes_of_the_environment(
+    asked: list[tuple[str, str, str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    variables: dict[str, str],
+    text: str,
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["admin", *words.split()]) == 2
+    assert text in capsys.readouterr().err
+    assert asked == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -46,6 +47,17 @@ def test_daemons_get_their_options_and_their_exit_code_is_returned(called):
         NsqlookupdOptions(),
         NsqlookupdOptions(),
     ]
+
+
+def test_collection_goes_on_behind_the_import_of_a_command(capsys):
+    frozen_count = gc.get_freeze_count()
+    assert cli.main(["nsqd", "--version"]) == 0 and gc.isenabled()
+    gc.disable()
+    try:
+        assert cli.main(["nsqd", "--version"]) == 0 and not gc.isenabled()
+    finally:
+        gc.enable()
+    assert gc.get_freeze_count() >= frozen_count
 
 
 def test_up_and_demo_get_the_rest_of_the_words(called):
@@ -165,7 +177,8 @@ def test_as_a_module_it_answers_without_loading_what_it_does_not_need():
         "import sys, runpy; sys.argv = ['flintmq', '--version']\n"
         "try:\n    runpy.run_module('flintmq', run_name='__main__')\n"
         "except SystemExit as end:\n    assert end.code == 0, end.code\n"
-        "heavy = {'aiohttp', 'asyncio', 'cramjam', 'prometheus_client', 'pyarrow', 'pyspark'} & set(sys.modules)\n"
+        "web = {'jinja2', 'starlette', 'uvicorn'}\n"
+        "heavy = {'aiohttp', 'asyncio', 'cramjam', 'prometheus_client', 'pyarrow', 'pyspark', *web} & {*sys.modules}\n"
         "assert not heavy, heavy\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
@@ -176,10 +189,10 @@ def test_as_a_module_it_answers_without_loading_what_it_does_not_need():
 
 HEAVY = {
     "aiohttp", "cramjam", "cryptography", "difflib", "email", "flintmq.client", "flintmq.demo",
-    "flintmq.migrate.diskqueue", "flintmq.migrate.takeover", "flintmq.spark", "flintmq.tools", "html",
-    "http.client", "idna", "importlib.metadata", "multiprocessing", "OpenSSL", "opentelemetry", "pathlib", "pdb",
-    "prometheus_client", "pyarrow", "pydantic", "pyspark", "pytest", "tempfile", "tomllib", "unittest",
-    "urllib.request", "xml", "yaml",
+    "flintmq.migrate.diskqueue", "flintmq.migrate.takeover", "flintmq.nsqadmin", "flintmq.spark", "flintmq.tools",
+    "h11", "html", "http.client", "idna", "importlib.metadata", "jinja2", "multiprocessing", "OpenSSL",
+    "opentelemetry", "pathlib", "pdb", "prometheus_client", "pyarrow", "pydantic", "pyspark", "pytest", "starlette",
+    "tempfile", "tomllib", "unittest", "urllib.request", "uvicorn", "xml", "yaml",
 }  # fmt: skip
 
 
@@ -214,3 +227,50 @@ def test_a_daemon_listens_and_answers_without_loading_what_only_some_need(daemon
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+# --- stdout, stdin and stderr that are not as usual
+
+LINES = [["--version"], ["--help"], ["nsqd", "--version"], ["up", "--help"], ["pub", "--help"], ["completion", "bash"]]
+
+
+def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line of a shell in which ``$@`` is ``flintmq`` with some words."""
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment.pop("PYTHONUNBUFFERED", None)
+    command = ["bash", "-c", line, "-", sys.executable, "-m", "flintmq", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+@pytest.mark.parametrize("words", LINES)
+def test_an_output_that_cannot_be_written_is_one_line(words):
+    program = words[0] if words[0] == "nsqd" else f"flintmq {words[0]}" if len(words) > 1 else "flintmq"
+    for line, reason in (('"$@" >/dev/full', "No space left on device"), ('"$@" >&-', "Bad file descriptor")):
+        done = shell(line, *words)
+        assert done.stderr == f"{program}: the output cannot be written: {reason}\n"
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_when_nobody_reads_it_ends_as_others_do(words):
+    done = shell('set -o pipefail; "$@" | true', *words)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_what_is_said_on_a_closed_stderr_comes_nowhere_else():
+    done = shell('"$@" 2>&-', "no-such-command")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_what_is_opened_takes_the_place_of_nothing_that_was_closed():
+    """Else a file of the data directory could be 1, and be printed into."""
+    code = (
+        "import os, sys; from flintmq import cli\n"
+        "def run(words):\n    return os.open(os.devnull, os.O_RDONLY)\n"
+        "cli.COMMANDS['demo'] = cli.Command('', run)\n"
+        "sys.exit(cli.main(['demo']))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    command = ["bash", "-c", '"$@" <&- >&- 2>&-', "-", sys.executable, "-c", code]
+    assert subprocess.run(command, timeout=60, env=environment).returncode == 3

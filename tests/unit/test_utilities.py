@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.errors import OptionError
-from flintmq.tools import to_nsq
+from flintmq.tools import feed
 from flintmq.tools.client_opts import client_opts
+from flintmq.tools.consuming import batch_size
+from flintmq.tools.feed import InputError, Pace, Splitter
 from flintmq.tools.nsq_stat import Figures
-from flintmq.tools.to_nsq import InputError, Pace, Splitter
 
 
 def _opts(*given: str, for_consumer: bool = True) -> Any:
@@ -82,7 +83,7 @@ def test_items_are_the_same_however_the_input_comes(blocks: list[bytes], data: s
 
 
 def test_an_item_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_nsq, "ITEM_BYTES_MAX", 10)
+    monkeypatch.setattr(feed, "ITEM_BYTES_MAX", 10)
     splitter = Splitter(b"\n")
     assert splitter.feed(b"0123456789") == []
     with pytest.raises(InputError, match="more than 10 bytes"):
@@ -97,7 +98,7 @@ async def test_no_more_goes_out_than_the_rate_allows(monkeypatch: pytest.MonkeyP
         assert delay_s > 0
         now += delay_s
 
-    monkeypatch.setattr(to_nsq, "monotonic", lambda: now)
+    monkeypatch.setattr(feed, "monotonic", lambda: now)
     monkeypatch.setattr("asyncio.sleep", sleep)
     pace = Pace(50)
     assert pace.count_max == 5
@@ -120,3 +121,7 @@ def test_figures_are_summed_and_compared() -> None:
         each.add({"depth": 4, "backend_depth": 1, "message_count": 10, "clients": [{}, {}]})
     now.add({"depth": 2, "message_count": 20, "in_flight_count": 3, "client_count": 1, "clients": None})
     assert now.line(before, 2.0).split() == ["10", "9", "|", "6", "5", "1", "3", "0", "|", "0", "0", "30", "3"]
+
+
+def test_batches_are_parts_of_what_may_be_in_flight_unless_they_were_small() -> None:
+    assert [batch_size(count) for count in (1, 200, 500, 2500, 1_000_000)] == [1, 200, 200, 625, 2500]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -22,19 +22,14 @@ from flintmq.client.core.start import BEGINNING, END, Start, StartAt
 from flintmq.errors import OptionError, UsageError
 from flintmq.options import nearest, parse_duration_ns
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
+from flintmq.tools.shell.arguments import NSQD_TCP_PORT, VARIABLES, Parser, split_host
+from flintmq.tools.shell.link import secret_of
 
 PROGRAM = "flintmq admin"
 TOKEN_VARIABLE = "FLINTMQ_ADMIN_TOKEN"
 _NS_PER_S = 1_000_000_000
 _NSQD, _LOOKUPD = "127.0.0.1:4151", "127.0.0.1:4161"
 _START = "beginning, end, offset:<bytes>, count:<messages>, 2026-01-31T12:00Z, or how long ago, such as 1h30m"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line and exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.prog} --help says more")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,10 +51,11 @@ def run(arguments: Sequence[str]) -> int:
     kind = _kind_of(word, kinds, arguments[1:])
     method = methods(kind)[verb]
     given = parser_of(word, method).parse_args(list(arguments[1:]))
+    fill_in(given)
     admin = kind(
-        given.address or (_NSQD if kind is NsqdAdmin else _LOOKUPD),
+        given.address or _address_of(kind),
         timeout=given.deadline,
-        token=token_of(given.token_file),
+        token=secret_of("--token", given.token) if given.token else token_of(given.token_file),
         options=ConnectionOptions(tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key),
     )
     positional, named = _arguments(method, vars(given))
@@ -72,15 +68,19 @@ def _kind_of(
 ) -> type[NsqdAdmin] | type[LookupdAdmin]:
     """Return the daemon that a verb is for: the one whose address is given, nsqd if none is and it has the verb."""
     flags = {argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")}
-    wanted = [daemon for daemon, flag in _ADDRESS_FLAGS.items() if flag in flags]
+    wanted = [daemon for daemon, words in _ADDRESS_FLAGS.items() if flags & {*words}]
     if len(wanted) > 1:
         raise UsageError("one daemon at a time: --nsqd-http-address or --lookupd-http-address")
     if wanted and wanted[0] not in kinds:
-        raise UsageError(f"{word} is for {next(iter(kinds))}: use --{_ADDRESS_FLAGS[next(iter(kinds))]}")
+        raise UsageError(f"{word} is for {next(iter(kinds))}: use --{_ADDRESS_FLAGS[next(iter(kinds))][0]}")
     return kinds[wanted[0]] if wanted else next(iter(kinds.values()))
 
 
-_ADDRESS_FLAGS = {"nsqd": "nsqd-http-address", "nsqlookupd": "lookupd-http-address"}
+_ADDRESS_FLAGS = {
+    "nsqd": ("nsqd-http-address", "nsqd-http"),
+    "nsqlookupd": ("lookupd-http-address", "lookupd"),
+}
+"""The longer name is NSQ's, the shorter one that of the commands for people."""
 
 
 def methods(kind: type[NsqdAdmin] | type[LookupdAdmin]) -> dict[str, Callable[..., Any]]:
@@ -92,14 +92,15 @@ def usage() -> str:
     """Return what ``flintmq admin --help`` prints."""
     lines = [f"Usage: {PROGRAM} <verb> [arguments] [flags]", "", "Asks one nsqd or nsqlookupd; prints its answer."]
     for kind in (NsqdAdmin, LookupdAdmin):
-        flag, default = _ADDRESS_FLAGS[kind.daemon], _NSQD if kind is NsqdAdmin else _LOOKUPD
+        flag, default = _ADDRESS_FLAGS[kind.daemon][0], _NSQD if kind is NsqdAdmin else _LOOKUPD
         lines += ["", f"Verbs of {kind.daemon} (--{flag}=HOST:PORT, {default}):"]
         for name, method in methods(kind).items():
             first = (inspect.getdoc(method) or "").partition("\n")[0].replace(":meth:", "")
             lines.append(f"  {name.replace('_', '-'):<18} {_plain(first)}")
     lines += [
         "",
-        f"{PROGRAM} <verb> --help explains a verb. A bearer token: --token-file=FILE, or {TOKEN_VARIABLE}.",
+        f"{PROGRAM} <verb> --help explains a verb. A token: --token=REF, --token-file=FILE, or {TOKEN_VARIABLE}.",
+        f"Whom to ask, if no flag says it: {VARIABLES['nsqd_http']} (or {VARIABLES['nsqd']}), {VARIABLES['lookupd']}.",
         "",
     ]
     return "\n".join(lines)
@@ -124,15 +125,60 @@ def parser_of(word: str, method: Callable[..., Any]) -> argparse.ArgumentParser:
             _add(parser, parameter, hints[name])
     common = parser.add_argument_group("whom to ask, and how")
     addresses = common.add_mutually_exclusive_group()
-    for daemon, flag in _ADDRESS_FLAGS.items():
-        addresses.add_argument(f"--{flag}", dest="address", metavar="HOST:PORT", help=f"the {daemon}; or https://...")
+    for daemon, flags in _ADDRESS_FLAGS.items():
+        addresses.add_argument(
+            *(f"--{flag}" for flag in flags), dest="address", metavar="HOST:PORT", help=f"the {daemon}; or https://..."
+        )
     common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=10), metavar="10s",
                         help="until the answer must be there")  # fmt: skip
-    common.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
-    common.add_argument("--tls-root-ca-file", metavar="FILE", help="PEM file with the authorities to trust")
-    common.add_argument("--tls-cert", metavar="FILE", help="PEM file with a certificate to show")
-    common.add_argument("--tls-key", metavar="FILE", help="PEM file with its key")
+    tokens = common.add_mutually_exclusive_group()
+    tokens.add_argument("--token", metavar="REF", help=f"bearer token: env:NAME or file:/path; {VARIABLES['token']}")
+    tokens.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
+    common.add_argument("--tls-root-ca-file", metavar="FILE",
+                        help=f"PEM file with the authorities to trust; {VARIABLES['tls_root_ca_file']}")  # fmt: skip
+    common.add_argument("--tls-cert", metavar="FILE",
+                        help=f"PEM file with a certificate to show; {VARIABLES['tls_cert']}")  # fmt: skip
+    common.add_argument("--tls-key", metavar="FILE", help=f"PEM file with its key; {VARIABLES['tls_key']}")
     return parser
+
+
+def fill_in(given: argparse.Namespace) -> None:
+    """Take token and certificates that are not given from the environment, as the commands for people do."""
+    for name in ("tls_root_ca_file", "tls_cert", "tls_key", "token"):
+        if getattr(given, name) is None and not (name == "token" and given.token_file):
+            setattr(given, name, os.environ.get(VARIABLES[name]) or None)
+
+
+def _address_of(kind: type[NsqdAdmin] | type[LookupdAdmin]) -> str:
+    """Return whom to ask where no flag says it: the one of the environment, else the one of this host.
+
+    Raises:
+        UsageError: the environment names several.
+    """
+    if kind is LookupdAdmin:
+        return _only_one(VARIABLES["lookupd"], kind.daemon) or _LOOKUPD
+    http, tcp = (_only_one(VARIABLES[name], kind.daemon) for name in ("nsqd_http", "nsqd"))
+    if http or not tcp:
+        return http or _NSQD
+    host, port = split_host(tcp, NSQD_TCP_PORT, VARIABLES["nsqd"])
+    return f"{host}:{port + 1}"
+
+
+def _only_one(variable: str, daemon: str) -> str:
+    found = [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
+    if len(found) > 1:
+        raise UsageError(f"{variable} names {len(found)}, and this asks one: --{_ADDRESS_FLAGS[daemon][0]}=HOST:PORT")
+    return found[0] if found else ""
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each verb."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for kind in (LookupdAdmin, NsqdAdmin):  # the latter's count, where both have a verb
+        for name, method in methods(kind).items():
+            word = name.replace("_", "-")
+            found[word] = parser_of(word, method)
+    return found
 
 
 def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: Any) -> None:

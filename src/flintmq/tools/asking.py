@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +16,19 @@ from urllib.parse import quote
 
 import msgspec
 
-from flintmq.errors import UNREADABLE_JSON, FlintError, UsageError
+from flintmq.env import Env
+from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, UsageError
+from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
-from flintmq.net.http_exchange import NoAnswer, Request
-from flintmq.options import SECOND, Duration, Options, option
+from flintmq.net.http_exchange import Answer, NoAnswer, Request, tls_port
+from flintmq.net.tls import client_context
+from flintmq.options import SECOND, Address, Duration, Options, Switch, Text, option
 
 log = logging.getLogger(__name__)
 
 HTTP = "HTTP"
 _HTTP_OK = 200
+_HTTP_FORBIDDEN = 403
 _HTTP_NOT_FOUND = 404
 
 
@@ -43,10 +48,70 @@ class AskingOptions(Options):
     )
 
 
-class Asker:
-    """Asks for JSON."""
+@dataclass(frozen=True, kw_only=True)
+class SecuredAskingOptions(AskingOptions):
+    """The flags of those who also show a token and speak HTTPS."""
 
-    def __init__(self, options: AskingOptions) -> None:
+    http_client_tls_root_ca_file: str = option(
+        Text("FILE"), "", "whom to trust, for https, PEM", group=HTTP, origin="flintmq", default_text="the system's"
+    )
+    http_client_tls_cert: str = option(Text("FILE"), "", "certificate to show, PEM", group=HTTP, origin="flintmq")
+    http_client_tls_key: str = option(Text("FILE"), "", "its key, PEM", group=HTTP, origin="flintmq")
+    http_client_tls_insecure_skip_verify: bool = option(
+        Switch(), False, "trust everybody, also whoever sits between", group=HTTP, origin="flintmq"
+    )
+    http_client_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for daemons that ask for permissions; read again when it changes",
+        group=HTTP,
+        origin="flintmq",
+        default_text="none",
+    )
+
+    def asker(self) -> Asker:
+        """Return who asks so.
+
+        Raises:
+            FlintError: a file cannot be used.
+        """
+        if bool(self.http_client_tls_cert) != bool(self.http_client_tls_key):
+            raise UsageError("--http-client-tls-cert and --http-client-tls-key go together")
+        context = client_context(
+            self.http_client_tls_root_ca_file,
+            cert=self.http_client_tls_cert,
+            key=self.http_client_tls_key,
+            is_verified=not self.http_client_tls_insecure_skip_verify,
+        )
+        token = TokenFile(self.http_client_token_file, Env()) if self.http_client_token_file else None
+        return Asker(self, context, token)
+
+
+def check_address(flag: str, address: str) -> None:
+    """Refuse what is neither ``HOST:PORT`` nor ``https://HOST:PORT``.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    try:
+        Address(to_connect=True).check(address.removeprefix("https://"))
+    except ValueError as error:
+        raise OptionError(flag, address, f"HOST:PORT or https://HOST:PORT: {error}", "flag") from None
+
+
+class Asker:
+    """Asks for JSON.
+
+    Args:
+        context: for ``https``: whom to trust, what to show.
+        token: shown to all who are asked.
+    """
+
+    def __init__(
+        self, options: AskingOptions, context: ssl.SSLContext | None = None, token: TokenFile | None = None
+    ) -> None:
+        self._context = context
+        self._token = token
         self._client = HttpClient()
         self._timeout_s = options.http_client_request_timeout_ns / SECOND
         self._connect_timeout_s = options.http_client_connect_timeout_ns / SECOND
@@ -58,9 +123,12 @@ class Asker:
             FlintError: it does not answer, or not with what can be used.
         """
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in arguments.items())
-        url = (address if "://" in address else f"http://{address}").rstrip("/") + path + (f"?{query}" if query else "")
-        request = Request.to("GET", url, {"Accept": "application/vnd.nsq; version=1.0"})
-        answer = await self._client.ask(request, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s)
+        target = path + (f"?{query}" if query else "")
+        base = (address if "://" in address else f"http://{address}").rstrip("/")
+        answer = await self._send(base + target)
+        if answer.status == _HTTP_FORBIDDEN and self._context is not None and (port := tls_port(answer.body)):
+            host = base.partition("://")[2].rpartition(":")[0]
+            answer = await self._send(f"https://{host}:{port}{target}")
         if answer.status == _HTTP_NOT_FOUND:
             return None
         if answer.status != _HTTP_OK:
@@ -71,6 +139,16 @@ class Asker:
             raise NoAnswer(address, f"its answer to {path} cannot be read: {error}") from error
         # nsqd and nsqlookupd of long ago put everything into "data"
         return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), dict) else found
+
+    async def _send(self, url: str) -> Answer:
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {await self._token.current()}"
+        request = Request.to("GET", url, headers)
+        context = self._context if request.endpoint.is_secured else None
+        return await self._client.ask(
+            request, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s, context=context
+        )
 
     async def ask_all(self, addresses: Sequence[str], path: str, **arguments: str) -> dict[str, Any]:
         """Return what each answers, of those who do.

@@ -4,7 +4,9 @@ Rules of this file:
 
 - The first nsqlookupd that answers is asked, and a change is sent to that one alone, once: whoever it is hands it on to
   the master. One that is in no cluster is told so before anything is changed.
-- stdout has the answer, a table or with ``--json`` JSON; how far something is goes to stderr.
+- stdout has the answer, a table or with ``--json`` a line of JSON for each thing; how far something is goes to stderr.
+- Where there is no cluster, ``topic`` and ``node`` ask the single nsqds (:mod:`flintmq.tools.shell`), as far as they
+  can.
 - Exit code 0: done, or whole; 1: refused, not done in time, or something of the cluster is not whole; 2: the command
   line is wrong.
 
@@ -14,6 +16,7 @@ Source: Youzan's nsqlookupd for the requests.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -22,14 +25,21 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
+from flintmq.client.admin.health import NOTE, is_whole, troubles
 from flintmq.client.admin.question import HttpRefused
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Move
 from flintmq.errors import ConnectionFailed, FlintError, UsageError
 from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 from flintmq.tools import cluster_tables as tables
-from flintmq.tools.admin import TOKEN_VARIABLE, Parser, duration, show, token_of
-from flintmq.tools.cluster_health import NOTE, is_whole, troubles
+from flintmq.tools.admin import TOKEN_VARIABLE, duration, fill_in, token_of
+from flintmq.tools.shell import start
+from flintmq.tools.shell.arguments import COMMANDS, VARIABLES, Noun, Parser, add_yes, read
+from flintmq.tools.shell.link import secret_of
+from flintmq.tools.shell.output import confirm
+from flintmq.topic_meta import REPLICATOR_MAX
 
 _LOOKUPD = "localhost:4161"
 _POLL_S = 0.5
@@ -63,7 +73,7 @@ class Command:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.is_json: bool = given.json
-        self._token = token_of(given.token_file)
+        self._token = secret_of("--token", given.token) if given.token else token_of(given.token_file)
         self._options = ConnectionOptions(
             tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key
         )
@@ -136,14 +146,14 @@ class Command:
     def answer(self, value: Any, text: Callable[[], str]) -> None:
         """Print an answer: as JSON, or as text."""
         if self.is_json:
-            show(value)
+            _print_json(value)
         else:
             print(text())
 
     def done(self, answer: dict[str, Any] | None, what: str) -> None:
         """Print what a change has come to; of a plan, all of it."""
         if self.is_json:
-            show(answer or {"dry_run": False, "what": what})
+            _print_json(answer or {"dry_run": False, "what": what})
         elif answer is not None and self.is_dry_run:
             print(tables.plan_text(answer, tables.names_of(self.status("")), self.width))
         else:
@@ -203,6 +213,12 @@ class Command:
         return f"topic {topic}, {found[0].text}" if found else ""
 
 
+def _print_json(value: Any) -> None:
+    """Print a line of JSON for each thing."""
+    for each in value if isinstance(value, list) else [value]:
+        print(msgspec.json.encode(each).decode())
+
+
 class NoCluster(FlintError):
     """A nsqlookupd is in no cluster.
 
@@ -217,7 +233,7 @@ class NoCluster(FlintError):
     def __str__(self) -> str:
         return (
             f"nsqlookupd {self.address} is in no cluster: start it with --cluster-store, or name another one with "
-            "--lookupd-http-address; topics of single nodes are for flintmq admin"
+            "--lookupd; topics of single nodes are for flintmq topic --nsqd=HOST:PORT, and flintmq admin"
         )
 
 
@@ -233,7 +249,7 @@ class NobodyAnswers(FlintError):
         self.failures = tuple(failures)
 
     def __str__(self) -> str:
-        return f"no nsqlookupd answers: {'; '.join(self.failures)}; name one with --lookupd-http-address=HOST:PORT"
+        return f"no nsqlookupd answers: {'; '.join(self.failures)}; name one with --lookupd=HOST:PORT"
 
 
 # -- flintmq cluster ---------------------------------------------------------------------------------------------------
@@ -316,6 +332,10 @@ def _topic_delete(command: Command) -> int:
     def missing() -> str:
         return f"topic {topic} is being deleted" if _topic(command.status(topic), topic) else ""
 
+    found = _topic(command.status(topic), topic)
+    if not command.given.dry_run and found is not None:
+        loss = f"{found.partition_num} partitions with all their messages and channels, on every node"
+        confirm(f"deleting topic {topic} loses {loss}", command.given.yes)
     answer = command.admin.delete_topic(topic, everywhere=True, dry_run=command.given.dry_run)
     command.wait(f"topic {topic} is gone", missing)
     command.done(answer, f"topic {topic} is deleted")
@@ -427,12 +447,31 @@ def _topic_replicate(command: Command) -> int:
 
 def _topic_elect(command: Command) -> int:
     given = command.given
-    if not given.accept_loss:
-        raise UsageError("what the node lacks is lost for good: say --accept-loss if that is meant")
-    node = command.status(given.topic).find_node(given.node)
-    command.admin.elect(given.topic, given.partition, given.node if node is None else node.node)
+    if not given.accept_loss and not given.dry_run:
+        raise UsageError(
+            "what the node lacks is lost for good: --dry-run says what that is, --accept-loss if that is meant"
+        )
+    answer = command.admin.elect(given.topic, given.partition, given.node, dry_run=given.dry_run)
     command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
-    command.done(None, f"{given.node} leads {given.topic}/{given.partition}")
+    command.done(answer, f"{given.topic}/{given.partition} is led")
+    return 0
+
+
+def _topic_acknowledge_loss(command: Command) -> int:
+    given = command.given
+    topic = _topic(command.status(given.topic), given.topic)
+    if topic is None:
+        raise NoTopic(given.topic)
+    numbers = [each.partition for each in topic.partitions if each.may_have_lost]
+    if given.partition is not None:
+        if given.partition not in [each.partition for each in topic.partitions]:
+            raise UsageError(f"there is no partition {given.topic}/{given.partition}")
+        numbers = [number for number in numbers if number == given.partition]
+    for number in numbers:
+        answer = command.admin.acknowledge_loss(given.topic, number, dry_run=given.dry_run)
+        command.done(answer, f"{given.topic}/{number}: it is not said any more that messages may be lost")
+    if not numbers:
+        command.done(None, f"of topic {given.topic} nothing is said to be lost")
     return 0
 
 
@@ -495,26 +534,89 @@ def run(noun: str, arguments: Sequence[str]) -> int:
         sys.stdout.write(usage(noun))
         return 0
     verb = verbs.get(word)
+    nodes = COMMANDS.get(noun)
+    for_nodes = nodes.verbs if isinstance(nodes, Noun) else {}
+    if word in for_nodes and (verb is None or (_names_nodes(arguments) and _is_for_nodes(noun, arguments))):
+        return start.run(noun, arguments)
     if verb is None:
-        near = nearest(word, verbs)
+        near = nearest(word, [*verbs, *for_nodes])
         hint = f"did you mean {near}?" if near else f"{program} --help lists all"
         raise UsageError(f"there is no verb {word}; {hint}")
-    parser = Parser(prog=f"{program} {word}", description=verb.about, allow_abbrev=False)
-    verb.add(parser)
-    _add_common(parser, verb)
-    return verb.run(Command(parser.parse_args(list(arguments[1:]))))
+    given = parsers(noun)[word].parse_args(list(arguments[1:]))
+    is_named = _from_environment(given)
+    try:
+        return verb.run(Command(given))
+    except (NoCluster, NobodyAnswers) as error:
+        if word not in for_nodes or (is_named and isinstance(error, NobodyAnswers)):
+            raise
+        return _run_for_nodes(noun, arguments, error)
+
+
+def _names_nodes(arguments: Sequence[str]) -> bool:
+    """Whether a command line, or the environment, names single nsqds."""
+    flags = {word.partition("=")[0] for word in arguments}
+    if flags & {"--nsqd", "--nsqd-http", "--nsqd-tcp-address", "--nsqd-http-address"}:
+        return True
+    is_named = bool(flags & {"--lookupd", "--lookupd-http-address"}) or VARIABLES["lookupd"] in os.environ
+    return not is_named and any(os.environ.get(VARIABLES[name]) for name in ("nsqd", "nsqd_http"))
+
+
+def _from_environment(given: argparse.Namespace) -> bool:
+    """Fill in what is not given and stands in the environment; whether a nsqlookupd is named."""
+    variable = os.environ.get(VARIABLES["lookupd"])
+    if not given.address and variable:
+        given.address = [each.strip() for each in variable.split(",") if each.strip()]
+    fill_in(given)
+    return bool(given.address)
+
+
+def _run_for_nodes(noun: str, arguments: Sequence[str], error: FlintError) -> int:
+    """Ask single nsqds, where there is no cluster and they understand the command line.
+
+    Raises:
+        FlintError: they do not; then it is the one that was.
+    """
+    if not _is_for_nodes(noun, arguments):
+        raise error
+    return start.run(noun, arguments)
+
+
+def _is_for_nodes(noun: str, arguments: Sequence[str]) -> bool:
+    """Whether single nsqds understand a command line."""
+    if {"-h", "--help"} & {*arguments}:
+        return False
+    try:
+        read(noun, arguments)
+    except UsageError:
+        return False
+    return True
+
+
+def parsers(noun: str) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each verb of ``flintmq cluster``, ``topic`` or ``node``."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for word, verb in _NOUNS[noun].items():
+        parser = found[word] = Parser(prog=f"flintmq {noun} {word}", description=verb.about, allow_abbrev=False)
+        verb.add(parser)
+        _add_common(parser, verb)
+    return found
 
 
 def usage(noun: str) -> str:
     """Return what ``flintmq cluster --help`` and its siblings print."""
     verbs = _NOUNS[noun]
-    width = max(map(len, verbs))
+    nodes = COMMANDS.get(noun)
+    for_nodes = nodes.verbs if isinstance(nodes, Noun) else {}
+    width = max(map(len, [*verbs, *for_nodes]))
     lines = [f"Usage: flintmq {noun} <verb> [arguments] [flags]", "", _ABOUT[noun], ""]
     lines += [f"  {name:<{width}}  {verb.about}" for name, verb in verbs.items()]
+    if for_nodes:
+        lines += ["", "Without a cluster, of the single nsqds that --nsqd or --lookupd names:", ""]
+        lines += [f"  {name:<{width}}  {each.about}" for name, each in for_nodes.items()]
     lines += [
         "",
-        f"flintmq {noun} <verb> --help explains a verb. Whom to ask: --lookupd-http-address=HOST:PORT, {_LOOKUPD}.",
-        f"A bearer token: --token-file=FILE, or {TOKEN_VARIABLE}.",
+        f"flintmq {noun} <verb> --help explains a verb. Whom to ask: --lookupd=HOST:PORT, {_LOOKUPD}.",
+        f"A bearer token: --token=REF, --token-file=FILE, or {TOKEN_VARIABLE}.",
         "",
     ]
     return "\n".join(lines)
@@ -554,10 +656,12 @@ def _add_common(parser: argparse.ArgumentParser, verb: _Verb) -> None:
                             help="how long --wait waits")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     common = parser.add_argument_group("whom to ask, and how")
-    common.add_argument("--lookupd-http-address", dest="address", action="append", metavar="HOST:PORT",
-                        help=f"a nsqlookupd, or https://...; several: the first that answers; {_LOOKUPD}")  # fmt: skip
+    common.add_argument("--lookupd", "--lookupd-http-address", dest="address", action="append", metavar="HOST:PORT",
+                        help=f"a nsqlookupd, or https://...; several: the first that answers; {_LOOKUPD}; "
+                        f"{VARIABLES['lookupd']}")  # fmt: skip
     common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=45), metavar="45s",
                         help="until an answer must be there")  # fmt: skip
+    common.add_argument("--token", metavar="REF", help=f"bearer token: env:NAME or file:/path; {VARIABLES['token']}")
     common.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
     common.add_argument("--tls-root-ca-file", metavar="FILE", help="PEM file with the authorities to trust")
     common.add_argument("--tls-cert", metavar="FILE", help="PEM file with a certificate to show")
@@ -568,10 +672,15 @@ def _topic_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic")
 
 
+def _deletion_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    add_yes(parser)
+
+
 def _creation_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
     parser.add_argument("--partitions", type=_count, metavar="N", help="partitions; default: a plain topic of NSQ")
-    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition; default: nsqlookupd's")
+    parser.add_argument("--replicas", type=_copies, metavar="N", help="copies of each partition; default: nsqlookupd's")
     _shared_arguments(parser)
     parser.add_argument("--ordered", action="store_true", help="it can only be consumed in order")
     parser.add_argument("--multipart", action="store_true", help="whoever publishes names a partition")
@@ -580,14 +689,14 @@ def _creation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _update_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
-    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition")
-    parser.add_argument("--min-in-sync", type=_count, metavar="N", help="copies in sync that an OK needs")
+    parser.add_argument("--replicas", type=_copies, metavar="N", help="copies of each partition")
+    parser.add_argument("--min-in-sync", type=_copies, metavar="N", help="copies in sync that an OK needs")
     _shared_arguments(parser)
     parser.set_defaults(auto_channels=None)
 
 
 def _shared_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--syncdisk", type=int, metavar="N", help="synced to the device after so many messages; 0: no")
+    parser.add_argument("--syncdisk", type=int, metavar="N", help="sync to the device every N messages; 0: no")
     parser.add_argument("--retention", type=int, metavar="DAYS", help="how long consumed messages are kept")
     parser.add_argument("--headers", action="store_true", help="messages may carry headers")
     parser.add_argument("--auto-channels", action=argparse.BooleanOptionalAction, help="subscribing creates channels")
@@ -607,14 +716,19 @@ def _move_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _replicate_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
-    parser.add_argument("--replicas", type=_count, metavar="N", help="copies of each partition; default: 1")
+    parser.add_argument("--replicas", type=_copies, metavar="N", help="copies of each partition; default: 1")
 
 
 def _elect_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
     parser.add_argument("partition", type=_number)
-    parser.add_argument("node", help="id or address of one that has a copy")
+    parser.add_argument("node", nargs="?", default="", help="id or address of one that has a copy; default: has most")
     parser.add_argument("--accept-loss", action="store_true", help="what that node lacks is lost, and that is meant")
+
+
+def _loss_arguments(parser: argparse.ArgumentParser) -> None:
+    _topic_argument(parser)
+    parser.add_argument("partition", nargs="?", type=_number, help="default: all")
 
 
 def _balance_arguments(parser: argparse.ArgumentParser) -> None:
@@ -648,6 +762,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _copies(text: str) -> int:
+    value = _number(text)
+    if not 1 <= value <= REPLICATOR_MAX:
+        raise argparse.ArgumentTypeError(f"it must be 1 to {REPLICATOR_MAX}")
+    return value
+
+
 def _window(text: str) -> str:
     if not _WINDOW.fullmatch(text):
         raise argparse.ArgumentTypeError("it must be two hours of the day, such as 02-05")
@@ -673,7 +794,7 @@ _NOUNS: dict[str, dict[str, _Verb]] = {
     "topic": {
         "create": _Verb(_topic_create, "Create a topic.", _creation_arguments, True, True),
         "delete": _Verb(
-            _topic_delete, "Delete a topic, with its messages, on every node.", _topic_argument, True, True
+            _topic_delete, "Delete a topic, with its messages, on every node.", _deletion_arguments, True, True
         ),
         "list": _Verb(_topic_list, "Print all topics of the cluster."),
         "show": _Verb(
@@ -687,7 +808,11 @@ _NOUNS: dict[str, dict[str, _Verb]] = {
         ),
         "elect": _Verb(
             _topic_elect, "Let a node lead that may lack messages, where nobody else is left.", _elect_arguments,
-            waits=True,
+            True, True,
+        ),
+        "acknowledge-loss": _Verb(
+            _topic_acknowledge_loss, "Say that it is known that messages may be lost, after such an election.",
+            _loss_arguments, True,
         ),
     },
     "node": {
@@ -700,3 +825,4 @@ _NOUNS: dict[str, dict[str, _Verb]] = {
         ),
     },
 }  # fmt: skip
+NOUNS = tuple(_NOUNS)

@@ -1,7 +1,6 @@
 """A cluster's state as text for people: tables that fit a terminal.
 
-Rules of this file: no IO; a column that is too wide for the terminal is cut with an ellipsis, the widest first; nodes
-are called by their address where they live, else by their id.
+Rules of this file: no IO; nodes are called by their address where they live, else by their id.
 """
 
 from __future__ import annotations
@@ -9,34 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flintmq.client.admin.health import NOTE, troubles
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
-from flintmq.tools.cluster_health import NOTE, troubles
+from flintmq.tools.tables import table
 
-WIDTH_MIN = 40
 _MB = 1_000_000
-_LEAST = 6
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Return rows under their titles, in columns, no line wider than ``width``; numbers stand at the right."""
-    cells = [list(map(str, row)) for row in (titles, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
-    room = max(width, WIDTH_MIN) - 2 * (len(titles) - 1)
-    while sum(widths) > room and max(widths) > _LEAST:
-        widths[widths.index(max(widths))] -= 1
-    is_number = [all(row[column].isdigit() for row in cells[1:]) for column in range(len(titles))]
-    lines = []
-    for row in cells:
-        parts = [
-            _cut(text, size).rjust(size) if right else _cut(text, size).ljust(size)
-            for text, size, right in zip(row, widths, is_number, strict=True)
-        ]
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
-
-
-def _cut(text: str, size: int) -> str:
-    return text if len(text) <= size else f"{text[: size - 1]}…"
 
 
 def names_of(status: ClusterStatus) -> dict[str, str]:

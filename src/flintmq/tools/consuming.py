@@ -9,6 +9,7 @@ Source: NSQ 1.3, apps/nsq_tail, apps/nsq_to_file, apps/nsq_to_http, apps/nsq_to_
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -28,6 +29,10 @@ from flintmq.tools.client_opts import ClientOpts, client_opts
 
 WHAT, WHERE, HOW = "What to consume", "Where", "How"
 MAX_IN_FLIGHT = 200
+BATCHES_IN_FLIGHT = 4
+"""Parts of what may be in flight: nsqd sends one while another is written and a third one is finished."""
+BATCH_SIZES = (200, 2500)
+"""At least, as far as so many may be in flight, because a batch has its price; and at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +84,24 @@ class ConsumingOptions(Options):
         )
 
 
-def check_topics(topics: Iterable[str]) -> None:
-    """Raise OptionError unless all of them are names of topics."""
+def batch_size(max_in_flight: int) -> int:
+    """Return how many messages are handled together at most."""
+    least, most = BATCH_SIZES
+    return min(most, max_in_flight, max(least, max_in_flight // BATCHES_IN_FLIGHT))
+
+
+def check_topics(topics: Iterable[str], flag: str = "--topic") -> None:
+    """Raise OptionError unless all of them are names of topics, or of channels."""
     for topic in topics:
         if not is_valid_name(topic):
-            raise OptionError("--topic", topic, "1 to 64 of . a-z A-Z 0-9 _ -, and perhaps #ephemeral", "flag")
+            raise OptionError(flag, topic, "1 to 64 of . a-z A-Z 0-9 _ -, and perhaps #ephemeral", "flag")
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(level: int = logging.INFO, prefix: str = "") -> None:
     """Have what happens told on stderr, as NSQ's utilities do."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(NsqFormatter(""))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    handler.setFormatter(NsqFormatter(prefix))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 def run_to_end(work: Coroutine[Any, Any, int]) -> int:
@@ -99,16 +110,21 @@ def run_to_end(work: Coroutine[Any, Any, int]) -> int:
         return runner.run(work)
 
 
-def check_open(descriptor: int, name: str) -> None:
-    """Refuse to go on with stdin or stdout closed: the next thing that is opened would take its place.
+def check_open(descriptor: int, name: str, unusable: int) -> None:
+    """Refuse to go on with a stdin that cannot be read, or a stdout that cannot be written: one that was closed.
+
+    Args:
+        unusable: the mode in which it is of no use, ``os.O_RDONLY`` for stdout.
 
     Raises:
-        UsageError: it is closed.
+        UsageError: it is of no use.
     """
     try:
-        os.fstat(descriptor)
-    except OSError as error:
-        raise UsageError(f"{name} is closed; redirect it, perhaps to /dev/null") from error
+        is_usable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != unusable
+    except OSError:
+        is_usable = False
+    if not is_usable:
+        raise UsageError(f"{name} is closed; redirect it, perhaps to /dev/null")
 
 
 def on_signals(function: Callable[[], object]) -> None:

@@ -26,6 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from flintmq import __version__
+from flintmq.client.admin.health import troubles
 from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.aio.connection import Connection
 from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
@@ -33,7 +34,7 @@ from flintmq.client.core.topology import Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused
 from flintmq.env import Env
-from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError, OptionError
+from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.loop import loop_factory
@@ -50,7 +51,6 @@ from flintmq.options import (
     read_command,
     version_line,
 )
-from flintmq.tools.cluster_health import troubles
 from flintmq.wire.client import MessageFailed, Record
 
 PROGRAM = "flintmq doctor"
@@ -58,6 +58,7 @@ CONCURRENT_MAX = 32
 CLOCK_TOLERANCE_S = 2.0  # the Date header of HTTP has whole seconds
 SLOW_S = 0.5
 
+_LOOKUPD_HERE, _NSQD_HERE = "127.0.0.1:4161", "127.0.0.1:4150"
 _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 _STATUS = msgspec.json.Decoder(ClusterStatus)
@@ -87,12 +88,14 @@ class DoctorOptions(Options):
         (),
         "a nsqlookupd; its nsqd are looked at too",
         group=_WHAT,
+        default_text=f"{_LOOKUPD_HERE}, if no nsqd is named",
     )
     nsqd_tcp_address: tuple[str, ...] = option(
         Items(Address()),
         (),
         "an nsqd that no nsqlookupd has to know",
         group=_WHAT,
+        default_text=f"{_NSQD_HERE}, if no nsqlookupd is named",
     )
     topic: str = option(Text("TOPIC"), "", "also look who has this topic, and whether anybody consumes it", group=_WHAT)
     tls: bool = option(Switch(), False, "connect with TLS, and verify", group=_SECURITY)
@@ -159,7 +162,8 @@ class Doctor:
         self._lookups = http_addresses(options.lookupd_http_address, "--lookupd-http-address")
         self._nsqd = tcp_addresses(options.nsqd_tcp_address, "--nsqd-tcp-address")
         if not self._lookups and not self._nsqd:
-            raise OptionError("--lookupd-http-address", "", "at least one, or --nsqd-tcp-address", "command line")
+            self._lookups = http_addresses(_LOOKUPD_HERE, "--lookupd-http-address")
+            self._nsqd = tcp_addresses(_NSQD_HERE, "--nsqd-tcp-address")
         self._timeout_s = options.timeout_ns / SECOND
         self._connection_options = ConnectionOptions(
             connect_timeout=self._timeout_s,

@@ -6,13 +6,14 @@ Source: NSQ 1.3, apps/nsq_stat; NSQ's options.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flintmq.errors import FlintError, UsageError
-from flintmq.options import SECOND, Address, Duration, Integer, Items, Text, option, read_command, version_line
-from flintmq.tools.asking import Asker, AskingOptions, check_one_kind
+from flintmq.options import SECOND, Duration, Integer, Items, Text, option, read_command, version_line
+from flintmq.tools.asking import Asker, SecuredAskingOptions, check_address, check_one_kind
 from flintmq.tools.consuming import HOW, WHERE, log_to_stderr, on_signals, run_to_end
 from flintmq.wire.identify import NSQ_VERSION
 
@@ -30,7 +31,7 @@ class NoChannel(FlintError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatOptions(AskingOptions):
+class StatOptions(SecuredAskingOptions):
     """The flags of nsq_stat."""
 
     program: ClassVar[str] = "nsq_stat"
@@ -39,16 +40,16 @@ class StatOptions(AskingOptions):
     topic: str = option(Text("TOPIC"), "", "the topic", group=_WHAT)
     channel: str = option(Text("CHANNEL"), "", "the channel", group=_WHAT)
     nsqd_http_address: tuple[str, ...] = option(
-        Items(Address(to_connect=True)), (), "an nsqd to ask (may be given multiple times)", group=WHERE
+        Items(Text("HOST:PORT")), (), "an nsqd to ask, or https://... (may be given multiple times)", group=WHERE
     )
     lookupd_http_address: tuple[str, ...] = option(
-        Items(Address(to_connect=True)),
+        Items(Text("HOST:PORT")),
         (),
-        "an nsqlookupd to find nsqd with (may be given multiple times)",
+        "an nsqlookupd to find nsqd with, or https://... (may be given multiple times)",
         group=WHERE,
     )
     interval_ns: int = option(Duration(1), 2 * SECOND, "the time between two lines", group=HOW)
-    count: int | None = option(Integer(1), None, "end after so many lines", group=HOW, default_text="never")
+    count: int | None = option(Integer(1), None, "end after this many lines", group=HOW, default_text="never")
 
 
 @dataclass(slots=True)
@@ -95,15 +96,21 @@ def run(arguments: Sequence[str]) -> int:
     if not options.topic or not options.channel:
         raise UsageError("--topic and --channel are required")
     check_one_kind(options.nsqd_http_address, options.lookupd_http_address, "nsqd-http-address")
+    for flag, addresses in (
+        ("--nsqd-http-address", options.nsqd_http_address),
+        ("--lookupd-http-address", options.lookupd_http_address),
+    ):
+        for address in addresses:
+            check_address(flag, address)
     log_to_stderr()
-    return run_to_end(_watch(options))
+    return run_to_end(_watch(options, options.asker()))
 
 
-async def _watch(options: StatOptions) -> int:
+async def _watch(options: StatOptions, asker: Asker) -> int:
     task = asyncio.current_task()
     assert task is not None
     on_signals(task.cancel)
-    asker = Asker(options)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, task.cancel)  # as NSQ's ends: nothing is to be reread
     interval_s = options.interval_ns / SECOND
     before: Figures | None = None
     number = 0

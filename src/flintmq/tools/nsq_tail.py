@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flintmq.client.aio.consumer import Consumer
-from flintmq.client.core.message import Message
+from flintmq.client.core.message import Message, finish_all
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import Integer, Items, Switch, Text, option, read_command, version_line
 from flintmq.tools.consuming import (
     HOW,
     WHAT,
     ConsumingOptions,
+    batch_size,
     check_open,
     check_topics,
     log_to_stderr,
@@ -58,7 +59,7 @@ class TailOptions(ConsumingOptions):
     channel: str = option(
         Text("CHANNEL"), "", "its channel", group=WHAT, default_text="tailNNNNNN#ephemeral, which takes from nobody"
     )
-    n: int = option(Integer(0), 0, "end after so many messages; 0: never", group=HOW)
+    n: int = option(Integer(0), 0, "end after this many messages; 0: never", group=HOW)
     print_topic: bool = option(Switch(), False, "print the topic before each message", group=HOW)
 
 
@@ -67,6 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         FlintError: the command line is wrong, or every nsqd refuses.
+        BrokenPipeError: nobody reads any more.
     """
     options = read_command(TailOptions, arguments, "nsq_tail", version_line("nsq_tail", NSQ_VERSION))
     if options is None:
@@ -75,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     if not options.topic:
         raise UsageError("--topic required")
     check_topics(options.topic)
-    check_open(STDOUT, "stdout")
+    check_open(STDOUT, "stdout", os.O_RDONLY)
     log_to_stderr()
     return run_to_end(_tail(options))
 
@@ -115,14 +117,15 @@ async def _consume(options: TailOptions) -> None:
         async with asyncio.TaskGroup() as group:
             for topic, consumer in zip(dict.fromkeys(options.topic), consumers, strict=True):
                 head = f"{topic} | ".encode() if options.print_topic else b""
-                group.create_task(_print(consumer, max_in_flight, head, output, stop))
+                group.create_task(_print(consumer, batch_size(max_in_flight), head, output, stop))
+    if output.broken is not None:
+        raise output.broken
 
 
 async def _print(consumer: Consumer[bytes], size: int, head: bytes, output: _Output, stop: Callable[[], None]) -> None:
     async for batch in consumer.batches(size, GATHER_S):
         written = await output.write([(head, message) for message in batch])
-        for message in batch[:written]:
-            message.finish()
+        finish_all(batch[:written])
         for message in batch[written:]:
             message.requeue(0)
         if output.is_over:
@@ -134,6 +137,7 @@ class _Output:
 
     def __init__(self, count_max: int) -> None:
         self.is_over = False
+        self.broken: BrokenPipeError | None = None
         self._left = count_max or None
         self._lock = asyncio.Lock()
 
@@ -146,8 +150,8 @@ class _Output:
             data = b"".join(head + message.body + _NEWLINE for head, message in messages[:count])
             try:
                 await asyncio.to_thread(_write_all, data)
-            except BrokenPipeError:
-                self.is_over = True
+            except BrokenPipeError as error:
+                self.is_over, self.broken = True, error
                 return 0
             except OSError as error:
                 raise OutputError(f"the output cannot be written: {error.strerror}") from error

@@ -1,7 +1,8 @@
 """``to_nsq``: publish what comes on stdin.
 
-Rules of this file: what was read at once is published at once, in its order, as one MPUB to each nsqd; the next is read
-when every nsqd has it. What could not be published ends it with an error that names the place in the input.
+Rules of this file: what is there is published at once, in its order, as one MPUB to each nsqd; the next is taken when
+every nsqd has it, and read meanwhile. What could not be published ends it with an error that names its place in the
+input.
 
 Source: NSQ 1.3, apps/to_nsq; NSQ's options. Other than there the last item needs no delimiter to be whole.
 """
@@ -12,33 +13,22 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import ClassVar
 
 from flintmq.client.aio.producer import Producer
-from flintmq.errors import FlintError, OptionError, PublishError, UsageError
+from flintmq.errors import OptionError, PublishError, UsageError
 from flintmq.options import Address, Integer, Items, Options, Repeated, Text, option, read_command, version_line
 from flintmq.tools.client_opts import client_opts
 from flintmq.tools.consuming import HOW, WHERE, check_open, check_topics, log_to_stderr, on_signals, run_to_end
+from flintmq.tools.feed import InputError, Pace, Source, Splitter
 from flintmq.wire.identify import NSQ_VERSION
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 256 * 1024
-"""At a time; so much, and what is left of one item, is in memory."""
-ITEM_BYTES_MAX = 64 * 1024 * 1024
-COUNT_MAX = 1000
-"""Messages of one MPUB."""
 PUBLISH_TIMEOUT_S = 30.0
 STDIN = 0
-_ROUNDING = 1e-6
-
-
-class InputError(FlintError):
-    """Something of the input cannot be published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
         raise OptionError("--delimiter", options.delimiter, "--delimiter must be a single byte", "flag")
     if not options.nsqd_tcp_address:
         raise UsageError("--nsqd-tcp-address required")
-    check_open(STDIN, "stdin")
+    check_open(STDIN, "stdin", os.O_WRONLY)
     log_to_stderr()
     return run_to_end(_publish(options, delimiter))
 
@@ -133,46 +123,6 @@ async def _copy(
             break
 
 
-class Source:
-    """A descriptor, read in a thread of its own, which may wait for ever and keeps no process from ending."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._loop = asyncio.get_running_loop()
-        self._blocks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
-        self._is_wanted = threading.Semaphore(0)
-        threading.Thread(target=self._read, name="to_nsq-input", daemon=True).start()
-
-    async def read(self) -> bytes:
-        """Return what is there, as soon as something is; empty at the end, or after :meth:`stop`.
-
-        Raises:
-            InputError: it cannot be read.
-        """
-        self._is_wanted.release()
-        block = await self._blocks.get()
-        if isinstance(block, OSError):
-            raise InputError(f"the input cannot be read: {block.strerror}") from block
-        return block
-
-    def stop(self) -> None:
-        """Let whoever waits go on."""
-        self._blocks.put_nowait(b"")
-
-    def _read(self) -> None:
-        block: bytes | OSError = b"-"
-        while block and isinstance(block, bytes):
-            self._is_wanted.acquire()
-            try:
-                block = os.read(self._descriptor, READ_BYTES)
-            except OSError as error:
-                block = error
-            try:
-                self._loop.call_soon_threadsafe(self._blocks.put_nowait, block)
-            except RuntimeError:
-                return  # the loop has ended
-
-
 async def _send(producer: Producer, topic: str, chunk: Sequence[bytes], number: int) -> None:
     """Publish the items of a chunk that are not empty, in their order.
 
@@ -195,59 +145,3 @@ async def _send(producer: Producer, topic: str, chunk: Sequence[bytes], number: 
 
 
 _ABOUT_A_BODY = ("E_BAD_MESSAGE", "E_BAD_BODY")
-
-
-class Splitter:
-    """Items of a stream of bytes.
-
-    Raises:
-        InputError: an item is longer than ``ITEM_BYTES_MAX``.
-    """
-
-    def __init__(self, delimiter: bytes) -> None:
-        self._delimiter = delimiter
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the items that are complete now."""
-        *ended, rest = data.split(self._delimiter)
-        if ended:
-            ended[0] = b"".join([*self._parts, ended[0]])
-            self._parts, self._size = [], 0
-        if rest:
-            self._parts.append(rest)
-            self._size += len(rest)
-            if self._size > ITEM_BYTES_MAX:
-                raise InputError(
-                    f"an item has more than {ITEM_BYTES_MAX} bytes without a delimiter; is --delimiter right?"
-                )
-        return ended
-
-    def end(self) -> list[bytes]:
-        """Return what came after the last delimiter."""
-        rest, self._parts, self._size = b"".join(self._parts), [], 0
-        return [rest] if rest else []
-
-
-class Pace:
-    """At most so many a second; what was not used is kept for one second."""
-
-    def __init__(self, rate: int) -> None:
-        self.count_max = min(COUNT_MAX, max(1, rate // 10)) if rate else COUNT_MAX
-        self._rate = rate
-        self._free = 1.0
-        self._at = monotonic()
-
-    async def wait(self, count: int) -> None:
-        """Wait until so many may go."""
-        if not self._rate:
-            return
-        while True:
-            now = monotonic()
-            self._free = min(float(max(self._rate, count)), self._free + (now - self._at) * self._rate)
-            self._at = now
-            if self._free >= count - _ROUNDING:
-                self._free -= count
-                return
-            await asyncio.sleep((count - self._free) / self._rate)

@@ -1,0 +1,279 @@
+"""From a command line to clients: producers, consumers, questions over HTTP, all with the same addresses and secrets.
+
+Rules of this file: a secret is read where it is used and shown nowhere; of several nsqd that are asked, one that does
+not answer is told on stderr and hides no other; clients are imported by who needs them, so that ``flintmq pub`` starts
+quickly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flintmq.client.options import ConnectionOptions
+from flintmq.errors import ConnectionFailed, FlintError, OptionError
+from flintmq.tools.shell.arguments import HOST, LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, split_host
+
+if TYPE_CHECKING:
+    from flintmq.sync import LookupdAdmin, NsqdAdmin
+
+Value = TypeVar("Value")
+SECRET_BYTES_MAX = 4096
+ASKED_AT_ONCE_MAX = 16
+
+
+class NothingThere(FlintError):
+    """Nobody who was asked has the thing."""
+
+
+class NotOurs(FlintError):
+    """An nsqd is not FlintMQ's, and cannot do what was asked for.
+
+    Args:
+        address: of it.
+        what: cannot be done.
+    """
+
+    def __init__(self, address: str, what: str) -> None:
+        super().__init__(address, what)
+        self.address = address.removeprefix("http://")
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"nsqd {self.address} is not FlintMQ's: it cannot {self.what}"
+
+
+def secret_of(flag: str, reference: str) -> str:
+    """Return the secret that ``env:NAME`` or ``file:/path`` stands for.
+
+    Raises:
+        OptionError: it stands for none.
+    """
+    kind, _, name = reference.partition(":")
+    if kind == "env" and name:
+        found = os.environ.get(name, "")
+        if not found:
+            raise OptionError(flag, reference, f"the environment variable {name} is not set", "flag")
+        return found
+    if kind != "file" or not name:
+        raise OptionError(flag, "<hidden>", "env:NAME or file:/path: everybody sees a command line", "flag")
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(flag, reference, f"it cannot be read: {error}", "flag") from None
+    if not text or len(data) > SECRET_BYTES_MAX:
+        raise OptionError(flag, reference, f"it must have 1 to {SECRET_BYTES_MAX} bytes", "flag")
+    return text
+
+
+class Link:
+    """Makes the clients of one command.
+
+    Args:
+        given: what was read from its command line.
+    """
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.timeout_s: float = given.timeout
+        self.lookupd = tuple(
+            each if "://" in each else "{}:{}".format(*split_host(each, LOOKUPD_HTTP_PORT, "--lookupd"))
+            for each in given.lookupd
+        )
+        self._nsqd = [split_host(each, NSQD_TCP_PORT, "--nsqd") for each in given.nsqd]
+        if not self.lookupd and not self._nsqd:
+            # an HTTP address alone says on which machine the TCP port is
+            http = [each for each in given.nsqd_http if "://" not in each]
+            self._nsqd = [
+                (host, port - 1) for host, port in (split_host(each, NSQD_TCP_PORT + 1, "--nsqd-http") for each in http)
+            ] or [(HOST, NSQD_TCP_PORT)]
+        self.nsqd = tuple(f"{host}:{port}" for host, port in self._nsqd)
+        self._told: set[str] = set()
+
+    @cached_property
+    def options(self) -> ConnectionOptions:
+        """Options of connections to nsqd.
+
+        Raises:
+            OptionError: a file or secret cannot be used.
+        """
+        given = self.given
+        secret = getattr(given, "auth_secret", None)
+        token = given.token
+        return ConnectionOptions(
+            user_agent=f"flintmq-{given.command}",
+            connect_timeout=self.timeout_s,
+            tls=bool(getattr(given, "tls", False)),
+            tls_ca_file=given.tls_root_ca_file,
+            tls_cert=given.tls_cert,
+            tls_key=given.tls_key,
+            tls_server_name=given.tls_server_name,
+            tls_verify=not given.tls_insecure_skip_verify,
+            compression=getattr(given, "compression", None),
+            auth_secret=secret_of("--auth-secret", secret) if secret else None,
+            lookup_token=secret_of("--token", token) if token else None,
+        )
+
+    @property
+    def addresses(self) -> dict[str, Any]:
+        """The arguments of producers and consumers that say where nsqd are."""
+        if self.lookupd:
+            return {"nsqlookupd_http_addresses": self.lookupd}
+        return {"nsqd_tcp_addresses": self.nsqd}
+
+    # --- over HTTP
+
+    def lookups(self) -> list[LookupdAdmin]:
+        """Return one to ask each nsqlookupd with."""
+        from flintmq.sync import LookupdAdmin
+
+        options = self.options.with_overrides()
+        return [
+            LookupdAdmin(each, timeout=self.timeout_s, token=options.lookup_token, options=options)
+            for each in self.lookupd
+        ]
+
+    def nsqds(self, topic: str | None = None) -> list[NsqdAdmin]:
+        """Return one to ask each nsqd with: those that have a topic, or all.
+
+        Raises:
+            NothingThere: nsqlookupd knows none.
+            ConnectionFailed: no nsqlookupd answers.
+        """
+        from flintmq.sync import NsqdAdmin
+
+        return [
+            NsqdAdmin(each, timeout=self.timeout_s, token=self.options.lookup_token, options=self.options)
+            for each in self._http_addresses(topic)
+        ]
+
+    def tcp_addresses(self, topic: str) -> tuple[str, ...]:
+        """Return the TCP addresses of the nsqd that have a topic."""
+        if not self.lookupd:
+            return self.nsqd
+        return tuple(dict.fromkeys(tcp for tcp, _ in self._found(topic)))
+
+    def _http_addresses(self, topic: str | None) -> list[str]:
+        if self.lookupd:
+            return list(dict.fromkeys(http for _, http in self._found(topic)))
+        return self.given.nsqd_http or [f"{host}:{port + 1}" for host, port in self._nsqd]
+
+    def _found(self, topic: str | None) -> list[tuple[str, str]]:
+        """Return TCP and HTTP addresses."""
+
+        def ask(admin: LookupdAdmin) -> list[Any]:
+            if topic is None:
+                return list(admin.nodes())
+            found = admin.lookup(topic)
+            return [*found.producers, *found.partitions.values()]
+
+        answers = self.each(self.lookups(), ask)
+        found = [
+            (f"{node.broadcast_address}:{node.tcp_port}", f"{node.broadcast_address}:{node.http_port}")
+            for _, nodes in answers
+            for node in nodes
+        ]
+        if not found:
+            what = "no nsqd at all" if topic is None else f"no nsqd with topic {topic}"
+            raise NothingThere(f"nsqlookupd {', '.join(self.lookupd)} knows {what}")
+        return sorted(set(found))
+
+    def each(
+        self, admins: Sequence[Any], ask: Callable[[Any], Value], missing: str = "", cannot: str = ""
+    ) -> list[tuple[Any, Value]]:
+        """Ask several at the same time; return who has answered what.
+
+        Args:
+            missing: to be said if nobody has it; one of several that has it not is left out.
+            cannot: what an nsqd of another kind cannot do, if only FlintMQ's can.
+
+        Raises:
+            NothingThere: all say that it is not there.
+            NotOurs: no FlintMQ's nsqd is there.
+            FlintError: nobody answers; that of the first.
+        """
+        from flintmq.client.admin.question import HttpRefused
+
+        def one(admin: Any) -> Value | FlintError:
+            try:
+                return ask(admin)
+            except FlintError as error:
+                return error
+
+        if len(admins) == 1:
+            answers: list[Any] = [one(admins[0])]
+        else:
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(ASKED_AT_ONCE_MAX) as pool:
+                answers = list(pool.map(one, admins))
+        found: list[tuple[Any, Value]] = []
+        errors: list[FlintError] = []
+        for admin, answer in zip(admins, answers, strict=True):
+            if not isinstance(answer, FlintError):
+                found.append((admin, answer))
+            elif not (isinstance(answer, HttpRefused) and answer.status == 404):
+                errors.append(answer)
+            elif not answer.text.endswith("_NOT_FOUND"):
+                errors.append(NotOurs(admin.address, cannot) if cannot else answer)
+        if not found:
+            if errors:
+                raise self._advised(errors[0])
+            raise NothingThere(missing or str(next(each for each in answers if isinstance(each, FlintError))))
+        for error in errors:
+            self.tell(str(error))
+        return found
+
+    def _advised(self, error: FlintError) -> FlintError:
+        if isinstance(error, ConnectionFailed) and not self.lookupd:
+            return Unreachable(error.address, error.reason)
+        return error
+
+    def check_ours(self, what: str) -> None:
+        """Refuse what only FlintMQ's nsqd obeys: NSQ's own ignores it without a word.
+
+        Raises:
+            NotOurs: one of them is another's.
+            FlintError: it cannot be asked.
+        """
+        for admin, found in self.each(self.nsqds(), lambda admin: admin.info()):
+            if not found.get("flintmq_version"):
+                raise NotOurs(admin.address, what)
+
+    def check_redesigned(self, what: str, topic: str | None = None) -> None:
+        """Refuse what NSQ's own nsqd ignores without a word, or answers with something else.
+
+        Args:
+            topic: only those are asked that have it, if anybody has.
+
+        Raises:
+            NotOurs: one of them is NSQ's own.
+            FlintError: it cannot be asked.
+        """
+        try:
+            admins = self.nsqds(topic if self.lookupd else None)
+        except NothingThere:
+            return
+        for admin, found in self.each(admins, lambda admin: admin.info()):
+            if not found.get("flintmq_version") and "HA" not in str(found.get("version", "")):  # "HA": Youzan's
+                raise NotOurs(admin.address, what)
+
+    def tell(self, text: str) -> None:
+        """Say something on stderr, once."""
+        if text not in self._told:
+            self._told.add(text)
+            sys.stderr.write(f"flintmq {self.given.command}: {text}\n")
+
+
+class Unreachable(ConnectionFailed):
+    """Nobody answers at an address that was given, or guessed."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; another one is named with --nsqd, --nsqd-http or --lookupd"

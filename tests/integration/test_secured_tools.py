@@ -1,0 +1,243 @@
+"""Every utility and every command of a shell against an nsqd that takes nobody without a certificate and a secret."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from tests.certificates import Certificates
+from tests.integration.auth_server import SECRET, AuthServer
+from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, wait_until
+from tests.integration.flavours import address_of
+from tests.integration.test_upgrades import https_address
+from tests.integration.utilities import at, end, run, started
+
+TOKEN = "a-token-of-thirty-two-characters"
+_topics = (f"secured{number}" for number in count())
+
+
+@dataclass(frozen=True)
+class Place:
+    """The nsqd, and what a client needs for it.
+
+    Attributes:
+        opts: of ``--consumer-opt`` and ``--producer-opt``.
+    """
+
+    nsqd: Nsqd
+    guard: AuthServer
+    opts: tuple[str, ...]
+    environment: dict[str, str]
+
+    def consuming(self) -> list[str]:
+        return [f"--consumer-opt={opt}" for opt in self.opts]
+
+    def producing(self) -> list[str]:
+        return [f"--producer-opt={opt}" for opt in self.opts]
+
+    def shell(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flintmq", *words],
+            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+
+    def well(self, *words: str) -> str:
+        done = self.shell(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def place(shared: Daemons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("secured")
+    certificates = Certificates(directory)
+    mine = certificates.client("good")
+    (directory / "secret").write_text(f"{SECRET}\n")
+    (directory / "token").write_text(f"{TOKEN}\n")
+    (directory / "tokens.json").write_text(
+        json.dumps({"client": [{"name": "me", "token": TOKEN, "permissions": ["publish", "read", "admin"]}]})
+    )
+    (directory / "tokens.json").chmod(0o600)
+    with AuthServer() as guard:
+        nsqd = shared.nsqd(
+            "--durability=os", f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}",
+            f"--tls-root-ca-file={certificates.ca}", "--tls-client-auth-policy=require-verify",
+            "--tls-required=tcp-https", "--https-address=127.0.0.1:0", f"--auth-http-address={guard.address}",
+            f"--http-auth-tokens-file={directory / 'tokens.json'}",
+        )  # fmt: skip
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FLINTMQ_")} | {
+            "PYTHONPATH": str(SOURCES), "FLINTMQ_NSQD": address_of(nsqd), "FLINTMQ_TLS": "1",
+            "FLINTMQ_HTTP": "https://{}:{}".format(*https_address(nsqd)), "FLINTMQ_TLS_ROOT_CA_FILE": certificates.ca,
+            "FLINTMQ_TLS_CERT": mine.cert, "FLINTMQ_TLS_KEY": mine.key,
+            "FLINTMQ_AUTH_SECRET": f"file:{directory / 'secret'}", "FLINTMQ_TOKEN": f"file:{directory / 'token'}",
+        }  # fmt: skip
+        opts = ("tls_v1", f"tls_root_ca_file,{certificates.ca}", f"tls_cert,{mine.cert}", f"tls_key,{mine.key}",
+                f"auth_secret,{SECRET}")  # fmt: skip
+        yield Place(nsqd, guard, opts, environment)
+
+
+@pytest.fixture
+def topic(place: Place) -> str:
+    """A topic with a message that waits for its first channel."""
+    name = next(_topics)
+    place.well("pub", name, "hidden")
+    return name
+
+
+# --- NSQ's utilities
+
+
+def test_nsq_tail(place: Place, topic: str):
+    done = run("nsq_tail", at(place.nsqd), f"--topic={topic}", "--channel=c", "--n=1", *place.consuming())
+    assert (done.returncode, done.stdout) == (0, b"hidden\n"), done.stderr
+
+
+def test_nsq_to_file(place: Place, topic: str, tmp_path: Path):
+    arguments = (f"--topic={topic}", f"--output-dir={tmp_path}", *place.consuming())
+    with started("nsq_to_file", at(place.nsqd), *arguments) as process:
+        wait_until(lambda: any(path.stat().st_size for path in tmp_path.iterdir()), "it is written")
+        end(process)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"hidden\n"]
+
+
+def test_to_nsq_and_nsq_to_nsq(place: Place, shared_nsqd: Nsqd, topic: str):
+    done = run("to_nsq", at(place.nsqd), f"--topic={topic}", *place.producing(), text=b"more\n")
+    assert done.returncode == 0, done.stderr
+    to = f"--destination-nsqd-tcp-address={address_of(place.nsqd)}"
+    arguments = (f"--topic={topic}:{topic}.copy", to, *place.consuming(), *place.producing())
+    with started("nsq_to_nsq", at(place.nsqd), *arguments):
+        assert sorted(place.well("sub", f"{topic}.copy", "c", "-n", "2").split()) == ["hidden", "more"]
+
+
+class Target(http.server.BaseHTTPRequestHandler):
+    """Takes what nsq_to_http sends."""
+
+    bodies: ClassVar[list[bytes]]
+
+    def do_POST(self) -> None:
+        self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+def test_nsq_to_http(place: Place, topic: str):
+    class Handler(Target):
+        bodies: ClassVar[list[bytes]] = []
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        arguments = (f"--topic={topic}", "--channel=c", f"--post=http://127.0.0.1:{server.server_port}/")
+        with started("nsq_to_http", at(place.nsqd), *arguments, *place.consuming()) as process:
+            wait_until(lambda: Handler.bodies, "it is sent")
+            end(process)
+        server.shutdown()
+    assert Handler.bodies == [b"hidden"]
+
+
+@pytest.mark.parametrize("program", ["nsq_tail", "to_nsq"])
+@pytest.mark.parametrize(("left_out", "reason"), [("tls", b"TLS required"), ("auth_secret", b"AUTH required")])
+def test_nobody_comes_in_without(place: Place, program: str, left_out: str, reason: bytes):
+    opts = place.producing() if program == "to_nsq" else place.consuming()
+    given = [opt for opt in opts if left_out not in opt]
+    done = run(program, at(place.nsqd), "--topic=never", *given, text=b"x\n")
+    assert done.returncode == 1 and reason in done.stderr, done.stderr
+
+
+# --- commands for people
+
+LOOKS: list[tuple[list[str], Callable[[str], bool]]] = [
+    (["tail", "{}", "--no-follow"], lambda out: out == "hidden\n"),
+    (["sub", "{}", "d", "-n", "1"], lambda out: out == "hidden\n"),
+    (["channel", "create", "{}", "c"], lambda out: "is there" in out),
+    (["channel", "list", "{}"], lambda out: "\nd " in out),
+    (["message", "1", "--topic", "{}"], lambda out: "body hidden" in out),
+    (["replay", "{}", "d", "--from", "beginning"], lambda out: "1 message will be delivered" in out),
+    (["peek", "{}", "d"], lambda out: "hidden" in out),
+    (["replay", "{}", "--to", "{}.again", "--from", "beginning"], lambda out: "1 message" in out),
+    (["topic", "show", "{}"], lambda out: "1 message" in out),
+    (["top", "{}", "--once", "--interval", "100ms"], lambda out: "CLIENTS" in out),
+    (["bench", "both", "--duration", "100ms", "--rate", "100"], lambda out: "/s" in out),
+]  # fmt: skip
+
+
+def test_commands_for_people(place: Place, topic: str):
+    for words, is_right in LOOKS:
+        out = place.well(*(word.replace("{}", topic) for word in words))
+        assert is_right(out), (words, out)
+    assert place.guard.questions[-1]["secret"] == SECRET
+
+
+def test_doctor_sees_a_secured_nsqd(place: Place):
+    flags = (
+        "--tls", f"--tls-root-ca-file={place.environment['FLINTMQ_TLS_ROOT_CA_FILE']}",
+        f"--tls-cert={place.environment['FLINTMQ_TLS_CERT']}", f"--tls-key={place.environment['FLINTMQ_TLS_KEY']}",
+    )  # fmt: skip
+    environment = place.environment | {"FLINTMQ_DOCTOR_AUTH_SECRET": SECRET}
+    done = subprocess.run(
+        [sys.executable, "-m", "flintmq", "doctor", f"--nsqd-tcp-address={address_of(place.nsqd)}", *flags],
+        env=environment, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0 and "all is well" in done.stdout, done.stdout
+
+
+# --- nsq_stat
+
+
+def test_nsq_stat_shows_certificate_and_token(place: Place, shared: Daemons, topic: str, tmp_path: Path):
+    place.well("channel", "create", topic, "c")
+    words = place.environment
+    token = words["FLINTMQ_TOKEN"].removeprefix("file:")
+    secured = [
+        f"--http-client-tls-root-ca-file={words['FLINTMQ_TLS_ROOT_CA_FILE']}",
+        f"--http-client-tls-cert={words['FLINTMQ_TLS_CERT']}", f"--http-client-tls-key={words['FLINTMQ_TLS_KEY']}",
+        f"--http-client-token-file={token}",
+    ]  # fmt: skip
+    what = (f"--topic={topic}", "--channel=c", "--count=1", "--interval=1ms")
+    for where in (words["FLINTMQ_HTTP"], "{}:{}".format(*place.nsqd.http)):  # the latter is told where HTTPS is
+        done = run("nsq_stat", f"--nsqd-http-address={where}", *what, *secured)
+        assert done.returncode == 0 and done.stdout.count(b"\n") == 3, done.stderr
+    done = run("nsq_stat", f"--nsqd-http-address={words['FLINTMQ_HTTP']}", *what, *secured[:-1])
+    assert done.returncode == 1 and b"it answers 401 to /stats" in done.stderr, done.stderr
+    (tmp_path / "ca.pem").write_text("none")
+    done = run(
+        "nsq_stat",
+        f"--nsqd-http-address={words['FLINTMQ_HTTP']}",
+        *what,
+        f"--http-client-tls-root-ca-file={tmp_path / 'ca.pem'}",
+    )
+    assert done.returncode == 1 and b"ca.pem" in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
+    guarded = Path(token).with_name("tokens.json")
+    nsqlookupd = shared.nsqlookupd(f"--http-auth-tokens-file={guarded}")
+    nsqlookupd_at = "--lookupd-http-address={}:{}".format(*nsqlookupd.http)
+    done = run("nsq_stat", nsqlookupd_at, *what)
+    assert done.returncode == 1 and b"it answers 401 to /lookup" in done.stderr, done.stderr
+    done = run("nsq_stat", nsqlookupd_at, *what, *secured)
+    assert done.returncode == 1 and b"no nsqlookupd knows topic" in done.stderr, done.stderr
+
+
+def test_nsq_stat_beside_required_tls(shared: Daemons, tmp_path: Path, place: Place):
+    nsqd = shared.nsqd(
+        "--durability=os", f"--tls-cert={(made := Certificates(tmp_path)).server.cert}", f"--tls-key={made.server.key}",
+        "--tls-required=tcp-https", "--https-address=", f"--auth-http-address={place.guard.address}",
+    )  # fmt: skip
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    host, port = nsqd.http
+    done = run(
+        "nsq_stat", f"--nsqd-http-address={host}:{port}", "--topic=t", "--channel=c", "--count=1", "--interval=1ms"
+    )
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 3, done.stderr
