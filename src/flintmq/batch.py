@@ -77,6 +77,7 @@ assert HEADER_BYTES == 72
 _FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
 _RAW_FRAME_SIZE_ADDED = _FRAME_SIZE_ADDED - TRACE_ID_SIZE
 _TYPE_TIMESTAMP_ATTEMPTS = Struct(">IQH")
+_RECEIVED_HEAD = Struct(">IIQH")
 _LOW_DIGITS = [b"%03x" % low for low in range(4096)]
 _size_field = Struct(">I").pack
 _internal_id = Struct(">Q").pack
@@ -181,6 +182,52 @@ def encode_batch(
     if prefix:
         crc = zlib.crc32(prefix, crc)
     return b"".join((header, _CRC.pack(zlib.crc32(payload, crc)), prefix, payload))
+
+
+def encode_received(
+    first_id: int,
+    offset_bytes: int,
+    timestamps: Sequence[int],
+    attempts: Sequence[int],
+    ids: Sequence[bytes],
+    bodies: Sequence[bytes],
+    *,
+    synced_before: int = 0,
+    layout: int = 0,
+) -> bytes:
+    """Build the batch that stores messages as another nsqd has delivered them: with its ids, timestamps and attempts.
+
+    Nobody can consume such a batch, as its ids are not those of its sequences; it is read by sequence.
+
+    Args:
+        first_id: internal id of the first message, by which it is read; the following get the next ones.
+        timestamps: of each message in ns; negative ones become 0.
+        ids: of each, 16 bytes as they came.
+        bodies: at least one; with EXTENDED each begins with its headers.
+        layout: RAW_IDS: the second half of each id is a trace id; EXTENDED.
+    """
+    count = len(bodies)
+    sizes = list(map(len, bodies))
+    uniform = sizes.count(sizes[0]) == count
+    earliest, latest = min(timestamps), max(timestamps)
+    if earliest < 0:
+        timestamps = [max(0, timestamp_ns) for timestamp_ns in timestamps]
+        earliest, latest = 0, max(0, latest)
+    pack_head = _RECEIVED_HEAD.pack
+    heads = [
+        pack_head(size + _FRAME_SIZE_ADDED, FRAME_TYPE_MESSAGE, timestamp_ns, attempt)
+        for size, timestamp_ns, attempt in zip(sizes, timestamps, attempts, strict=True)
+    ]
+    parts: list[bytes] = [b""] * (3 * count)
+    parts[0::3], parts[1::3], parts[2::3] = heads, ids, bodies
+    frames = b"".join(parts)
+    table = b"" if uniform else pack(f">{count}I", *[size + FRAME_OVERHEAD_BYTES for size in sizes])
+    header = HEADER.pack(
+        MAGIC, VERSION, (UNIFORM if uniform else 0) | layout, 0, len(table) + len(frames), count, first_id,
+        offset_bytes, earliest, latest, synced_before, 0, 0, 0,
+    )[:_CRC_POSITION]  # fmt: skip
+    crc = zlib.crc32(frames, zlib.crc32(table, zlib.crc32(header)))
+    return b"".join((header, _CRC.pack(crc), table, frames))
 
 
 def _producer_prefix(producer_id: bytes, sequence: int) -> bytes:

@@ -353,16 +353,30 @@ class InputMeter:
 class OutputMeter:
     """Counts the unwritten output of one connection in a budget.
 
+    A piece of output that is written in part is in memory as a whole, so it counts as a whole: a client that reads all
+    but the end of each large message takes no less memory than one that reads nothing.
+
     Attributes:
         held_bytes: counted for it now.
     """
 
-    __slots__ = ("_budget", "_mark_bytes", "_marked_s", "_owner", "_written_bytes", "held_bytes")
+    __slots__ = (
+        "_budget",
+        "_given_bytes",
+        "_largest_bytes",
+        "_mark_bytes",
+        "_marked_s",
+        "_owner",
+        "_written_bytes",
+        "held_bytes",
+    )
 
     def __init__(self, budget: Budget, owner: Holder) -> None:
         self.held_bytes = 0
         self._budget = budget
         self._owner = owner
+        self._given_bytes = 0  # since nothing was held
+        self._largest_bytes = 0  # piece of these
         self._written_bytes = 0
         self._mark_bytes = 0
         self._marked_s: float | None = None
@@ -371,10 +385,12 @@ class OutputMeter:
         """Count what has been given to the transport.
 
         Args:
-            held_bytes: what the transport holds now.
+            held_bytes: what the transport has not written now.
         """
         self._written_bytes += size_bytes
         if held_bytes or self.held_bytes:
+            self._given_bytes += size_bytes
+            self._largest_bytes = max(self._largest_bytes, size_bytes)
             self._hold(held_bytes)
 
     def look(self, held_bytes: int, now_s: float) -> None:
@@ -396,6 +412,11 @@ class OutputMeter:
         self._hold(0)
 
     def _hold(self, held_bytes: int) -> None:
+        if held_bytes:
+            partial_bytes_max = max(0, self._largest_bytes - 1)
+            held_bytes = max(held_bytes, min(self._given_bytes, held_bytes + partial_bytes_max))
+        else:
+            self._given_bytes = self._largest_bytes = 0
         self._budget.output_bytes += held_bytes - self.held_bytes
         if held_bytes and not self.held_bytes:
             self._budget.holders[self._owner] = None

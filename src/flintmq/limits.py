@@ -63,6 +63,7 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024  # synced by one log between two checkpoints
 PRODUCER_ID_SIZE_MAX = 64
 PRODUCER_SEQUENCE_MAX = (1 << 63) - 1
 PRODUCERS_MAX = 1000  # remembered by one partition
+SINK_PRODUCERS_MAX = 4000  # besides, of sinks
 PRODUCERS_SNAPSHOT_BYTES = 16 * 1024 * 1024  # of such publishes between two snapshots: what a start reads again, about
 
 assert MAGIC_DEADLINE_S < FIRST_HEARTBEAT_S < FIRST_COMMAND_DEADLINE_S

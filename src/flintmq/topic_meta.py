@@ -266,5 +266,6 @@ def _number(query: Mapping[str, str], name: str, default: int, low: int, high: i
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and low <= int(text) <= high):
-        raise BadTopicMeta(refusal)
+        limits = "" if ":" in refusal else f": {name}={text[:64]}, it must be {low} to {high}"
+        raise BadTopicMeta(refusal + limits)
     return int(text)

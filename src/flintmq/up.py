@@ -1,6 +1,6 @@
-"""``flintmq up``: nsqlookupd and nsqd in one process, on one event loop, for use by hand.
+"""``flintmq up``: nsqlookupd, nsqd and nsqadmin in one process, on one event loop, for use by hand.
 
-The rules of this file: both daemons run the very code that runs them alone; what differs are defaults. They listen on
+The rules of this file: the daemons run the very code that runs them alone; what differs are defaults. They listen on
 127.0.0.1 only, keep their data in ``./flintmq-data``, and log from ``warn`` upwards, so that what is printed can be
 read. Every flag of nsqd is a flag of ``flintmq up``; nsqlookupd is started first and stopped last.
 """
@@ -13,11 +13,12 @@ import errno
 import ipaddress
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -48,6 +49,8 @@ from flintmq.storage import Files, OsFiles
 DATA_PATH = "flintmq-data"
 LOOKUPD_TCP_PORT = 4160
 LOOKUPD_HTTP_PORT = 4161
+NSQADMIN_PORT = 4171
+_USUAL = ("127.0.0.1:4150", "127.0.0.1:4151")
 _UP = "flintmq up"
 _PORTS_APART = 100
 _POLL_S = 0.05
@@ -70,6 +73,10 @@ class _OwnOptions(Options):
     lookupd_http_port: int = option(
         _PORT, LOOKUPD_HTTP_PORT, "the port of nsqlookupd that clients ask", group=_UP, origin="flintmq"
     )
+    nsqadmin: bool = option(
+        Switch(), True, "run nsqadmin as well: web pages of what is here", group=_UP, origin="flintmq"
+    )
+    nsqadmin_port: int = option(_PORT, NSQADMIN_PORT, "the port of nsqadmin", group=_UP, origin="flintmq")
     nsqd: int = option(
         Integer(1, 32, "nsqd"),
         1,
@@ -95,8 +102,8 @@ class UpOptions(NsqdOptions, _OwnOptions):
 
     program: ClassVar[str] = "up"
     summary: ClassVar[str] = (
-        "flintmq up runs nsqlookupd and nsqd in one process, for use by hand. It takes its own flags, which come first "
-        "here, and every flag of nsqd."
+        "flintmq up runs nsqlookupd, nsqd and nsqadmin in one process, for use by hand. It takes its own flags, which "
+        "come first here, and every flag of nsqd."
     )
 
     log_level: str = option(
@@ -116,6 +123,7 @@ class Listening:
 
     Attributes:
         others: TCP and HTTP of further nsqd.
+        nsqadmin: empty: it does not run.
     """
 
     nsqd_tcp: str
@@ -123,6 +131,7 @@ class Listening:
     lookupd_tcp: str
     lookupd_http: str
     others: tuple[tuple[str, str], ...] = ()
+    nsqadmin: str = ""
 
 
 class UpFailed(FlintError):
@@ -161,7 +170,7 @@ async def main(
     ready: Callable[[Listening], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run nsqlookupd and nsqd until ``stop`` is set, then drain and stop both.
+    """Run nsqlookupd, nsqd and nsqadmin until ``stop`` is set, then drain and stop all.
 
     Args:
         ready: called when both listen and nsqlookupd knows nsqd, or could not be told.
@@ -179,22 +188,23 @@ async def main(
             registered = (format_address(*lookupd.tcp_address), *nsqd_options.lookupd_tcp_address)
 
             saying: list[asyncio.Task[None]] = []
+            async with _nsqadmin(env, options, _reachable(*lookupd.http_address)) as nsqadmin:
 
-            def nsqd_listens(nsqd: nsqd_server.Nsqd) -> None:
-                if ready is not None:
-                    saying.append(asyncio.ensure_future(_say_when_introduced(lookupd, nsqd, ready)))
+                def nsqd_listens(nsqd: nsqd_server.Nsqd) -> None:
+                    if ready is not None:
+                        saying.append(asyncio.ensure_future(_say_when_introduced(lookupd, nsqd, nsqadmin, ready)))
 
-            try:
-                await nsqd_server.main(
-                    env, files, nsqd_options.replace(lookupd_tcp_address=registered), nsqd_listens, stop
-                )
-            finally:
-                for task in saying:
-                    task.cancel()
+                try:
+                    await nsqd_server.main(
+                        env, files, nsqd_options.replace(lookupd_tcp_address=registered), nsqd_listens, stop
+                    )
+                finally:
+                    for task in saying:
+                        task.cancel()
         finally:
             await lookupd.close()
     except ListenFailed as error:
-        raise _listen_failed(error, nsqd_options, lookupd_options) from error
+        raise _listen_failed(error, nsqd_options, lookupd_options, options) from error
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UpFailed(what, f"mend that, or: {_UP} --data-path=DIRECTORY takes another data directory") from error
@@ -228,61 +238,89 @@ def options_of_nsqlookupd(options: UpOptions) -> NsqlookupdOptions:
     )
 
 
-def greeting(where: Listening, options: UpOptions, python: str) -> str:
-    """Return what is printed once everything listens: addresses, and three commands to try.
+@contextlib.asynccontextmanager
+async def _nsqadmin(env: Env, options: UpOptions, lookupd_http: str) -> AsyncIterator[str]:
+    """Run nsqadmin in the block; yields its address, empty where it is not wanted."""
+    if not options.nsqadmin:
+        yield ""
+        return
+    from flintmq.nsqadmin.options import NsqadminOptions  # for those who have one
+    from flintmq.nsqadmin.server import Nsqadmin
+
+    nsqadmin = Nsqadmin(
+        env,
+        NsqadminOptions(
+            http_address=_admin_address(options),
+            lookupd_http_address=(lookupd_http,),
+            http_allow_origin=options.http_allow_origin,
+        ),
+    )
+    await nsqadmin.start()
+    try:
+        yield _reachable(*nsqadmin.http_address)
+    finally:
+        await nsqadmin.close()
+
+
+def _admin_address(options: UpOptions) -> str:
+    return format_address(_host(options.http_address), 0 if options.free_ports else options.nsqadmin_port)
+
+
+def greeting(where: Listening, options: UpOptions, command: str) -> str:
+    """Return what is printed once everything listens: addresses, and commands to try.
 
     Args:
-        python: the command that runs a Python in which FlintMQ is installed.
+        command: runs ``flintmq`` in the user's shell.
     """
     others = "".join(f"  nsqd        tcp {tcp:<21}  http://{http}\n" for tcp, http in where.others)
+    if where.nsqadmin:
+        pages = f"  nsqadmin    http://{where.nsqadmin}/\n"
+    else:
+        pages = ""
     cluster = (
-        f"  cluster     flintmq cluster status --lookupd-http-address={where.lookupd_http}\n" if where.others else ""
+        f"  cluster     {command} cluster status --lookupd-http-address={where.lookupd_http}\n" if where.others else ""
     )
+    is_usual = (where.nsqd_tcp, where.nsqd_http) == _USUAL
+    export = "" if is_usual else f"  export FLINTMQ_NSQD={where.nsqd_tcp} FLINTMQ_HTTP={where.nsqd_http}\n"
+    tries = (
+        ("pub greetings hello", "publish a message; the same with curl is below"),
+        ("tail greetings", "look on: the last messages, then those that come"),
+        ("sub greetings shell", "consume a channel; Ctrl-C ends it"),
+        ("top", "rates and depths, live"),
+    )
+    width = max(len(words) for words, _ in tries)
+    lines = "".join(f"  {command} {words:<{width}}  # {what}\n" for words, what in tries)
     return f"""
 FlintMQ {__version__} is up. Ctrl-C stops it.
 
   nsqd        tcp {where.nsqd_tcp:<21}  http://{where.nsqd_http}
 {others}  nsqlookupd  tcp {where.lookupd_tcp:<21}  http://{where.lookupd_http}
-{cluster}  durability  {options.durability:<25}  change it with --durability=fsync|os|interval
+{pages}{cluster}  durability  {options.durability:<25}  change it with --durability=fsync|os|interval
 
-Three commands to try in another shell:
+To try in another shell:
 
-1. Publish a message over HTTP
-
-curl -d 'hello' 'http://{where.nsqd_http}/pub?topic=greetings'
-
-2. Consume the topic in Python, until Ctrl-C
-
-{python} - <<'END'
-import asyncio
-from flintmq import Consumer
-
-async def main():
-    async with Consumer("greetings", "shell", nsqlookupd_http_addresses="http://{where.lookupd_http}") as consumer:
-        async for message in consumer:
-            async with message:
-                print(message.body.decode())
-
-asyncio.run(main())
-END
-
-3. Read the topic with Spark (needs: pip install 'flintmq[spark]')
-
-{python} - <<'END'
-from flintmq.spark import session
-
-greetings = session("try").read.format("nsq").option("nsqd", "{where.nsqd_tcp}").option("topic", "greetings").load()
-greetings.selectExpr("offset", "timestamp", "string(body)").show()
-END
+{export}{lines}  curl -d hello 'http://{where.nsqd_http}/pub?topic=greetings'
 """
+
+
+def flintmq_command() -> str:
+    """Return the running program as a command for the user's shell: ``flintmq``, or what leads to it."""
+    beside = Path(sys.executable).with_name("flintmq")
+    if not beside.exists():
+        return f"{python_command()} -m flintmq"
+    found = shutil.which("flintmq")
+    if found is not None and Path(found).exists() and os.path.samefile(found, beside):
+        return "flintmq"
+    return shlex.quote(str(_relative(beside)))
 
 
 def python_command() -> str:
     """Return the running Python as a command for the user's shell, relative where that is shorter."""
-    path = Path(sys.executable)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return shlex.quote(str(path))
+    return shlex.quote(str(_relative(Path(sys.executable))))
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _serve(options: UpOptions) -> None:
@@ -316,7 +354,7 @@ def _open_data_path(data_path: str) -> OsFiles:
     return files
 
 
-async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
+async def _until_signal(env: Env, files: OsFiles, options: UpOptions) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -327,10 +365,11 @@ async def _until_signal(env: Env, files: Files, options: UpOptions) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)
-    python = python_command()
+    command = flintmq_command()
 
     def ready(where: Listening) -> None:
-        _say(greeting(where, options, python))
+        files.keep_reserve()
+        _say(greeting(where, options, command))
 
     if options.nsqd > 1:
         await _cluster_main(env, options, ready, stop)
@@ -368,8 +407,12 @@ async def _cluster_main(env: Env, options: UpOptions, ready: Callable[[Listening
     nodes = Nodes(lambda number, code: _say(f"nsqd {number} has ended with exit code {code}; the others go on"))
     try:
         await lookupd.start()
-        try:
+        store_files.keep_reserve()
+        async with contextlib.AsyncExitStack() as stack:
             lookupd_tcp, lookupd_http = (_reachable(*each) for each in (lookupd.tcp_address, lookupd.http_address))
+            stack.push_async_callback(lookupd.close)
+            stack.push_async_callback(nodes.stop)
+            nsqadmin = await stack.enter_async_context(_nsqadmin(env, options, lookupd_http))
             starting = asyncio.ensure_future(
                 nodes.start(
                     [_options_of_node(options, number, lookupd_tcp, lookupd_http) for number in range(options.nsqd)]
@@ -383,18 +426,15 @@ async def _cluster_main(env: Env, options: UpOptions, ready: Callable[[Listening
                     await asyncio.sleep(_POLL_S)
                 first, *others = found
                 if not stop.is_set():
-                    ready(Listening(*first, lookupd_tcp, lookupd_http, tuple(others)))
+                    ready(Listening(*first, lookupd_tcp, lookupd_http, tuple(others), nsqadmin))
                 await stopping
             else:
                 starting.cancel()
-        except NodeFailed as error:
-            what = f"{error}: the log above says why, or {options.log_file or 'stderr'}"
-            raise UpFailed(what, f"mend that, or: {_UP} --free-ports takes any ports") from error
-        finally:
-            await nodes.stop()
-            await lookupd.close()
+    except NodeFailed as error:
+        what = f"{error}: the log above says why, or {options.log_file or 'stderr'}"
+        raise UpFailed(what, f"mend that, or: {_UP} --free-ports takes any ports") from error
     except ListenFailed as error:
-        raise _listen_failed(error, options_of_nsqd(options), lookupd_options) from error
+        raise _listen_failed(error, options_of_nsqd(options), lookupd_options, options) from error
     finally:
         store_files.close()
 
@@ -428,10 +468,12 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-async def _say_when_introduced(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd, ready: Callable[[Listening], None]) -> None:
+async def _say_when_introduced(
+    lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd, nsqadmin: str, ready: Callable[[Listening], None]
+) -> None:
     """Wait until nsqlookupd knows nsqd: before, no topic with partitions can be created."""
     await nsqd.introduced()
-    ready(_listening(lookupd, nsqd))
+    ready(replace(_listening(lookupd, nsqd), nsqadmin=nsqadmin))
 
 
 def _listening(lookupd: Nsqlookupd, nsqd: nsqd_server.Nsqd) -> Listening:
@@ -447,12 +489,13 @@ def _reachable(host: str, port: int) -> str:
     return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
-def _listen_failed(error: ListenFailed, nsqd: NsqdOptions, lookupd: NsqlookupdOptions) -> UpFailed:
+def _listen_failed(error: ListenFailed, nsqd: NsqdOptions, lookupd: NsqlookupdOptions, options: UpOptions) -> UpFailed:
     flags = {
         nsqd.tcp_address: ("nsqd (TCP)", "--tcp-port"),
         nsqd.http_address: ("nsqd (HTTP)", "--http-port"),
         lookupd.tcp_address: ("nsqlookupd (TCP)", "--lookupd-tcp-port"),
         lookupd.http_address: ("nsqlookupd (HTTP)", "--lookupd-http-port"),
+        _admin_address(options): ("nsqadmin", "--nsqadmin-port"),
     }
     who, flag = flags[error.address]
     number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None

@@ -45,7 +45,9 @@ def _start(daemon: Daemon) -> None:
 
 def _kill(daemon: Daemon) -> None:
     if daemon.is_running:
-        daemon.kill()
+        daemon.send_signal(signal.SIGKILL)
+        code = daemon.wait()
+        assert code in (-signal.SIGKILL, 0), f"{code}\n{daemon.log}"  # 0: another fault has ended it just now
 
 
 def _signal(daemon: Daemon, number: signal.Signals) -> None:
@@ -115,15 +117,20 @@ class Faults:
     def end_and_start(self) -> Fault:
         """As an upgrade does."""
         node = self._node()
+        told: list[int] = []
+
+        def end() -> None:
+            if node.is_running:
+                told.append(node.pid)
+                node.send_signal(signal.SIGTERM)
 
         def start() -> None:
-            if node.is_running:
+            if node.is_running and node.pid in told:  # else another fault has killed it, and started the next one
                 node.send_signal(signal.SIGCONT)
                 node.wait()
             _start(node)
 
-        name = f"SIGTERM of {self._name(node)}"
-        return Fault(name, lambda: _signal(node, signal.SIGTERM), start, self._lasting())
+        return Fault(f"SIGTERM of {self._name(node)}", end, start, self._lasting())
 
     def kill_all(self) -> Fault:
         nodes = self._machines.nodes

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.history import Outcome
@@ -33,6 +34,22 @@ class Figures:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.machines = run.machines
+        self.scenarios: dict[str, Callable[[], None]] = {
+            "nothing": lambda: None,
+            "kill -9 of a leader": lambda: self.leader().kill(),
+            "a leader is killed and started inside its lease": self.restart_in_lease,
+            "SIGTERM of a leader": self.stop_leader,
+            "SIGTERM of a follower": self.stop_follower,
+            "SIGSTOP of a leader": lambda: self.leader().send_signal(signal.SIGSTOP),
+            "a leader is cut from everybody": lambda: self.cut(self.leader()),
+            "a leader is cut from the other nodes": partial(self.strand, False, False),
+            "a leader reaches the other nodes, and hears none": partial(self.strand, False, True),
+            "a leader hears the other nodes, and reaches none": partial(self.strand, True, False),
+            "SIGSTOP of a follower": lambda: self.follower().send_signal(signal.SIGSTOP),
+            "the master nsqlookupd is killed": self.kill_master,
+            "the store is gone for two leases": self.lose_store,
+            "an upgrade, node by node": self.upgrade,
+        }
 
     def leader(self) -> Nsqd:
         found = wait_until(lambda: self.machines.leader(PLAIN, 0), "a leader")
@@ -42,6 +59,22 @@ class Figures:
     def follower(self) -> Nsqd:
         leader = self.leader()
         return next(node for node in self.machines.nodes if node is not leader)
+
+    def stop_leader(self) -> None:
+        self.leader().stop()
+
+    def stop_follower(self) -> None:
+        self.follower().stop()
+
+    def strand(self, hears: bool, is_heard: bool) -> None:
+        """Cut the leader from the other nodes alone, or one way."""
+        leader, network = self.leader(), self.machines.network
+        name = self.machines.names[leader]
+        for other in (self.machines.names[node] for node in self.machines.nodes if node is not leader):
+            if not is_heard:
+                network.cut(name, other)
+            if not hears:
+                network.cut(other, name)
 
     def cut(self, node: Nsqd) -> None:
         network, name = self.machines.network, self.machines.names[node]
@@ -73,7 +106,7 @@ class Figures:
         self.machines.etcds[0].kill()
         time.sleep(6.0)
 
-    def measure(self, name: str, fail: Callable[[], None], times: int = TIMES) -> None:
+    def measure(self, name: str, fail: Callable[[], None], times: int) -> None:
         """Have something fail a few times, and print what it cost."""
         run, gaps, told = self.run, [], 0
         for _ in range(times):
@@ -96,6 +129,8 @@ def main() -> int:
     """Measure all of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--only", default="", help="part of the names of what is to be measured")
+    parser.add_argument("--times", type=int, default=TIMES, help="how often each is tried")
     parser.add_argument("--inside", action="store_true", help="the namespaces are made already")
     options = parser.parse_args()
     if not options.inside:
@@ -110,17 +145,9 @@ def main() -> int:
     try:
         run.begin(ANSWER_S)
         it = Figures(run)
-        it.measure("nothing", lambda: None)
-        it.measure("kill -9 of a leader", lambda: it.leader().kill())
-        it.measure("a leader is killed and started inside its lease", it.restart_in_lease)
-        it.measure("SIGTERM of a leader", lambda: it.leader().stop())
-        it.measure("SIGTERM of a follower", lambda: it.follower().stop())
-        it.measure("SIGSTOP of a leader", lambda: it.leader().send_signal(signal.SIGSTOP))
-        it.measure("a leader is cut from everybody", lambda: it.cut(it.leader()))
-        it.measure("SIGSTOP of a follower", lambda: it.follower().send_signal(signal.SIGSTOP))
-        it.measure("the master nsqlookupd is killed", it.kill_master)
-        it.measure("the store is gone for two leases", it.lose_store, times=1)
-        it.measure("an upgrade, node by node", it.upgrade, times=1)
+        for name, fail in it.scenarios.items():
+            if options.only in name:
+                it.measure(name, fail, 1 if fail in (it.lose_store, it.upgrade) else options.times)
         verdict = run.end()
         print(verdict)
     finally:

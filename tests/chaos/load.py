@@ -43,7 +43,8 @@ SILENT_S = 3.5
 """After which a consumer thinks its connection dead; it asked for a heartbeat each second."""
 _PAUSE_S = 0.05
 _SEQUENCE_MASK = (1 << 50) - 1
-_REFUSALS = (b"E_FAILED_ON_NOT_LEADER", b"E_FAILED_ON_NOT_WRITABLE")
+REFUSALS = (b"E_FAILED_ON_NOT_LEADER", b"E_FAILED_ON_NOT_WRITABLE")
+"""What a node answers that does not lead, or not any more: nothing is stored, ask who does."""
 _UNKNOWN = (b"E_PUB_FAILED", b"E_MPUB_FAILED")
 CLIENT_TIMEOUT_S = 20.0
 
@@ -177,7 +178,7 @@ class PlainPublisher(Worker):
             assert answer == b"OK", answer
             return Outcome.OK
         self.record.answers[answer.split()[0].decode()] += 1
-        if answer.startswith(_REFUSALS):
+        if answer.startswith(REFUSALS):
             return Outcome.REFUSED
         assert answer.startswith(_UNKNOWN), f"a publisher was told {answer!r}, which it cannot just try again"
         return Outcome.UNKNOWN

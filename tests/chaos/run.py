@@ -29,6 +29,7 @@ from tests.chaos.history import Delivered, Verdict, check
 from tests.chaos.load import (
     ANSWER_S,
     CONNECT_S,
+    REFUSALS,
     ClientConsumer,
     ClientPublisher,
     PlainConsumer,
@@ -40,9 +41,11 @@ from tests.chaos.load import (
 from tests.chaos.machines import Machines, now_ns
 from tests.chaos.network import command, problem
 from tests.integration.daemons import (
+    ERROR,
     MESSAGE,
     PATIENCE_S,
     RESPONSE,
+    Closed,
     Connection,
     fin,
     message_of,
@@ -229,24 +232,41 @@ class Run:
         return body
 
     def _read_log(self, topic: str, number: int, body: str) -> None:
-        """Read what a partition holds, up to its last message."""
-        leader = wait_until(lambda: self.machines.leader(topic, number, "r"), f"{topic}/{number} can be read")
-        assert leader is not None
+        """Read what a partition holds, up to its last message, whoever leads it meanwhile."""
         found: dict[int, Delivered] = {}
-        with Connection(leader.tcp, connect_s=CONNECT_S * 10) as connection:
-            is_ordered = topic == ORDERED
-            command = "SUB_ORDER" if is_ordered else "SUB"
-            connection.ok(f"{command} {topic} {LOG} {number}\n".encode())
-            connection.rdy(2000)
-            is_last = False
-            while not is_last:
-                kind, data = connection.frame()
-                assert kind == MESSAGE, (kind, data)
-                delivered = delivery_of(data, topic, LOG, "log", is_ordered)
-                found.setdefault(delivered.offset, delivered)
-                connection.send(fin(message_of(data).id))
-                is_last = delivered.body == body
+
+        def is_read() -> bool:
+            leader = self.machines.leader(topic, number, "r")
+            if leader is None:
+                return False
+            with contextlib.suppress(OSError, Closed), Connection(leader.tcp, connect_s=CONNECT_S * 10) as connection:
+                return self._read_up_to(connection, topic, number, body, found)
+            return False
+
+        wait_until(is_read, lambda: f"{topic}/{number} is read: {len(found)} messages so far", MENDED_S)
         self.record.history.log += found.values()
+
+    def _read_up_to(
+        self, connection: Connection, topic: str, number: int, body: str, found: dict[int, Delivered]
+    ) -> bool:
+        """Read on; return whether the last message came, and not that this node leads no longer."""
+        is_ordered = topic == ORDERED
+        command = "SUB_ORDER" if is_ordered else "SUB"
+        connection.send(f"{command} {topic} {LOG} {number}\n".encode())
+        kind, data = connection.frame()
+        if kind != ERROR:
+            connection.rdy(2000)
+            kind, data = connection.frame()
+        while kind == MESSAGE:
+            delivered = delivery_of(data, topic, LOG, "log", is_ordered)
+            known = found.setdefault(delivered.offset, delivered)
+            assert known.body == delivered.body, (known, delivered)
+            connection.send(fin(message_of(data).id))
+            if delivered.body == body:
+                return True
+            kind, data = connection.frame()
+        assert kind == ERROR and data.startswith(REFUSALS), (kind, data)
+        return False
 
     def _compare_copies(self, topic: str, number: int) -> None:
         """See that all copies are the same byte for byte."""

@@ -595,3 +595,56 @@ def test_a_partition_that_takes_no_messages_does_not_end_the_connection(shared_d
                 break
         assert frames == {b"OK", b"E_PUB_FAILED", b"E_FAILED_ON_NOT_WRITABLE"}
         connection.ok(pub_to(topic, 1, b"x"))
+
+
+# -- INTERNAL_CREATE_TOPIC ---------------------------------------------------------------------------------------------
+
+
+def test_internal_create_topic_makes_one_partition_after_the_other(nsqd: Nsqd, topic: str):
+    name = topic.encode()
+    with nsqd.connect() as connection:
+        for number in (0, 2, 1, 2):
+            connection.ok(b"INTERNAL_CREATE_TOPIC %s %d false\n" % (name, number))
+        for number in range(3):
+            connection.ok(pub_to(topic, number, b"%d" % number))
+    if is_ours("nsqd"):
+        found = nsqd.get(f"/stats?format=json&topic={topic}")["topics"]
+        assert [each["message_count"] for each in found] == [3]
+    nsqd.restart()
+    with nsqd.connect() as connection:
+        connection.ok(pub_to(topic, 2, b"again"))
+    assert fatal(nsqd, pub_to(topic, 3, b"x")).startswith("E_TOPIC_NOT_EXIST")
+
+
+def test_internal_create_topic_makes_room_for_headers(nsqd: Nsqd, topic: str):
+    with nsqd.connect() as connection:
+        connection.ok(b"INTERNAL_CREATE_TOPIC %s 0 true\n" % topic.encode())
+        connection.send(b"PUB_EXT %s 0\n\0\0\0\x0b\0\x08" % topic.encode() + b'{"a":"b"}'[:8] + b"x")
+        assert connection.error().startswith("E_INVALID_JSON_HEADER")  # headers are read, and these are cut
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("NAME", "E_INVALID"),
+        ("b@d 0", "E_BAD_TOPIC"),
+        ("NAME x", "E_BAD_PARTITION"),
+        ("NAME -1", "E_BAD_PARTITION"),
+        ("NAME 0 maybe", "E_BAD_EXT"),
+    ],
+)
+def test_internal_create_topic_with_words_that_cannot_be(nsqd: Nsqd, topic: str, words: str, code: str):
+    command = f"INTERNAL_CREATE_TOPIC {words.replace('NAME', topic)}\n".encode()
+    assert fatal(nsqd, command).startswith(f"{code} ")
+    assert topics(nsqd).isdisjoint({topic})
+
+
+def test_internal_create_topic_leaves_a_plain_topic_as_it_is(nsqd: Nsqd, topic: str):
+    with nsqd.connect() as connection:
+        connection.ok(pub(topic, b"x"))
+        connection.ok(b"INTERNAL_CREATE_TOPIC %s 0\n" % topic.encode())
+        if is_ours("nsqd"):
+            assert connection.error(b"INTERNAL_CREATE_TOPIC %s 1\n" % topic.encode()).startswith(
+                "E_CREATE_TOPIC_FAILED"
+            )
+        connection.ok(pub(topic, b"y"))

@@ -37,6 +37,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 
 
 @pytest.fixture(scope="module")
+def single_nsqd(shared: Daemons) -> Nsqd:
+    """An nsqd for all tests of a file, which no nsqlookupd knows: a new topic of its has to ask nobody for channels."""
+    return shared.nsqd("--durability=os")
+
+
+@pytest.fixture(scope="module")
 def shared_nsqlookupd(shared: Daemons) -> Nsqlookupd:
     """A nsqlookupd for all tests of a file."""
     return shared.nsqlookupd()

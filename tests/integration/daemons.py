@@ -1,4 +1,4 @@
-"""Real nsqd and nsqlookupd processes for tests, and raw connections to them.
+"""Real nsqd, nsqlookupd and nsqadmin processes for tests, and raw connections to them.
 
 A daemon is started with free ports, keeps them over a restart, and writes its log to a file. Everything here blocks and
 has a deadline; when one passes, the failure shows the daemon's log.
@@ -401,6 +401,7 @@ class Daemon:
     """
 
     program = ""
+    protocols: tuple[str, ...] = ("tcp", "http")
 
     @property
     def command(self) -> list[str]:
@@ -427,9 +428,8 @@ class Daemon:
         if not (self.tcp[1] or self.http[1]):
             self._reserved = [reserved_port(), reserved_port()]
             self.tcp, self.http = (each.getsockname() for each in self._reserved)
-        addresses = [
-            f"--{what}-address={host}:{port}" for what, (host, port) in (("tcp", self.tcp), ("http", self.http))
-        ]
+        places = (("tcp", self.tcp), ("http", self.http))
+        addresses = [f"--{what}-address={host}:{port}" for what, (host, port) in places if what in self.protocols]
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -451,7 +451,9 @@ class Daemon:
 
     def wait_listening(self) -> None:
         """Wait until a process that was launched listens."""
-        self.tcp, self.http = self._listening("TCP"), self._listening("HTTP")
+        if "tcp" in self.protocols:
+            self.tcp = self._listening("TCP")
+        self.http = self._listening("HTTP")
 
     def _listening(self, what: str) -> tuple[str, int]:
         pattern = re.compile(what + r": listening on (\S+):(\d+)\n")
@@ -598,15 +600,33 @@ class Nsqd(Daemon):
             connection.ok(mpub(topic, bodies))
 
     def stats(self, topic: str, channel: str = "") -> dict[str, Any]:
-        """The row of a topic, or of one of its channels; it must exist."""
+        """The row of a topic, or of one of its channels, which has been given all there is; it must exist."""
+        if not channel:
+            return self._topic_row(topic)
+        rows = [each for each in self.wait_given(topic)["channels"] if each["channel_name"] == channel]
+        assert rows, f"no channel {channel} of {topic}"
+        found: dict[str, Any] = rows[0]
+        return found
+
+    def _topic_row(self, topic: str) -> dict[str, Any]:
         topics = self.get(f"/stats?format=json&include_mem=false&topic={topic}")["topics"]
         assert topics, f"no topic {topic}"
         row: dict[str, Any] = topics[0]
-        if channel:
-            rows = [each for each in row["channels"] if each["channel_name"] == channel]
-            assert rows, f"no channel {channel} of {topic}"
-            row = rows[0]
         return row
+
+    def wait_given(self, topic: str) -> dict[str, Any]:
+        """Wait until a topic has given its channels all it has; paused, or without any, it keeps it. Return its row.
+
+        A new one begins when the nsqlookupds have said which channels it is to have.
+        """
+
+        def look() -> dict[str, Any] | None:
+            row = self._topic_row(topic)
+            return row if row["paused"] or not row["channels"] or row["depth"] == 0 else None
+
+        found = wait_until(look, f"the channels of {topic} have what it has")
+        assert found is not None
+        return found
 
     def write_progress(self) -> None:
         """Return when what was finished and requeued so far survives a kill.
@@ -648,6 +668,27 @@ class Nsqlookupd(Daemon):
     def channels(self, topic: str) -> list[str]:
         """The channels of a topic, sorted."""
         return sorted(self.get(f"/channels?topic={topic}")["channels"])
+
+
+class Nsqadmin(Daemon):
+    """An nsqadmin process."""
+
+    program = "nsqadmin"
+    protocols = ("http",)
+
+    @property
+    def url(self) -> str:
+        """Of its pages, without a slash at the end."""
+        return f"http://{self.http[0]}:{self.http[1]}"
+
+    def whole(self, target: str) -> Any:
+        """The JSON of a GET in which nobody is missing: a daemon that is late is left out, and is asked again."""
+
+        def look() -> Any:
+            found = self.get(target)
+            return None if found.get("missing") or str(found.get("message")).startswith("WARNING") else found
+
+        return wait_until(look, f"all daemons answer for {target}")
 
 
 class Cluster:
@@ -818,6 +859,13 @@ class Daemons:
         self._started.append(nsqlookupd)
         nsqlookupd.start()
         return nsqlookupd
+
+    def nsqadmin(self, *flags: str) -> Nsqadmin:
+        """A running nsqadmin."""
+        nsqadmin = Nsqadmin(self._directory / f"nsqadmin-{len(self._started)}.log", flags)
+        self._started.append(nsqadmin)
+        nsqadmin.start()
+        return nsqadmin
 
     def close(self) -> None:
         """End what still runs.

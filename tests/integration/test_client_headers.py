@@ -166,19 +166,6 @@ def test_what_cannot_go_with_several_messages(
         producer.call(lambda it: it.mpub(topic, [b"b", b"c"], **options))
 
 
-@pytest.mark.parametrize("options", [{"headers": {"a": "b"}}, {"trace_id": 1}], ids=str)
-def test_an_idempotent_producer_refuses_several_as_it_refuses_one(
-    nsqd: Nsqd, flavour: Flavour, options: dict[str, Any]
-):
-    with flavour.producer(address_of(nsqd), idempotent=True) as producer:
-        for call in (
-            lambda it: it.pub("t", b"x", partition=0, **options),
-            lambda it: it.mpub("t", [b"x", b"y"], partition=0, **options),
-        ):
-            with pytest.raises(OptionError, match="idempotent"):
-                producer.call(call)
-
-
 @pytest.mark.parametrize("bodies", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc", {"a": 1}, 7, None], ids=type)
 def test_one_body_is_not_several(nsqd: Nsqd, flavour: Flavour, bodies: Any):
     """b"abc" was published as the three messages 97, 98 and 99."""

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -264,19 +264,68 @@ def test_what_does_not_go_together(producer_class: type[Producer] | type[sync.Pr
     for name in ("a b", "x" * 25, "ä"):
         with pytest.raises(OptionError, match="producer_id"):
             producer_class("127.0.0.1:1", idempotent=True, producer_id=name)
-    with pytest.raises(OptionError, match=r"idempotent.*without trace"):
+    with pytest.raises(OptionError, match=r"trace.*give trace_id with those that are"):
         producer_class("127.0.0.1:1", idempotent=True, trace=["t"])
     with pytest.raises(OptionError, match="pool_size"):
         sync.Producer("127.0.0.1:1", idempotent=True, pool_size=POOL_SIZE_MAX + 1)
 
 
-def test_what_cannot_be_idempotent_is_refused(flavour: Flavour, pair: list[Nsqd], topic: str):
+CARRYING: dict[str, Callable[[Any, str, bytes], Any]] = {
+    "headers": lambda it, topic, body: it.pub(topic, body, headers={"n": "1"}, partition=0),
+    "several with headers and trace ids": lambda it, topic, body: it.mpub(
+        topic, [body], headers=[{"n": "2"}], trace_id=[7], partition=0
+    ),
+    "trace id": lambda it, topic, body: it.pub(topic, body, trace_id=8, partition=0),
+    "delay": lambda it, topic, body: it.dpub(topic, body, 0.001),
+    "several with a delay, in order": lambda it, topic, body: it.mpub(topic, [body], delay=3000, partition=0),
+    "plain": lambda it, topic, body: it.pub(topic, body, partition=0),
+}
+
+
+def _published(publish: Callable[[Any, str, bytes], Any], topic: str, body: bytes, producer: Any) -> Any:
+    return publish(producer, topic, body)
+
+
+def test_headers_trace_ids_and_delays_through_lost_answers(flavour: Flavour, daemons: Daemons, topic: str):
+    """Each is stored, its answer is lost, and it is sent again; one after the other, so they share identities."""
+    nsqd = daemons.nsqd("--durability=os")
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1&extend=true")
+    places: dict[bytes, Any] = {}
+    with (
+        Proxy(nsqd.tcp) as proxy,
+        flavour.producer(address_of(proxy.address), idempotent=True, timeout=PATIENCE_S) as producer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        for number, (name, publish) in enumerate(CARRYING.items()):
+            body, cuts = f"{name} {number}".encode(), proxy.cut_count
+            proxy.down.cut_between = (1, 5)  # of an answer: it is stored already
+            call = thread.submit(producer.call, partial(_published, publish, topic, body))
+            wait_until(partial(_is_cut_again, proxy, cuts), "a cut")
+            proxy.heal()
+            places[body] = call.result()
+            answered = f"{name} answered {number}".encode()
+            places[answered] = producer.call(partial(_published, publish, topic, answered))
+        assert stats_of(producer).retries >= len(CARRYING)
+    found = stored(nsqd, topic)
+    headers = {b"he": b'\x04\x00\x09{"n":"1"}', b"se": b'\x04\x00\x1a{"n":"2","##trace_id":"7"}'}
+    fronts = {body: headers[body[:2]] if b"headers" in body else b"\0" for body in places}
+    assert Counter(found) == Counter(fronts[body] + body for body in places), "each once, with what it carries"
+    traced = {place.trace_id for body, place in places.items() if b"trace id" in body}
+    assert traced == {7, 8} and not any(place for body, place in places.items() if b"trace id" not in body)
+    (stats,) = nsqd.get(f"/stats?format=json&topic={topic}")["topics"]
+    assert stats["message_count"] == len(places)
+
+
+def test_headers_alone_on_a_topic_without_partitions(flavour: Flavour, pair: list[Nsqd], topic: str):
+    pair[0].post(f"/topic/create?topic={topic}&extend=true")
     with flavour.producer(address_of(pair[0].tcp), idempotent=True) as producer:
-        for call in (
-            lambda it: it.dpub(topic, b"x", 1),
-            lambda it: it.mpub(topic, [b"x"], delay=1),
-            lambda it: it.pub(topic, b"x", trace_id=1, partition=0),
-            lambda it: it.pub(topic, b"x", headers={}, partition=0),
-        ):
-            with pytest.raises(OptionError, match=r"idempotent.*use another producer"):
-                producer.call(call)
+        producer.call(lambda it: it.pub(topic, b"x", headers={"a": "b"}))
+        producer.call(lambda it: it.mpub(topic, [b"y", b"z"], headers={}))
+        producer.call(lambda it: it.pub(topic, b"plain"))
+        with pytest.raises(OptionError, match=r"delay.*no delayed publish with it"):
+            producer.call(lambda it: it.mpub(topic, [b"x"], delay=1, headers={}))
+        with pytest.raises(OptionError, match=r"trace.*give trace_id with those that are"):
+            producer.call(lambda it: it.trace(topic))
+        with pytest.raises(PublishRefused, match="E_TOPIC_NOT_EXIST"):
+            producer.call(lambda it: it.pub(f"{topic}-bare", b"x", headers={}))
+    assert stored(pair[0], topic) == [b'\x04\x00\x09{"a":"b"}x', b"\x04\x00\x02{}y", b"\x04\x00\x02{}z", b"\0plain"]

@@ -118,7 +118,7 @@ def test_what_is_published_once_is_stored_once_and_in_order(cluster: Cluster, fl
     with flavour.producer(nsqlookupd_http_addresses=_address(cluster), idempotent=True) as producer:
         ordered = [Writing(producer, topic, f"ordered{number}", partition=0) for number in range(2)]
         free = [Writing(producer, topic, f"free{number}") for number in range(3)]
-        writings = [*ordered, *free]
+        writings = [*ordered, *free, Writing(producer, topic, "traced", trace_id=5)]
         for end in (Nsqd.kill, Nsqd.stop):
             for each in writings:
                 each.more(20)
@@ -134,6 +134,50 @@ def test_what_is_published_once_is_stored_once_and_in_order(cluster: Cluster, fl
         assert [body for body in found if body.startswith(name)] == bodies
     print(f"\n{flavour.name}: {len(found)} messages, each once; ", end="")
     print(f"longest wait of a publisher {max(each.longest_s for each in writings):.3f} s")
+
+
+def test_what_is_published_once_to_a_topic_without_partitions_is_known_through_a_failover(
+    cluster: Cluster, flavour: Flavour
+) -> None:
+    """It has logs all the same, as many as the cluster makes of a topic that a plain client makes."""
+    topic = f"plain-once-{flavour.name}"
+    cluster.nsqlookupd.post(f"/topic/create?topic={topic}")
+    (row,) = cluster.status(topic)["topics"]
+    assert row["meta"]["partition_num"] == 0
+    numbers = range(row["partition_num"])
+    for number in numbers:
+        cluster.wait_in_sync(topic, 3, number)
+        cluster.leader_of_plain(topic, number).post(f"/channel/create?topic={topic}&channel=reader")
+    bare = {"Accept": "application/vnd.nsq; version=1.0"}
+    found_by = {
+        words: cluster.nsqlookupd.request("GET", f"/lookup?topic={topic}&access=w{words}", None, bare).json
+        for words in ("", "&logs=true")
+    }
+    assert not found_by[""].get("partitions"), "it has none for anybody else"
+    assert sorted(found_by["&logs=true"]["partitions"]) == [str(number) for number in numbers]
+    assert all(peer["log_id"] for peer in found_by["&logs=true"]["partitions"].values())
+    with flavour.producer(nsqlookupd_http_addresses=_address(cluster), idempotent=True) as producer:
+        writings = [Writing(producer, topic, f"plain{number}") for number in range(3)]
+        for each in writings:
+            each.more(20)
+        cluster.leader_of_plain(topic).kill()
+        for each in writings:
+            each.more(20)
+        cluster.mend()
+        acknowledged = [each.end() for each in writings]
+    for number in numbers:
+        cluster.wait_in_sync(topic, 3, number)
+    found: list[bytes] = []
+    for node in dict.fromkeys(cluster.leader_of_plain(topic, number) for number in numbers):
+        depth = node.left(topic, "reader")["depth"]
+        with node.connect() as connection:
+            connection.ok(b"SUB %s reader\n" % topic.encode())
+            connection.rdy(200)
+            for _ in range(depth):
+                message = connection.message()
+                connection.finish(message)
+                found.append(message.body)
+    assert sorted(found) == sorted(body for bodies in acknowledged for body in bodies)
 
 
 class Order:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.integration.daemons import Cluster, running_cluster, wait_until
+from tests.integration.daemons import PATIENCE_S, SOURCES, Cluster, running_cluster, wait_until
 
 from flintmq import cli
 
@@ -48,9 +51,11 @@ def test_a_topic_from_its_creation_to_its_end(cluster: Cluster, run: Run) -> Non
     wait_until(lambda: "2 of 3 copies are in sync" in run("cluster", "status")[1], "that is said")
     dead.start()
     wait_until(lambda: run("cluster", "status", "--json")[0] == 0, "all is whole again")
-    rows = json.loads(run("node", "list", "--json")[1])
+    rows = [json.loads(line) for line in run("node", "list", "--json")[1].splitlines()]
     assert {row["tcp_port"] for row in rows} == {node.tcp[1] for node in cluster.nodes}
-    assert run("topic", "delete", "orders", "--wait")[0] == 0
+    code, said = run("topic", "delete", "orders")
+    assert code == 2 and "loses 2 partitions with all their messages and channels" in said and "--yes" in said
+    assert run("topic", "delete", "orders", "--wait", "--yes")[0] == 0
     assert run("topic", "show", "orders") == (
         1,
         "flintmq topic: the cluster has no topic orders; flintmq topic list lists all\n",
@@ -63,7 +68,7 @@ def test_what_is_refused_is_one_line(cluster: Cluster, run: Run) -> None:
     cluster.create("led")
     code, said = run("topic", "elect", "led", "0", f"127.0.0.1:{cluster.nodes[0].tcp[1]}", "--accept-loss")
     assert code == 1 and "is led by node" in said
-    assert run("topic", "delete", "led", "--wait")[0] == 0
+    assert run("topic", "delete", "led", "--wait", "--yes")[0] == 0
 
 
 def test_copies_move_as_it_is_said(cluster: Cluster, run: Run) -> None:
@@ -96,3 +101,28 @@ def test_copies_move_as_it_is_said(cluster: Cluster, run: Run) -> None:
     assert code == 0 and "topn_topics" in json.loads(said)
     code, said = run("topic", "delete", "moved", "--dry-run")
     assert code == 0 and run("topic", "list")[1].count("moved") == 1
+
+
+def test_a_topic_with_partitions_is_read_and_moved_as_one(cluster: Cluster) -> None:
+    """By the log of every leader, whichever node was named; channels on all of them."""
+
+    def flintmq(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "flintmq", *words], env={**os.environ, "PYTHONPATH": str(SOURCES)},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    lookupd = "--lookupd={}:{}".format(*cluster.nsqlookupd.http)
+    flintmq("topic", "create", "spread", "--partitions=2", "--replicas=2", "--wait", lookupd)
+    flintmq("channel", "create", "spread", "c", lookupd)
+    bodies = [str(number) for number in range(6)]
+    for body in bodies:
+        flintmq("pub", "spread", body, "--partition", str(int(body) % 2), lookupd)
+    for node in cluster.nodes:
+        assert sorted(flintmq("tail", "spread", "--no-follow", "--nsqd={}:{}".format(*node.tcp))) == bodies
+    assert sorted(flintmq("sub", "spread", "c", "-n", "6", lookupd)) == bodies
+    assert "6 messages will be delivered" in flintmq("replay", "spread", "c", "--from", "beginning", lookupd)[0]
+    (row,) = flintmq("channel", "list", "spread", "--json", lookupd)
+    assert json.loads(row)["depth"] == 6

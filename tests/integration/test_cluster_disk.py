@@ -8,12 +8,16 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from tests.integration.daemons import ERROR, SOURCES, Cluster, Nsqd, running_cluster, sized, wait_until
+from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 from tests.integration.test_cluster import Publisher, _consumer, _received
 
 FAULTS = """
@@ -39,6 +43,8 @@ def _before(name):
 for _name in ("fsync", "fdatasync", "pwrite", "pwritev"):
     _before(_name)
 """
+DISK_BYTES = 256 * 1024 * 1024
+LITTLE_BYTES = 72 * 1024 * 1024
 _topics = (f"disk{number}" for number in count())
 
 
@@ -130,15 +136,71 @@ def test_a_follower_whose_disk_dies_is_left_out_until_it_works(cluster: Cluster,
     assert b"with all three" in b"".join(path.read_bytes() for path in follower.segment_paths(topic))
 
 
-def test_a_leader_without_room_says_so_and_goes_on_when_there_is_some(cluster: Cluster, topic: str) -> None:
+def test_a_leader_that_finds_no_room_hands_over(cluster: Cluster, topic: str) -> None:
     leader = cluster.leader(topic)
     _strike(leader, "FULL")
     with leader.connect() as connection:
         connection.send(b"PUB %s 0\n%s" % (topic.encode(), sized(b"too much")))
         kind, data = connection.frame()
         assert kind == ERROR and data.startswith(b"E_PUB_FAILED") and b"space" in data, data
-        _heal(leader)
+    cluster.leader(topic, access="w", but=leader)
     publisher = Publisher(cluster, topic)
     publisher.publish(b"after")
-    publisher.close()
+    assert cluster.leader(topic) is not leader
+    _heal(leader)
     cluster.wait_in_sync(topic, 3)
+    publisher.publish(b"with all three")
+    publisher.close()
+    assert b"with all three" in b"".join(path.read_bytes() for path in leader.segment_paths(topic))
+
+
+def _pub(node: Nsqd, topic: str, body: bytes) -> bytes:
+    with node.connect() as connection:
+        connection.send(b"PUB %s 0\n%s" % (topic.encode(), sized(body)))
+        return bytes(connection.frame().data)
+
+
+@needs_root
+def test_a_leader_whose_disk_fills_hands_over_unless_all_are_full(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        disks = [stack.enter_context(mounted_tmpfs(tmp_path / f"disk{n}", DISK_BYTES)) for n in range(3)]
+        (tmp_path / "cluster").mkdir()
+        paths = [disk.path / "data" for disk in disks]
+        cluster = stack.enter_context(running_cluster(tmp_path / "cluster", data_paths=paths))
+        cluster.create("t")
+        cluster.wait_in_sync("t", 3)
+        disk_of = dict(zip(cluster.nodes, disks, strict=True))
+        seen: list[Nsqd] = []
+        while len(seen) < 2:  # one after the other, each before anything is refused
+            leader = cluster.leader("t", access="w")
+            assert leader not in seen
+            seen.append(leader)
+            _fill(disk_of[leader])
+            cluster.leader("t", access="w", but=leader)
+            assert _full(cluster) == {node.tcp[1] for node in seen}
+        last = cluster.leader("t", access="w")
+        _fill(disk_of[last])
+        wait_until(lambda: len(_full(cluster)) == 3)
+        epoch = cluster.partition("t")["epoch"]
+        disk_of[last].fill()
+        wait_until(lambda: _pub(last, "t", b"no").startswith(b"E_"))
+        answer = _pub(last, "t", b"no")
+        assert answer.startswith((b"E_PUB_FAILED", b"E_FAILED_ON_NOT_WRITABLE")), answer
+        assert cluster.partition("t")["epoch"] == epoch, "nobody is elected for nothing"
+        for disk in disks:
+            disk.empty()
+        publisher = Publisher(cluster, "t")
+        publisher.publish(b"there is room")
+        publisher.close()
+        cluster.wait_in_sync("t", 3)
+        wait_until(lambda: not _full(cluster))
+
+
+def _fill(disk: Mount) -> None:
+    """Leave less than the cluster wants, and more than nsqd needs."""
+    with (disk.path / "ballast").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, disk.free_bytes() - LITTLE_BYTES)
+
+
+def _full(cluster: Cluster) -> set[int]:
+    return {row["tcp_port"] for row in cluster.status()["nodes"] if row["is_full"]}

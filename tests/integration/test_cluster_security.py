@@ -13,6 +13,7 @@ import pytest
 from tests.certificates import Certificates
 from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, running_cluster, sized, wait_until
 
+from flintmq.cluster.state import PEER_VERSION
 from flintmq.wire import peer
 from flintmq.wire.peer import Dialer, Identity, PeerReader, Ping, Pong, Welcome, encode_one
 
@@ -204,7 +205,7 @@ def test_the_next_version_and_this_one_work_together(daemons: Daemons) -> None:
         status = cluster.status()
         with _dial(cluster, cluster.nodes[0]) as connection:
             newer = NextVersion(connection, status["cluster_id"], status["nodes"][0]["node"])
-            assert newer.shake_hands().version == 1
+            assert newer.shake_hands().version == PEER_VERSION
             assert newer.ping() == Pong(77)
             assert newer.ping() == Pong(77)
     finally:

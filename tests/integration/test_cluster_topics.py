@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -99,8 +100,7 @@ def test_a_topic_that_a_client_makes_is_one_of_the_cluster(cluster: Cluster, top
 def _made(cluster: Cluster, topic: str) -> tuple[Nsqd, list[Nsqd]]:
     """Make a topic by publishing nothing; return who leads it, and who does not."""
     assert cluster.nodes[0].request("POST", f"/topic/create?topic={topic}", None, _BARE).status == 200
-    leaders = {row["address"].rpartition(":")[2] for row in _record(cluster, topic)["partitions"]}  # type: ignore[attr-defined]
-    (leader,) = (node for node in cluster.nodes if str(node.tcp[1]) in leaders)
+    leader = cluster.leader_of_plain(topic)
     return leader, [node for node in cluster.nodes if node is not leader]
 
 
@@ -124,6 +124,55 @@ def test_what_is_published_at_a_node_that_leads_nothing_is_handed_on(cluster: Cl
         assert {message.body for message in came} == {b"%d" % number for number in range(12)}
         assert all(len(message.id.strip(b"0123456789abcdef")) == 0 for message in came), "ids are NSQ's"
     assert leader.stats(topic)["message_count"] == 12
+
+
+_CHANGES = ("create", "pause", "unpause", "empty", "emptydelayed", "skip", "unskip", "delete")
+
+
+def test_http_requests_about_a_topic_that_another_node_leads_are_told_which(cluster: Cluster, topic: str) -> None:
+    """As Youzan's nsqd answers them; who asks it for a topic that nobody has is told that."""
+    leader, (other, _) = _made(cluster, topic)
+    cluster.wait_in_sync(topic, 3)
+    where = f"E_FAILED_ON_NOT_LEADER topic {topic} is led elsewhere: partition 0 by 127.0.0.1:{leader.tcp[1]}"
+    asked = [("POST", f"/channel/{change}?topic={topic}&channel=ch") for change in _CHANGES]
+    asked += [("POST", f"/topic/{change}?topic={topic}") for change in ("pause", "unpause", "empty")]
+    asked += [
+        ("GET", f"/channel/peek?topic={topic}&channel=ch"),
+        ("GET", f"/channel/settings?topic={topic}&channel=ch"),
+    ]
+    for method, target in asked:
+        assert other.request(method, target, None, _BARE).error == (400, where), target
+        assert other.request(method, f"{target}&partition=0", None, _BARE).status == 400, target
+    assert other.request("POST", "/channel/create?topic=nowhere&channel=ch", None, _BARE).error == (
+        404,
+        "TOPIC_NOT_FOUND",
+    )
+    for change in _CHANGES:
+        assert leader.request("POST", f"/channel/{change}?topic={topic}&channel=ch", None, _BARE).status == 200, change
+
+
+def test_no_node_makes_a_topic_of_a_cluster_by_itself(cluster: Cluster, topic: str) -> None:
+    """As Youzan's nsqd answers INTERNAL_CREATE_TOPIC in a cluster; the connection goes on."""
+    with cluster.nodes[0].connect() as connection:
+        said = connection.error(b"INTERNAL_CREATE_TOPIC %s 0 false\n" % topic.encode())
+        assert said.startswith(f"E_CREATE_TOPIC_FAILED INTERNAL_CREATE_TOPIC {topic} 0 failed: ")
+        assert "/topic/create of nsqlookupd" in said
+        connection.settle()
+
+
+def test_a_topic_is_deleted_as_nsqadmin_does_it(cluster: Cluster, topic: str) -> None:
+    """At nsqlookupd, which has the cluster delete it, and then at every nsqd that had it."""
+    _made(cluster, topic)
+    cluster.wait_in_sync(topic, 3)
+    refused = cluster.nodes[0].request("POST", f"/topic/delete?topic={topic}", None, _BARE)
+    assert refused.status == 400, "not at a node alone"
+    assert cluster.nsqlookupd.request("POST", f"/topic/delete?topic={topic}", None, _BARE).status == 200
+    for node in cluster.nodes:
+        target = f"/topic/delete?topic={topic}"
+        wait_until(lambda: node.request("POST", target, None, _BARE).status == 200, "it is told of it")  # noqa: B023
+        assert node.request("POST", "/topic/delete?topic=nowhere", None, _BARE).error == (404, "TOPIC_NOT_FOUND")
+    _made(cluster, topic)
+    assert cluster.nodes[0].request("POST", f"/topic/delete?topic={topic}", None, _BARE).status == 400, "a new one"
 
 
 def test_who_publishes_at_a_node_that_stays_publishes_through_a_failover(cluster: Cluster, topic: str) -> None:
@@ -150,6 +199,29 @@ def test_who_publishes_at_a_node_that_stays_publishes_through_a_failover(cluster
             message = consumer.message()
             consumer.finish(message)
             missing.discard(message.body)
+
+
+def test_what_is_handed_on_to_a_leader_that_ends_at_that_moment_is_stored_or_refused(
+    cluster: Cluster, topic: str
+) -> None:
+    """The node between stands still until the leader is gone, so that it writes into a connection that was ended."""
+    leader, (other, _) = _made(cluster, topic)
+    cluster.wait_in_sync(topic, 3)
+    connections = [other.connect() for _ in range(20)]
+    try:
+        for each in connections:
+            each.ok(_pub(topic, b"before"))
+        other.send_signal(signal.SIGSTOP)
+        for each in connections:
+            each.send(_pub(topic, b"meanwhile"))
+        leader.stop()
+        other.send_signal(signal.SIGCONT)
+        for each in connections:
+            kind, data = each.frame()
+            assert data == b"OK" or data.startswith(b"E_FAILED_ON_NOT_WRITABLE "), (kind, data)
+    finally:
+        for each in connections:
+            each.close()
 
 
 # -- consumers with one address ----------------------------------------------------------------------------------------

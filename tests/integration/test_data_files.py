@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.daemons import Daemons, Nsqd, dpub, pub, req, wait_until
+from tests.integration.mounts import mounted_tmpfs, needs_root
 
 
 def modes(root: Path) -> dict[str, int]:
@@ -62,3 +63,44 @@ def test_deleting_a_topic_leaves_alone_what_its_link_leads_to(nsqd: Nsqd, tmp_pa
     assert f"leads to {elsewhere}: the link is removed" in nsqd.log
     nsqd.restart()
     assert nsqd.get("/stats?format=json")["topics"] == []
+
+
+@needs_root
+def test_nsqd_starts_on_a_full_disk(daemons: Daemons, tmp_path: Path):
+    """What is stored has to be consumed before it can be deleted; NSQ's nsqd does not start."""
+    with mounted_tmpfs(tmp_path / "small", 100 * 1024 * 1024) as mount:
+        (mount.path / "data").mkdir()
+        nsqd = daemons.new_nsqd(data_path=mount.path / "data")
+        nsqd.start()
+        with nsqd.connect() as connection:
+            connection.subscribe("t", "c", 0)
+            nsqd.publish("t", *(b"%d" % number for number in range(20)))
+        nsqd.kill()
+        mount.fill()
+        assert mount.free_bytes() == 0
+        nsqd.start()
+        with nsqd.connect() as connection:
+            connection.subscribe("t", "c", 5)
+            for number in range(20):
+                message = connection.message()
+                assert message.body == b"%d" % number
+                connection.finish(message)
+            assert connection.error(pub("t", b"no room")).startswith("E_PUB_FAILED")
+        wait_until(lambda: nsqd.unfinished("t", "c") == 0)
+        nsqd.stop()
+        mount.empty()
+        nsqd.start()
+        nsqd.publish("t", b"there is room again")
+        assert (nsqd.data_path / "room-to-start").stat().st_size == 1024 * 1024
+        assert nsqd.unfinished("t", "c") == 1
+
+
+@needs_root
+def test_nsqlookupd_starts_on_a_full_disk(daemons: Daemons, tmp_path: Path):
+    with mounted_tmpfs(tmp_path / "small", 100 * 1024 * 1024) as mount:
+        nsqlookupd = daemons.nsqlookupd("--cluster-store=own", f"--store-path={mount.path}")
+        nsqlookupd.kill()
+        mount.fill()
+        nsqlookupd.start()
+        assert nsqlookupd.request("GET", "/ping").status == 200
+        nsqlookupd.stop()

@@ -7,6 +7,7 @@ fails, so that a new example comes with its test.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from tests.certificates import Certificates
@@ -116,6 +118,16 @@ charge = insert = bill
 """
 BILL_SYNC = "def bill(body):\n    print('handled', body, flush=True)\n"
 
+ORDERED = """
+import warnings
+warnings.simplefilter("ignore")
+from fastapi.testclient import TestClient
+with TestClient(app) as client:
+    answer = client.post("/orders", json={"id": 1, "items": ["pen"]})
+    assert (answer.status_code, answer.json()) == (202, {"id": 1}), answer.text
+    assert client.post("/orders", json={"id": "x"}).status_code == 422
+"""
+
 
 def waiting(topic: str, channel: str, *bodies: bytes) -> Callable[[World], None]:
     """Messages that wait in a channel."""
@@ -185,6 +197,39 @@ EXAMPLES = [
         "docs/admin.md", "https://nsqd-1:4152",
         before="from flintmq import ConnectionOptions\nfrom flintmq.sync import NsqdAdmin\ntoken = 'secret'\n",
     ),
+    Example(
+        "docs/from-pynsq.md", "nsq.Reader(", waiting("orders", "billing", b"x"), BILL_SYNC,
+        until=drained("orders", "billing"),
+    ),
+    Example(
+        "docs/from-pynsq.md", "app = App(", waiting("orders", "billing", b"x"), BILL_SYNC,
+        until=drained("orders", "billing"),
+    ),
+    Example(
+        "docs/from-pynsq.md", "writer = nsq.Writer", lambda world: world.nsqd.create("orders"), until=handled(1),
+        then=published("orders", b"hello"),
+    ),
+    Example("docs/from-pynsq.md", "async with Producer", then=published("orders", b"hello")),
+    Example(
+        "docs/from-pynsq.md", "gnsq.Consumer(", waiting("orders", "billing", b"x"), BILL_SYNC,
+        until=drained("orders", "billing"),
+    ),
+    Example(
+        "docs/from-pynsq.md", "with Consumer(", waiting("orders", "billing", b"x"), BILL_SYNC,
+        until=drained("orders", "billing"),
+    ),
+    Example(
+        "docs/from-pynsq.md", "gnsq.Producer(", before="import logging\nlogging.disable()\n",
+        then=published("orders", b"hello", b"a", b"b"),
+    ),
+    Example("docs/from-pynsq.md", "flintmq.sync import Producer", then=published("orders", b"hello", b"a", b"b")),
+    Example("docs/web.md", "FastAPI(lifespan", after=ORDERED, then=published("orders", b'{"id":1,"items":["pen"]}')),
+    Example(
+        "docs/web.md", "app.run()", waiting("orders", "billing", b'{"id":1,"items":["pen"]}', b"{}"),
+        "import logging\nlogging.disable()\n",
+        until=drained("orders", "billing"),
+        then=lambda world, said: said == "handled 1 ['pen']\n" and world.nsqd.published("orders.unreadable") == [b"{}"],
+    ),
     Example("docs/client.md", "await producer.dpub", then=published("orders", b'{"id": 1}', b"a", b"b", b"c")),
     Example(
         "docs/client.md", "max_in_flight=200", waiting("orders", "billing", b"x"), BILL,
@@ -241,14 +286,22 @@ EXAMPLES = [
 OWN_TESTS = {  # blocks with a test of their own
     ("README.md", "flintmq.spark"),
     ("docs/client.md", '"nsqd.example:4150", options=options'),
+    ("docs/lake.md", "DeltaTable"),
     ("docs/spark.md", "flights.selectExpr"),
-    ("docs/spark.md", "readStream"),
+    ("docs/spark.md", "processingTime="),
+    ("docs/spark.md", "withWatermark"),
+    ("docs/spark.md", "flights-spool"),
+    ("docs/spark.md", "reminders-spool"),
     ("docs/spark.md", "to_json(struct(*))"),
     ("docs/spark.md", "secured = {"),
+    ("docs/spark.md", "watch(spark"),
     ("docs/testing.md", "# conftest.py"),
     ("docs/testing.md", "test_orders_become_invoices"),
     ("docs/testing.md", "ManualClock()"),
     ("docs/tracing.md", "decimal(20,0)"),
+    ("docs/web.md", "# shop/views.py"),
+    ("docs/web.md", "# shop/outbox.py"),
+    ("docs/web.md", "# shop/async_views.py"),
 }
 
 
@@ -337,6 +390,61 @@ def test_the_tests_of_the_page_about_testing(tmp_path: Path):
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
+MODELS = """
+from django.db import models
+class Order(models.Model):
+    items = models.JSONField()
+    class Meta:
+        app_label = "shop"
+class Outgoing(models.Model):
+    topic = models.CharField(max_length=64)
+    body = models.BinaryField()
+    class Meta:
+        app_label = "shop"
+"""
+SHOP = """
+import asyncio, django
+from django.conf import settings
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite"}
+settings.configure(INSTALLED_APPS=["shop"], DATABASES={"default": database}, SECRET_KEY="x", ALLOWED_HOSTS=["*"])
+django.setup()
+from django.db import connection, transaction
+from django.test import AsyncRequestFactory, RequestFactory
+from shop import async_views, models, outbox, views
+with connection.schema_editor() as editor:
+    editor.create_model(models.Order)
+    editor.create_model(models.Outgoing)
+asked = RequestFactory().post("/orders", {"items": ["pen"]}, content_type="application/json")
+assert views.create_order(asked).status_code == 202
+try:
+    with transaction.atomic():
+        views.create_order(asked)
+        raise KeyError
+except KeyError:
+    pass
+for number in range(3):
+    models.Outgoing.objects.create(topic="orders" if number < 2 else "visits", body=b"%d" % number)
+assert outbox.relay(views.producer) == 3 and outbox.relay(views.producer) == 0
+visit = AsyncRequestFactory().post("/visits", b"seen", content_type="text/plain")
+assert asyncio.run(async_views.note_visit(visit)).status_code == 202
+"""
+
+
+def test_django_publishes_what_is_committed(world: World, tmp_path: Path):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/models.py").write_text(MODELS)
+    for name in ("views", "outbox", "async_views"):
+        text = world.here(block("docs/web.md", f"# shop/{name}.py").text)
+        (tmp_path / f"shop/{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOP], capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert world.nsqd.published("orders") == [b'{"id": 1, "items": ["pen"]}', b"0", b"1"]
+    assert world.nsqd.published("visits") == [b"2", b"seen"]
+
+
 def _spark(world: World, tmp_path: Path, code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", world.here(code)], capture_output=True, text=True, timeout=SPARK_PATIENCE_S, cwd=tmp_path
@@ -356,8 +464,11 @@ def test_the_examples_of_spark(world: World, tmp_path: Path):
     parts = [
         block("README.md", "flintmq.spark").text,
         block("docs/spark.md", "flights.selectExpr").text,
-        block("docs/spark.md", "readStream").text,
+        block("docs/spark.md", "watch(spark").text.replace(":9464", ":0"),
+        block("docs/spark.md", "processingTime=").text,
         "query.processAllAvailable()\nquery.stop()\nprint('archived', spark.read.parquet('flights.parquet').count())\n",
+        block("docs/spark.md", "withWatermark").text,
+        "print('windows', per_minute.columns)\n",
         "rows = spark.range(3)\n",
         block("docs/spark.md", "to_json(struct(*))").text,
         block("docs/tracing.md", "decimal(20,0)").text,
@@ -365,7 +476,23 @@ def test_the_examples_of_spark(world: World, tmp_path: Path):
     ]
     said = _spark(world, tmp_path, "".join(parts))
     assert "hello" in said and "two" in said and "archived 2" in said and "action FIN" in said, said
+    assert "windows ['window', 'carrier', 'flights', 'delay']" in said, said
     assert sorted(world.nsqd.published("out")) == [b'{"id":0}', b'{"id":1}', b'{"id":2}']
+
+
+def test_the_example_of_a_table(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    waiting("flights", "archive", b"one", b"two")(world)
+    table = tmp_path / "flights"
+    words = [
+        "--topic=flights",
+        world.here("--nsqd=127.0.0.1:4150"),
+        f"--to={table}",
+        "--format=delta",
+        "--progress=none",
+    ]
+    assert cli.main(["pipeline", "archive", *words]) == 0
+    exec(block("docs/lake.md", "DeltaTable").text.replace("/data/flights", str(table)), {})
+    assert re.search(r"\d{4}-\d\d-\d\d\W+2\b", capfd.readouterr().out)
 
 
 def test_the_options_of_a_secured_nsqd():
@@ -377,11 +504,30 @@ def test_the_options_of_a_secured_nsqd():
     assert options.tls and options.tls_key and options.auth_secret == names["secured"]["authSecret"]
 
 
+def test_the_example_of_a_spool_is_as_the_source_takes_it():
+    """Its nsqd is one of NSQ's; that such a query does what it says is seen in tests/spark/test_spool_spark.py."""
+    spark = MagicMock()
+    reader = spark.readStream.format.return_value
+    reader.option.return_value = reader
+    exec(block("docs/spark.md", "flights-spool").text, {"spark": spark})
+    options = SourceOptions.parse(dict(call.args for call in reader.option.call_args_list))
+    assert options.channel == "spark" and options.spool_location == "/var/lib/spark/flights-spool"
+
+
+def test_the_example_of_a_delay_is_as_the_source_takes_it():
+    """That such a query does what it says is seen in tests/spark/test_spool.py."""
+    spark = MagicMock()
+    exec(block("docs/spark.md", "reminders-spool").text, {"spark": spark})
+    options = SourceOptions.parse(spark.readStream.format.return_value.options.call_args.kwargs)
+    assert (options.deferred, options.mode, options.channel) == ("due", "spool", "reminders")
+
+
 # -- shell -------------------------------------------------------------------------------------------------------------
 
 LINES = [(each.page, line) for each in BLOCKS if not each.language for line in each.text.splitlines()]
 CURLS = [(page, line) for page, line in LINES if line.startswith("curl ")]
 VERBS = [(page, line) for page, line in LINES if line.startswith("flintmq admin ")]
+VERBS = [(page, line) for page, line in VERBS if page != "docs/troubleshooting.md"]  # run below
 PARTS = {"docs/headers.md", "docs/tracing.md"}  # pages whose topic has partitions and headers
 
 
@@ -414,6 +560,81 @@ def test_a_verb_of_admin_is_answered_well(world: World, page: str, line: str, ca
     if "--help" not in words and not any("address" in word for word in words):
         words.append(f"--nsqd-http-address={world.nsqd.http_address}")
     assert cli.main(words) == 0, capsys.readouterr().err
+
+
+WITH_COMMANDS = ("docs/commands.md", "docs/troubleshooting.md", "README.md")
+SHELL = [(page, line) for page, line in LINES if page in WITH_COMMANDS and "flintmq " in line]
+SHELL = [(page, line) for page, line in SHELL if "flintmq " in line and "up " not in line and "pip" not in line]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A shop's nsqd, and the environment of somebody who works with it, for the lines of a page one after the other."""
+    directory = tmp_path_factory.mktemp("shop")
+    program = directory / "flintmq"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flintmq "$@"\n')
+    program.chmod(0o755)
+    (directory / "order.json").write_text('{"id": 3}')
+    with MemoryNsqd() as nsqd:
+        nsqd.create("orders", "billing")
+        nsqd.create("orders", "mailer")
+        nsqd.publish("orders", *[b"x"] * 10)
+        urllib.request.urlopen(f"{nsqd.http_address}/topic/create?topic=audited&extend=true", data=b"").close()
+        nsqd.create("orders.dead", "deadletters")
+        http = nsqd.http_address.removeprefix("http://")
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("FLINTMQ_")}
+        yield {
+            **variables, "PATH": f"{directory}:{os.environ['PATH']}", "PWD": str(directory), "FLINTMQ_HTTP": http,
+            "FLINTMQ_NSQD": nsqd.tcp_address, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "line"), SHELL, ids=lambda value: value[:60])
+def test_a_command_does_what_the_page_says(shop: dict[str, str], page: str, line: str):
+    endless = line.partition("#")[0].strip() in ("flintmq tail greetings", "flintmq top")
+    if endless and "tail" in line:
+        line = "flintmq tail greetings --no-follow"
+    elif endless:
+        line = "flintmq top --once --interval 100ms"  # the screen has a terminal in test_shell.py
+    line = line.replace("127.0.0.1:4150", shop["FLINTMQ_NSQD"])
+    if line.startswith("flintmq admin "):
+        line += f" --nsqd-http-address={shop['FLINTMQ_HTTP']}"
+    done = subprocess.run(
+        ["bash", "-c", line], env=shop, cwd=shop["PWD"], capture_output=True, text=True, timeout=PATIENCE_S,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+
+
+TROUBLES = [
+    ("flintmq pub orders x --nsqd 127.0.0.1:1", "Connection refused: nothing listens there"),
+    ("flintmq pub orders x --nsqd $FLINTMQ_HTTP", "nsqd sends 0, 1 and 2: not an nsqd?"),
+    ("head -c 2000000 /dev/zero | flintmq pub orders --whole", "message too big"),
+    ("flintmq pub orders x --delay 99h", "out of range 0-3600000"),
+    ("flintmq pub full a b", "is full: channel"),
+    ("nsqd --tcp-address=127.0.0.1:0 --http-address= --data-path=$HELD", "failed to lock data-path"),
+]
+
+
+@pytest.mark.parametrize(("line", "text"), TROUBLES, ids=lambda value: value[:50])
+def test_what_goes_wrong_says_what_the_page_has(shop: dict[str, str], tmp_path: Path, line: str, text: str):
+    assert f"`{text}`" in (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    if "full" in line:
+        for target, body in (
+            ("/topic/create?topic=full", b""), ("/channel/create?topic=full&channel=c", b""),
+            ("/topic/settings?topic=full", b'{"max_messages": 1}'),
+        ):  # fmt: skip
+            urllib.request.urlopen(f"http://{shop['FLINTMQ_HTTP']}{target}", data=body).close()
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        done = subprocess.run(
+            ["bash", "-c", line.replace("nsqd --", f"'{sys.executable}' -m flintmq nsqd --")],
+            env={**shop, "HELD": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+    finally:
+        os.close(held)
+    assert done.returncode == 1 and text in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("pkill") is None, reason="there is no pkill")

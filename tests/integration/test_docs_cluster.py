@@ -1,12 +1,9 @@
-"""What docs/cluster.md and contrib/cluster print is run: commands against a real cluster, flags by the tables."""
+"""What docs/cluster.md prints is run: commands against a real cluster, flags by the tables."""
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.integration.daemons import Cluster, running_cluster, wait_until
@@ -19,8 +16,6 @@ from flintmq.options import Options
 from flintmq.options.resolve import resolve
 from flintmq.up import UpOptions
 
-ROOT = Path(__file__).resolve().parents[2]
-CONTRIB = ROOT / "contrib" / "cluster"
 LINES = [line for each in BLOCKS if each.page == "docs/cluster.md" for line in each.text.splitlines()]
 NOUNS = ("flintmq cluster ", "flintmq topic ", "flintmq node ")
 TABLES: dict[str, type[Options]] = {"nsqd": NsqdOptions, "nsqlookupd": NsqlookupdOptions, "up": UpOptions}
@@ -54,24 +49,3 @@ def test_every_command_of_the_page_works_in_its_order(cluster: Cluster, capsys: 
 def test_the_daemons_of_the_page_take_their_flags(line: str) -> None:
     words = shlex.split(line.removeprefix("flintmq "))
     assert resolve(TABLES[words[0]], words[1:], {}).action == "run"
-
-
-def test_the_compose_file_starts_daemons_that_take_their_flags() -> None:
-    text = (CONTRIB / "compose.yaml").read_text()
-    commands = [json.loads(found) for found in re.findall(r"^    command: (\[.*\])$", text, re.MULTILINE)]
-    assert [words[0] for words in commands].count("nsqd") == 3 and len(commands) == 6
-    for program, *flags in commands:
-        if program != "etcd":
-            assert resolve(TABLES[program], flags, {}).action == "run"
-
-
-@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
-def test_a_unit_starts_a_daemon_that_takes_its_flags(program: str) -> None:
-    text = (CONTRIB / f"{program}.service").read_text()
-    found = re.search(r"^ExecStart=/opt/flintmq/bin/(\S+) (.*)$", text, re.MULTILINE)
-    assert found is not None and found[1] == program
-    variables = dict(re.findall(r"\b(FLINTMQ_\w+)=(\S+)", text))
-    if program == "nsqd":
-        assert variables, "where the addresses come from is said"
-        variables |= {"FLINTMQ_NSQD_CLUSTER_STORE": "10.0.0.1:4161"}
-    assert resolve(TABLES[program], shlex.split(found[2]), variables).action == "run"

@@ -216,6 +216,20 @@ class TestProcess:
         assert "in use" in done.stderr
         assert "Traceback" not in done.stderr
 
+    def test_thousands_of_registrations_are_not_as_many_lines(self, start):
+        daemon, count = start(), 500
+        with daemon.connect() as nsqd:
+            nsqd.identify()
+            for number in range(count):
+                assert nsqd.send(b"REGISTER topic%d\n" % number) == b"OK"
+
+            def told() -> tuple[int, int]:
+                sums = re.findall(r"INFO: DB: client\(\S+\) (\d+) more registrations changed", daemon.text)
+                return daemon.text.count(" REGISTER topic:"), sum(map(int, sums))
+
+            wait_until(lambda: sum(told()) == count)
+        assert told()[0] < count
+
     def test_nothing_a_peer_sends_can_fake_a_log_line(self, start):
         daemon = start()
         with daemon.connect() as nsqd:

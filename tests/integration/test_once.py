@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import Daemons, Nsqd, sized, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, sized, wait_until
 from tests.unit.wire.built import mpub_once, pub_once
 
 from flintmq.batch import decode_batch, decode_header
 from flintmq.errors import LocalProtocolError
 from flintmq.message import FRAME_OVERHEAD_BYTES
-from flintmq.wire.commands import fetch, offsets
+from flintmq.wire.commands import COMMANDS, fetch, offsets, producers, publish
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,73 @@ def test_it_goes_with_other_publishes(nsqd: Nsqd):
     with nsqd.connect() as connection:
         connection.ok(b"PUB mix\n\0\0\0\1a" + once("mix", "p", 1) + b"PUB mix\n\0\0\0\1b" + once("mix", "p", 2) * 2, 5)
     assert stored(nsqd, "mix") == [b"a", b"p 1", b"b", b"p 2"]
+
+
+def in_one(name: str, topic: str, first: int, bodies: list[bytes], fronts: list | None = None, defer_ms: int = 0):
+    return publish(COMMANDS[name], topic, bodies, 0 if fronts else None, defer_ms, fronts, "p", first)
+
+
+def test_headers_and_trace_ids_once(nsqd: Nsqd):
+    nsqd.post("/topic/create?topic=both&partition_num=1&extend=true")
+    headed = in_one("MPUB_EXT_ONCE", "both", 1, [b"a", b"b"], [b'{"n":1,"##trace_id":"77"}', b""])
+    traced = in_one("MPUB_TRACE_ONCE", "both", 2, [b"b", b"c"], [8, 9])
+    with nsqd.connect() as connection:
+        connection.ok(headed + headed + traced + traced, 4)
+    trace, none = b"\0" * 7 + b"\x4d", b"\0" * 8
+    assert stored(nsqd, "both") == [
+        b"\x04" + struct.pack(">H", 25) + b'{"n":1,"##trace_id":"77"}a',
+        b"\0b",
+        b"\0c",
+    ], "of a batch that overlaps the tail alone"
+    with nsqd.connect() as connection:
+        connection.send(fetch("both", 0, 1, 4, 1 << 20))
+        batches = connection.response()[8:]
+        assert trace in batches and none in batches and (9).to_bytes(8, "big") in batches
+        refused = in_one("MPUB_EXT_ONCE", "both", 4, [b"d"], [b"[]"])
+        assert connection.error(refused).startswith("E_INVALID_JSON_HEADER MPUB_EXT_ONCE headers are not")
+        connection.ok(in_one("MPUB_EXT_ONCE", "both", 4, [b"d"], [b"{}"]))
+    with nsqd.connect() as connection:
+        connection.ok(once("bare", "p", 1))
+        for name, fronts in (("MPUB_EXT_ONCE", [b"{}"]), ("MPUB_TRACE_ONCE", [5])):
+            assert connection.error(in_one(name, "bare", 2, [b"x"], fronts)).startswith(f"E_EXT_NOT_SUPPORT {name}")
+
+
+def test_for_later_once(nsqd: Nsqd):
+    nsqd.post("/topic/create?topic=later")
+    nsqd.post("/channel/create?topic=later&channel=c")
+    later = in_one("MDPUB_ONCE", "later", 1, [b"a", b"b"], defer_ms=3_000_000)
+    with nsqd.connect() as connection:
+        connection.ok(later + later, 2)
+        connection.ok(in_one("MDPUB_ONCE", "later", 3, [b"now"], defer_ms=0))
+    assert stored(nsqd, "later") == [b"a", b"b", b"now"]
+
+    def counts() -> tuple[int, int]:
+        (topic,) = nsqd.get("/stats?format=json&topic=later")["topics"]
+        return topic["channels"][0]["deferred_count"], topic["message_count"]
+
+    with nsqd.connect() as connection:
+        connection.ok(b"SUB later c\n")
+        connection.send(b"RDY 1\n")
+        assert connection.message().body == b"now"
+    wait_until(lambda: counts() == (2, 3), "the others wait", PATIENCE_S)
+
+
+def test_asking_for_producers(nsqd: Nsqd):
+    nsqd.post("/topic/create?topic=asked&partition_num=2")
+    with nsqd.connect() as connection:
+        connection.ok(mpub_once("asked", 0, "a:1", 1, [b"x", b"y"]) + mpub_once("asked", 1, "a:2", 5, [b"z"]), 2)
+        connection.ok(mpub_once("asked", 1, "b", 1, [b"z"]) + several("asked-plain", "a:9", 4, 2), 2)
+        connection.send(producers("asked", "a:"))
+        answer = json.loads(connection.response())
+        assert (answer["topic"], answer["partition_num"], answer["has_headers"]) == ("asked", 2, False)
+        assert [(row["partition"], row["producers"]) for row in answer["partitions"]] == [
+            (0, {"a:1": 2}),
+            (1, {"a:2": 5}),
+        ]
+        connection.send(producers("asked-plain", "a"))
+        answer = json.loads(connection.response())
+        assert (answer["partition_num"], answer["partitions"][0]["producers"]) == (0, {"a:9": 5})
+        assert connection.error(producers("nobody-has", "a")).startswith("E_TOPIC_NOT_EXIST PRODUCERS topic nobody-has")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +365,14 @@ def test_permission_to_publish_is_needed(daemons: Daemons):
         server.grant({"permissions": ["publish"], "topic": "^in$", "channels": [".*"]})
         nsqd = daemons.nsqd(f"--auth-http-address={server.address}")
         auth = b"AUTH\n" + sized(SECRET.encode())
-        for command, name in ((once("out", "p", 1), "PUB_ONCE"), (several("out", "p", 1, 2), "MPUB_ONCE")):
+        for command, name in (
+            (once("out", "p", 1), "PUB_ONCE"),
+            (several("out", "p", 1, 2), "MPUB_ONCE"),
+            (
+                producers("out", "p"),
+                "PRODUCERS",
+            ),
+        ):
             with nsqd.connect() as connection:
                 assert connection.error(command) == f"E_AUTH_FIRST AUTH required before {name}"
             with nsqd.connect() as connection:

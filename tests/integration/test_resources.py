@@ -134,7 +134,7 @@ def test_a_stop_while_the_disk_is_full(daemons: Daemons, small_disk: Mount):
     nsqd.send_signal(signal.SIGTERM)
     assert nsqd.wait() == 1
     line = nsqd.log.splitlines()[-1]
-    assert re.search(r" FATAL: stopped without writing everything - \S+channels.db: database or disk is full; ", line)
+    assert re.search(r" FATAL: stopped without writing everything - \S+channels.db: the disk is full \(", line)
     small_disk.empty()
     nsqd.start()
     check([publisher], drain(nsqd, "t", "c"))

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -202,6 +203,40 @@ def test_connecting_to_nobody():
         connect(f"127.0.0.1:{port}", time.monotonic() + PATIENCE_S, time.monotonic)
 
 
+def test_an_nsqd_that_sends_a_consumer_away_with_the_answer_is_connected_again():
+    """The subscription is answered, and in the same breath the partition is led elsewhere; later it is here again."""
+    subscribed = threading.Semaphore(0)
+    answers = [frame(0, b"OK") + frame(1, b"E_FAILED_ON_NOT_LEADER t/0 is led elsewhere now"), frame(0, b"OK")]
+
+    def serve(connection: socket.socket) -> None:
+        received = b""
+        while b"IDENTIFY" not in received:
+            received += connection.recv(65536)
+        connection.sendall(frame(0, b'{"max_rdy_count": 2500, "version": "1.0"}'))
+        while b"SUB t c" not in received:
+            received += connection.recv(65536)
+        connection.sendall(answers.pop(0))
+        subscribed.release()
+        if not answers:
+            silent(connection)
+
+    with server(serve) as (host, port):
+        consumer = Consumer("t", "c", nsqd_tcp_addresses=f"{host}:{port}", handler=lambda message: None)
+        consumer.start()
+        running = threading.Thread(target=consumer.run, daemon=True)
+        running.start()
+        try:
+            assert subscribed.acquire(timeout=PATIENCE_S), "it subscribes"
+            assert subscribed.acquire(timeout=PATIENCE_S), "and again"
+        finally:
+            consumer.stop()
+            running.join(PATIENCE_S)
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return struct.pack(">ii", len(data) + 4, kind) + data
+
+
 # --- an nsqd that is none ---
 
 
@@ -331,7 +366,7 @@ def test_ctrl_c_at_any_instruction_of_a_publish(nsqd, is_idempotent: bool):
             pool.retry_at = 0.0  # what was lost is opened again at once
             producer.pub("t", b"next", timeout=PATIENCE_S)
             assert producer.stats().bytes_in_flight == 0, f"place {place}"
-            assert len(pool.idle) == len(pool.lines) == 1, f"place {place}: nobody else has this connection"
+            assert len(pool.idle) == len(pool.connections) == 1, f"place {place}: nobody else has this connection"
             assert not producer._calls
             assert producer._writers is None or not any(map(len, producer._writers._taken.values())), f"place {place}"
             if not is_interrupted:

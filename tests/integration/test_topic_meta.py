@@ -126,8 +126,8 @@ def test_what_is_created_again_is_as_it_was_changed(daemons: Daemons):
         ("topic=no!&retention=1", (400, "INVALID_ARG_TOPIC")),
         ("topic=t", (400, "MISSING_ARG_TOPIC_META: name at least one of retention, syncdisk, upgradeext, "
                           "disable_channel_auto_create, replicator")),
-        ("topic=t&retention=x", (400, "INVALID_ARG_TOPIC_RETENTION_DAYS")),
-        ("topic=t&syncdisk=-1", (400, "INVALID_ARG_TOPIC_SYNC_DISK")),
+        ("topic=t&retention=x", (400, "INVALID_ARG_TOPIC_RETENTION_DAYS: retention=x, it must be 0 to 36500")),
+        ("topic=t&syncdisk=-1", (400, "INVALID_ARG_TOPIC_SYNC_DISK: syncdisk=-1, it must be 0 to 1000000")),
         ("topic=t&upgradeext=1", (400, "INVALID_ARG_TOPIC_UPGRADEEXT: upgradeext=1, it must be true or false")),
         ("topic=t&replicator=2", (400, "INVALID_ARG_TOPIC_REPLICATOR: replicator=2, and without a cluster there is one "
                                        "copy of a partition")),

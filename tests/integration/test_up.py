@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
+from tests.integration.daemons import PATIENCE_S, wait_until
 
 from flintmq import cli
 
@@ -46,7 +47,7 @@ class Up:
     def ready(self) -> Up:
         def is_up() -> bool:
             assert self.process.poll() is None, self.said
-            return "Ctrl-C stops it" in self.said and self.said.endswith("END\n\n")
+            return "Ctrl-C stops it" in self.said and self.said.endswith("/pub?topic=greetings'\n\n")
 
         wait_until(is_up, "flintmq up has greeted")
         return self
@@ -56,12 +57,12 @@ class Up:
         assert found, self.said
         return found[kind]
 
-    def script(self, number: int) -> str:
-        """One of the commands to try."""
-        end = r"^END\n" if number > 1 else r"\n"
-        found = re.search(rf"^{number}\. [^\n]*\n\n(.*?{end})", self.said, re.MULTILINE | re.DOTALL)
-        assert found, self.said
-        return found[1]
+    def to_try(self, words: str) -> str:
+        """One of the commands to try, with what has to come before it."""
+        lines = re.findall(r"^  (.*?)(?:  #.*)?$", self.said.partition("To try in another shell:\n\n")[2], re.MULTILINE)
+        (found,) = [line for line in lines if f" {words}" in f" {line}"]
+        (export,) = [line for line in lines if line.startswith("export ")]
+        return f"{export}; exec {found}"
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -92,37 +93,33 @@ def up(tmp_path: Path, started: list[Up]) -> Up:
     return started[-1].ready()
 
 
-def publish(up: Up) -> None:
-    """Do what the printed curl command does."""
-    url = re.fullmatch(r"curl -d 'hello' '(.*)'\n", up.script(1))
-    assert url, up.script(1)
-    parts = urlsplit(url[1])
-    assert parts.hostname == "127.0.0.1" and parts.port
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
-    try:
-        connection.request("POST", f"{parts.path}?{parts.query}", b"hello")
-        answer = connection.getresponse()
-        assert (answer.status, answer.read()) == (200, b"OK")
-    finally:
-        connection.close()
-
-
-def consume(up: Up) -> str:
-    """Do what the printed Python does, until it has printed a line; returns that."""
-    shell = subprocess.Popen(
-        ["sh", "-c", "exec " + up.script(2)],
+@contextlib.contextmanager
+def tried(up: Up, words: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs one of the printed commands; it is ended with the block."""
+    with subprocess.Popen(
+        ["sh", "-c", up.to_try(words)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env={**environment(), "PYTHONUNBUFFERED": "1"},
+        env=environment(),
         cwd=up.directory,
-    )
-    try:
+    ) as shell:
+        try:
+            yield shell
+        finally:
+            shell.kill()
+
+
+def publish(up: Up) -> None:
+    with tried(up, "pub greetings") as pub:
+        assert pub.wait(PATIENCE_S) == 0
+
+
+def first_line(up: Up, words: str) -> str:
+    """Runs one of the printed commands until it has printed a line; returns that."""
+    with tried(up, words) as shell:
         assert shell.stdout is not None
         return shell.stdout.readline()
-    finally:
-        shell.kill()
-        shell.communicate()
 
 
 def failure(directory: Path, *flags: str, code: int = 1) -> str:
@@ -141,27 +138,35 @@ def failure(directory: Path, *flags: str, code: int = 1) -> str:
     return done.stderr
 
 
-def test_the_printed_commands_publish_and_consume(up):
+def test_the_printed_commands_publish_look_on_and_consume(up: Up):
     publish(up)
-    assert consume(up) == "hello\n"
+    assert first_line(up, "tail greetings") == "hello\n"
+    assert first_line(up, "sub greetings") == "hello\n"
+    if shutil.which("curl"):
+        assert first_line(up, "curl") == "OK"
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(2 * SPARK_PATIENCE_S)
-def test_the_printed_spark_command_reads_the_topic(up):
+def test_nsqadmin_shows_what_is_here(up: Up):
     publish(up)
-    done = subprocess.run(
-        ["sh", "-c", up.script(3)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SPARK_PATIENCE_S,
-        env=environment(),
-        cwd=up.directory,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.search(r"^\| +1\|.*\|hello\|$", done.stdout, re.MULTILINE), done.stdout
+    found = re.search(r"^  nsqadmin +http://(\S+)/$", up.said, re.MULTILINE)
+    assert found, up.said
+    host, _, port = found[1].rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
+    connection.request("GET", "/api/topics")
+    assert json.loads(connection.getresponse().read()) == {"topics": ["greetings"], "message": ""}
+
+    def page() -> bytes:
+        connection.request("GET", "/topics")
+        return connection.getresponse().read()
+
+    wait_until(lambda: b"greetings" in page(), "the page shows the topic")
+    connection.close()
+    assert up.stop() == 0
+
+
+def test_it_runs_without_nsqadmin_where_that_is_not_wanted(tmp_path: Path, started: list[Up]):
+    started.append(Up(tmp_path, "--free-ports", "--nsqadmin=false"))
+    assert "  nsqadmin  " not in started[-1].ready().said
 
 
 def test_nsqlookupd_knows_nsqd_when_it_is_up(up):
@@ -186,7 +191,7 @@ def test_it_stops_in_order_and_the_data_stays(number, tmp_path, started, up):
     again = started[-1].ready()
     assert f"using the data directory {tmp_path / 'flintmq-data'}\n" in again.said
     assert re.search("^  durability  os ", again.said, re.MULTILINE)
-    assert consume(again) == "hello\n"
+    assert first_line(again, "sub greetings") == "hello\n"
 
 
 def test_it_stops_when_nobody_reads_what_it_prints(tmp_path):
@@ -218,10 +223,11 @@ def test_a_second_one_says_that_the_directory_is_in_use(tmp_path, up):
         ("--http-port", "nsqd (HTTP)"),
         ("--lookupd-tcp-port", "nsqlookupd (TCP)"),
         ("--lookupd-http-port", "nsqlookupd (HTTP)"),
+        ("--nsqadmin-port", "nsqadmin"),
     ],
 )
 def test_a_port_that_is_taken_is_named_with_its_flag(flag, who, tmp_path):
-    others = ["--tcp-port=0", "--http-port=0", "--lookupd-tcp-port=0", "--lookupd-http-port=0"]
+    others = ["--tcp-port=0", "--http-port=0", "--lookupd-tcp-port=0", "--lookupd-http-port=0", "--nsqadmin-port=0"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = failure(tmp_path, *others, f"{flag}={port}")

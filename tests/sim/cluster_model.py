@@ -42,6 +42,7 @@ class Disk:
         synced_end: what a power loss leaves of the log.
         epoch: the highest that was noted.
         channels: the state, at ``progress``.
+        floors: of channels in order, ahead of that.
         staged: parts of a whole state that is not complete.
         bad: first sequences of batches that cannot be read any more.
         lost_from: what of that is known: the first sequence that is missing; None: nothing is.
@@ -59,6 +60,7 @@ class Disk:
     epoch: int = 0
     progress: tuple[int, int] = (0, 0)
     channels: dict[str, int] = field(default_factory=dict)
+    floors: dict[str, int] = field(default_factory=dict)
     needs_sync: bool = False
     later: Callable[[Callable[[], None]], None] = lambda action: action()
     on_bad: Callable[[], None] = lambda: None
@@ -227,6 +229,9 @@ class Disk:
             done(None)
 
         self.later(commit)
+
+    def keep_floors(self, floors: list[tuple[str, int]]) -> None:
+        self.floors.update(floors)
 
     def drop_state(self) -> None:
         self.later(self.staged.clear)

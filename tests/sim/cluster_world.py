@@ -10,8 +10,10 @@ Invariants, checked while it runs (names as in the design):
 - I4: copies are equal up to the lower of their watermarks. I5: an epoch has one leader; nothing is delivered in an
   epoch after something was in a later one; nothing is acknowledged in it that a later leader does not have.
 - I7: a sequence is one message's. I8: no floor passes a message that was not delivered. I10: states are a chain.
-- H2: a channel that somebody was told of is at every later leader. H5: progress is what the leader had at that
-  position. The others (H1, H3, H4) are seen by what gets lost without them.
+- H2: a channel that somebody was told of is at every later leader; in order nothing is delivered again behind what
+  comes after it, and nothing is passed over. What was finished last may come again where all in sync lost their power,
+  or nodes that sync, whose floors do not. H5: progress is what the leader had at that position. The others (H1, H3, H4)
+  are seen by what gets lost without them.
 - In the end, when all is well again: one leader, all in sync, everything acknowledged delivered to every channel.
 
 A :class:`Rules` switches single rules of the design off; then an invariant has to break.
@@ -20,7 +22,7 @@ A :class:`Rules` switches single rules of the design off; then an invariant has 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -36,11 +38,15 @@ from flintmq.cluster.following import Following
 from flintmq.cluster.history import LogShape
 from flintmq.cluster.leading import Leading
 from flintmq.cluster.link import FollowerLink, LeaderLink, Window
+from flintmq.cluster.power import asks_for_ends, elected_with_loss, told, who_has_most
 from flintmq.cluster.state import (
     LEASE_TTL_S,
+    PEER_VERSION,
+    Ending,
     NodeRecord,
     NoLeader,
     PartitionState,
+    can_go_on,
     candidates,
     decode,
     elected,
@@ -56,6 +62,7 @@ MS = 1_000_000
 S = 1000 * MS
 KEY = "/p"
 NODES = ("a", "b", "c")
+ORDER = "in order"
 LEASE_NS = LEASE_TTL_S * S
 MARGIN_NS = S // 10
 TROUBLE_NS = 14 * S
@@ -77,10 +84,13 @@ class Rules:
     followers_refuse_lower_epochs: bool = True  # rule 3
     shrink_before_watermark: bool = True  # rule 4
     fencing: bool = True  # rule 6
+    stops_before_it_gives_up: bool = True
     h1: bool = True
     h2: bool = True
+    h2_order: bool = True
     h3: bool = True
     h4: bool = True
+    h4_order: bool = True
     h5: bool = True
     h7: bool = True
 
@@ -269,6 +279,17 @@ class World:
             node.kill(has_power=False)
             self.at(self.lasting(), node.start)
 
+    def fault_dark(self) -> None:
+        """All nodes lose their power, at once or one after the other, and are back one after the other."""
+        spread_ns = self.random.choice([MS, S, 4 * S])
+        for node in self.nodes.values():
+            self.at(self.random.randrange(spread_ns), partial(self._darken, node))
+
+    def _darken(self, node: Node) -> None:
+        if node.process is not None:
+            node.kill(has_power=False)
+            self.at(self.random.randrange(S // 10, 6 * S), node.start)
+
     def fault_pause(self) -> None:
         process = self.somebody().process
         if process is not None and not process.is_paused:
@@ -293,6 +314,18 @@ class World:
         self.note(f"isolate {name} but for {kept}")
         self.cuts.update(ways)
         self.at(self.lasting(), lambda: self.heal(ways))
+
+    def fault_strand(self) -> None:
+        """A leader reaches the store alone; about when it has others lead, it hears nothing of the store either."""
+        state = self.store.state()
+        leader = state.leader if state is not None else ""
+        if leader not in self.nodes or self.nodes[leader].process is None:
+            return
+        self.note(f"strand {leader}")
+        ways = [way for each in NODES if each != leader for way in ((leader, each), (each, leader))]
+        self.cuts.update(ways)
+        self.at(self.random.randrange(3 * S, 4 * S), lambda: self.cuts.add(("store", leader)))
+        self.at(8 * S, lambda: self.heal([*ways, ("store", leader)]))
 
     def fault_estrange(self) -> None:
         """A leader is alone until another leads alone; then that one dies, and what is back of it meets the first one
@@ -391,14 +424,37 @@ class Facts:
         self.channels: dict[str, int] = {}  # that somebody was told of, with where they began
         self.states: dict[tuple[int, int], dict[str, int]] = {}
         self.acked_count = 0
+        self.last_in_order = -1
+        self.lossy_count = 0
+        self.is_power_lost = False
+        self.in_order: set[int] = set()
+        self.dropped_end = 0  # that retention went over before it was delivered in order
+        self._order_epoch = 0
 
     def fail(self, reason: str) -> None:
         world = self.world
         raise Broken(f"seed {world.seed} at {world.now / S:.3f} s: {reason}\n{world.story()}")
 
+    def _lose(self, name: str, disk: Disk) -> None:
+        """Who has most begins, as nobody is known to have everything: what no copy has is gone, and nothing else."""
+        for message, sequence in list(self.acked.items()):
+            if sequence >= disk.start and (sequence >= disk.end or disk.id_at(sequence) != message):
+                for node in self.world.nodes.values():
+                    if node.disk.start <= sequence < node.disk.end and node.disk.id_at(sequence) == message:
+                        self.fail(f"H4: {name} leads without message {message}, which {node.name} has at {sequence}")
+                del self.acked[message]
+        self.message_at = {at: message for at, message in self.message_at.items() if at < disk.end}
+        self.watermark = min(self.watermark, disk.end)
+        self.channels = {channel: min(begun, disk.end) for channel, begun in self.channels.items()}
+        self.dropped_end = min(self.dropped_end, disk.end)
+        self.lossy_count += 1
+        self.last_in_order = -1
+
     def led(self, name: str, leading: Leading, disk: Disk) -> None:
         """A leader begins."""
         epoch = leading.epoch
+        if leading.state.lossy_epoch == epoch:
+            self._lose(name, disk)
         if self.leaders.setdefault(epoch, name) != name:
             self.fail(f"I5: {name} leads in epoch {epoch}, and so did {self.leaders[epoch]}")
         self.led_ends[epoch] = (disk, disk.end)
@@ -450,13 +506,28 @@ class Facts:
         if before is not None and (leading.watermark is None or leading.watermark < before):
             self.fail(f"I3: the watermark of {name} went from {before} to {leading.watermark}")
 
-    def deliver(self, leading: Leading, name: str, channel: str, messages: list[int], end: int) -> None:
-        """A consumer gets messages."""
+    def may_deliver(self, leading: Leading, name: str) -> None:
+        """A consumer would get messages now, if there were any."""
         if leading.epoch < self.delivered_epoch:
             self.fail(f"I5: {name} delivers in epoch {leading.epoch}, after epoch {self.delivered_epoch}")
         self.delivered_epoch = leading.epoch
+
+    def deliver(self, channel: str, messages: list[int], end: int) -> None:
+        """A consumer gets messages."""
         self.watermark = max(self.watermark, end)
         self.delivered.setdefault(channel, set()).update(messages)
+
+    def deliver_in_order(self, leading: Leading, name: str, sequence: int, disk: Disk) -> None:
+        """The consumer in order gets a message."""
+        first = max(self.dropped_end, sequence - 1 if leading.epoch == self._order_epoch else disk.start)
+        self._order_epoch = leading.epoch
+        for message in disk.ids(first, sequence):
+            if message in self.acked and message not in self.in_order:
+                self.fail(f"H4: {name} of epoch {leading.epoch} delivers {sequence} in order, and never {message}")
+        self.in_order.add(disk.id_at(sequence))
+        if sequence < self.last_in_order and not self.is_power_lost:
+            self.fail(f"H2: {name} of epoch {leading.epoch} delivers {sequence} in order, behind {self.last_in_order}")
+        self.last_in_order = max(self.last_in_order, sequence)
 
     def stored(self, disk: Disk, name: str) -> None:
         """A copy has stored progress."""
@@ -472,7 +543,8 @@ class Facts:
         elif now.epoch == before.epoch:
             is_next = before.leader == now.leader or not now.leader
         else:
-            is_next = now.epoch == before.epoch + 1 and set(now.in_sync_nodes) <= set(before.in_sync_nodes)
+            known = before.holders if now.lossy_epoch == now.epoch else before.in_sync_nodes
+            is_next = now.epoch == before.epoch + 1 and set(now.in_sync_nodes) <= set(known)
         if not is_next or (now.leader and now.leader not in now.in_sync_nodes) or not now.in_sync:
             self.fail(f"I10: {now} after {before}")
 
@@ -579,10 +651,6 @@ class Store:
         if state != self._last:
             world.facts.stated(self._last, state)
             self._last = state
-        if state is not None and state.in_sync:
-            nodes = world.nodes
-            if not any(each.syncs or each.boot_id == nodes[each.node].boot_id for each in state.in_sync):
-                world.is_excused = True  # whoever had everything lost it with its power: an operator has to decide
         for node in world.nodes.values():
             if node.process is not None:
                 node.process.watch()
@@ -682,6 +750,8 @@ class Controller:
         if isinstance(found, NoLeader):
             if state.leader and not state.has_leader(self._seen[1]):
                 self._write(pair, without_leader(state))
+            elif not state.leader and (most := who_has_most(state, live)) is not None:
+                self._write(pair, elected_with_loss(state, live[most.node]))
             return
         best = live[found[0].node]
         members = tuple(
@@ -714,6 +784,7 @@ class Node:
         self.world = world
         self.name = name
         self.disk = Disk(needs_sync=needs_sync)
+        self.floors_left = Random(f"{world.seed} {name}")
         self.boot = 1
         self.start_count = 0
         self.process: Process | None = None
@@ -742,6 +813,10 @@ class Node:
         if not self.world.rules.written_before_acknowledged:
             disk.lose_from(max(min(process.flushed_end, disk.end), disk.start))
         if not has_power:
+            if disk.needs_sync:
+                self.world.facts.is_power_lost = True
+            if ORDER in disk.floors:  # a file of its own, which is not synced
+                disk.floors[ORDER] = self.floors_left.randrange(disk.floors[ORDER] + 1)
             self.boot += 1
             self.is_without_power = True
             disk.lose_from(self.world.random.randrange(disk.synced_end, disk.end + 1))
@@ -749,8 +824,6 @@ class Node:
         self.world.note(f"{'kill' if has_power else 'power'} {process.name}, {disk.end} left")
         for connection in list(process.connections):
             connection.died(process, is_told=has_power)
-        if not has_power:
-            self.world.store.changed()  # somebody looks whether anybody has everything
 
 
 class Process:
@@ -775,6 +848,7 @@ class Process:
         self.flushed_end = self.disk.end
         self._held: list[Callable[[], None]] = []
         self._state: tuple[PartitionState, int] | None = None
+        self._nodes: dict[str, NodeRecord] = {}
         self._is_watching = False
         self._promoting = 0
         self._waiting: list[tuple[int, int, Callable[[str], None]]] = []
@@ -784,6 +858,8 @@ class Process:
         self._deliver_from_ns = 0
         self._is_renewing = False
         self._committed_ns = 0
+        self._in_order = 0
+        self._is_order_held = False
 
     # --- a process
 
@@ -832,6 +908,7 @@ class Process:
         self.at(0, self._tick)
         self.at(0, self._renew)
         self.at(100 * MS, self._flush)
+        self.at(30 * MS, self._consume_in_order)
         self.at(self.world.random.randrange(S), self._sync_all)
         self.at(0, self.watch)
 
@@ -919,6 +996,7 @@ class Process:
             pair, mine = store.keys.get(KEY), store.keys.get(f"/n/{self.node.name}")
             if self.lease_id and not self._is_renewing and (mine is None or mine.lease_id != self.lease_id):
                 self.do(self._register)  # an earlier request came late, and its lease has run out since
+            self._nodes = store.nodes()
             if pair is not None:
                 self.do(lambda: self._saw(decode(KEY, pair.value, PartitionState), pair.mod_revision))
 
@@ -943,6 +1021,20 @@ class Process:
             if state.leader and state.leader != self.node.name and state.epoch > self.following.epoch:
                 if rules.followers_refuse_lower_epochs:
                     self.following.superseded(state.epoch)
+
+    def _tell_end(self) -> None:
+        """Say how far this copy is, where nobody can be elected without knowing."""
+        if self._state is None or self.following is None or not self.following.is_idle:
+            return
+        state, revision = self._state
+        if self._nodes.get(self.node.name) != self.record() or not asks_for_ends(state, self._nodes):
+            return
+        shape = self.disk.shape()
+        epoch = shape.history[-1][0] if shape.history else 0
+        wanted = told(state, Ending(self.node.name, self.name, epoch, shape.end))
+        if wanted is not None:
+            txn = Txn((Compare(KEY, revision),), (Put(KEY, encode(wanted)),))
+            self._call(lambda keys: keys.apply(txn), lambda result: None)
 
     # --- what is lost
 
@@ -1019,6 +1111,9 @@ class Process:
         elif not rules.h5:
             kind = GaplessLeading
         self._last_watermark = None
+        if state.lossy_epoch == epoch:  # what channels have finished and the log has not is no more
+            disk.channels = {channel: min(floor, disk.end) for channel, floor in disk.channels.items()}
+            disk.progress, base = (epoch, 0), (0, 0)
         self._cursors = dict(disk.channels)
         self._changes = {}
         self.leading = kind(
@@ -1032,14 +1127,22 @@ class Process:
             base=base,
             min_in_sync=self.world.min_in_sync,
             needs_sync=disk.needs_sync,
+            can_go_on=self._can_others,
         )
         self._deliver_from_ns = self.confirmed_ns + LEASE_NS
+        self._in_order = disk.floors.get(ORDER, 0)
+        if rules.h4_order:
+            self._in_order = min(self._in_order, disk.end)
+        self._keep_floor()
         self.world.note(f"{self.name} leads in epoch {epoch}, its log ends at {disk.end}")
         self.world.facts.led(self.node.name, self.leading, disk)
         for link in self.links.values():
             link.add(self.leading)
         if disk.needs_sync:
             self._sync_soon()
+
+    def _can_others(self, state: PartitionState, away: Collection[str], least: int) -> bool:
+        return can_go_on(state, {node: each for node, each in self._nodes.items() if node not in away}, least)
 
     def _demote(self) -> None:
         leading, self.leading = self.leading, None
@@ -1072,6 +1175,8 @@ class Process:
             return False
         if not self.world.rules.fencing:
             return True
+        if leading.gives_up and self.world.rules.stops_before_it_gives_up:
+            return False
         return (self.tenure is not None and self.tenure.is_held(now)) or leading.is_confirmed(now)
 
     def _answer(self) -> None:
@@ -1127,6 +1232,8 @@ class Process:
         if leading is not None:
             leading.tick(now)
             self._swap()
+        elif self.world.rules.h4:
+            self._tell_end()
         self.at(100 * MS, self._tick)
         self.watch()
 
@@ -1244,6 +1351,7 @@ class Process:
                 self._drop()
             return
         if leading.watermark is not None and self.may_act() and self.now() >= self._deliver_from_ns:
+            self.world.facts.may_deliver(leading, self.name)
             for channel, cursor in self._cursors.items():
                 wish = random.randrange(4) if self.world.now < TROUBLE_NS else 50
                 end = min(leading.watermark, cursor + wish)
@@ -1259,12 +1367,42 @@ class Process:
                             if not disk.is_bad(at, at + 1)
                             for each in disk.ids(at, at + 1)
                         ]
-                    self.world.facts.deliver(leading, self.name, channel, messages, end)
+                    self.world.facts.deliver(channel, messages, end)
                     self._cursors[channel] = self._changes[channel] = end
         if self._changes:
             self._write_progress()
         if random.random() < 0.02:
             self._drop()
+
+    def _consume_in_order(self) -> None:
+        """Deliver the next message to the one who consumes in order, and finish it, perhaps."""
+        leading, disk, random = self.leading, self.disk, self.world.random
+        self.at(random.randrange(10 * MS, 50 * MS), self._consume_in_order)
+        if leading is None or leading.watermark is None or self._is_order_held or self.now() < self._deliver_from_ns:
+            return
+        if self._in_order < disk.start:  # retention went over it
+            self.world.facts.dropped_end = max(self.world.facts.dropped_end, disk.start)
+            self._in_order = disk.start
+            self._keep_floor()
+            return
+        if self._in_order >= leading.watermark or not self.may_act():
+            return
+        self.world.facts.deliver_in_order(leading, self.name, self._in_order, disk)
+        if random.random() < 0.8:
+            self._in_order += 1
+            self._keep_floor()
+
+    def _keep_floor(self) -> None:
+        leading, floor = self.leading, self._in_order
+        assert leading is not None
+        self.disk.floors[ORDER] = floor
+
+        def done() -> None:
+            if self._in_order == floor:
+                self._is_order_held = False
+
+        is_kept = leading.keep_floor(ORDER, floor, done)
+        self._is_order_held = self.world.rules.h2_order and not is_kept
 
     def _drop(self) -> None:
         """Retention: what every channel has finished may go."""
@@ -1303,7 +1441,7 @@ class Process:
         self.at(2 * world.delay(), connect)
 
     def identity(self) -> Identity:
-        return Identity("c", self.node.name, self.name, self.node.boot_id, self.disk.needs_sync, 1)
+        return Identity("c", self.node.name, self.name, self.node.boot_id, self.disk.needs_sync, PEER_VERSION)
 
 
 class Connection:
@@ -1355,7 +1493,7 @@ class Connection:
             if target.disk.end != end:
                 target.wrote()
 
-    def _receive(self, action: Callable[[], None]) -> None:
+    def _receive(self, action: Callable[[], object]) -> None:
         try:
             action()
         except PeerError as error:

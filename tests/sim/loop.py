@@ -73,6 +73,8 @@ EPHEMERAL_PORT = 40_000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("", "0.0.0.0", "::")
 SYN_RETRIES_S = (1, 2, 4, 8, 16, 32, 64)  # Linux: gives up after 127 s
+UNACKNOWLEDGED_S = 0.4
+"""After which a sender that hears of no acknowledgement sends the same again and nothing new, as TCP does."""
 SEED_VARIABLE = "FLINTMQ_SIM_SEED"
 TRACE_VARIABLE = "FLINTMQ_SIM_TRACE"
 
@@ -628,6 +630,7 @@ class _Wire:
         self._is_moving = False
         self._is_stuck = False
         self._acknowledged_bytes = 0
+        self._unheard_since: float | None = None  # acknowledgements that do not come back
         self._give_up: asyncio.TimerHandle | None = None
 
     def send(self, payload: bytes | Mark) -> None:
@@ -657,10 +660,14 @@ class _Wire:
 
     def _pass_acknowledgements(self) -> None:
         if not self._network.is_cut(self._target.node, self._source.node):
-            size, self._acknowledged_bytes = self._acknowledged_bytes, 0
+            size, self._acknowledged_bytes, self._unheard_since = self._acknowledged_bytes, 0, None
             self._source.acknowledged(size)
+        elif self._acknowledged_bytes and self._unheard_since is None:
+            self._unheard_since = self._loop.time()
 
     def _is_blocked(self) -> bool:
+        if self._unheard_since is not None and self._loop.time() - self._unheard_since >= UNACKNOWLEDGED_S:
+            return True
         return self._network.is_cut(self._source.node, self._target.node) or not self._target.node.is_up
 
     def _note_stalled(self) -> None:

@@ -23,10 +23,13 @@ MISSING = [  # rule, what goes wrong so that it shows, the seed that showed it f
     ("followers_refuse_lower_epochs", ("estrange", "reset"), 0),
     ("shrink_before_watermark", FAULTS, 32),
     ("fencing", FAULTS, 13),
+    ("stops_before_it_gives_up", ("strand",), 2),
     ("h1", ("isolate", "stumble", "stumble", "cut", "kill"), 5),
     ("h2", FAULTS, 4),
+    ("h2_order", ("kill", "cut", "isolate"), 1),
     ("h3", FAULTS, 1),
     ("h4", FAULTS, 3),
+    ("h4_order", ("dark", "kill", "isolate"), 116),
     ("h5", FAULTS, 4),
     ("h7", LOSING, 13),
 ]
@@ -43,11 +46,16 @@ def test_nothing_is_lost_whatever_happens():
 
 
 @pytest.mark.parametrize(
-    "faults", [("estrange", "reset"), ("pause", "isolate", "store"), ("power", "stumble", "reset")]
+    "faults", [("strand", "kill"), ("estrange", "reset"), ("pause", "isolate", "store"), ("power", "stumble", "reset")]
 )
 def test_nothing_is_lost_when_the_same_happens_again_and_again(faults):
     for seed in seeds(25):
         play(seed, faults=faults)
+
+
+def test_who_has_most_leads_when_all_lost_their_power():
+    """H4: what no copy has is gone, and nothing that one of them has."""
+    assert sum(play(seed, faults=("dark", "kill", "isolate")).facts.lossy_count for seed in seeds(25)) > 5
 
 
 def test_what_a_copy_lost_comes_from_another_one():

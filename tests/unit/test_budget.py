@@ -43,11 +43,15 @@ def test_short_is_beyond_half_and_full_is_the_share():
 def test_a_connection_holds_what_its_transport_has_not_written():
     budget = Budget(1600)
     first, second = Connection(budget), Connection(budget)
-    first.meter.wrote(120, 80)
+    first.meter.wrote(120, 80)  # of a piece that is written in part nothing is free
     second.meter.wrote(50, 50)
-    assert (budget.output_bytes, list(budget.holders)) == (130, [first, second])
-    first.meter.look(20, 1.0)
-    assert budget.output_bytes == 70
+    assert (budget.output_bytes, list(budget.holders)) == (170, [first, second])
+    first.meter.look(1, 1.0)
+    assert budget.output_bytes == 170
+    first.meter.wrote(10, 11)
+    assert budget.output_bytes == 180
+    first.meter.wrote(10, 12)  # the large one has been written, or all but a byte of it
+    assert budget.output_bytes == 181
     first.meter.wrote(10, 0)
     assert (budget.output_bytes, list(budget.holders)) == (50, [second])
     second.meter.close()

@@ -15,6 +15,7 @@ from flintmq.client.admin.results import ClusterStatus, Move
 from flintmq.errors import ConnectionFailed
 from flintmq.sync import LookupdAdmin
 from flintmq.tools import cluster, cluster_tables
+from flintmq.tools.shell.arguments import VARIABLES
 
 
 class Master:
@@ -51,6 +52,8 @@ def _ask_of(master: Master) -> Any:
 @pytest.fixture
 def master(monkeypatch: pytest.MonkeyPatch) -> Master:
     found = Master()
+    for variable in VARIABLES.values():
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(LookupdAdmin.__base__, "ask", _ask_of(found))
     monkeypatch.setattr(cluster, "_POLL_S", 0.0)
     return found
@@ -63,14 +66,15 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Master:
          "POST /topic/create?topic=t&partition_num=4&orderedmulti=true&replicator=3"),
         ("topic create t", "POST /topic/create?topic=t"),
         ("topic create t --dry-run", "POST /topic/create?topic=t&dry_run=true"),
-        ("topic delete t", "POST /topic/delete?topic=t&partition=%2A%2A"),
+        ("topic delete t --yes", "POST /topic/delete?topic=t&partition=%2A%2A"),
         ("topic update t --replicas 2", "POST /topic/meta/update?topic=t&replicator=2"),
         ("topic update t --retention 7 --min-in-sync=1 --no-auto-channels",
          "POST /topic/meta/update?topic=t&min_in_sync=1&retention=7&disable_channel_auto_create=true"),
         ("topic expand t 8 --dry-run", "POST /topic/partition/expand?topic=t&partition_num=8&dry_run=true"),
         ("topic move t 0 --from a:4150 --to d",
          "POST /topic/partition/move?topic=t&partition=0&move_source=a&move_target=d"),
-        ("topic elect t 0 b:4151 --accept-loss", "POST /cluster/partition/elect?topic=t&partition=0&node=b"),
+        ("topic elect t 0 b:4151 --accept-loss", "POST /cluster/partition/elect?topic=t&partition=0&node=b%3A4151"),
+        ("topic elect t 0 --dry-run", "POST /cluster/partition/elect?topic=t&partition=0&dry_run=true"),
         ("node drain a", "POST /cluster/node/drain?node=a"),
         ("node drain a --undo", "POST /cluster/node/drain?node=a&undo=true"),
         ("node remove c:4150 --dry-run", "POST /cluster/node/remove?remove_node=c&dry_run=true"),
@@ -92,6 +96,9 @@ def test_words_become_a_request(master: Master, words: str, expected: str) -> No
         ("topic xyzzy", "there is no verb xyzzy; flintmq topic --help lists all"),
         ("topic create", "the following arguments are required: topic"),
         ("topic create t --replicas=3", "need --partitions"),
+        ("topic create t --partitions=1 --replicas=6", "argument --replicas: it must be 1 to 5"),
+        ("topic update t --replicas=0", "argument --replicas: it must be 1 to 5"),
+        ("topic update t --min-in-sync=6", "argument --min-in-sync: it must be 1 to 5"),
         ("topic expand t 0", "it must be 1 or more"),
         ("topic move t x --from a --to b", "it must be a number"),
         ("topic move t 0 --to b", "--from"),

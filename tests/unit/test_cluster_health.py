@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, is_whole, troubles
 from flintmq.client.admin.results import ClusterLookupd, ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
-from flintmq.tools.cluster_health import NOTE, PROBLEM, WARNING, is_whole, troubles
 
 MASTER = ClusterLookupd("m", "i", "host", 4160, 4161)
 OTHER = ClusterLookupd("n", "i", "host2", 4160, 4161)

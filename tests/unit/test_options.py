@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.errors import OptionError
+from flintmq.nsqadmin.options import NsqadminOptions
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import (
@@ -38,7 +39,7 @@ from flintmq.options import (
 from flintmq.options.durations import DURATION_NS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES: list[type[Options]] = [NsqdOptions, NsqlookupdOptions]
+TABLES: list[type[Options]] = [NsqdOptions, NsqlookupdOptions, NsqadminOptions]
 
 
 def nsqd(*flags: str, **environment: str) -> NsqdOptions:
@@ -119,6 +120,7 @@ def test_durations_survive_a_round_trip(duration_ns):
     assert parse_duration_ns(format_duration(duration_ns)) == duration_ns
 
 
+@pytest.mark.slow
 @given(st.text(max_size=20))
 def test_any_text_is_a_duration_or_a_value_error(text):
     try:
@@ -577,7 +579,20 @@ inactive-producer-timeout 5m0s | tombstone-lifetime 45s | verbose false
 """
 
 
-@pytest.mark.parametrize(("table", "listed"), [(NsqdOptions, NSQD_DEFAULTS), (NsqlookupdOptions, NSQLOOKUPD_DEFAULTS)])
+NSQADMIN_DEFAULTS = """
+log-level info | log-prefix [nsqadmin]_ | http-address 0.0.0.0:4171 | base-path / | dev-static-dir | graphite-url
+proxy-graphite false | statsd-counter-format stats.counters.%s.count | statsd-gauge-format stats.gauges.%s
+statsd-prefix nsq.%s | statsd-interval 1m0s | notification-http-endpoint | http-client-connect-timeout 2s
+http-client-request-timeout 5s | http-client-tls-insecure-skip-verify false | http-client-tls-root-ca-file
+http-client-tls-cert | http-client-tls-key | allow-config-from-cidr 127.0.0.1/8 | acl-http-header X-Forwarded-User
+lookupd-http-address | nsqd-http-address | admin-user | verbose false
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "listed"),
+    [(NsqdOptions, NSQD_DEFAULTS), (NsqlookupdOptions, NSQLOOKUPD_DEFAULTS), (NsqadminOptions, NSQADMIN_DEFAULTS)],
+)
 def test_every_flag_of_nsq_is_there_with_its_default(table, listed):
     expected = {}
     for entry in listed.replace("\n", "|").split("|"):

@@ -92,7 +92,13 @@ def test_defaults():
 def test_what_is_out_of_its_range(name, value, refusal):
     with pytest.raises(BadTopicMeta) as refused:
         meta_of_query({"partition_num": "1", name: value})
-    assert str(refused.value) == refusal
+    assert str(refused.value).startswith(f"{refusal}: {name}={value}, it must be ")
+
+
+def test_a_number_of_copies_is_refused_with_the_limit():
+    with pytest.raises(BadTopicMeta) as refused:
+        meta_of_query({"partition_num": "1", "replicator": "6"}, copies_max=5)
+    assert str(refused.value) == "INVALID_ARG_TOPIC_REPLICATOR: replicator=6, it must be 1 to 5"
 
 
 def test_more_than_one_copy_is_refused_with_a_reason():

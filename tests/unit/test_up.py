@@ -101,11 +101,14 @@ def test_the_greeting_names_every_address_and_the_durability():
     assert re.search(r"^  durability  os ", text, re.MULTILINE)
 
 
-def test_the_commands_to_try_use_the_real_ports_and_are_python():
-    text = greeting(WHERE, options(), "/opt/my python")
-    assert "curl -d 'hello' 'http://127.0.0.1:14151/pub?topic=greetings'" in text
-    consume, read = re.findall(r"^/opt/my python - <<'END'\n(.*?)^END$", text, re.MULTILINE | re.DOTALL)
-    compile(consume, "consume", "exec")
-    compile(read, "read", "exec")
-    assert 'nsqlookupd_http_addresses="http://127.0.0.1:14161"' in consume
-    assert 'option("nsqd", "127.0.0.1:14150")' in read
+def test_the_commands_to_try_use_the_real_ports():
+    text = greeting(WHERE, options(), "'/opt/my bin/flintmq'")
+    assert "  export FLINTMQ_NSQD=127.0.0.1:14150 FLINTMQ_HTTP=127.0.0.1:14151\n" in text
+    assert "\n  '/opt/my bin/flintmq' pub greetings hello " in text
+    assert "  curl -d hello 'http://127.0.0.1:14151/pub?topic=greetings'\n" in text
+
+
+def test_at_the_usual_ports_the_commands_need_no_addresses():
+    where = Listening("127.0.0.1:4150", "127.0.0.1:4151", "127.0.0.1:4160", "127.0.0.1:4161")
+    text = greeting(where, options(), "flintmq")
+    assert "export" not in text and "\n  flintmq tail greetings " in text

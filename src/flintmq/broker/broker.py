@@ -856,6 +856,10 @@ class Broker:
         """Publish messages to the partition whose turn it is; see :meth:`Publishes.publish_to`."""
         return self.publish_to(topic.next_partition(), bodies, due_ns)
 
+    def free_bytes(self) -> int:
+        """Bytes that can be written to the disk of the data directory."""
+        return self._files.free_bytes()
+
     @property
     def write_error(self) -> StorageError | None:
         """Why something published or created last could not be stored; None after the next good write."""

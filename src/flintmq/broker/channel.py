@@ -75,7 +75,8 @@ class Channel:
         limiter: of its messages, if any.
         delayed: where in the log messages are that are not due, as far as is known.
         budget: what consumers have been given and not read counts in it; without a limit unless it is set.
-        keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process.
+        keep_floor: of a channel that is consumed in order: remembers the floor so that it outlives the process; False:
+            that takes until :meth:`floor_is_kept`, and nothing is delivered before.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class Channel:
         self.limiter: Limiter | None = None
         self.delayed: DelayedAhead | None = None
         self.counted_from = log.committed_sequence
-        self.keep_floor: Callable[[int], None] | None = None
+        self.keep_floor: Callable[[int], bool | None] | None = None
         self._kept_floor = -1
+        self._is_floor_awaited = False
         self._id_base = internal_id(partition, 0)
         self._random = random_source
         self._depth_max = depth_max
@@ -362,7 +364,7 @@ class Channel:
             self.limiter.wall_ns = wall_ns
         window = self.window
         if self.keep_floor is not None and self._kept_floor != window.floor:
-            self.keep_floor(window.floor)
+            self._is_floor_awaited = self.keep_floor(window.floor) is False
             self._kept_floor = window.floor
         if self.skipped and not self.paused:
             self._skip_waiting()
@@ -371,7 +373,7 @@ class Channel:
             if self.keep_floor is None:
                 self._pass_deferred(wall_ns)
             return
-        if self.keep_floor is not None and window.in_flight_count:
+        if self.keep_floor is not None and (window.in_flight_count or self._is_floor_awaited):
             return
         self._hand_out(now_ns, wall_ns)
         budget = self.budget
@@ -437,11 +439,17 @@ class Channel:
     def gather_waiting(self) -> None:
         """Let everything that waits to be delivered again stand in the one queue for all consumers."""
 
-    def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
+    def deliver_in_order(self, keep_floor: Callable[[int], bool | None] | None) -> None:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
         self.keep_floor = keep_floor
         self._kept_floor = -1
+        self._is_floor_awaited = False
         self.window.keep_order(keep_floor is not None)
+
+    def floor_is_kept(self, floor: int) -> None:
+        """Go on behind a floor that :attr:`keep_floor` has brought elsewhere; it is pumped by the caller."""
+        if floor == self._kept_floor:
+            self._is_floor_awaited = False
 
     def take_sent_to(self) -> dict[Subscription, None]:
         """The consumers that :meth:`pump` gave something to write."""

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
+from typing import Protocol
 
 from flintmq.broker.channel import Channel, ChannelState
 from flintmq.broker.latency import Latency
@@ -29,6 +30,20 @@ from flintmq.storage.channel_store import CursorRow, StoredCursor
 from flintmq.storage.records import DeleteProgress, PutChannel
 
 
+class FloorKeeper(Protocol):
+    """Keeps how far channels in order are elsewhere as well, where others may deliver them one day."""
+
+    def keep(self, partition: Partition, channel: Channel, floor: int) -> bool:
+        """Keep a floor; 0: what was kept is not so any more.
+
+        Returns:
+            Whether it is done. Else :meth:`Channel.floor_is_kept` is called when it is.
+        """
+
+    def forget(self, partition: Partition, channel: Channel) -> None:
+        """A channel is gone."""
+
+
 class Channels:
     """Owner of the channels' numbers.
 
@@ -40,6 +55,7 @@ class Channels:
         changed: those of which something may be to be written, or to be read from the database.
         is_urgent: whether one of them cannot go on before the next flush.
         shares: of the memory for spilled messages.
+        floor_keeper: of channels that become ordered from now on; None: nobody else delivers them.
     """
 
     def __init__(
@@ -57,6 +73,7 @@ class Channels:
         self._random = random_source
         self._report = report
         self._floors = FloorFile(files)
+        self.floor_keeper: FloorKeeper | None = None
         self._cursors: dict[Channel, tuple[int, Partition]] = {}
         self._next_cursor = 1
         self._pack_numbers = count(1)
@@ -162,14 +179,27 @@ class Channels:
 
     def order(self, channel: Channel, is_ordered: bool) -> None:
         """Have a channel deliver in order, keeping its floor before each delivery; or no longer."""
-        keep = partial(self._floors.put, self.cursor(channel)) if self.is_durable(channel) else _keep_nothing
+        keep: Callable[[int], bool | None] = _keep_nothing
+        if self.is_durable(channel):
+            cursor, partition = self._cursors[channel]
+            keep = partial(self._floors.put, cursor)
+            if self.floor_keeper is not None:
+                keep = partial(self._keep_everywhere, self.floor_keeper, cursor, partition, channel)
         channel.deliver_in_order(keep if is_ordered else None)
+
+    def _keep_everywhere(
+        self, keeper: FloorKeeper, cursor: int, partition: Partition, channel: Channel, floor: int
+    ) -> bool:
+        self._floors.put(cursor, floor)
+        return keeper.keep(partition, channel, floor)
 
     def remove(self, channel: Channel) -> None:
         """Forget a channel that is deleted, and have its progress removed."""
         self.changed.pop(channel, None)
         self._budget.waiting.pop(channel, None)
         cursor, partition = self._cursors.pop(channel)
+        if self.floor_keeper is not None:
+            self.floor_keeper.forget(partition, channel)
         self._metadata.put(DeleteProgress(partition.topic_name, partition.number, channel.name), cursor)
         self.forget_cursor(cursor)
 
@@ -222,7 +252,23 @@ class Channels:
         Raises:
             WriteFailed: nothing is known about it.
         """
-        self._floors.forget(self.cursor(channel))
+        cursor, partition = self._cursors[channel]
+        self._floors.forget(cursor)
+        if self.floor_keeper is not None:
+            self.floor_keeper.keep(partition, channel, 0)
+
+    def keep_floor(self, cursor: int, floor: int, before: int | None) -> None:
+        """Keep the floor of a channel that another node delivers.
+
+        Args:
+            before: that was kept of it; None: nothing was.
+
+        Raises:
+            WriteFailed: nothing is known about it.
+        """
+        if before is not None and floor < before:
+            self._floors.forget(cursor)  # the larger one of its records counts
+        self._floors.put(cursor, floor)
 
     def sync_floors(self) -> None:
         """Have the floors survive a power loss. Blocks; for a worker thread.
@@ -247,5 +293,6 @@ def first_cursor(floor: int) -> StoredCursor:
     return StoredCursor(0, "", 0, "", CursorRow(floor), b"", 0, None)
 
 
-def _keep_nothing(_floor: int) -> None:
+def _keep_nothing(_floor: int) -> bool | None:
     """Of a channel that does not outlive the process."""
+    return None

@@ -156,6 +156,7 @@ class Partition:
         meta: of its topic.
         headers_from: of an extended topic: messages below this sequence were stored before it had headers, without
             room for them.
+        is_handed_over: another node goes on with it, and says what becomes of what was published.
         is_open: it takes what is published like the message before: it is neither deleted nor held.
         prefix: what a stored body begins with that has neither trace id nor headers; None on a plain topic.
         write_error: why the last turn with publishes was not stored; None when it was.
@@ -172,8 +173,8 @@ class Partition:
 
     __slots__ = ("_group", "_groups", "_hold_count", "_meta", "_open", "_open_due_ns", "adopted", "backlog_start",
                  "bounds", "bytes_count", "channels", "counted_from", "delayed", "durable_floor", "events",
-                 "failed_count", "headers_from", "is_deleted", "is_open", "is_unwaited", "log", "number", "paused_at",
-                 "prefix", "producers", "topic_name", "watermark", "write_error", "written",
+                 "failed_count", "headers_from", "is_deleted", "is_handed_over", "is_open", "is_unwaited", "log",
+                 "number", "paused_at", "prefix", "producers", "topic_name", "watermark", "write_error", "written",
                  "written_weight")  # fmt: skip
 
     def __init__(
@@ -188,6 +189,7 @@ class Partition:
         self._meta = PLAIN
         self.prefix: bytes | None = None
         self.is_deleted = False
+        self.is_handed_over = False
         self.counted_from = log.next_sequence
         self.bytes_count = 0
         self.failed_count = 0
@@ -309,7 +311,14 @@ class Partition:
             group.pending.append((due_ns, self._open, -1))
         return group
 
-    def publish_once(self, producer_id: bytes, sequence: int, bodies: Sequence[bytes]) -> PublishGroup:
+    def publish_once(
+        self,
+        producer_id: bytes,
+        sequence: int,
+        bodies: Sequence[bytes],
+        due_ns: int = 0,
+        is_stored_form: bool = False,
+    ) -> PublishGroup:
         """As :meth:`publish`, of a producer that counts its messages: what it published before is not stored again.
 
         Args:
@@ -348,21 +357,25 @@ class Partition:
         self._groups.append(group)
         group.once = producers.begin(producer_id, ranges, group)
         if self.events is not None:
-            self.events.publishing(group, sum(map(len, parts)), False)
+            self.events.publishing(group, sum(map(len, parts)), is_stored_form)
         for part in parts:
-            if self.prefix is not None:
+            if self.prefix is not None and not is_stored_form:
                 part = [self.prefix + body for body in part]
             size = sum(map(len, part))
             if self.prefix is not None:
                 self._count(group, len(part), size)
             group.weight += size + _APPEND_WEIGHT
-            group.pending.append((0, part, size))
+            group.pending.append((due_ns, part, size))
         return group
 
     def has_published(self, producer_id: bytes, sequence: int) -> bool:
         """Whether a message of a producer is a duplicate."""
         last = (self.producers or Producers(self.log)).last(producer_id)
         return last is not None and sequence <= last
+
+    def published_by(self, prefix: bytes) -> dict[bytes, int]:
+        """Return the last sequences taken of the producers whose ids begin with ``prefix``."""
+        return (self.producers or Producers(self.log)).with_prefix(prefix)
 
     def _count(self, group: PublishGroup, count: int, size: int) -> None:
         overhead = FRAME_OVERHEAD_BYTES - (TRACE_ID_SIZE if self._meta.has_raw_ids else 0)
@@ -417,14 +430,21 @@ class Partition:
             group.first_sequence, group.end_sequence = log.committed_sequence, log.next_sequence
             self.written.append(group)
 
-    def hand_over(self, error: BaseException) -> None:
+    def hand_over(self, error: BaseException, unwritten: BaseException | None = None) -> list[PublishGroup]:
         """Take no more publishes, and leave the log alone: another node goes on with it.
 
         Args:
             error: what those are told whose publishes are not committed; they may be stored all the same.
+            unwritten: what those are told of whose publishes nothing was written, and whether what was written is
+                stored can be found out. None: ``error`` is told to all.
+
+        Returns:
+            with ``unwritten``, what was written and is not committed; nobody is told of that yet.
         """
         self.is_deleted, self.is_open = True, False
-        groups, self._groups = [*self.written, *self._groups], deque()
+        self.is_handed_over = True
+        kept = [] if unwritten is None else [group for group in self.written if not group.ended]
+        groups, self._groups = [*([] if kept else self.written), *self._groups], deque()
         self.written.clear()
         self._group = self._open = None
         self.delayed.clear()
@@ -432,11 +452,12 @@ class Partition:
         for group in groups:
             group.pending.clear()
             try:
-                group.end(error)
+                group.end(error if unwritten is None or group.first_sequence >= 0 else unwritten)
             except Exception as failure:  # noqa: BLE001 - raised below, when the others have been told
                 defect = defect or failure
         if defect is not None:
             raise defect
+        return kept
 
     def delete(self) -> None:
         """Close the log for good; publishes of this turn count as made before the deletion."""
@@ -566,10 +587,10 @@ class Partition:
         for part in (bodies,) if fits else _parts(bodies):  # many small publishes may have grown into too much
             if once is None:
                 self.log.append(part, wall_ns, due_ns)
-                if due_ns:
-                    self._note_delayed(len(part), due_ns)
             else:
-                once.append(self.log, part, wall_ns)
+                once.append(self.log, part, wall_ns, due_ns)
+            if due_ns:
+                self._note_delayed(len(part), due_ns)
         self.bytes_count += size - (len(self.prefix) * len(bodies) if self.prefix is not None else 0)
         self.written_weight += size + _APPEND_WEIGHT
 

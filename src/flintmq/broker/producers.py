@@ -98,13 +98,16 @@ class OncePublish(Generic[AnyGroup]):
             ranges = [(start, stop) for start, stop in cut if start < stop]
         return ranges
 
-    def append(self, log: PartitionLog | MemoryLog, bodies: Sequence[bytes], wall_ns: int) -> None:
+    def append(self, log: PartitionLog | MemoryLog, bodies: Sequence[bytes], wall_ns: int, due_ns: int = 0) -> None:
         """Write its next messages as one batch.
+
+        Args:
+            due_ns: wall time before which they are not delivered, 0 for at once.
 
         Raises:
             StorageError: as the log says.
         """
-        log.append(bodies, wall_ns, producer=(self.producer_id, self._next))
+        log.append(bodies, wall_ns, due_ns, producer=(self.producer_id, self._next))
         self._next += len(bodies)
         self.written = max(self.written, self._next - 1)
         if self._next == self._ranges[self._index][1] and self._index + 1 < len(self._ranges):
@@ -204,6 +207,12 @@ class Producers(Generic[AnyGroup]):
             return line.last
         last = self._log.producers.table.last(producer_id)
         return self._rolled_back.get(producer_id) if last is None else last
+
+    def with_prefix(self, prefix: bytes) -> dict[bytes, int]:
+        """Return the last sequences taken of the producers whose ids begin with ``prefix``."""
+        known = (*(each for each, _ in self._log.producers.table.items()), *self._lines)
+        found = {each: self.last(each) for each in known if each.startswith(prefix)}
+        return {each: last for each, last in found.items() if last is not None}
 
     def new_ranges(self, producer_id: bytes, first: int, end: int) -> Ranges:
         """Find those of the messages from ``first`` to ``end`` (exclusive) that are no duplicates.

@@ -71,7 +71,7 @@ class Publishes:
                 :meth:`Partition.publish_once`.
         """
         if producer is not None:
-            group = partition.publish_once(*producer, bodies)
+            group = partition.publish_once(*producer, bodies, due_ns, is_stored_form)
             self.take_up(partition)
             self.note_snapshot(partition)
             return group
@@ -135,6 +135,8 @@ class Publishes:
         """Nothing more is waited for: answer the publishers and let consumers see the messages, in the log's order."""
         for group in groups:
             partition = group.partition
+            if partition.is_handed_over:
+                continue
             try:
                 if partition.is_deleted:
                     group.end(None)

@@ -28,11 +28,11 @@ import msgspec
 
 from flintmq.batch import BatchError, decode_header
 from flintmq.broker.adoption import Adoption
-from flintmq.broker.channels import Channels
+from flintmq.broker.channels import Channels, FloorKeeper
 from flintmq.broker.log_marks import LogMarks
 from flintmq.broker.logs import Logs, log_directory
 from flintmq.broker.metadata import Metadata, Waiter
-from flintmq.broker.partition import Partition
+from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.progress import Progress, Question
 from flintmq.broker.publishes import Publishes
 from flintmq.broker.subscription import Subscription
@@ -111,9 +111,9 @@ class Replica:
         is_deleted: whether it was removed or set aside.
     """
 
-    __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_packs", "_rows_end", "_staged",
-                 "_staged_packs", "_state", "_taken", "durable_epoch", "durable_floor", "epoch", "history",
-                 "is_deleted", "log", "log_id", "number", "partition", "progress", "topic", "topic_number",
+    __slots__ = ("_about", "_backlog_start", "_cursors", "_floors", "_kept_floors", "_ordered_floors", "_packs",
+                 "_rows_end", "_staged", "_staged_packs", "_state", "_taken", "durable_epoch", "durable_floor", "epoch",
+                 "history", "is_deleted", "log", "log_id", "number", "partition", "progress", "topic", "topic_number",
                  "work")  # fmt: skip
 
     def __init__(self, topic: str, number: int, stored: StoredReplica, log: PartitionLog) -> None:
@@ -134,6 +134,7 @@ class Replica:
         self._taken = stored.progress  # what the database will have
         self._cursors: dict[str, int] = {}  # of its channels
         self._kept_floors: dict[int, int] = {}  # of channels in order, ahead of the database, by cursor
+        self._ordered_floors: dict[str, int] = {}  # the same as its leader told, also of channels that are not here yet
         self._floors: dict[str, int] = {}  # of its channels, as the database will have them
         self._backlog_start = 1
         self._packs: dict[int, int] = {}  # the leader's numbers of packs of spilled messages, and those here
@@ -323,6 +324,10 @@ class Replicas(Mapping[_Key, Replica]):
 
     def __len__(self) -> int:
         return len(self._replicas)
+
+    def keep_floors_by(self, keeper: FloorKeeper) -> None:
+        """Have the floors of channels in order brought to other nodes: of those that are made from now on."""
+        self._channels.floor_keeper = keeper
 
     def of_topic(self, topic: str) -> Mapping[int, Replica]:
         """Find the replicas of a topic, by number."""
@@ -716,6 +721,7 @@ class Replicas(Mapping[_Key, Replica]):
         """
         self._check_idle(replica)
         self._check_followed(replica)
+        self._limit_floors(replica, sequence)
         history = [(epoch, first) for epoch, first in replica.history if first < sequence]
         if replica.lost_from and sequence <= replica.lost_from:
             replica.log.uncommit(sequence)
@@ -761,6 +767,7 @@ class Replicas(Mapping[_Key, Replica]):
             raise ValueError(f"{replica.describe()}: no log begins with {sequence} at offset {offset_bytes}")
         if replica.log.failed is not None:
             raise StorageError(f"{replica.log.directory}: {replica.log.failed}")
+        self._limit_floors(replica, sequence)
         start_over = partial(replica.log.start_over, sequence, offset_bytes)
         self._change_log(replica, "its log starts over", sequence, [], start_over, done, is_whole=True)
 
@@ -931,12 +938,58 @@ class Replicas(Mapping[_Key, Replica]):
         for name, cursor in replica._cursors.items():
             for statement in channel_store.delete_cursor(cursor):
                 put(statement)
-            self._channels.forget_cursor(cursor)
+            if name not in left or name not in replica._ordered_floors:
+                self._channels.forget_cursor(cursor)
             if name not in left:
                 put(channel_store.delete_channel(replica.topic, replica.number, name))
         put(channel_store.delete_partition(replica.topic, replica.number))
-        replica._cursors, replica._floors, replica._packs, replica._kept_floors = {}, {}, {}, {}
+        floors = {name: floor for name, floor in replica._ordered_floors.items() if name in left}
+        # what is kept of these stays where it is: there is no moment without it
+        replica._cursors = {name: cursor for name, cursor in replica._cursors.items() if name in floors}
+        replica._kept_floors = {cursor: floors[name] for name, cursor in replica._cursors.items()}
+        replica._ordered_floors = floors
+        replica._floors, replica._packs = {}, {}
         replica._backlog_start = 1
+
+    def keep_floors(self, replica: Replica, floors: Sequence[tuple[str, int]]) -> None:
+        """Keep how far channels in order are, as the leader says, ahead of its progress; it outlives the process.
+
+        Args:
+            floors: channels, and the sequence below which everything is finished; 0: what is kept is not so any more.
+
+        Raises:
+            ValueError: it is led here.
+            StorageError: something else is being done with the replica, or they cannot be written.
+        """
+        self._check_idle(replica)
+        self._check_followed(replica)
+        for name, floor in floors:
+            cursor = replica._cursors.get(name)
+            if floor:
+                replica._ordered_floors[name] = floor
+                if cursor is not None:
+                    self._keep_floor(replica, cursor, floor)
+                continue
+            replica._ordered_floors.pop(name, None)
+            if cursor is not None and replica._kept_floors.pop(cursor, None) is not None:
+                self._channels.forget_cursor(cursor)
+
+    def _keep_floor(self, replica: Replica, cursor: int, floor: int) -> None:
+        self._channels.keep_floor(cursor, floor, replica._kept_floors.get(cursor))
+        replica._kept_floors[cursor] = floor
+
+    def _limit_floors(self, replica: Replica, end: int) -> None:
+        """Let no channel in order be beyond a log that was cut back, or lost its end with the power: the sequences from
+        there on are other messages' from now on, which nobody has finished.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        for name, floor in replica._ordered_floors.items():
+            replica._ordered_floors[name] = min(floor, end)
+        for cursor, floor in replica._kept_floors.items():
+            if floor > end:
+                self._keep_floor(replica, cursor, end)
 
     def _statements(self, replica: Replica, record: ChannelRecord | PutBacklog) -> list[Statement]:
         """Find what a record does to this node's database, which has numbers of its own."""
@@ -947,8 +1000,10 @@ class Replicas(Mapping[_Key, Replica]):
         if isinstance(record, DeleteProgress):
             cursor = cursors.pop(name, None)
             replica._floors.pop(name, None)
+            replica._ordered_floors.pop(name, None)
             if cursor is None:
                 return []
+            replica._kept_floors.pop(cursor, None)
             self._channels.forget_cursor(cursor)
             return record.statements(cursor)
         if isinstance(record, DeleteChannel):
@@ -956,6 +1011,8 @@ class Replicas(Mapping[_Key, Replica]):
         cursor = cursors.get(name)
         if cursor is None:
             cursor = cursors[name] = self._channels.new_cursor()
+            if name in replica._ordered_floors:  # it was told before there was a place for it
+                self._keep_floor(replica, cursor, replica._ordered_floors[name])
         if isinstance(record, PutProgress):
             replica._floors[name] = record.floor
         if isinstance(record, PutSpilled):
@@ -1058,6 +1115,7 @@ class Replicas(Mapping[_Key, Replica]):
             log = replica.log
             rows_end = min(replica._rows_end or log.next_sequence, log.next_sequence)
             try:
+                self._limit_floors(replica, rows_end)
                 stored.logs[replica.topic, replica.number] = self._marks.mark(replica)
                 self._adoption.keep_rows(replica.topic, self._keep)
                 log.epoch = replica.epoch
@@ -1077,13 +1135,21 @@ class Replicas(Mapping[_Key, Replica]):
         replica.work = ""
         done(error)
 
-    def demote(self, replica: Replica, error: BaseException) -> list[Subscription]:
+    def demote(
+        self,
+        replica: Replica,
+        error: BaseException,
+        unwritten: BaseException | None = None,
+        keep: Callable[[list[PublishGroup]], None] = lambda groups: None,
+    ) -> list[Subscription]:
         """Lead a partition no longer; what it has is kept, and :meth:`promote` goes on with it.
 
         The whole state has to come before :meth:`apply` takes anything of another leader.
 
         Args:
             error: what those are told whose publishes are not committed; they may be stored all the same.
+            unwritten: as for :meth:`flintmq.broker.partition.Partition.hand_over`.
+            keep: called with what was written and is not committed; nobody is told of that yet.
 
         Returns:
             its consumers, whose connections are to be closed.
@@ -1099,7 +1165,7 @@ class Replicas(Mapping[_Key, Replica]):
         if not any(other.partition is not None for other in self._by_topic[replica.topic].values()):
             self._adoption.keep_rows(replica.topic, None)
         self._put_progress(replica, (0, 0))
-        partition.hand_over(error)
+        keep(partition.hand_over(error, unwritten))
         return subscriptions
 
     def take_in(
@@ -1156,6 +1222,7 @@ class Replicas(Mapping[_Key, Replica]):
         replica._backlog_start = partition.backlog_start
         replica.durable_floor = min(partition.durable_floor, replica.floor)
         replica._kept_floors = {}
+        replica._ordered_floors = {}
         replica.partition = None
         self._marks.replace(partition, replica)
 

@@ -261,7 +261,7 @@ class TaggedChannel(Channel):
         """Whether what comes again for a group would be the first that does, and something new may be there for it."""
         return self.keep_floor is None and not group.again and (bool(group.waiting) or self.window.next < self.end)
 
-    def deliver_in_order(self, keep_floor: Callable[[int], None] | None) -> None:
+    def deliver_in_order(self, keep_floor: Callable[[int], bool | None] | None) -> None:
         """Deliver one message at a time from now on, each when the one before is finished; None: as they come."""
         self.gather_waiting()
         super().deliver_in_order(keep_floor)

@@ -111,7 +111,7 @@ class LeaderSpread:
         if self._rested_at == view.revision:
             return []
         led = {node: len(view.led.get(node, ())) for node in live}
-        takers = [node for node in live if not live[node].is_draining and node not in view.drains]
+        takers = [node for node in live if not _takes_nothing(live[node]) and node not in view.drains]
         found: list[tuple[PartitionId, str]] = []
         if not takers:
             return found
@@ -156,12 +156,16 @@ class LeaderSpread:
             node
             for node in names
             if node in state.replicas
-            and not live[node].is_draining
+            and not _takes_nothing(live[node])
             and node not in drains
             and begun.get(node, 0) < HAND_OVERS_MAX
             and led[state.leader] >= led[node] + 2
         ]
         return min(able, key=lambda node: (led[node], state.replicas.index(node)), default=None)
+
+
+def _takes_nothing(node: NodeRecord) -> bool:
+    return node.is_draining or node.is_full
 
 
 # -- where copies are to be --------------------------------------------------------------------------------------------

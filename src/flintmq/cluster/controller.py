@@ -37,6 +37,7 @@ import msgspec
 from flintmq.cluster.balance import LeaderSpread
 from flintmq.cluster.moving import Moving
 from flintmq.cluster.placement import Site, TooFewNodes, place_copies
+from flintmq.cluster.power import describe, elected_with_loss, who_has_most
 from flintmq.cluster.state import (
     Member,
     NodeRecord,
@@ -460,18 +461,19 @@ class Controller:
             first = live[members[0].node]
             return elected(state, first, members), f"{_led(first, state)}: it is the first"
         found = candidates(state, live)
-        if found is NoLeader.POWER_LOST and len(state.in_sync) == 1:
-            # nobody else has it, so there is nobody to wait for
-            alone = live[state.in_sync[0].node]
-            return (
-                elected(state, alone, (alone.member,)),
-                f"{_led(alone, state)}: {gone}, it has the only copy, and may have lost with its power what was not "
-                "synced",
-            )
         if isinstance(found, NoLeader):
-            if not state.leader or state.has_leader(self.view.nodes):
-                return None  # it is only suspected, and nobody else can lead
-            return without_leader(state), f"nobody leads: {gone}, and {found.value}"
+            if state.leader:
+                if state.has_leader(self.view.nodes):
+                    return None  # it is only suspected, and nobody else can lead
+                return without_leader(state), f"nobody leads: {gone}, and {found.value}"
+            most = who_has_most(state, live)
+            if most is None:
+                return None  # somebody is waited for
+            return (
+                elected_with_loss(state, live[most.node]),
+                f"{_led(live[most.node], state)}: {found.value}, and it has most, epoch {most.epoch} up to {most.end}; "
+                "what no copy has is lost",
+            )
         best = self._best(state, found)
         return elected(state, best, self._members(state)), f"{_led(best, state)}: {gone}"
 
@@ -484,6 +486,7 @@ class Controller:
             key=lambda node: (
                 node.node not in state.replicas,
                 node.is_draining,
+                node.is_full,
                 node.node in self.view.drains,
                 node.node != preferred,
                 len(led.get(node.node, ())) + self._gains[node.node],
@@ -492,14 +495,23 @@ class Controller:
 
     def _handed_over(self, state: PartitionState, leader: NodeRecord) -> tuple[PartitionState, str] | None:
         is_leaving = leader.node not in state.replicas and not state.lacking
-        if not (leader.is_draining or is_leaving):
+        if not (leader.is_draining or leader.is_full or is_leaving):
             return None
         found = candidates(state, self.live)
         best = None if isinstance(found, NoLeader) else self._best(state, found)
         if best is None or best.node == leader.node or best.node not in state.replicas or best.is_draining:
             return None
-        why = "is to keep no copy" if is_leaving else "is draining"
-        return elected(state, best, self._members(state)), f"{_led(best, state)}: node {leader.node} {why}"
+        is_only_full = not (leader.is_draining or is_leaving)
+        if is_only_full and best.is_full:
+            return None  # nobody has room: it stays where it is
+        if leader.is_ending:
+            why = "ends"
+        elif is_leaving:
+            why = "is to keep no copy"
+        else:
+            why = "is draining" if leader.is_draining else "has no room on its disk"
+        members = [member for member in self._members(state) if not self.live[member.node].is_ending]
+        return elected(state, best, members), f"{_led(best, state)}: node {leader.node} {why}"
 
     def _members(self, state: PartitionState) -> tuple[Member, ...]:
         """Return those who have everything and live; who is dead would only be waited for."""
@@ -562,7 +574,7 @@ class Controller:
                 f"node {node[:64]} has no copy of partition {topic}/{number} or is not there; there are {there}"
             )
         reason = f"partition {topic}/{number}: {_led(record, state)}: an operator said so, what it lacks is lost"
-        return self.swap_to(self._keys.partition(topic, number), elected(state, record, (record.member,)), reason)
+        return self.swap_to(self._keys.partition(topic, number), elected_with_loss(state, record), reason)
 
     def why_no_leader(self, partition: PartitionId) -> str:
         """Tell why nobody leads a partition, for people; empty: somebody does."""
@@ -663,7 +675,7 @@ class Controller:
                 len(view.held.get(node.node, ())) + held.get(node.node, 0),
             )
             for node in self.live.values()
-            if not node.is_draining and node.node not in view.drains
+            if not node.is_draining and not node.is_full and node.node not in view.drains
         ]
 
     def why_not_placed(self, topic: str) -> str:
@@ -762,7 +774,8 @@ def why_no_leader(view: View, partition: PartitionId, live: Mapping[str, NodeRec
     found = candidates(state, live)
     members = ", ".join(state.in_sync_nodes)
     if isinstance(found, NoLeader):
-        return f"{found.value}; they are {members}"
+        asked = describe(state, live)
+        return f"{found.value}; they are {members}{f'; {asked}' if asked else ''}"
     return f"one of {members} is about to be elected"
 
 

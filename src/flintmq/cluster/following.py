@@ -31,6 +31,7 @@ from flintmq.cluster.leading import Done
 from flintmq.errors import FlintError
 from flintmq.wire.peer import (
     CutTo,
+    Floors,
     Frame,
     NeedState,
     Open,
@@ -109,6 +110,14 @@ class FollowerLog(Protocol):
         """Let the log and its history be empty and begin at ``sequence``, and its progress be at (0, 0), durably."""
         ...
 
+    def keep_floors(self, floors: list[tuple[str, int]]) -> None:
+        """Keep how far channels in order are, so that it outlives the process; 0: forget what is kept of one.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        ...
+
     def drop_state(self) -> None:
         """Forget the parts that were staged."""
         ...
@@ -153,6 +162,10 @@ class FollowerStream(Protocol):
 
     def acknowledge_progress(self, number: int) -> None:
         """Acknowledge progress when the turn ends."""
+        ...
+
+    def acknowledge_floors(self, number: int) -> None:
+        """Acknowledge floors when the turn ends."""
         ...
 
 
@@ -413,6 +426,22 @@ class Following:
     def acknowledged_end(self) -> int:
         """The end up to which the log is acknowledged; -1: not now."""
         return min(self.log.acknowledged_end, self.log.end) if self._is_ready else -1
+
+    def floors(self, stream: FollowerStream, frame: Floors) -> None:
+        """Keep how far channels in order are.
+
+        Raises:
+            PeerError: it is not the time for that.
+        """
+        if stream is not self._stream:
+            return
+        self._expect(self._is_ready, frame)
+        try:
+            self.log.keep_floors(frame.floors)
+        except (FlintError, ValueError) as error:
+            self._break(error)
+        else:
+            stream.acknowledge_floors(frame.number)
 
     def _expect(self, is_expected: bool, frame: Frame | None) -> None:
         if not is_expected:

@@ -8,7 +8,14 @@ Invariants:
   be, the members before and after it. A member that is silent or late holds it until the store has it out of the set.
 - L3: with fewer members than the topic demands nothing is acknowledged: the watermark stays, new publishes are refused.
 - L4: who joins has all that is committed, and all progress that somebody was told is safe, when the store is asked.
+  Whoever is about to holds the watermark for a moment: else, where messages come more often than acknowledgements,
+  there is always something that it lacks, and it never joins.
 - L5: a leader that has ended, because it was told of a later one, moves nothing any more.
+- L6: who cannot reach as many as the topic demands, where others live that could go on without it, has the partition
+  led by them: it leaves the in-sync set, of which it has all and they as well, and acts on nothing from when the store
+  is asked. What it does not reach and does not live is nobody who could.
+- L7: what every in-sync member keeps of how far a channel in order is, before what is behind that is delivered, whoever
+  leads later knows.
 
 Rules of this file: no IO and no clock; one object for an epoch of a partition; nothing is done for single messages.
 Whoever owns it asks again what it wants (:meth:`Leading.wanted_state`) when it says that it has changed.
@@ -19,15 +26,21 @@ Source: docs/decisions/0017; Kafka's in-sync replicas for what "behind" means.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from flintmq.cluster.history import LogShape
-from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, PartitionState, joined, without
+from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, PartitionState, joined, renounced, without
 from flintmq.errors import FlintError
 
+SLOW_NS_MAX = 2 * LAG_NS_MAX
+"""Behind for so long and heard of, a replica is slow; before, it may be that nothing will be heard of it either."""
 MARK_NS = 250_000_000
 """Between two moments as of which it is known whether a member had caught up."""
+JOIN_NS = 1_000_000_000
+"""So long the watermark is held at most for somebody who is about to join."""
+JOIN_AGAIN_NS = 5_000_000_000
+"""From the beginning of that until it is held for the same one again."""
 STALL_NS = 1_000_000_000
 """Ticks that are further apart say that this node stood still, and nothing about others."""
 CONFIRMED_MARGIN_NS = 300_000_000
@@ -37,6 +50,8 @@ PROGRESS_BYTES_MAX = 32 * 1024 * 1024
 PROGRESS_TOTAL_MAX = 64 * 1024 * 1024
 """Of records of all partitions of a node."""
 PROGRESS_COUNT_MAX = 1024
+ALL_FLOORS = 1 << 62
+"""Stands for the number of whatever floors there will be, of a follower that knows of none."""
 _LEASE_NS = LEASE_TTL_S * 1_000_000_000
 
 
@@ -66,6 +81,7 @@ class NotInLog(FlintError):
 Done = Callable[[Exception | None], None]
 StateDone = Callable[["WholeState | None"], None]
 MoreDone = Callable[[list[bytes] | None], None]
+CanGoOn = Callable[[PartitionState, Collection[str], int], bool]
 
 
 class WholeState:
@@ -168,6 +184,10 @@ class OpenStream(Protocol):
         """The watermark has moved."""
         ...
 
+    def wake_floors(self) -> None:
+        """There are more floors to be told."""
+        ...
+
 
 class Follower:
     """Another node's copy, as its leader knows it.
@@ -177,23 +197,36 @@ class Follower:
         member: its entry in an in-sync set, of the process that is connected; None before one was.
         acked: end up to which it has the log, acknowledged in this epoch; -1: not known yet.
         progress: number of the progress that it has stored in this epoch; -1: none, it needs the whole state.
-        is_silent: nothing was heard of it for too long.
+        floors: number of the floors of channels in order that it keeps; -1: not known yet.
+        is_silent: nothing was heard of it for too long, or it is known to take nothing.
+        is_unreached: for so long that it would not be among the living any more if it were dead.
+        is_dead: nobody listens where it did.
+        why_silent: why it takes nothing, as it said; empty: it did not.
         is_late: it was behind for too long.
+        is_slow: for so long that it would be silent by now if it were not reached.
         has_lost: it lacks what it had when it was in sync.
+        is_ending: its process ends in a moment.
         stream: where it is connected.
     """
 
     __slots__ = (
         "acked",
         "caught_ns",
+        "floors",
         "has_lost",
+        "hold_again_ns",
+        "is_dead",
+        "is_ending",
         "is_late",
         "is_silent",
+        "is_slow",
+        "is_unreached",
         "marks",
         "member",
         "node",
         "progress",
         "stream",
+        "why_silent",
     )
 
     def __init__(self, node: str) -> None:
@@ -201,14 +234,23 @@ class Follower:
         self.member: Member | None = None
         self.acked = -1
         self.progress = -1
+        self.floors = -1
         self.is_silent = False
+        self.is_unreached = False
+        self.is_dead = False
+        self.why_silent = ""
         self.is_late = False
+        self.is_slow = False
         self.has_lost = False
+        self.is_ending = False
         self.stream: OpenStream | None = None
+        self.hold_again_ns = 0
+        """The watermark is not held for it before."""
         self.caught_ns = 0
         """Everything as of then it has; counts only while there are marks."""
-        self.marks: deque[tuple[int, int, int]] = deque()
-        """Moments with what there was then: time, end, number of progress. Empty while it has everything."""
+        self.marks: deque[tuple[int, int, int, int]] = deque()
+        """Moments with what there was then: time, end, number of progress and of floors. Empty while it has
+        everything."""
 
 
 class Leading:
@@ -224,6 +266,8 @@ class Leading:
         base: position of the progress that this node had then.
         min_in_sync: with fewer members nothing is acknowledged.
         needs_sync: this node's own copy counts as far as it is synced.
+        can_go_on: tells whether somebody can be elected from a state without a leader, and so many nodes with a copy
+            live, as far as the store knows; without those nodes that are not to be counted on whatever it knows.
         kept: counts the records that are kept, with those of other partitions.
         on_change: is called when the watermark, :attr:`is_writable`, the end of it, or what it wants of the store may
             have changed. It must not call back; note it, and look when the turn ends.
@@ -234,6 +278,7 @@ class Leading:
         watermark: everything below is committed; None: not known yet.
         followers: the other nodes that hold the partition, by id.
         progress_number: of the records that were handed over last; 0: none yet.
+        floor_number: of the floor of a channel in order that was told last; 0: none yet.
         superseded_by: the epoch that ended it, 0 when only the store says so.
     """
 
@@ -250,6 +295,7 @@ class Leading:
         base: tuple[int, int] = (0, 0),
         min_in_sync: int = 1,
         needs_sync: bool = False,
+        can_go_on: CanGoOn = lambda _state, _away, _least: False,
         kept: Kept | None = None,
         on_change: Callable[[Leading], None] = lambda leading: None,
     ) -> None:
@@ -265,12 +311,14 @@ class Leading:
         self.watermark: int | None = None
         self.followers: dict[str, Follower] = {}
         self.progress_number = 0
+        self.floor_number = 0
         self.superseded_by = 0
         self.is_ended = False
         self._incarnation = state.incarnation
         self._revision = revision
         self._min_in_sync = min_in_sync
         self._needs_sync = needs_sync
+        self._can_go_on = can_go_on
         self._kept = Kept() if kept is None else kept
         self._on_change = on_change
         self._promoted_end = end
@@ -283,8 +331,13 @@ class Leading:
         self._watched: tuple[Follower, ...] = ()
         """The other members of the in-sync set; while it is being changed, of both."""
         self._members: dict[str, set[Member]] = {}
+        self._joining: dict[Follower, int] = {}
+        """Followers that are about to become members, and until when the watermark is held for them."""
         self._replicated_number = 0
         self._waiting: deque[tuple[int, Done]] = deque()
+        self._floors: dict[str, tuple[int, int]] = {}  # by channel: number and floor, in the order of the numbers
+        self._floors_replicated = 0
+        self._floors_waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._entries: deque[tuple[int, bytes]] = deque()  # needs and records, of the last numbers
         self._entries_bytes = 0
         self._read: tuple[int, bytes | memoryview, int, int] | None = None
@@ -307,12 +360,19 @@ class Leading:
     @property
     def is_writable(self) -> bool:
         """Whether a publish may be taken: it can be acknowledged by enough members."""
-        return not self.is_ended and self._has_enough()
+        return not self.is_ended and not self.gives_up and self._has_enough()
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the store is being asked to have others lead, or was and may have done so: nothing may be
+        acknowledged or delivered.
+        """
+        return self._pending is not None and not self._pending.leader
 
     @property
     def is_level(self) -> bool:
-        """Whether every in-sync member has everything: there is nothing to watch."""
-        return all(map(self._is_level, self._watched))
+        """Whether every in-sync member has everything, and nobody is about to join: there is nothing to watch."""
+        return not self._joining and all(map(self._is_level, self._watched))
 
     @property
     def oldest_needed(self) -> int:
@@ -355,22 +415,58 @@ class Leading:
         state = self.state
         out = [node for node in state.in_sync_nodes if node != self.node and self._must_leave(self.followers[node])]
         if out:
-            return without(state, out)
+            left = without(state, out)
+            if len(left.in_sync) >= self._min_in_sync:
+                return left
+            given_up = self._given_up()
+            return left if given_up is None else given_up if self._is_cut_off() else None
         members = {member.node: member for member in state.in_sync}
         for node, follower in self.followers.items():
             if follower.member is not None and follower.member != members.get(node) and self._may_join(follower):
                 state = joined(state, follower.member)
         return None if state is self.state else state
 
+    def _given_up(self) -> PartitionState | None:
+        """Return the state from which others lead; None: none of them could acknowledge, or this node can presently."""
+        followers = self.followers
+        if 1 + sum(map(self._is_reached, followers.values())) >= self._min_in_sync:
+            return None
+        lacking = [node for node in self.state.in_sync_nodes if node != self.node and not self._is_whole(node)]
+        state = renounced(without(self.state, lacking), self.node)
+        dead = {each.node for each in followers.values() if each.is_dead or each.why_silent}
+        if state is None or not self._can_go_on(state, {*dead, self.node}, self._min_in_sync):
+            return None
+        return state
+
+    def _is_reached(self, follower: Follower) -> bool:
+        if follower.is_silent or follower.is_ending or follower.node not in self.state.holders:
+            return False
+        return follower.is_slow or not follower.is_late
+
+    def _is_whole(self, node: str) -> bool:
+        """Whether a member may lead, as far as is known here: it need not be reached for that."""
+        follower = self.followers[node]
+        if follower.has_lost or follower.is_dead or follower.why_silent or follower.is_ending:
+            return False
+        return node in self.state.holders
+
+    def _is_cut_off(self) -> bool:
+        """Whether it is known of everybody who answers nothing that it is not reached, and not merely dead or slow."""
+        unclear = [each for each in self._watched if each.is_silent or (each.is_late and not each.is_slow)]
+        return all(each.is_unreached or each.is_dead or each.why_silent for each in unclear)
+
     def _must_leave(self, follower: Follower) -> bool:
         has_left = follower.node not in self.state.holders
-        return follower.is_silent or follower.is_late or follower.has_lost or has_left
+        return follower.is_silent or follower.is_late or follower.has_lost or follower.is_ending or has_left
 
     def _may_join(self, follower: Follower) -> bool:
-        if follower.is_silent or follower.stream is None or follower.node not in self.state.holders:
+        if follower.is_silent or follower.is_ending or follower.stream is None:
+            return False
+        if follower.node not in self.state.holders:
             return False
         mark = self._promoted_end if self.watermark is None else self.watermark
-        return follower.acked >= mark and follower.progress >= self._replicated_number
+        is_there = follower.acked >= mark and follower.progress >= self._replicated_number
+        return is_there and follower.floors >= self._floors_replicated
 
     # --- the store
 
@@ -446,7 +542,9 @@ class Leading:
             return
         self.is_ended = True
         waiting, self._waiting = self._waiting, deque()
+        self._floors_waiting.clear()  # what waits for them is delivered elsewhere
         self._read = None
+        self._joining.clear()
         self._forget_entries()
         for _, done in waiting:
             done(LeadingEnded(self.topic, self.number, self.epoch))
@@ -467,8 +565,10 @@ class Leading:
             del followers[node]
         for node, follower in followers.items():
             if node not in members:
-                follower.is_late = follower.has_lost = False
+                follower.is_late = follower.is_slow = follower.has_lost = False
                 follower.marks.clear()
+        for follower in [each for each in self._joining if each.node in members or each.node not in followers]:
+            del self._joining[follower]
         self._members = members
         self._member_count = min(map(len, sets))
         self._watched = tuple(followers[node] for node in members if node != self.node)
@@ -500,9 +600,10 @@ class Leading:
             member: its process, as it is in sync.
         """
         follower = self.followers[node]
+        self._joining.pop(follower, None)
         follower.stream = stream
         follower.member = member
-        follower.acked = follower.progress = -1
+        follower.acked = follower.progress = follower.floors = -1
         follower.has_lost = False
 
     def closed(self, node: str, stream: OpenStream) -> None:
@@ -510,6 +611,8 @@ class Leading:
         follower = self.followers.get(node)
         if follower is not None and follower.stream is stream:
             follower.stream = None
+            if self._joining.pop(follower, None) is not None:
+                self._changed()
             self._trim_entries()
 
     def acked(self, node: str, end: int, now_ns: int) -> None:
@@ -524,6 +627,7 @@ class Leading:
         if is_first and node in self.state.in_sync_nodes and self.watermark is not None and end < self.watermark:
             follower.has_lost = True  # it must not be elected: what it lacks was acknowledged
         self._catch_up(follower, now_ns)
+        self._look_who_joins(follower, now_ns)
         self._changed()
 
     def progress_acked(self, node: str, number: int, now_ns: int) -> None:
@@ -535,21 +639,58 @@ class Leading:
             raise ValueError(f"node {node} acknowledged progress {number} of {self.progress_number}")
         follower.progress = max(follower.progress, number)
         self._catch_up(follower, now_ns)
+        self._look_who_joins(follower, now_ns)
         self._trim_entries()
         self._changed()
 
-    def silent(self, node: str) -> None:
-        """Nothing was heard of a follower for ``LAG_NS_MAX``, or it is known to be dead."""
-        self._set_silent(node, True)
+    def floors_acked(self, node: str, number: int, now_ns: int) -> None:
+        """A follower keeps the floors up to a number."""
+        follower = self.followers.get(node)
+        if follower is None or self.is_ended:
+            return
+        follower.floors = max(follower.floors, number)
+        self._catch_up(follower, now_ns)
+        self._look_who_joins(follower, now_ns)
+        self._changed()
+
+    def silent(self, node: str, why: str = "", is_dead: bool = False) -> None:
+        """Nothing was heard of a follower for ``LAG_NS_MAX``, or it is known to be dead, or to take nothing.
+
+        Args:
+            why: it takes nothing, as it said.
+            is_dead: it is known to be.
+        """
+        self._set_silent(node, True, why, is_dead)
+
+    def unreached(self, node: str) -> None:
+        """Nothing was heard of a silent follower for so long that the store knows whether it is dead."""
+        follower = self.followers.get(node)
+        if follower is not None and follower.is_silent and not follower.is_unreached:
+            follower.is_unreached = True
+            self._changed()
 
     def heard(self, node: str) -> None:
         """A follower that was silent is not any more."""
         self._set_silent(node, False)
 
-    def _set_silent(self, node: str, is_silent: bool) -> None:
+    def ends(self, node: str, is_ending: bool) -> None:
+        """A follower's process ends in a moment, so it is not waited for until then; or another one has begun."""
         follower = self.followers.get(node)
-        if follower is not None and follower.is_silent != is_silent:
+        if follower is not None and follower.is_ending != is_ending:
+            follower.is_ending = is_ending
+            self._joining.pop(follower, None)
+            self._changed()
+
+    def _set_silent(self, node: str, is_silent: bool, why: str = "", is_dead: bool = False) -> None:
+        follower = self.followers.get(node)
+        if follower is not None and (follower.is_silent, follower.is_dead) != (is_silent, is_dead):
             follower.is_silent = is_silent
+            follower.is_dead = is_dead
+            follower.why_silent = why
+            if not is_silent:
+                follower.is_unreached = False
+            if is_silent:
+                self._joining.pop(follower, None)
             self._changed()
 
     def tick(self, now_ns: int) -> None:
@@ -562,30 +703,56 @@ class Leading:
                 follower.caught_ns = now_ns
                 follower.marks.clear()
             self._catch_up(follower, now_ns)
-            is_late = bool(follower.marks) and now_ns - follower.caught_ns >= LAG_NS_MAX
-            if is_late != follower.is_late:
-                follower.is_late = is_late
+            behind_ns = now_ns - follower.caught_ns if follower.marks else 0
+            is_late, is_slow = behind_ns >= LAG_NS_MAX, behind_ns >= SLOW_NS_MAX
+            if (is_late, is_slow) != (follower.is_late, follower.is_slow):
+                follower.is_late, follower.is_slow = is_late, is_slow
+                is_changed = True
+        for follower, until_ns in list(self._joining.items()):
+            if stall_ns:
+                self._joining[follower] = until_ns + stall_ns
+            elif now_ns >= until_ns:
+                del self._joining[follower]
                 is_changed = True
         if is_changed:
             self._changed()
 
+    def _look_who_joins(self, follower: Follower, now_ns: int) -> None:
+        """Hold the watermark for a follower that was sent all that is committed, until it has acknowledged that."""
+        if follower.node in self._members or follower in self._joining or self.watermark is None:
+            return
+        stream = follower.stream
+        if stream is None or follower.is_silent or follower.is_ending or follower.node not in self.state.holders:
+            return
+        is_near = stream.sent >= self.watermark and stream.state_number is None
+        is_known = min(follower.acked, follower.progress, follower.floors) >= 0
+        if is_near and is_known and now_ns >= follower.hold_again_ns:
+            follower.hold_again_ns = now_ns + JOIN_AGAIN_NS
+            self._joining[follower] = now_ns + JOIN_NS
+
     def _is_level(self, follower: Follower) -> bool:
-        return follower.acked >= self._written and follower.progress >= self.progress_number
+        is_there = follower.acked >= self._written and follower.progress >= self.progress_number
+        return is_there and follower.floors >= self.floor_number
 
     def _catch_up(self, follower: Follower, now_ns: int) -> None:
         """Find out as of when a follower has everything."""
         marks = follower.marks
         if self._is_level(follower):
             marks.clear()
-            follower.is_late = False
+            follower.is_late = follower.is_slow = False
             return
         if not marks:
             follower.caught_ns = now_ns
-        while marks and follower.acked >= marks[0][1] and follower.progress >= marks[0][2]:
+        while (
+            marks
+            and follower.acked >= marks[0][1]
+            and follower.progress >= marks[0][2]
+            and follower.floors >= marks[0][3]
+        ):
             follower.caught_ns = max(follower.caught_ns, marks.popleft()[0])
         if not marks or now_ns - marks[-1][0] >= MARK_NS:
             if len(marks) <= LAG_NS_MAX // MARK_NS:
-                marks.append((now_ns, self._written, self.progress_number))
+                marks.append((now_ns, self._written, self.progress_number, self.floor_number))
 
     # --- what is committed
 
@@ -605,10 +772,14 @@ class Leading:
         return follower.member is not None and len(entries) == 1 and follower.member in entries
 
     def _advance(self) -> None:
-        end, number = min(self._synced, self._written), self.progress_number
+        end, number, floors = min(self._synced, self._written), self.progress_number, self.floor_number
         for follower in self._watched:
             end = min(end, follower.acked) if self._counts(follower) else -1
             number = min(number, follower.progress)
+            floors = min(floors, follower.floors)
+        for follower in self._joining:
+            end, number = min(end, follower.acked), min(number, follower.progress)
+            floors = min(floors, follower.floors)
         if self.watermark is None:
             if end >= self._promoted_end:
                 self._move_watermark(end if self._has_enough() else self._promoted_end)
@@ -618,6 +789,9 @@ class Leading:
         waiting = self._waiting
         while waiting and waiting[0][0] <= number:
             waiting.popleft()[1](None)
+        self._floors_replicated = max(self._floors_replicated, floors)
+        while self._floors_waiting and self._floors_waiting[0][0] <= floors:
+            self._floors_waiting.popleft()[1]()
 
     def _move_watermark(self, watermark: int) -> None:
         self.watermark = watermark
@@ -698,6 +872,47 @@ class Leading:
         self._kept.size_bytes -= self._entries_bytes
         self._entries_bytes = 0
         self._entries.clear()
+
+    # --- channels in order
+
+    def keep_floor(self, channel: str, floor: int, done: Callable[[], None]) -> bool:
+        """Have every member keep how far a channel in order is.
+
+        Args:
+            floor: everything below is finished; 0: what was told of the channel is not so any more.
+            done: called when every in-sync member keeps it, and not now; never, when this node leads no longer.
+
+        Returns:
+            Whether every one does already: there is no other one, or none that knows of floors.
+        """
+        if self.is_ended:
+            return False
+        self.floor_number += 1
+        self._floors.pop(channel, None)
+        self._floors[channel] = self.floor_number, floor
+        for follower in self.followers.values():
+            if follower.stream is not None:
+                follower.stream.wake_floors()
+        if all(each.floors >= self.floor_number for each in (*self._watched, *self._joining)):
+            self._floors_replicated = self.floor_number
+            return True
+        self._floors_waiting.append((self.floor_number, done))
+        self._changed()
+        return False
+
+    def forget_floor(self, channel: str) -> None:
+        """A channel is gone: its progress says so to the others."""
+        self._floors.pop(channel, None)
+
+    def floors_after(self, number: int) -> list[tuple[int, str, int]]:
+        """Return the floors that were told behind a number, each with its own and its channel, in their order."""
+        found: list[tuple[int, str, int]] = []
+        for channel, (its_number, floor) in reversed(self._floors.items()):
+            if its_number <= number:
+                break
+            found.append((its_number, channel, floor))
+        found.reverse()
+        return found
 
     # --- reading
 

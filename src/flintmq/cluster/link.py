@@ -12,6 +12,8 @@ what stands in its window, and what changed meanwhile goes out as it is by then.
    nobody's new messages by more than a chunk, and arrives all the same;
 4. progress, behind the messages that it needs.
 
+How far channels in order are goes out with the first: a message waits for it.
+
 Rules of this file: no IO, no clock; what has not changed is not looked at: 10,000 idle streams cost a ping. An error of
 one stream is its own; a :class:`PeerError` ends the connection, and whoever owns it says so with a Farewell.
 
@@ -29,16 +31,20 @@ from typing import Protocol
 
 from flintmq.cluster.following import Following
 from flintmq.cluster.history import LogShape, agreement
-from flintmq.cluster.leading import STALL_NS, Leading, NotInLog, WholeState
+from flintmq.cluster.leading import ALL_FLOORS, STALL_NS, Leading, NotInLog, WholeState
 from flintmq.cluster.state import LAG_NS_MAX, Member
 from flintmq.errors import FlintError
 from flintmq.wire.peer import (
+    FLOORS_MAX,
+    FLOORS_VERSION,
     STREAM_MAX,
     Acks,
     Append,
     Close,
     CutTo,
     Farewell,
+    FloorAcks,
+    Floors,
     Frame,
     Identity,
     NeedState,
@@ -66,6 +72,9 @@ from flintmq.wire.peer import (
 )
 
 PING_NS = 500_000_000
+UNREACHED_NS = LAG_NS_MAX + 750_000_000
+"""Of silence, after which a node that the store still counts among the living lives, and cannot be reached: a lease is
+not longer than ``LAG_NS_MAX``, and the rest is the time that a store takes to notice."""
 WATERMARK_NS = 100_000_000
 """A watermark that changed is told at the latest so long afterwards, also when nothing else is."""
 RETRY_NS_MIN = 50_000_000
@@ -125,6 +134,7 @@ class LeaderStream:
     __slots__ = (
         "_link",
         "behind_bytes",
+        "floors_sent",
         "flying",
         "flying_bytes",
         "is_behind",
@@ -165,6 +175,7 @@ class LeaderStream:
         self.flying_bytes = 0
         self.behind_bytes = 0
         self.is_behind = True
+        self.floors_sent = -1
         self.progress_next: int | None = None
         self.progress_position = (0, 0)
         self.progress_sent = -1
@@ -198,6 +209,9 @@ class LeaderStream:
     def wake_watermark(self) -> None:
         self._link.wake_watermark(self)
 
+    def wake_floors(self) -> None:
+        self._link.wake_floors(self)
+
     def describe(self) -> str:
         """One line, for logs and failing tests."""
         leading = self.leading
@@ -215,23 +229,33 @@ class LeaderLink:
         now_ns: monotonic time.
         window: how much is under way.
         on_output: is called when there may be something to take; it must not take it before it returns.
+        heard_ns: when that node was last heard of over a connection of its own; None: there is none. Who begins to lead
+            does not wait anew for one that was silent before.
 
     Attributes:
         streams: by topic and partition.
         is_silent: nothing was heard of it for ``LAG_NS_MAX``, or it is known to be dead.
+        is_unreached: nothing was heard of it for ``UNREACHED_NS``.
         confirmed_ns: when the last ping was sent that it answered.
     """
 
     def __init__(
-        self, node: str, now_ns: int, window: Window | None = None, on_output: Callable[[], None] = lambda: None
+        self,
+        node: str,
+        now_ns: int,
+        window: Window | None = None,
+        on_output: Callable[[], None] = lambda: None,
+        heard_ns: int | None = None,
     ) -> None:
         self.node = node
         self.streams: dict[tuple[str, int], LeaderStream] = {}
         self.is_silent = False
+        self.is_unreached = False
         self.confirmed_ns: int | None = None
         self._window = Window() if window is None else window
         self._on_output = on_output
-        self._heard_ns = now_ns
+        self._is_dead = False
+        self._heard_ns = now_ns if heard_ns is None else heard_ns
         self._now_ns = now_ns
         self._peer: Identity | None = None
         self._retries: list[tuple[int, int, LeaderStream]] = []
@@ -248,6 +272,7 @@ class LeaderLink:
         self._tails: dict[LeaderStream, None] = {}
         self._behind: dict[LeaderStream, None] = {}
         self._watermarks: dict[LeaderStream, None] = {}
+        self._floors: dict[LeaderStream, None] = {}
         self._states_waiting: deque[LeaderStream] = deque()
         self._states: dict[LeaderStream, object] = {}
         self._tail_bytes = 0  # sent since somebody who catches up had a turn
@@ -255,7 +280,6 @@ class LeaderLink:
         self._behind_bytes = 0
         self._pinged_ns: int | None = None
         self._watermarks_ns = 0
-        self._has_ticked = False  # and what it said is not taken yet
         self._retries.clear()
         self.confirmed_ns = None
 
@@ -266,13 +290,21 @@ class LeaderLink:
         """Whether there is a connection."""
         return self._peer is not None
 
+    def is_followed_by(self, leading: Leading, incarnation: str) -> bool:
+        """Whether a process follows a partition that is led here, and so leads it no longer itself."""
+        stream = self.streams.get((leading.topic, leading.number))
+        is_its = self._peer is not None and self._peer.incarnation == incarnation
+        return is_its and stream is not None and stream.leading is leading and stream.is_running
+
     def add(self, leading: Leading) -> LeaderStream:
         """Send a partition that is led here to this node, in place of an earlier epoch of it."""
         key = leading.topic, leading.number
         self.remove(*key)
         stream = self.streams[key] = LeaderStream(self, leading)
         if self.is_silent:
-            leading.silent(self.node)
+            leading.silent(self.node, is_dead=self._is_dead)
+        if self.is_unreached:
+            leading.unreached(self.node)
         if self._peer is not None:
             self._open(stream)
         return stream
@@ -304,15 +336,19 @@ class LeaderLink:
 
     def presume_dead(self) -> None:
         """The node is known to be dead: do not wait until it has been silent for long enough."""
-        if not self.is_silent:
-            self.is_silent = True
-            for stream in self.streams.values():
-                stream.leading.silent(self.node)
-            for stream in list(self._states):
-                if (
-                    stream.state is not None and stream.state.more is not None
-                ):  # what it is read from is not kept for it
-                    self._refuse(stream, "it was silent while it was sent the state of the partition")
+        if not self._is_dead:
+            self._is_dead = True
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        was_silent, self.is_silent = self.is_silent, True
+        for stream in self.streams.values():
+            stream.leading.silent(self.node, is_dead=self._is_dead)
+        if was_silent:
+            return
+        for stream in list(self._states):
+            if stream.state is not None and stream.state.more is not None:  # what it is read from is not kept for it
+                self._refuse(stream, "it was silent while it was sent the state of the partition")
 
     def _open(self, stream: LeaderStream) -> None:
         stream.reset()
@@ -334,7 +370,7 @@ class LeaderLink:
     def _stop(self, stream: LeaderStream, phase: _Phase) -> None:
         self._flying_bytes -= stream.flying_bytes
         self._behind_bytes -= stream.behind_bytes
-        for waiting in self._opening, self._tails, self._behind, self._watermarks:
+        for waiting in self._opening, self._tails, self._behind, self._watermarks, self._floors:
             waiting.pop(stream, None)
         stream.reset()
         stream.number = -1
@@ -359,14 +395,17 @@ class LeaderLink:
         self._now_ns = now_ns
         if stall_ns >= STALL_NS:  # this node stood still: that says nothing about the other one
             self._heard_ns += stall_ns
-        if now_ns - self._heard_ns >= LAG_NS_MAX:
-            self.presume_dead()
+        if not self.is_silent and now_ns - self._heard_ns >= LAG_NS_MAX:
+            self._fall_silent()
+        if not self.is_unreached and now_ns - self._heard_ns >= UNREACHED_NS:
+            self.is_unreached = True
+            for stream in self.streams.values():
+                stream.leading.unreached(self.node)
         if self._peer is None:
             return
-        is_room = not self._has_ticked  # a peer that does not read is not told ever more
+        is_room = not self._control  # a peer that does not read is not told ever more
         if is_room and (self._pinged_ns is None or now_ns - self._pinged_ns >= PING_NS):
             self._pinged_ns = now_ns
-            self._has_ticked = True
             self._send(Ping(now_ns))
         while self._retries and self._retries[0][0] <= now_ns:
             stream = heappop(self._retries)[2]
@@ -374,7 +413,6 @@ class LeaderLink:
                 self._open(stream)
         if is_room and self._watermarks and now_ns - self._watermarks_ns >= WATERMARK_NS:
             self._watermarks_ns = now_ns
-            self._has_ticked = True
             self._send_watermarks()
 
     def _send_watermarks(self) -> None:
@@ -387,7 +425,7 @@ class LeaderLink:
     def _heard(self, now_ns: int) -> None:
         self._now_ns = self._heard_ns = now_ns
         if self.is_silent:
-            self.is_silent = False
+            self.is_silent = self.is_unreached = self._is_dead = False
             for stream in self.streams.values():
                 stream.leading.heard(self.node)
 
@@ -404,6 +442,12 @@ class LeaderLink:
         if stream.phase is _Phase.RUNNING:
             self._watermarks[stream] = None
 
+    def wake_floors(self, stream: LeaderStream) -> None:
+        """A stream has floors to tell."""
+        if stream.phase is _Phase.RUNNING and self._peer is not None and self._peer.version >= FLOORS_VERSION:
+            self._floors[stream] = None
+            self._on_output()
+
     def _send(self, frame: Frame) -> None:
         self._control.append(encode_one(frame))
         self._on_output()
@@ -411,7 +455,7 @@ class LeaderLink:
     @property
     def has_output(self) -> bool:
         """Whether there is something to take now."""
-        return bool(self._control or self._opening or self._next_stream())
+        return bool(self._control or self._opening or self._floors or self._next_stream())
 
     def _next_stream(self) -> LeaderStream | None:
         window = self._window.link_bytes
@@ -426,7 +470,6 @@ class LeaderLink:
         """Return what to write next, about ``bytes_max`` of it; empty: nothing for now."""
         self._now_ns = max(self._now_ns, now_ns)
         pieces, self._control = self._control, []
-        self._has_ticked = False
         size = sum(map(len, pieces))
         while self._opening and size < bytes_max:
             stream = next(iter(self._opening))
@@ -435,6 +478,10 @@ class LeaderLink:
             frame = Open(stream.number, leading.topic, leading.number, state.topic_number, state.log_id, leading.epoch)
             pieces.append(encode_one(frame))
             size += len(pieces[-1])
+        while self._floors and size < bytes_max:
+            stream = next(iter(self._floors))
+            del self._floors[stream]
+            size += self._send_floors(stream, pieces)
         while size < bytes_max and (next_stream := self._next_stream()) is not None:
             self._tails.pop(next_stream, None)
             self._behind.pop(next_stream, None)
@@ -447,6 +494,19 @@ class LeaderLink:
             pieces += self._control
             self._control = []
         return pieces
+
+    def _send_floors(self, stream: LeaderStream, pieces: list[Piece]) -> int:
+        """Tell the floors that a follower does not have, however many; return how many bytes that takes."""
+        leading, size = stream.leading, 0
+        told = leading.floors_after(stream.floors_sent)
+        for at in range(0, max(1, len(told)), FLOORS_MAX):
+            part = told[at : at + FLOORS_MAX]
+            is_last = at + FLOORS_MAX >= len(told)
+            stream.floors_sent = leading.floor_number if is_last else part[-1][0]
+            floors = [(channel, floor) for _, channel, floor in part]
+            pieces.append(encode_one(Floors(stream.number, stream.floors_sent, floors)))
+            size += len(pieces[-1])
+        return size
 
     def _pump(self, stream: LeaderStream, pieces: list[Piece]) -> None:
         """Send one chunk of a stream, and progress when it has the messages."""
@@ -629,6 +689,11 @@ class LeaderLink:
                     stream = self._stream(number)
                     if stream is not None:
                         self._progress_acked(stream, progress)
+            case FloorAcks(numbers):
+                for number, floors in numbers:
+                    stream = self._stream(number)
+                    if stream is not None:
+                        self._floors_acked(stream, floors)
             case Pong(sent_ns):
                 if self._pinged_ns is None or sent_ns > self._pinged_ns:
                     raise self._wrong("an answer to a ping that was never sent")
@@ -668,6 +733,9 @@ class LeaderLink:
                 stream.retry_ns = 0
                 self._watermarks[stream] = None
                 self.wake(stream)
+                if self._peer is not None and self._peer.version < FLOORS_VERSION:
+                    stream.leading.floors_acked(self.node, ALL_FLOORS, self._now_ns)
+                self.wake_floors(stream)
             case Refused(_, epoch, refusal, reason):
                 self._refused(stream, epoch, refusal, reason)
             case NeedState():
@@ -720,7 +788,7 @@ class LeaderLink:
             return
         self._refuse(stream, f"{refusal.name}: {reason}" if reason else refusal.name)
         if refusal is Refusal.BROKEN:
-            leading.silent(self.node)
+            leading.silent(self.node, reason or "it did not say why")
 
     def _acked(self, stream: LeaderStream, end: int) -> None:
         if stream.phase is not _Phase.RUNNING:
@@ -756,6 +824,13 @@ class LeaderLink:
         stream.leading.progress_acked(self.node, number, self._now_ns)
         if stream.state_number is not None and number >= stream.state_number:
             stream.state_number = None
+
+    def _floors_acked(self, stream: LeaderStream, number: int) -> None:
+        if stream.phase is not _Phase.RUNNING:
+            return
+        if number > stream.floors_sent:
+            raise self._wrong(f"an acknowledgement of floors {number} on stream {stream.number}, never sent")
+        stream.leading.floors_acked(self.node, number, self._now_ns)
 
 
 # -- the follower's end ------------------------------------------------------------------------------------------------
@@ -801,6 +876,9 @@ class _FollowerStream:
     def acknowledge_progress(self, number: int) -> None:
         self._link.acknowledge_progress(self, number)
 
+    def acknowledge_floors(self, number: int) -> None:
+        self._link.acknowledge_floors(self, number)
+
 
 class FollowerLink:
     """A connection from a node that leads partitions of which there are copies here.
@@ -825,24 +903,35 @@ class FollowerLink:
         self._replies_bytes = 0
         self._unacknowledged: dict[_FollowerStream, None] = {}
         self._progress: dict[_FollowerStream, int] = {}
+        self._floors: dict[_FollowerStream, int] = {}
         self._ping_ns: int | None = None
         self._appended: dict[Following, None] = {}
         self._is_closed = False
 
     # --- what comes in
 
-    def receive(self, data: bytes) -> None:
-        """Take what the leader sent.
+    def receive(self, data: bytes, opens_max: int = STREAMS_MAX) -> bool:
+        """Take what the leader sent; return whether there is more of that to take.
+
+        Args:
+            data: behind what is left of the last call; empty: go on with that.
+            opens_max: streams that are opened before it is left for another turn.
 
         Raises:
             PeerError: it broke a rule, says farewell, or does not read what it is sent; the connection is to be closed.
         """
         reader = self._reader
-        reader.receive(data)
-        while (found := reader.next_frame()) is not None:
+        if data:
+            reader.receive(data)
+        while opens_max > 0:
+            found = reader.next_frame()
+            if found is None:
+                return False
             self._take(*found)
+            opens_max -= isinstance(found[0], Open)
             if self._replies_bytes > REPLIES_BYTES_MAX:
                 raise PeerError(f"node {self.peer.node} does not read: {self._replies_bytes} bytes of answers wait")
+        return True
 
     def take_appended(self) -> list[Following]:
         """Return the copies that were appended to since the last time, to be synced where that is the rule; see
@@ -862,6 +951,10 @@ class FollowerLink:
                     stream, following = self._stream(number)
                     if following is not None:
                         following.watermark(stream, watermark)
+            case Floors(number):
+                stream, following = self._stream(number)
+                if following is not None:
+                    following.floors(stream, frame)
             case Ping(sent_ns):
                 self._ping_ns = sent_ns
                 self._on_output()
@@ -921,6 +1014,7 @@ class FollowerLink:
         del self._streams[number]
         self._unacknowledged.pop(stream, None)
         self._progress.pop(stream, None)
+        self._floors.pop(stream, None)
         if following is not None:
             following.closed(stream)
 
@@ -933,6 +1027,7 @@ class FollowerLink:
         self._streams.clear()
         self._unacknowledged.clear()
         self._progress.clear()
+        self._floors.clear()
 
     # --- what goes out
 
@@ -957,10 +1052,17 @@ class FollowerLink:
             self._progress[stream] = number
             self._on_output()
 
+    def acknowledge_floors(self, stream: _FollowerStream, number: int) -> None:
+        """Acknowledge floors with what goes out next."""
+        if not self._is_closed:
+            self._floors[stream] = number
+            self._on_output()
+
     @property
     def has_output(self) -> bool:
         """Whether there is something to take now."""
-        return bool(self._replies or self._unacknowledged or self._progress or self._ping_ns is not None)
+        is_said = self._replies or self._unacknowledged or self._progress or self._floors
+        return bool(is_said or self._ping_ns is not None)
 
     def take_output(self, now_ns: int) -> list[Piece]:
         """Return what to write next; empty: nothing for now."""
@@ -977,18 +1079,25 @@ class FollowerLink:
         self._unacknowledged.clear()
         pieces += [encode_one(Acks(tally)) for tally in tallies(ends)]
         if self._progress:
-            numbers = [
-                (stream.number, number)
-                for stream, number in self._progress.items()
-                if stream.following is not None and stream.following.stream is stream
-            ]
+            pieces += [encode_one(ProgressAcks(tally)) for tally in tallies(_numbers(self._progress))]
             self._progress.clear()
-            pieces += [encode_one(ProgressAcks(tally)) for tally in tallies(numbers)]
+        if self._floors:
+            pieces += [encode_one(FloorAcks(tally)) for tally in tallies(_numbers(self._floors))]
+            self._floors.clear()
         if self._ping_ns is not None:  # last: what was refused before it is said before it
             pieces.append(encode_one(Pong(self._ping_ns)))
             self._ping_ns = None
             self.confirmed_ns = now_ns
         return pieces
+
+
+def _numbers(said: dict[_FollowerStream, int]) -> list[tuple[int, int]]:
+    """The numbers of those streams that change their copies still."""
+    return [
+        (stream.number, number)
+        for stream, number in said.items()
+        if stream.following is not None and stream.following.stream is stream
+    ]
 
 
 assert STREAMS_MAX <= STREAM_MAX

@@ -321,7 +321,7 @@ class Moving:
         if self._takers is None:
             drains = self._view.drains
             live = self._live().values()
-            self._takers = [node for node in live if not node.is_draining and node.node not in drains]
+            self._takers = [node for node in live if not (node.is_draining or node.is_full) and node.node not in drains]
         return self._takers
 
     @property

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from flintmq.cluster import power
 from flintmq.cluster.balance import Loads, copy_to_move
 from flintmq.cluster.controller import Controller, Refused, Swap
 from flintmq.cluster.moving import HostUnknown
@@ -44,6 +45,47 @@ class Plan:
     rows: list[dict[str, object]] = field(default_factory=list)
     count: int = 0
     notes: list[str] = field(default_factory=list)
+
+
+def elect(controller: Controller, topic: str, number: int, node: str) -> Plan:
+    """Let a node lead that may lack some of what was acknowledged.
+
+    Args:
+        node: as :func:`node_named` takes it; empty: the one that has most of those that have said how far they are.
+
+    Raises:
+        Refused: somebody leads or can be elected without losing anything, or the node has no copy or is not there.
+    """
+    view = controller.view
+    state = view.partitions.get((topic, number))
+    if node:
+        chosen = node_named(view, node)
+    else:
+        best = None if state is None else power.best_of(state, controller.live)
+        if best is None:
+            why = controller.why_no_leader((topic, number)) or "it is led"
+            raise Refused(f"nobody has said how far its copy of {topic}/{number} is ({why}): name a node")
+        chosen = best.node
+    swap = controller.forced((topic, number), chosen)
+    assert state is not None, "else it was refused"
+    return Plan(swap, notes=power.losses(state, controller.live, chosen))
+
+
+def acknowledge_loss(controller: Controller, topic: str, number: int) -> Plan:
+    """Say no more that messages of a partition may be lost: whoever is responsible knows it.
+
+    Raises:
+        Refused: there is no such partition.
+    """
+    view = controller.view
+    state = view.partitions.get((topic, number))
+    if state is None:
+        raise Refused(f"there is no partition {topic}/{number}")
+    now = power.acknowledged(state)
+    if now is None:
+        return Plan(None, notes=["nothing of it is said to be lost"])
+    what = f"partition {topic}/{number}: it is known that messages may have been lost in epoch {state.lossy_epoch}"
+    return Plan(controller.swap_to(view.keys.partition(topic, number), now, what))
 
 
 def node_named(view: View, text: str) -> str:
@@ -111,6 +153,8 @@ def move(controller: Controller, partition: PartitionId, source: str, target: st
         raise Refused(f"node {target} is not there, or does not answer: nothing can be moved to it")
     if record.is_draining or target in view.drains:
         raise Refused(f"node {target} is being drained and takes nothing; undo that first, or name another one")
+    if record.is_full:
+        raise Refused(f"node {target} has no room on its disk: free some, or name another one")
     wanted = tuple(target if node == source else node for node in state.target or state.replicas)
     others = [node for node in wanted if node != target]
     try:

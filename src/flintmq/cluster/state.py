@@ -5,9 +5,12 @@ A value is read, changed by one of the functions here, and written by compare-an
 
 - the master nsqlookupd makes and deletes topics and partitions, and elects leaders (:func:`elected`);
 - the master says who is to have a copy (:func:`replaced`), and who need not have one any longer (:func:`released`);
-- a node that was a single one makes the topics and partitions that it brings, in epoch 1 and led by itself;
+- a node that was a single one makes the topics and partitions that it brings, led by itself, in the epoch behind the
+  last of its log;
 - the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch;
-- a node takes itself out of an in-sync set when its copy was damaged (:func:`renounced`).
+- a node with a copy says how far that is, while nobody can be elected without knowing (power.py);
+- a node takes itself out of an in-sync set when its copy was damaged, or when it leads and others can do what it cannot
+  (:func:`renounced`).
 
 Rules of this file: no IO, no clock; values are immutable; an epoch names one leader for ever; the in-sync set is never
 empty, and a leader is in it.
@@ -26,7 +29,7 @@ import msgspec
 from flintmq.errors import FlintError
 from flintmq.topic_meta import TopicMeta
 
-PEER_VERSION = 1
+PEER_VERSION = 2
 """Of what nodes say to each other; a node talks to those of its own version and of the one before and after it."""
 LEASE_TTL_S = 3
 """Of a node's lease, which it renews every second."""
@@ -98,6 +101,8 @@ class NodeRecord(_Value, frozen=True):
         version: :data:`PEER_VERSION` of it.
         is_draining: it gets no partitions, and gives its own away.
         number: what the redesigned NSQ tells nodes apart by.
+        is_full: its disk has no room: it leads nothing that another one in sync can lead, and gets no partitions.
+        is_ending: it ends in a moment: others lead what it leads, and it leaves every in-sync set.
     """
 
     node: str
@@ -113,6 +118,8 @@ class NodeRecord(_Value, frozen=True):
     version: int = PEER_VERSION
     is_draining: bool = False
     number: int = 0
+    is_full: bool = False
+    is_ending: bool = False
 
     @property
     def member(self) -> Member:
@@ -217,6 +224,21 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return self.node == node.node and (self.syncs or self.boot_id == node.boot_id)
 
 
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """A copy, as a process has it that does not know whether it lost something with its power.
+
+    Attributes:
+        node, incarnation: of the process.
+        epoch: of the last batch; 0: there is none.
+        end: of the log.
+    """
+
+    node: str
+    incarnation: str
+    epoch: int
+    end: int
+
+
 class PartitionState(_Value, frozen=True):
     """A partition: who has it, who leads it, and who has all of it that was acknowledged.
 
@@ -230,6 +252,9 @@ class PartitionState(_Value, frozen=True):
         replicas: ids of the nodes that are to have it, the one that leads by preference first.
         leaving: ids of those that are to have it no longer, once the others do.
         target: ids of those that are to take the place of ``replicas`` when their turn has come; empty: that is all.
+        ends: how far copies are, while nobody can be elected without knowing; see power.py.
+        lossy_epoch: the last epoch whose leader may have lacked, when it was elected, some of what was acknowledged; 0:
+            there was none, or an operator knows of it.
     """
 
     topic_number: int
@@ -241,6 +266,8 @@ class PartitionState(_Value, frozen=True):
     replicas: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
+    ends: tuple[Ending, ...] = ()
+    lossy_epoch: int = 0
 
     @property
     def in_sync_nodes(self) -> tuple[str, ...]:
@@ -257,6 +284,11 @@ class PartitionState(_Value, frozen=True):
         """Ids of the nodes that are to have it, and do not have everything yet."""
         members = self.in_sync_nodes
         return tuple(node for node in self.replicas if node not in members)
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether some of what was acknowledged may be lost, and no operator has said that this is known."""
+        return self.lossy_epoch > 0
 
     def is_led_by(self, node: str, incarnation: str) -> bool:
         """Whether this process leads it."""
@@ -282,7 +314,7 @@ def elected(state: PartitionState, leader: NodeRecord, in_sync: Iterable[Member]
     if leader.node not in (member.node for member in members):
         raise ValueError(f"node {leader.node} is not in sync, and cannot lead")
     return msgspec.structs.replace(
-        state, epoch=state.epoch + 1, leader=leader.node, incarnation=leader.incarnation, in_sync=members
+        state, epoch=state.epoch + 1, leader=leader.node, incarnation=leader.incarnation, in_sync=members, ends=()
     )
 
 
@@ -354,14 +386,14 @@ class NoLeader(Enum):
     """Why nobody can be elected."""
 
     NONE_ALIVE = "no replica that has everything is alive"
-    POWER_LOST = "every replica that had everything may have lost some of it with its power: wait for all of them"
+    POWER_LOST = "every replica that had everything may have lost some of it with its power"
 
 
 def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[NodeRecord] | NoLeader:
     """Return the nodes that may lead without losing anything, the best first; or why there are none.
 
     Any member of the in-sync set that is whole may; one that is to keep its replica goes before one that is to lose
-    it, and one that is not draining before one that is.
+    it, one that is not draining before one that is, and one that has room before one that has none.
     """
     alive = [live[member.node] for member in state.in_sync if member.node in live]
     members = {member.node: member for member in state.in_sync}
@@ -370,7 +402,22 @@ def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[No
         return NoLeader.POWER_LOST if alive else NoLeader.NONE_ALIVE
     order = {node: number for number, node in enumerate(state.replicas)}
     last = len(order)
-    return sorted(whole, key=lambda node: (node.node not in order, node.is_draining, order.get(node.node, last)))
+    return sorted(
+        whole, key=lambda node: (node.node not in order, node.is_draining, node.is_full, order.get(node.node, last))
+    )
+
+
+def can_go_on(state: PartitionState, live: Mapping[str, NodeRecord], least: int) -> bool:
+    """Whether somebody can be elected, and so many of those who have a copy live, as is needed to acknowledge.
+
+    Args:
+        live: the nodes that may be counted on.
+        least: so many.
+    """
+    found = candidates(state, live)
+    if isinstance(found, NoLeader) or all(node.is_full or node.is_ending for node in found):
+        return False
+    return sum(node in live and not live[node].is_ending for node in state.holders) >= least
 
 
 # -- as bytes ----------------------------------------------------------------------------------------------------------

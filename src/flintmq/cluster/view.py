@@ -165,7 +165,7 @@ class View:
         self.led: dict[str, dict[PartitionId, None]] = {}
         self.held: dict[str, dict[PartitionId, None]] = {}
         self.unreadable: dict[str, BadState] = {}
-        self._deleted: dict[int, None] = {}  # numbers of topics that were seen to be deleted, the oldest first
+        self._deleted: dict[int, str] = {}  # topics by number that were seen to be deleted, the oldest first
 
     @property
     def is_fed(self) -> bool:
@@ -192,6 +192,11 @@ class View:
         if number in self._deleted:
             return Fate.DELETED
         return Fate.THERE if record is not None and record.number == number else Fate.UNKNOWN
+
+    def was_deleted(self, topic: str) -> bool:
+        """Whether a topic of this name was seen to be deleted, and there is no other one since."""
+        record = self.topics.get(topic)
+        return (record is None or record.is_deleting) and topic in self._deleted.values()
 
     def leader(self, partition: PartitionId) -> NodeRecord | None:
         """Return the node whose living process leads a partition; None: nobody does."""
@@ -236,7 +241,7 @@ class View:
             if meta is not None and not 1 <= meta.partition_num <= PARTITION_COUNT_MAX:
                 raise BadState(key, f"it has {meta.partition_num} partitions, it must be 1 to {PARTITION_COUNT_MAX}")
             if meta is not None and meta.is_deleting:
-                self._remember_deleted(meta.number)
+                self._remember_deleted(meta.number, topic)
             return TopicChange(key, topic, _set(self.topics, topic, meta), meta)
         if (topic := keys.name_in(key, "wanted")) is not None:
             wish = _value(key, pair, WantedTopic)
@@ -258,8 +263,8 @@ class View:
             self.cluster = _value(key, pair, ClusterRecord)
         return OtherChange(key)
 
-    def _remember_deleted(self, number: int) -> None:
-        self._deleted[number] = None
+    def _remember_deleted(self, number: int, topic: str) -> None:
+        self._deleted[number] = topic
         if len(self._deleted) > DELETED_COUNT_MAX:
             del self._deleted[next(iter(self._deleted))]
 

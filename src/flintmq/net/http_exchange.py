@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from flintmq import __version__
-from flintmq.errors import ConnectionFailed
+from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
 from flintmq.net.address import format_address
 from flintmq.net.tls_engine import reason_of
 
@@ -198,6 +199,16 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def tls_port(body: bytes) -> int:
+    """Return the port that an nsqd names which wants TLS, in the body of its 403; 0 for any other refusal."""
+    try:
+        found = msgspec.json.decode(body, type=dict[str, Any])
+    except UNREADABLE_JSON:
+        return 0
+    port = found.get("https_port")
+    return port if found.get("message") == "TLS_REQUIRED" and isinstance(port, int) and 0 < port < 65536 else 0
 
 
 class Exchange:

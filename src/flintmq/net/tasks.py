@@ -53,4 +53,35 @@ def tell(what: str) -> Callable[[asyncio.Task[Any]], None]:
     return ended
 
 
-__all__ = ["kept_up", "tell"]
+class Tasks:
+    """Work in the background of one owner, which ends with it.
+
+    Args:
+        loop: in which it runs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Run something until it ends, or :meth:`close` ends it.
+
+        Args:
+            what: it does, for the log: "registering with ...".
+        """
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell(what))
+
+    async def close(self) -> None:
+        """End all of it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+__all__ = ["Tasks", "kept_up", "tell"]

@@ -301,6 +301,8 @@ class Engine:
         stored = []
         for group in groups:
             failed = group.partition.log.failed
+            if group.partition.is_handed_over:
+                continue  # that it is synced here says nothing
             if group.partition.is_deleted:
                 group.end(None)  # stored, and then deleted with its topic
             elif failed:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flintmq.broker.partition import Ended, Partition, PublishGroup
+from flintmq.broker.subscription import Subscription
 from flintmq.errors import FlintError, RemoteProtocolError
+from flintmq.net.isolation import for_each
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.pending_reply import PendingReply
 from flintmq.wire.server import Publish, Subscribe
@@ -142,6 +144,10 @@ class Leadership(Protocol):
         """
         ...
 
+    def was_deleted(self, topic: str) -> bool:
+        """Whether the cluster had a topic of this name and has deleted it; not of one that is this node's own."""
+        ...
+
     def is_ready(self, topic: str, number: int) -> bool:
         """Whether a partition may be read here."""
         ...
@@ -172,9 +178,19 @@ def not_leader(command: str, topic: str, number: int | None, why: str, fatal: bo
     return RemoteProtocolError(NOT_LEADER, f"{command} topic {topic}{_shown(number)} {why}", fatal)
 
 
-def not_writable(command: str, topic: str, number: int, why: str) -> RemoteProtocolError:
+def not_writable(command: str, topic: str, number: int | None, why: str) -> RemoteProtocolError:
     """Return the error for a partition in which nothing can be acknowledged now."""
     return RemoteProtocolError(NOT_WRITABLE, f"{command} topic {topic}{_shown(number)} {why}", fatal=False)
+
+
+def dismiss(subscriptions: Iterable[Subscription], why: str) -> None:
+    """End the connections of consumers that have to go on elsewhere, each once.
+
+    Args:
+        why: for them, and the log.
+    """
+    owners = {each.owner: None for each in subscriptions if isinstance(each.owner, Client)}
+    for_each(owners, lambda client: client.dismiss(NOT_LEADER, why), "closing")
 
 
 def _shown(number: int | None) -> str:

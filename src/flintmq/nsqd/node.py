@@ -44,7 +44,7 @@ from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.subscribing import Subscribing
 from flintmq.nsqd.topics import Topics
 from flintmq.nsqd.tracing import Tracing
-from flintmq.storage import ChannelStore, Corruption, Files
+from flintmq.storage import RESERVE_NAME, ChannelStore, Corruption, Files
 from flintmq.storage.channel_list import LIST_NAME
 from flintmq.storage.channel_store import DATABASE_NAME
 from flintmq.topic_meta import PLAIN
@@ -121,7 +121,7 @@ class Node:
         broker, options = self._broker, self._options
         if stop is not None:
             self.drain.finished = stop.set
-        if any(not name.startswith((DATABASE_NAME, LIST_NAME)) for name in self._files.list("")):
+        if any(not name.startswith((DATABASE_NAME, LIST_NAME, RESERVE_NAME)) for name in self._files.list("")):
             from flintmq.migrate import takeover  # a new nsqd has nothing to take over
 
             settings = takeover.Settings(options.max_bytes_per_file, options.max_msg_size)
@@ -155,27 +155,28 @@ class Node:
             self._ready_changed,
             self.topics.change_meta,
         )
-        self.leadership = self.topics.leadership = agent
-        self.publishing.leadership = self.subscribing.leadership = agent
-        here = LedHere(agent)
+        admission = agent.admission
+        self.leadership = self.topics.leadership = admission
+        self.publishing.leadership = self.subscribing.leadership = admission
+        here = LedHere(admission)
         self.publishing_here = Publishing(self.engine, self.drain, self.topics)
         self.subscribing_here = Subscribing(self.engine, self.drain, self.topics, self._options)
         self.publishing_here.leadership = self.subscribing_here.leadership = here
         topics, take = self._broker.topics, self._broker.take_dead_letters
         self.publishing_letters = Publishing(self.engine, self.drain, self.topics)
-        self.publishing_letters.leadership = LedHere(agent, lambda topic: take(topics[topic]))
+        self.publishing_letters.leadership = LedHere(admission, lambda topic: take(topics[topic]))
         self._broker.find_dead_letters(self._letters_elsewhere)
-        agent.let_go = self._let_go
+        agent.leaders.let_go = self._let_go
         agent.serving.publish_here = self.publishing_here.publish
-        self.lookup.is_ready = agent.is_ready
+        self.lookup.is_ready = admission.is_ready
 
     def _letters_elsewhere(self, topic: str, source: Partition) -> Elsewhere | Ended | None:
         """Find the topic of what a partition gives up, if the cluster has or is to make it."""
         agent = self.agent
         if agent is None or topic in self._broker.topics:
             return None
-        copies = source.meta.replica if agent.is_replicated(source.topic_name) else 0
-        return agent.serving.dead_letters(topic, copies, agent.is_replicated(topic))
+        copies = source.meta.replica if agent.admission.is_replicated(source.topic_name) else 0
+        return agent.serving.dead_letters(topic, copies, agent.admission.is_replicated(topic))
 
     async def enter(self, new_session: Callable[[int], asyncio.Protocol]) -> None:
         """Be one of the cluster that this node belongs to, if it does; its addresses are known.
@@ -201,10 +202,23 @@ class Node:
         self.lookup.set(self._options.lookupd_tcp_address)
         self.topics.start_all()
 
+    async def hand_over(self) -> bool:
+        """Have other nodes of the cluster lead what is led here, if any are; return that. :meth:`exit` follows."""
+        if self.agent is None:
+            return False
+        await self.agent.hand_over()
+        return True
+
     def exit(self) -> None:
         """Take nothing new from now on; :meth:`leave` and :meth:`close` follow."""
         self.tracing.flush()  # its topic may be new
         self.drain.close()
+
+    async def settle(self) -> None:
+        """Wait until what was taken is stored, here or by whom it was handed on to."""
+        if self.agent is not None:
+            await self.agent.answered()
+        await self.engine.settle()
 
     async def leave(self) -> None:
         """Have the cluster, and every nsqlookupd, forget this node."""

@@ -17,7 +17,7 @@ from flintmq.broker.bounds import TopicFull
 from flintmq.nsqd import extended, partitions
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
-from flintmq.nsqd.leadership import Leadership
+from flintmq.nsqd.leadership import Leadership, not_writable
 from flintmq.nsqd.pending_reply import PendingReply, Receipt
 from flintmq.nsqd.topics import Topics
 from flintmq.wire.bodies import Kind
@@ -51,8 +51,10 @@ class Publishing:
             SequenceGap: a producer left out a sequence.
         """
         broker, drain = self._engine.broker, self._drain
-        drain.check_exiting()
         command, name, row = event.command, event.topic, COMMANDS[event.command]
+        if drain.is_exiting and self.leadership is not None:  # others lead, and it is certain that nothing is stored
+            raise not_writable(command, name, None, "is not published to here: this node ends")
+        drain.check_exiting()
         producer = None if event.producer_id is None else (event.producer_id, event.sequence)
         if drain.is_on and producer is None:
             drain.check(command, name, broker.topics)

@@ -51,6 +51,8 @@ class ReplicaFigures:
         committed: messages up to this sequence (exclusive) are committed, as far as it is known here.
         end: of the log here.
         followers: where this node leads.
+        may_have_lost: a leader may have lacked, when it was elected, some of what was acknowledged, and nobody has
+            acknowledged that.
     """
 
     topic: str
@@ -67,6 +69,7 @@ class ReplicaFigures:
     committed: int
     end: int
     followers: Sequence[FollowerFigures] = ()
+    may_have_lost: bool = False
 
     @property
     def lag(self) -> int:

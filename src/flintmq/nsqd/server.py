@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from flintmq.env import Env
 from flintmq.errors import FlintError, TakeoverStopped
+from flintmq.net import early_stop, regex, supervisor
 from flintmq.net import log as logs
-from flintmq.net import regex
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_auth import HttpAuth
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
@@ -49,6 +49,7 @@ from flintmq.wire.peer import Purpose
 
 log = logging.getLogger(__name__)
 
+_REFUSING_S = 0.1
 _DRAIN_DEADLINE_S = 1.0  # for clients to read their last frames and close
 _DURABILITY_TEXT = {
     "fsync": "OK means the message survives a power loss",
@@ -189,14 +190,17 @@ class Nsqd:
         set_log_level(options.log_level)
 
     async def close(self) -> None:
-        """Stop in nsqd's order: listeners, clients, peers, then everything to disk."""
+        """Stop in nsqd's order: listeners, clients, peers, then everything to disk. Other nodes take over first."""
         node, clients = self.node, self.clients
+        is_of_cluster = await node.hand_over()
         node.exit()
         clients.close()
         if self._tcp is not None:
             self._tcp.close()
+        if is_of_cluster:  # who publishes is told to go elsewhere before its connection ends
+            await asyncio.sleep(_REFUSING_S)
         # what was published is stored and answered before the connections close
-        await node.engine.settle()
+        await node.settle()
         clients.drain()
         self._debug.close()
         for server in (self._http, self._https):
@@ -221,7 +225,7 @@ class Nsqd:
         parts += [server.describe() for server in (self._http, self._https) if server is not None]
         parts.append(self.node.lookup.describe())
         if self.node.agent is not None:
-            parts.append(self.node.agent.describe())
+            parts.append(self.node.agent.shown.describe())
         return "\n".join(part for part in parts if part)
 
 
@@ -288,15 +292,21 @@ def run(options: NsqdOptions, ready: Callable[[Nsqd], None] | None = None) -> in
     except StopFailed as error:
         log.critical("%s", error)
         return 1
-    except (FlintError, OSError) as error:
+    except FlintError as error:
         log.critical("failed to instantiate nsqd - %s", error)
+        return 1
+    except OSError as error:
+        where = options.data_path or "."
+        log.critical(
+            "failed to instantiate nsqd - %s", error if error.filename else f"{where}: {error.strerror or error}"
+        )
         return 1
     return 0
 
 
 async def _until_signal(
     env: Env,
-    files: Files,
+    files: OsFiles,
     options: NsqdOptions,
     reopen_log: Callable[[], None],
     ready: Callable[[Nsqd], None] | None,
@@ -308,16 +318,21 @@ async def _until_signal(
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, draining.begin)
     loop.add_signal_handler(signal.SIGHUP, reopen_log)
+    if early_stop.was_asked():
+        stop.set()
     collector = Collector()
     collector.start()
 
     def listens(nsqd: Nsqd) -> None:
         draining.attach(nsqd.node.drain)
+        files.keep_reserve()
+        supervisor.tell(supervisor.READY)
         if ready is not None:
             ready(nsqd)
 
     try:
-        await main(env, files, options, listens, stop, collector.paused)
+        async with supervisor.told_of_end(stop):
+            await main(env, files, options, listens, stop, collector.paused)
     finally:
         collector.stop()
         await end_undisturbed()

@@ -50,18 +50,19 @@ from flintmq.net.turns import SLICE_NS
 from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants, Question
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.extended import filter_of
-from flintmq.nsqd.leadership import NOT_WRITABLE
+from flintmq.nsqd.leadership import NOT_WRITABLE, NotOfOneNode
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import GAP_CODE, PendingReply
 from flintmq.nsqd.publishing import Publishing
-from flintmq.nsqd.reading import fetch, offsets
+from flintmq.nsqd.reading import fetch, offsets, producers
 from flintmq.nsqd.renewal import Consumer, Renewal
 from flintmq.nsqd.terms import Terms
+from flintmq.topic_meta import PARTITION_NUM_MAX
 from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
 from flintmq.wire.commands import COMMANDS
-from flintmq.wire.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
+from flintmq.wire.frames import CLOSE_WAIT_FRAME, ENDS_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
 from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
 from flintmq.wire.server import FINISH_RUN_MAX
 
@@ -99,6 +100,7 @@ class Session(Client, asyncio.Protocol):
         self._is_of_node = of_node is not None
         self._publishing = node.publishing if of_node is None else of_node
         self._subscribing = node.subscribing if of_node is None else node.subscribing_here
+        self._topics = node.topics
         self._leadership = node.leadership
         self._preparing: Ended | None = None  # what has to end before the client is subscribed
         self._ready_count = 0  # that RDY said last
@@ -409,6 +411,9 @@ class Session(Client, asyncio.Protocol):
         if self.subscription is not None:
             self.subscription.is_open = False
         self.flush()
+        if self._is_of_node and self.subscription is None and not self._slots and not self._waiting:
+            self.out.append(ENDS_FRAME)  # what it sends from now on is refused, which it cannot be told any more
+            self.flush()
         self._is_draining = True
         if self._transport is not None and self._linger_timer is None:
             self._linger_timer = close_lingering(self._transport, self.loop)
@@ -1013,6 +1018,15 @@ class Session(Client, asyncio.Protocol):
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
 
+    def _producers(self, event: wire.AskProducers) -> None:
+        if not self._may(event, "PRODUCERS", event.topic):  # it is for who publishes
+            return
+        elsewhere = None if self._leadership is None else self._leadership.led_elsewhere(event.topic)
+        try:
+            self._reply(producers(self.engine.broker, event, elsewhere))
+        except RemoteProtocolError as error:
+            self._fail(error.code, error.detail)
+
     def _fetch(self, event: wire.Fetch) -> None:
         if not self._may(event, "FETCH", event.topic, None):
             return
@@ -1040,6 +1054,26 @@ class Session(Client, asyncio.Protocol):
         source, channel = self._subscribing.place_cursor(self, topic, event)
         self._slots.append(PendingReply(source, "CURSOR", replies=0))
         self._reply(response_frame(msgspec.json.encode({"sequence": channel.floor})))
+
+    def _create_topic(self, event: wire.CreateTopic) -> None:
+        if not self._may(event, "INTERNAL_CREATE_TOPIC", event.topic):
+            return
+        number = event.partition
+        if number is None or not 0 <= number < PARTITION_NUM_MAX:
+            what = f"INTERNAL_CREATE_TOPIC partition is not a number from 0 to {PARTITION_NUM_MAX - 1}"
+            self._fail("E_BAD_PARTITION", what)
+            return
+        try:
+            if self._leadership is not None:
+                raise NotOfOneNode(event.topic)
+            topic = self._topics.create_partition(event.topic, number, event.is_extended)
+        except FlintError as error:
+            self._fail("E_CREATE_TOPIC_FAILED", f"INTERNAL_CREATE_TOPIC {event.topic} {number} failed: {error}")
+            return
+        source = self._topics.when_durable(topic)
+        source.waiters.append(self)
+        self._slots.append(PendingReply(source, "INTERNAL_CREATE_TOPIC"))
+        self.engine.wants_output(self)
 
     # -- statistics ------------------------------------------------------------------------------------------------
 
@@ -1088,6 +1122,8 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Close: Session._close,
     wire.Nop: Session._nop,
     wire.Offsets: Session._offsets,
+    wire.AskProducers: Session._producers,
     wire.Fetch: Session._fetch,
     wire.Cursor: Session._cursor,
+    wire.CreateTopic: Session._create_topic,
 }

@@ -15,11 +15,14 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from flintmq.broker.broker import TopicConflict
 from flintmq.broker.partition import Ended
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import RemoteProtocolError
+from flintmq.names import is_ephemeral
 from flintmq.net.isolation import for_each
 from flintmq.nsqd import extended
 from flintmq.nsqd.client import Client, Clients
@@ -125,6 +128,31 @@ class Topics:
         topic = self._broker.create_partitions(name, meta, numbers, wall_ns, bool(self._lookup))
         held = ",".join(map(str, topic.partitions))
         return self._created(topic, is_new, f", partitions {held} of {meta.partition_num}")
+
+    def create_partition(self, name: str, number: int, is_extended: bool) -> Topic:
+        """Create one partition, if it is not here, and a topic with as many partitions as that takes.
+
+        Args:
+            is_extended: messages of a topic that is not here yet may have headers.
+
+        Raises:
+            As :meth:`create_partitions`.
+        """
+        topic = self._broker.topics.get(name)
+        if topic is not None and number in topic.partitions:
+            return topic
+        if is_ephemeral(name):
+            raise TopicConflict(f"topic {name} is ephemeral and cannot have partitions: take another name")
+        if topic is None:
+            meta = TopicMeta(partition_num=number + 1, extend_support=is_extended)
+            return self.create_partitions(name, meta, [number])
+        if not topic.meta.is_partitioned:
+            raise TopicConflict(f"topic {name} is there already, without partitions: delete it first")
+        self.create_partitions(name, topic.meta, [number])
+        if number >= topic.meta.partition_num:
+            version = topic.meta.version + 1
+            self.change_meta(topic, msgspec.structs.replace(topic.meta, partition_num=number + 1, version=version))
+        return topic
 
     def _check_new(self, name: str) -> None:
         self._drain.check_exiting()

@@ -81,7 +81,7 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
         attempts: as the consumer was told.
         client: address of who published or consumes.
         node: broadcast address and TCP port of this nsqd.
-        delay_ms: of REQ_DEFER.
+        delay_ms: of REQ_DEFER, and of PUB when the message is deferred.
         count: of DROPPED, events that were not recorded.
     """
 
@@ -405,8 +405,15 @@ class _Source:
             for batch, start, stop in _batches(self._log, first, end):
                 sequences: Sequence[int] = range(start, stop) if self._is_all else traced_in(batch, start, stop)
                 if sequences:
+                    delay_ms = (
+                        max(0, batch.due_ns - batch.timestamp_ns) // _NS_PER_MS
+                        if batch.due_ns and action == PUB
+                        else None
+                    )
                     for sequence in self._tracing.choose(sequences, len(sequences), self._is_all):
-                        self._tracing.add(self._event(now_ns, action, sequence, self._look(batch, sequence), client))
+                        event = self._event(now_ns, action, sequence, self._look(batch, sequence), client)
+                        event.delay_ms = delay_ms
+                        self._tracing.add(event)
         except StorageError as error:
             log.warning("topic %s: %s of messages %d to %d not traced: %s", self._topic, action, first, end, error)
 

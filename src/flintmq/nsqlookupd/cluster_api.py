@@ -77,7 +77,9 @@ class ClusterApi(HttpApi):
     def add_routes(self, router: Router) -> None:
         """Answer what a nsqlookupd without a cluster does not know."""
         router.add("GET", "/cluster/status", self.status, takes=("topic",))
-        router.add("POST", "/cluster/partition/elect", self.elect, takes=("topic", "partition", "node"))
+        router.add("GET", "/cluster/elections", self.elections, takes=("topic",))
+        router.add("POST", "/cluster/partition/elect", self.elect, takes=("topic", "partition", "node", "dry_run"))
+        router.add("POST", "/cluster/loss/acknowledge", self.acknowledge_loss, takes=("topic", "partition", "dry_run"))
         router.add("GET", "/cluster/stats", self.stats, takes=("topn",))
         router.add("GET", "/cluster/balance/topn", self.busiest, takes=("topn",))
         self._placement.add_routes(router)
@@ -86,6 +88,24 @@ class ClusterApi(HttpApi):
 
     async def status(self, request: Request) -> Response:
         return json_response(await self._coordinator.status(request.query.get("topic", "")))
+
+    async def elections(self, request: Request) -> Response:
+        """``GET /cluster/elections``: who led and who leads since this nsqlookupd was started, the latest first."""
+        wanted = request.query.get("topic")
+        rows = [
+            {
+                "at": each.at_s,
+                "topic": each.topic,
+                "partition": each.partition,
+                "epoch": each.epoch,
+                "from": each.before,
+                "to": each.now,
+                "reason": each.reason,
+            }
+            for each in reversed(self._coordinator.elections)
+            if wanted in (None, each.topic)
+        ]
+        return json_response({"elections": rows})
 
     def stats(self, request: Request) -> Coroutine[Any, Any, Response]:
         """``/cluster/stats`` of the redesigned NSQ: whether everything is as it is to be, and what nodes carry."""
@@ -151,15 +171,17 @@ class ClusterApi(HttpApi):
         nodes = [leader.registration.node for leader in self._readable(topic).values() if leader.registration]
         return Lookup(self._database.channels(topic), _distinct(nodes))
 
-    def _partitions_of(self, topic: str, is_for_writing: bool) -> Partitions | None:
+    def _partitions_of(self, topic: str, is_for_writing: bool, names_logs: bool) -> Partitions | None:
         coordinator = self._coordinator
         if not coordinator.has_topic(topic):
-            return super()._partitions_of(topic, is_for_writing)
+            return super()._partitions_of(topic, is_for_writing, names_logs)
         found = coordinator.leaders(topic) if is_for_writing else self._readable(topic)
         if is_for_writing:
             found = {number: leader for number, leader in found.items() if not self._is_hidden(leader)}
         leaders = {number: _node(leader) for number, leader in found.items()}
         meta, channels = self._meta(topic), self._database.channels(topic)
+        if names_logs and not meta.is_partitioned and topic in coordinator.view.topics:
+            meta = msgspec.structs.replace(meta, partition_num=coordinator.view.topics[topic].partition_num)
         if meta.is_partitioned:
             states = coordinator.view.of_topic.get(topic, {})
             log_ids = {number: f"{states[number].log_id:016x}" for number in leaders if number in states}
@@ -278,11 +300,32 @@ class ClusterApi(HttpApi):
 
     def elect(self, request: Request) -> Coroutine[Any, Any, Response]:
         """Let a node lead a partition that nobody can lead without losing something."""
-        topic, node = valid_argument(request, "topic"), argument(request, "node")
-        number = parse_partition(argument(request, "partition"))
+        node = request.query.get("node", "")
+
+        def planned(controller: Controller, topic: str, number: int) -> orders.Plan:
+            return orders.elect(controller, topic, number, node)
+
+        return self._of_partition(request, planned)
+
+    def acknowledge_loss(self, request: Request) -> Coroutine[Any, Any, Response]:
+        """Say no more that messages of a partition may be lost."""
+        return self._of_partition(request, orders.acknowledge_loss)
+
+    def _of_partition(
+        self, request: Request, planned: Callable[[Controller, str, int], orders.Plan]
+    ) -> Coroutine[Any, Any, Response]:
+        topic, number = valid_argument(request, "topic"), parse_partition(argument(request, "partition"))
         if number is None:
             raise HttpError(400, "INVALID_ARG_PARTITION")
-        return self._at_master(request, lambda: self._coordinator.elect(topic, number, node), topic)
+        is_dry_run = is_switched(request.query, "dry_run")
+
+        def order(controller: Controller) -> orders.Plan:
+            return planned(controller, topic, number)
+
+        async def ordered() -> dict[str, Any]:
+            return plan_row(await self._coordinator.order(order, is_dry_run), is_dry_run)
+
+        return self._at_master(request, ordered, topic)
 
     async def _at_master(
         self,

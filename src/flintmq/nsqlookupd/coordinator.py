@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ REFUSED_S = 5.0
 """After it refused something that has to be: there is no room, or we may not."""
 STATUS_AT_ONCE = 1000
 """Partitions that are listed before others have their turn."""
+ELECTIONS_MAX = 1000
+"""Changes of leaders that are remembered."""
 GONE_COUNT_MAX = 10_000
 """Deleted topics whose names are remembered."""
 PROBE_TIMEOUT_S = 1.0
@@ -126,6 +129,25 @@ class OtherCluster(FlintError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """A change of who leads a partition.
+
+    Attributes:
+        at_s: when this nsqlookupd saw it, in seconds since 1970.
+        before, now: ids of nodes; empty: nobody.
+        reason: why, where this nsqlookupd decided it.
+    """
+
+    at_s: float
+    topic: str
+    partition: int
+    epoch: int
+    before: str
+    now: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +208,8 @@ class Coordinator:
         self._gone: dict[str, None] = {}  # topics that were deleted
         self.loads = Loads()
         self._moves: dict[PartitionId, float] = {}  # since when, wall clock
+        self.elections: deque[Election] = deque(maxlen=ELECTIONS_MAX)
+        self._reasons: dict[str, tuple[bytes, str]] = {}  # of what this master writes, by key
         self._cluster_revision = 0  # at which the record of the cluster was there
 
     # --- living
@@ -298,8 +322,7 @@ class Coordinator:
         for change in changes:
             if isinstance(change, PartitionChange):
                 self._note_move(change)
-                before, now = change.before, change.now
-                self.election_count += before is not None and now is not None and now.epoch > before.epoch
+                self._note_election(change)
             elif isinstance(change, Unreadable):
                 _log.error("CLUSTER: %s; what it is about stays as it is", change.error)
             elif isinstance(change, TopicChange) and change.now is None and change.before is not None:
@@ -323,6 +346,26 @@ class Coordinator:
             self._moves.pop(change.partition, None)
         elif change.partition not in self._moves:
             self._moves[change.partition] = self._env.clock.wall_ns() / 1_000_000_000
+
+    def _note_election(self, change: PartitionChange) -> None:
+        """Remember who leads a partition now, or that nobody does."""
+        before, now = change.before, change.now
+        written, reason = self._reasons.pop(change.key, (b"", ""))
+        if before is None or now is None:
+            return
+        is_elected = now.epoch > before.epoch
+        self.election_count += is_elected
+        if is_elected or (before.leader and not now.leader):
+            reason = reason if written == encode(now) else ""
+            at_s = self._env.clock.wall_ns() / 1_000_000_000
+            topic, number = change.partition
+            self.elections.append(Election(at_s, topic, number, now.epoch, before.leader, now.leader, reason))
+
+    def _note_reason(self, change: Swap) -> None:
+        if change.value is not None:
+            self._reasons[change.key] = change.value, change.reason
+        while len(self._reasons) > ELECTIONS_MAX:
+            del self._reasons[next(iter(self._reasons))]
 
     def _changed(self) -> None:
         """Something may be so that somebody waits for, or that is to be acted on."""
@@ -477,6 +520,7 @@ class Coordinator:
         for each in swaps:
             conditions[Compare(each.key, 0 if each.before is None else each.before.mod_revision)] = None
             conditions.update(dict.fromkeys(each.guards))
+            self._note_reason(each)
             operations.append(Delete(each.key) if each.value is None else Put(each.key, each.value))
         try:
             result = await self._store.txn(Txn(tuple(conditions), tuple(operations)))
@@ -488,6 +532,7 @@ class Coordinator:
         return result.succeeded
 
     async def _carry_out(self, each: Swap) -> Swapped:
+        self._note_reason(each)
         swapped = await swap(self._store, each.key, each.before, each.value, guards=each.guards)
         if swapped.fate is Fate.APPLIED:
             _log.info("CLUSTER: %s", each.reason)
@@ -671,15 +716,6 @@ class Coordinator:
             reasons = "; ".join(f"partition {number}: {reason}" for number, reason in list(unready.items())[:3])
             raise NotDone(f"it is begun, and topic {topic} cannot be written to completely yet: {reasons}; ask again")
 
-    async def elect(self, topic: str, number: int, node: str) -> None:
-        """Let a node lead a partition that nobody can lead without losing something.
-
-        Raises:
-            NotMaster: somebody else decides.
-            NotDone: somebody leads or can, the node has no copy, or the store does not answer.
-        """
-        await self._in_time(self._decided(lambda controller: controller.forced((topic, number), node)))
-
     async def delete(self, topic: str) -> None:
         """Delete a topic; return when the store has nothing of it any more.
 
@@ -824,6 +860,10 @@ class Coordinator:
                     "replicas": [] if state is None else list(state.replicas),
                     "leaving": [] if state is None else list(state.leaving),
                     "target": [] if state is None else list(state.target),
+                    "may_have_lost": state is not None and state.may_have_lost,
+                    "ends": []
+                    if state is None
+                    else [{"node": each.node, "epoch": each.epoch, "end": each.end} for each in state.ends],
                     "reason": why_no_leader(view, (topic, number)) or self._why_stuck((topic, number)),
                 }
             )

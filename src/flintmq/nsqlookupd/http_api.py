@@ -45,7 +45,7 @@ from flintmq.wire.identify import NSQ_VERSION
 _log = logging.getLogger(__name__)
 
 _NSQ_WORDS = ("topic", "channel", "node", "format")  # which NSQ's nsqlookupd ignores where it does not take them
-_LOOKUP = ("access", "metainfo", "partition", "consistent")
+_LOOKUP = ("access", "metainfo", "partition", "consistent", "logs")
 _KNOWN = (*_LOOKUP, "metaInfo", "force", "partition_num", "move_leader", "move_from", "move_to", "topn", "enable",
           "remove_node", "dry_run", "min_in_sync", *CREATION_WORDS, *CHANGE_WORDS)  # fmt: skip
 
@@ -162,7 +162,7 @@ class HttpApi:
         access = request.query.get("access", "r")
         if access not in ("r", "w"):
             raise HttpError(400, "INVALID_ACCESS_MODE")
-        found = self._partitions_of(topic, is_for_writing=access == "w")
+        found = self._partitions_of(topic, access == "w", request.query.get("logs") == "true")
         if found is None:
             if access == "w":
                 raise HttpError(404, "Key not found")
@@ -199,7 +199,12 @@ class HttpApi:
     def _nodes_of(self, topic: str) -> Lookup | None:
         return self._database.lookup(topic, self._clock.monotonic_ns())
 
-    def _partitions_of(self, topic: str, is_for_writing: bool) -> Partitions | None:
+    def _partitions_of(self, topic: str, is_for_writing: bool, names_logs: bool) -> Partitions | None:
+        """Return the places of a topic.
+
+        Args:
+            names_logs: who asks counts what it publishes to each log; only a cluster has some that are named.
+        """
         return self._database.partitions(topic, self._clock.monotonic_ns(), hides_tombstoned=is_for_writing)
 
     def members(self, request: Request) -> Response:

@@ -31,9 +31,11 @@ TABLE: Table = {
 CLUSTER_TABLE: Table = {
     ("GET", "/cluster/status"): needs(READ),
     ("GET", "/cluster/moves"): needs(READ),
+    ("GET", "/cluster/elections"): needs(READ),
     ("GET", "/cluster/stats"): needs(READ),
     ("GET", "/cluster/balance/topn"): needs(READ),
     ("POST", "/cluster/partition/elect"): needs(ADMIN),
+    ("POST", "/cluster/loss/acknowledge"): needs(ADMIN),
     ("POST", "/topic/partition/move"): needs(ADMIN),
     ("POST", "/topic/partition/expand"): needs(ADMIN, by_topic=True),
     ("POST", "/cluster/node/remove"): needs(ADMIN),

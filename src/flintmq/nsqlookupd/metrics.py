@@ -44,7 +44,7 @@ def collect(database: RegistrationDatabase, now_ns: int, version: str) -> list[F
 async def collect_cluster(coordinator: Coordinator) -> list[Family]:
     """Return the figures of the cluster as they are known here; others get their turn meanwhile."""
     view = coordinator.view
-    unled = under = unwritable = 0
+    unled = under = unwritable = lossy = 0
     for count, (partition, state) in enumerate(list(view.partitions.items()), 1):
         if count % _PER_TURN == 0:
             await asyncio.sleep(0)
@@ -56,6 +56,7 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
         unled += view.leader(partition) is None
         under += live < wanted
         unwritable += live < least
+        lossy += state.may_have_lost
     missing = sum(
         max(0, record.partition_num - len(view.of_topic.get(topic, ())))
         for topic, record in view.topics.items()
@@ -74,6 +75,7 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
         ("cluster_partitions_under_replicated", "Partitions with fewer copies in sync than wanted", under + missing),
         ("cluster_partitions_not_writable", "Partitions with fewer copies in sync than an OK needs",
          unwritable + missing),
+        ("cluster_partitions_may_have_lost", "Partitions that may have lost messages, until acknowledged", lossy),
         ("cluster_unreadable", "Values of the coordination store that cannot be read", len(view.unreadable)),
     )  # fmt: skip
     elections = Family(f"{_NAMESPACE}_elections_total", "counter", "Elections that this nsqlookupd has seen")

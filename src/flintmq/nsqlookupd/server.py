@@ -18,6 +18,7 @@ from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.cluster.state import LookupdRecord
 from flintmq.env import Env
 from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError
+from flintmq.net import early_stop, supervisor
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_auth import HttpAuth, TokenFile
 from flintmq.net.http_router import Router
@@ -42,7 +43,7 @@ from flintmq.wire.lookup import LookupdInfo
 if TYPE_CHECKING:
     from flintmq.nsqlookupd.cluster import Cluster
     from flintmq.nsqlookupd.store import EmbeddedStore
-    from flintmq.storage import Files
+    from flintmq.storage import Files, OsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -306,7 +307,7 @@ def run(options: NsqlookupdOptions) -> int:
     """
     reopen_log = configure(options.log_prefix, options.log_level, path=options.log_file)
     env = Env(hostname=socket.gethostname(), local_names=local_names())  # noqa: TID251 - the process fills its Env
-    files: Files | None = None
+    files: OsFiles | None = None
     try:
         files = _files(options.store_path) if options.store_path else None
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -320,7 +321,7 @@ def run(options: NsqlookupdOptions) -> int:
     return 0
 
 
-def _files(path: str) -> Files:
+def _files(path: str) -> OsFiles:
     """Open the directory of the store.
 
     Raises:
@@ -347,15 +348,24 @@ def _files(path: str) -> Files:
 
 
 async def _until_signal(
-    env: Env, options: NsqlookupdOptions, reopen_log: Callable[[], None], files: Files | None
+    env: Env, options: NsqlookupdOptions, reopen_log: Callable[[], None], files: OsFiles | None
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reopen_log)
+    if early_stop.was_asked():
+        stop.set()
     _log.info("nsqlookupd v%s", __version__)
+
+    def listens(_nsqlookupd: Nsqlookupd) -> None:
+        if files is not None:
+            files.keep_reserve()
+        supervisor.tell(supervisor.READY)
+
     try:
-        await main(env, options, stop=stop, files=files)
+        async with supervisor.told_of_end(stop):
+            await main(env, options, listens, stop, files)
     finally:
         await end_undisturbed()

@@ -41,6 +41,9 @@ from flintmq.wire.lookup import (
 CONNECTIONS_MAX = 10_000
 IDLE_DEADLINE_MIN_S = 60.0  # four of nsqd's pings, however short the inactive timeout is
 OUT_BUFFER_HIGH_BYTES = 64 * 1024
+LINES_MAX = 20
+LINES_S = 1.0
+"""So many changes of a connection's registrations have a line of the log each in so many seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +148,9 @@ class LookupSession(asyncio.Protocol):
         self._is_waiting = False  # for its next turn; nothing is read meanwhile
         self._is_write_paused = False
         self._slice_left_ns = SLICE_NS
+        self._lines_since = 0.0
+        self._line_count = 0  # since then
+        self._untold_count = 0  # changes that had no line
 
     # --- asyncio
 
@@ -287,14 +293,32 @@ class LookupSession(asyncio.Protocol):
             _log.error("CLIENT(%s): REGISTER %s %s refused: %s", self._node_id, event.topic, channel, error)
             return encode_error(RemoteProtocolError("E_INVALID", f"REGISTER failed {error}", fatal=False))
         if is_new:
-            _log.info("DB: client(%s) REGISTER topic:%s channel:%s", self._node_id, event.topic, channel)
+            self._tell("REGISTER", event.topic, channel)
             self._sessions.on_change(event.topic)
         return OK_RESPONSE
+
+    def _tell(self, what: str, topic: str, channel: str) -> None:
+        """Log a change; of an nsqd with thousands of topics the first few, and how many came behind them."""
+        now = self._loop.time()
+        if now - self._lines_since >= LINES_S:
+            self._lines_since, self._line_count = now, 0
+        self._line_count += 1
+        level = logging.INFO if self._line_count <= LINES_MAX else logging.DEBUG
+        _log.log(level, "DB: client(%s) %s topic:%s channel:%s", self._node_id, what, topic, channel)
+        if level == logging.DEBUG:
+            if not self._untold_count:
+                self._loop.call_later(LINES_S, self._tell_sum)
+            self._untold_count += 1
+
+    def _tell_sum(self) -> None:
+        count, self._untold_count = self._untold_count, 0
+        _log.info("DB: client(%s) %d more registrations changed, which are logged one by one with --log-level=debug",
+                  self._node_id, count)  # fmt: skip
 
     def _unregister(self, event: Unregister) -> None:
         gone = self._sessions.database.unregister(self._node_id, event.topic, event.channel, event.partition)
         for topic, channel in gone:
-            _log.info("DB: client(%s) UNREGISTER topic:%s channel:%s", self._node_id, topic, channel)
+            self._tell("UNREGISTER", topic, channel)
         if gone:
             self._sessions.on_left(event.topic)
 

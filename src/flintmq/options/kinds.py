@@ -382,6 +382,8 @@ def _split_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
+    elif "://" in text:
+        raise ValueError("it must be host:port, without http:// or the like")
     elif ":" in host:
         raise ValueError("an IPv6 address goes in brackets, such as [::1]:4150")
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:

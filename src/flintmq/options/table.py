@@ -135,10 +135,12 @@ class Options:
     Attributes:
         program: the command, which is also the name in environment variables.
         summary: one sentence for ``--help``.
+        last_groups: headings that stand behind all others, in this order; for rows that tables have in common.
     """
 
     program: ClassVar[str]
     summary: ClassVar[str]
+    last_groups: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for row in rows(type(self)):
@@ -163,7 +165,8 @@ class Options:
 
 def rows(table: type[Options]) -> tuple[Row, ...]:
     """Return the rows of a table in their order."""
-    return tuple(_row_of(field) for field in dataclasses.fields(table))
+    last = {group: place for place, group in enumerate(table.last_groups, 1)}
+    return tuple(sorted(map(_row_of, dataclasses.fields(table)), key=lambda row: last.get(row.group, 0)))
 
 
 def flag_of(attribute: str, kind: Kind) -> str:
@@ -173,8 +176,8 @@ def flag_of(attribute: str, kind: Kind) -> str:
 
 
 def variable_prefix(program: str) -> str:
-    """Return what the environment variables of ``program`` start with."""
-    return f"FLINTMQ_{program.upper()}_"
+    """Return what the environment variables of ``program`` start with: ``FLINTMQ_PIPELINE_ARCHIVE_``."""
+    return f"FLINTMQ_{program.removeprefix('flintmq ').upper().replace(' ', '_')}_"
 
 
 def _row_of(field: dataclasses.Field[Any]) -> Row:

@@ -5,6 +5,7 @@ from flintmq.storage.channel_store import ChannelStore
 from flintmq.storage.creation import Creation, create_logs
 from flintmq.storage.damage import Damage
 from flintmq.storage.files import (
+    RESERVE_NAME,
     Database,
     DatabaseSnapshot,
     File,
@@ -22,6 +23,7 @@ from flintmq.storage.partition_log import LogPlace, PartitionLog, SegmentInfo, S
 from flintmq.storage.segment import Corruption
 
 __all__ = [
+    "RESERVE_NAME",
     "ChannelStore",
     "Corruption",
     "Creation",

@@ -3,6 +3,7 @@
 It is a journal of the rows of some tables: what a transaction changes in them is appended here before the database has
 it, so the list is never behind. What has become long by that is written anew. Of transactions that change nothing in
 these tables, only the number is noted, in a place that is written over; that costs one small write and no sync.
+It is synced beside the database, so a power loss may take the last record from the list and leave it in the database.
 
 Byte picture of ``channels.list`` (big-endian)::
 
@@ -192,15 +193,28 @@ class ChannelList:
         self._rewrite_at = self._end + max(self._end, _GROWTH_BYTES)
         self._is_whole = True
 
-    def append(self, generation: int, changes: Sequence[Change], sync: bool) -> None:
-        """Write what a transaction is about to change; it survives the process, with ``sync`` a power loss too. Blocks.
+    def append(self, generation: int, changes: Sequence[Change]) -> None:
+        """Write what a transaction is about to change; it survives the process, and with :meth:`sync` a power loss.
 
         Raises:
             StorageError: nothing is known about the file; it is to be written anew.
         """
         data = _pack_record(generation, changes)
-        self._write(self._end, data, sync)
+        self._write(self._end, data)
         self._end += len(data)
+
+    def sync(self) -> None:
+        """Return when what was appended survives a power loss. Blocks.
+
+        Raises:
+            OSError: nothing is known about the file; it is to be written anew.
+        """
+        assert self._file is not None, "something was appended"
+        try:
+            self._file.sync()
+        except OSError:
+            self._give_up()
+            raise
 
     def note(self, commits: int, synced: int, generation: int) -> None:
         """Note how far the database is; survives the process.
@@ -209,19 +223,20 @@ class ChannelList:
             StorageError: nothing is known about the file; it is to be written anew.
         """
         self._slot = 1 - self._slot
-        self._write(_NOTES_AT[self._slot], _pack_note(Note(commits, synced, generation, self.boot)), False)
+        self._write(_NOTES_AT[self._slot], _pack_note(Note(commits, synced, generation, self.boot)))
 
-    def _write(self, position: int, data: bytes, sync: bool) -> None:
+    def _write(self, position: int, data: bytes) -> None:
         try:
             if self._file is None:
                 self._file = self._files.open(LIST_NAME)
             self._file.write_at(position, data)
-            if sync:
-                self._file.sync()
         except OSError as error:
-            self._is_whole = False
-            self.close()  # a handle that failed is not written to again
+            self._give_up()
             raise StorageError(f"{LIST_NAME}: {error.strerror or error}") from error
+
+    def _give_up(self) -> None:
+        self._is_whole = False
+        self.close()  # a handle that failed is not written to again
 
     def close(self) -> None:
         """Release the file."""

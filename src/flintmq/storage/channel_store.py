@@ -11,6 +11,7 @@ Source: docs/decisions/0003, docs/decisions/0011.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -47,6 +48,8 @@ from flintmq.storage.tables import (
     TOPIC,
 )
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
+
+log = logging.getLogger(__name__)
 
 _TOLD_MAX = 100  # channels of which each is told of
 UNKNOWN_COUNT = -1  # of messages set aside, until they are counted again
@@ -148,7 +151,8 @@ class StoredAbout(msgspec.Struct, array_like=True):
     is_progress_lost: bool = False
 
 
-_decode_history = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+decode_history = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+"""Read the history of a replica out of its row."""
 _decode_about = msgspec.msgpack.Decoder(StoredAbout).decode
 
 
@@ -218,6 +222,7 @@ class ChannelStore:
     """
 
     def __init__(self, files: Files, identity: int = 1, accept_lost_channels: bool = False) -> None:
+        self._files = files
         opened = open_checked(files, identity, accept_lost_channels)
         self._database: Database = opened.database
         self._list = opened.channel_list
@@ -268,7 +273,7 @@ class ChannelStore:
         for topic, number, *columns in rows[REPLICA.name]:
             topic_number, log_id, epoch, history, rows_end, state, about = columns
             stored.replicas[topic, number] = StoredReplica(
-                topic_number, log_id, epoch, _decode_history(history), rows_end, state, _decode_about(about)
+                topic_number, log_id, epoch, decode_history(history), rows_end, state, _decode_about(about)
             )
         for topic, number, epoch, n, committed in rows[REPLICA_PROGRESS.name]:
             replica = stored.replicas.get((topic, number))
@@ -342,15 +347,35 @@ class ChannelStore:
                 self._rewrite_list()
             generation += 1
             self._generation = generation  # also if the rest fails: what is in the list has this number
-            self._list.append(generation, changes, sync)
+            self._list.append(generation, changes)
         commits = self._commits + 1
-        state = STATE.put((1, SCHEMA_VERSION, self._identity, generation, commits))
-        self._database.run_transaction([*statements, state], sync)
+        statements.append(STATE.put((1, SCHEMA_VERSION, self._identity, generation, commits)))
+        if changes and sync:
+            self._run_synced(statements)
+        else:
+            self._database.run_transaction(statements, sync)
         self._commits = commits
         if sync:
             self._synced = commits
         with suppress(StorageError):  # then the list is written anew before the next change
             self._list.note(commits, self._synced, generation)
+
+    def _run_synced(self, statements: list[Statement]) -> None:
+        """Run a transaction, and sync the list meanwhile: whoever waits for a new channel waits for both at once."""
+        failures: list[StorageError] = []
+
+        def run() -> None:
+            try:
+                self._database.run_transaction(statements, True)
+            except StorageError as error:
+                failures.append(error)
+
+        list_error, _ = self._files.run_all([self._list.sync, run])
+        if failures:
+            raise failures[0]
+        if list_error is not None:
+            # the database has it, so it cannot be taken back; the list is written anew before the next change
+            log.error("cannot sync %s: %s; it is written anew", LIST_NAME, list_error.strerror or list_error)
 
     def _rewrite_list(self) -> None:
         rows: dict[str, list[tuple[Any, Any]]] = {}
@@ -524,6 +549,11 @@ def delete_replica(topic: str, partition: int) -> list[Statement]:
     """Remove the rows of a replica but those of its channels and cursors, which are removed one by one."""
     key = (topic, partition)
     return [REPLICA.delete(key), REPLICA_PROGRESS.delete(key), PARTITION.delete(key), LOG.delete(key)]
+
+
+def delete_replica_row(topic: str, partition: int) -> list[Statement]:
+    """Let a partition be this node's alone from now on, with all its other rows."""
+    return [REPLICA.delete((topic, partition)), REPLICA_PROGRESS.delete((topic, partition))]
 
 
 def put_settings(topic: str, channel: str, settings: Settings | None) -> list[Statement]:

@@ -25,10 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from flintmq.errors import DamagedDatabase, DataPathLocked, PermissionMissing, StorageError
-from flintmq.limits import SYNC_THREADS
+from flintmq.limits import DISK_RESERVE_BYTES, SYNC_THREADS
 from flintmq.storage.rows import row_crc
 
 Errors = list[OSError | None]  # of several calls, in their order
+RESERVE_NAME = "room-to-start"
+"""A file that is deleted for a start on a full disk."""
+_RESERVE_BYTES = 1024 * 1024
 
 log = logging.getLogger(__name__)
 
@@ -333,10 +336,13 @@ class SqliteDatabase:
             raise self._failure(error) from error
 
     def _failure(self, error: sqlite3.Error) -> StorageError:
-        """SQLite does not say that it was permission that it lacked."""
+        """SQLite does not say that it was permission that it lacked, or room."""
         for path in (os.path.dirname(self._path), self._path, f"{self._path}-wal", f"{self._path}-shm"):
             if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
                 return permission_missing(path)
+        may_lack_room = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
+        if may_lack_room and _is_full(os.path.dirname(self._path)):
+            return StorageError(f"{self._path}: the disk is full ({error}); free some space")
         return database_error(self._path, error)
 
     def salvage(self, sql: str) -> list[tuple[Any, ...]]:
@@ -365,6 +371,13 @@ class SqliteDatabase:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _is_full(directory: str) -> bool:
+    try:
+        return not os.statvfs(directory).f_bavail
+    except OSError:  # it is gone, and the error says something else
+        return False
 
 
 class SqliteSnapshot:
@@ -415,7 +428,8 @@ def _keep_private(path: str) -> None:
 class OsFiles:
     """The data directory on the operating system, locked against a second nsqd while this object lives.
 
-    The lock is ``flock`` on the directory itself, as nsqd's: the kernel drops it when the process dies, in any way.
+    The lock is ``flock`` on the directory itself, as nsqd's: the kernel drops it when the process dies, in any way. On
+    a full disk the room that :meth:`keep_reserve` kept is given up.
 
     Raises:
         StorageError: the directory does not exist or is not a directory.
@@ -436,6 +450,29 @@ class OsFiles:
             os.close(self._directory_fd)
             raise DataPathLocked(self.root, error.strerror or str(error)) from error
         self._threads: ThreadPoolExecutor | None = None
+        self._give_up_reserve()
+
+    def keep_reserve(self) -> None:
+        """Keep room for the next start, if the disk has it; to be called by a daemon that has started. Blocks for ms.
+
+        A start has to write a little, such as SQLite's index of 32 KiB, also where all it is to do is to hand out what
+        is stored, so that it can be deleted. A file system that compresses keeps no room by this.
+        """
+        try:
+            if not os.path.exists(self._absolute(RESERVE_NAME)) and self.free_bytes() >= DISK_RESERVE_BYTES:
+                with contextlib.closing(self.open(RESERVE_NAME, create=True)) as file:
+                    file.write_at(0, bytes(_RESERVE_BYTES))
+        except OSError as error:
+            self.remove(RESERVE_NAME)
+            log.warning("%s: no room is kept for a start on a full disk: %s", self.root, error.strerror or error)
+
+    def _give_up_reserve(self) -> None:
+        try:
+            if self.free_bytes() < _RESERVE_BYTES and os.path.exists(self._absolute(RESERVE_NAME)):
+                self.remove(RESERVE_NAME)
+                log.warning("%s: the disk is full; %s was deleted, to start all the same", self.root, RESERVE_NAME)
+        except OSError as error:
+            log.warning("%s: the disk is full, and %s stays: %s", self.root, RESERVE_NAME, error.strerror or error)
 
     def _absolute(self, path: str) -> str:
         parts = path.split("/")

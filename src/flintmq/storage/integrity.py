@@ -17,7 +17,8 @@ older                     topics, channels and settings are taken from the list;
                           again
 damaged or gone           a new one is made of what is whole, with topics, channels and settings from the list; the
                           damaged one is kept as ``channels.db.<n>.bad``
-whole, and the list not   the list is written anew
+whole, and the list not   the list is written anew; no damage when a power loss has taken its last record, which is
+                          synced while the database is
 ========================  ============================================================================================
 
 When both are damaged there is nothing to tell which channels there were: it is refused, unless the caller insists; then
@@ -380,7 +381,7 @@ class _Opening:
         elif generation or loaded is not None:
             if self._is_older:
                 self._refuse(f"{DATABASE_NAME} is an older state of itself, and {self._list_text(loaded)}")
-            if not self._is_explained(loaded):
+            if not self._is_explained(loaded, generation):
                 what = f"{self._list_text(loaded)}; it is written anew from {DATABASE_NAME}, no message is affected"
                 self._damages.append(Damage(LIST_NAME, what))
         synced = min(commits, note.synced) if note is not None else 0
@@ -394,12 +395,17 @@ class _Opening:
             return self._as_it_is(contents.rows, identity, generation, commits, synced)
         return self._opened(contents.rows, identity, max(generation, 1), commits, synced)
 
-    def _is_explained(self, loaded: LoadedList | None) -> bool:
-        """Whether a power loss may have taken the end of the list, which the policy does not sync."""
+    def _is_explained(self, loaded: LoadedList | None, generation: int) -> bool:
+        """Whether a power loss may have taken the end of the list: what the policy does not sync, or the last record.
+
+        Args:
+            generation: of the database, which is synced while the list is.
+        """
         note = None if loaded is None else loaded.note
         if note is None or loaded is None or loaded.identity is None:
             return False
-        return note.boot != self._boot and note.synced < note.commits
+        is_last = loaded.generation == generation - 1 and note.generation < generation
+        return note.boot != self._boot and (note.synced < note.commits or is_last)
 
     def _follow_list(self, contents: _Contents, loaded: LoadedList, generation: int) -> int:
         assert self._database is not None, "it is whole"

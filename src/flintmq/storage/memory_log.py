@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from flintmq.batch import Batch, decode_batch, encode_batch
+from flintmq.batch import Batch, decode_batch, decode_header, encode_batch
 from flintmq.budget import Budget
 from flintmq.message import FRAME_OVERHEAD_BYTES, internal_id
 from flintmq.storage.producers import ProducerMemory
@@ -88,6 +88,19 @@ class MemoryLog:
             self._budget.ephemeral_bytes += len(data)
         return first
 
+    def append_batch(self, data: bytes) -> int:
+        """Keep a whole batch that follows what is here, whatever the bounds of :meth:`append`; its first sequence."""
+        batch = Batch(data, decode_header(data))
+        first = self.next_sequence
+        assert batch.first == first, "it follows"
+        self._batches.append(batch)
+        self._firsts.append(first)
+        self.next_sequence = batch.end
+        self.end_offset_bytes += len(data)
+        self.size_bytes += len(data)
+        self._budget.ephemeral_bytes += len(data)
+        return first
+
     def advance_committed(self, sequence: int) -> None:
         self.committed_sequence = max(self.committed_sequence, sequence)
 
@@ -114,6 +127,8 @@ class MemoryLog:
             size += batch.size
             start = batch.end
         return b"".join(parts), start
+
+    fetch_unverified = fetch
 
     def sequence_at(self, timestamp_ns: int) -> int:
         """First sequence with a timestamp at or after ``timestamp_ns``."""

@@ -882,6 +882,24 @@ class PartitionLog:
         """
         return self._fetch(start, end, bytes_max, self.committed_sequence)
 
+    def fetch_unverified(self, start: int, end: int, bytes_max: int) -> tuple[bytes | memoryview, int]:
+        """As :meth:`fetch`, for who verifies the batches: their CRC is not looked at here.
+
+        What looks wrong is verified nevertheless, so that damage is set aside and told of.
+
+        Raises:
+            StorageError: see :meth:`read`.
+        """
+        stop = self.committed_sequence
+        end = min(end, stop)
+        if start < min(end, self._tail_first):
+            segment = self._segments[max(bisect_right(self._firsts, start) - 1, 0)]
+            if segment.first <= start < segment.end:
+                found = segment.unverified(start, end, min(bytes_max, BATCH_SIZE_MAX), min(stop, segment.end))
+                if found is not None:
+                    return found
+        return self._fetch(start, end, bytes_max, stop)
+
     def fetch_stored(self, start: int, bytes_max: int) -> tuple[bytes, int]:
         """As :meth:`fetch`, up to the end of what is stored, committed or not; for replicas alone."""
         return self._fetch(start, self.next_sequence, bytes_max, self.next_sequence)

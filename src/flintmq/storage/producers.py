@@ -19,7 +19,8 @@ There are holes after a power loss that took a batch and left a later one: nobod
 sends both again, and only the first is to be stored.
 
 Rules of this file: a snapshot never knows of a message that a power loss could still take from the log, so it is
-written only after a sync of the log; it replaces the one before as a whole; a producer that was forgotten because too
+written only after a sync of the log; it replaces the one before as a whole; producers of sinks have room of their own
+and push out nobody else's; a producer that was forgotten because too
 many others came later may begin anywhere, so a later batch of it counts, not the highest.
 
 Source: docs/idempotent.md.
@@ -29,12 +30,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain, islice
 from struct import Struct
 from zlib import crc32
 
 from flintmq.batch import producer_of
 from flintmq.errors import StorageError
-from flintmq.limits import PRODUCER_ID_SIZE_MAX, PRODUCERS_MAX, PRODUCERS_SNAPSHOT_BYTES, READ_AHEAD_BYTES
+from flintmq.limits import (
+    PRODUCER_ID_SIZE_MAX,
+    PRODUCERS_MAX,
+    PRODUCERS_SNAPSHOT_BYTES,
+    READ_AHEAD_BYTES,
+    SINK_PRODUCERS_MAX,
+)
 from flintmq.storage.files import Files, replace_file
 from flintmq.storage.index import SparseIndex
 from flintmq.storage.segment import Corruption, Home, Segment
@@ -48,31 +56,57 @@ _HOLE = Struct(">QQ")
 _CRC = Struct(">I")
 HOLES_MAX = 16  # of one producer; of more, the oldest count as stored
 _ENTRY_BYTES_MAX = 1 + PRODUCER_ID_SIZE_MAX + _LAST.size + HOLES_MAX * _HOLE.size
-_SNAPSHOT_BYTES_MAX = _HEADER.size + PRODUCERS_MAX * _ENTRY_BYTES_MAX + _CRC.size
+_SNAPSHOT_BYTES_MAX = _HEADER.size + (PRODUCERS_MAX + SINK_PRODUCERS_MAX) * _ENTRY_BYTES_MAX + _CRC.size
 
 Ranges = list[tuple[int, int]]
 """Sequences of one producer, each from the first to the end (exclusive)."""
 
 
-class ProducerTable:
-    """The last sequence of each producer; of more than ``PRODUCERS_MAX`` the least recently used is forgotten."""
+SINK_PREFIX = b"sink:"
+_SINK_FORGOTTEN_MIN = 256  # at a time, because looking for those of past epochs costs time
+_KEPT_EPOCHS = 2  # of each sink: Spark repeats the one that was not committed, and begins none before it was
 
-    __slots__ = ("_holes", "_last")
+
+def epoch_of(producer_id: bytes) -> tuple[bytes, int] | None:
+    """Return the name of a sink and the epoch of one of its producers, ``sink:<name>:<epoch>:...``.
+
+    The epoch is a number to base 36. None when the id has another form.
+    """
+    parts = producer_id.split(b":", 3)
+    try:
+        return (parts[1], int(parts[2], 36)) if len(parts) == 4 and parts[2].isalnum() else None
+    except ValueError:
+        return None
+
+
+class ProducerTable:
+    """The last sequence of each producer.
+
+    Of more than ``PRODUCERS_MAX`` the least recently used is forgotten. The producers of sinks, whose ids begin with
+    ``sink:``, are counted apart: of more than ``SINK_PRODUCERS_MAX`` those go first that are of an epoch before the
+    last two of their sink, else those that were used longest ago.
+    """
+
+    __slots__ = ("_holes", "_last", "_sinks")
 
     def __init__(self) -> None:
         self._last: dict[bytes, int] = {}  # least recently used first
+        self._sinks: dict[bytes, int] = {}  # the same
         self._holes: dict[bytes, Ranges] = {}  # of very few
 
     def __len__(self) -> int:
-        return len(self._last)
+        return len(self._last) + len(self._sinks)
 
     def items(self) -> Iterable[tuple[bytes, int]]:
-        """Every producer and its last sequence, the least recently used first."""
-        return self._last.items()
+        """Every producer and its last sequence, the least recently used first, those of sinks behind the others."""
+        return chain(self._last.items(), self._sinks.items())
 
     def last(self, producer_id: bytes) -> int | None:
         """The last sequence of a producer; None when it is not known."""
-        return self._last.get(producer_id)
+        return self._room(producer_id).get(producer_id)
+
+    def _room(self, producer_id: bytes) -> dict[bytes, int]:
+        return self._sinks if producer_id.startswith(SINK_PREFIX) else self._last
 
     def holes(self, producer_id: bytes, first: int, end: int) -> Ranges:
         """Messages from ``first`` to ``end`` that are not in the log although later ones are."""
@@ -81,16 +115,35 @@ class ProducerTable:
 
     def note(self, producer_id: bytes, first: int, last: int) -> None:
         """Remember that a producer's messages from ``first`` to ``last`` are in the log."""
-        table = self._last
+        table = self._room(producer_id)
         before = table.pop(producer_id, None)
         if producer_id in self._holes and self._fill(producer_id, first, last + 1):
             assert before is not None, "there are holes"
             last = before
         table[producer_id] = last
-        if len(table) > PRODUCERS_MAX:
-            forgotten = next(iter(table))
-            del table[forgotten]
-            self._holes.pop(forgotten, None)
+        if len(self._last) > PRODUCERS_MAX:
+            self._forget(self._last, [next(iter(table))])
+        elif len(self._sinks) > SINK_PRODUCERS_MAX:
+            self._forget(self._sinks, self._least_needed())
+
+    def _forget(self, table: dict[bytes, int], producer_ids: Iterable[bytes]) -> None:
+        for producer_id in producer_ids:
+            del table[producer_id]
+            self._holes.pop(producer_id, None)
+
+    def _least_needed(self) -> list[bytes]:
+        """Return producers of sinks to be forgotten: all whose epoch will not be repeated, then the least recent."""
+        epochs = {producer_id: epoch_of(producer_id) for producer_id in self._sinks}
+        latest: dict[bytes, int] = {}
+        for found in epochs.values():
+            if found is not None:
+                latest[found[0]] = max(found[1], latest.get(found[0], 0))
+        past = [each for each, found in epochs.items() if found and found[1] <= latest[found[0]] - _KEPT_EPOCHS]
+        if len(past) >= _SINK_FORGOTTEN_MIN:
+            return past
+        is_past = set(past)
+        others = (each for each in self._sinks if each not in is_past)
+        return past + list(islice(others, _SINK_FORGOTTEN_MIN - len(past)))
 
     def _fill(self, producer_id: bytes, first: int, end: int) -> bool:
         """Take messages out of a hole; False when they are not in one."""
@@ -115,7 +168,7 @@ class ProducerTable:
         Args:
             may_begin_anywhere: nothing is missing before it, so what it begins with is what its producer began with.
         """
-        before = self._last.get(producer_id)
+        before = self.last(producer_id)
         if before is None:
             before = first - 1 if may_begin_anywhere else 0
         if first > before + 1:
@@ -124,9 +177,10 @@ class ProducerTable:
 
     def touch(self, producer_id: bytes) -> None:
         """Count a producer as used, if it is known."""
-        last = self._last.pop(producer_id, None)
+        table = self._room(producer_id)
+        last = table.pop(producer_id, None)
         if last is not None:
-            self._last[producer_id] = last
+            table[producer_id] = last
 
 
 def encode_snapshot(log_id: int, sequence: int, table: ProducerTable) -> bytes:

@@ -53,7 +53,7 @@ from flintmq.storage.index import (
     decode_summary,
     encode_index,
 )
-from flintmq.storage.scan import Anchor, Run, Search, claim_at, has_producers, hop, walk, why_not
+from flintmq.storage.scan import Anchor, Run, Search, claim_at, has_producers, hop, skim, walk, why_not
 
 MAGIC = b"FMQS"
 VERSION = 1
@@ -478,6 +478,26 @@ class Segment:
         if walker.position < self.size and walker.next_id < base | min(stop, self.end):
             walker.give_up(self.end)
         return None
+
+    def unverified(self, sequence: int, end: int, size: int, stop: int) -> tuple[memoryview, int] | None:
+        """Batches as they lie in the file, by headers alone: from the one that contains ``sequence`` to before ``end``.
+
+        None when anything about them looks wrong, or is known to be: :meth:`next_run` finds out what.
+
+        Args:
+            size: most bytes that are read.
+            stop: no batch is returned that ends beyond this sequence.
+        """
+        if self._damages:
+            return None
+        base = self.home.id_base
+        walker = self._walker_at(self.index().before_sequence(sequence))
+        data = self.read(walker.position, min(size, self.size - walker.position))
+        position, next_id = hop(data, 0, walker.next_id, base | sequence)
+        after, next_id = skim(data, position, next_id, base | end, base | stop)
+        if next_id <= base | sequence:
+            return None
+        return memoryview(data)[position:after], next_id & SEQUENCE_MAX
 
     def position_of(self, sequence: int) -> int:
         """Find where the batch with ``sequence``, or the first behind it, starts; the end when there is none."""

@@ -68,6 +68,7 @@ _ROWS = (
     Code("E_INVALID_JSON_HEADER", False, "give_up", "youzan", "the headers are not a JSON object"),
     Code("INVALID_TRACE_ID", False, "give_up", "youzan", "the trace id is not a number of 64 bits"),
     Code("E_TOPIC_NOT_EXIST", False, "refresh_then_retry", "youzan", "topic or partition is not here; PUB, SUB close"),
+    Code("E_CREATE_TOPIC_FAILED", False, "give_up", "youzan", "INTERNAL_CREATE_TOPIC is not obeyed; the text says why"),
     Code("E_OFFSET_OUT_OF_RANGE", False, "give_up", "flintmq", "FETCH asked for messages that are not stored"),
     Code("E_FETCH_FAILED", False, "retry", "flintmq", "the log could not be read now"),
     Code("E_STALE_EPOCH", False, "refresh_then_retry", "flintmq", "FETCH names an epoch that is not the log's"),

@@ -38,12 +38,15 @@ from flintmq.wire.words import (
     ProducerId,
     Reader,
     Start,
+    Switch,
     Topic,
     Word,
 )
 
 MAGIC_V2 = b"  V2"
 FETCH_BODY = Struct(">QQII")
+FETCH_UNVERIFIED = 1 << 31
+"""Added to ``bytes_max`` of FETCH by who verifies the batches. An nsqd before it takes this for a large number."""
 NOP = b"NOP\n"
 CLS = b"CLS\n"
 
@@ -221,6 +224,7 @@ _LATER = (_TOPIC, _DELAY, _PARTITION)
 _ONLY = Partition("partition|-", ..., ONLY_PARTITION)
 _ONCE = (_TOPIC, _ONLY, ProducerId("producer_id"), FirstSequence("sequence"))
 _ONCE_SEVERAL = (*_ONCE[:3], FirstSequence("first_sequence"))
+_ONCE_LATER = (_TOPIC, _DELAY, *_ONCE_SEVERAL[1:])
 _FROM = (_TOPIC, _CHANNEL, _PARTITION)
 _IN_ORDER = (*_FROM, NoStart("start", None))
 _COUNT = Number("count", "count ", absent=1, limit="max_rdy_count")
@@ -228,6 +232,7 @@ _TIMEOUT = Number("timeout_ms", "timeout ", unit=" ms")
 _TIMESTAMP = Number("timestamp_ns", "timestamp ", absent=None)
 _NUMBER = Number("partition", "partition ")
 _AT = (Number("partition", "", span=(0, 2)), Number("sequence", "", span=(-1, 1), special=(-1, -2)))
+_EXTENDED = Switch("extend", False, "E_BAD_EXT")
 _STORED = "OK and 28 bytes"
 _PLACE = ("E_TOPIC_NOT_EXIST", "E_BAD_PARTITION", "E_FAILED_ON_NOT_WRITABLE")
 _SUB_REFUSALS = ("E_TOPIC_NOT_EXIST", "E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED", "E_SUB_EXTEND_NEED",
@@ -236,6 +241,7 @@ _CLOSING: dict[str, Any] = {"closing": ("E_TOPIC_NOT_EXIST",)}
 _PUB: dict[str, Any] = {"refusals": _PLACE, **_CLOSING}
 _AS_PUB, _AS_MPUB = {**_PUB, "family": "PUB"}, {**_PUB, "family": "MPUB"}
 _GAPS: dict[str, Any] = {"refusals": (*_PLACE, "E_SEQUENCE_GAP"), **_CLOSING}
+_AS_MPUB_ONCE = {**_GAPS, "family": "MPUB_ONCE"}
 _SUB: dict[str, Any] = {
     "then": SUBSCRIBED, "needs_heartbeats": True, "failure": "E_SUB_FAILED", "refusals": _SUB_REFUSALS, **_CLOSING,
 }  # fmt: skip
@@ -246,6 +252,7 @@ _WHERE: dict[str, Any] = {"refusals": ("E_TOPIC_NOT_EXIST",)}
 _READ: dict[str, Any] = {
     "refusals": ("E_TOPIC_NOT_EXIST", "E_OFFSET_OUT_OF_RANGE", "E_STALE_EPOCH"), "failure": "E_FETCH_FAILED",
 }  # fmt: skip
+_CREATE: dict[str, Any] = {"failure": "E_CREATE_TOPIC_FAILED"}
 _CURSOR: dict[str, Any] = {"refusals": ("E_TOPIC_NOT_EXIST",), "failure": "E_SUB_FAILED"}
 _ROWS = (
     Command("IDENTIFY", (), _JSON, "OK or JSON", _INIT, "nsq", "describe the client, negotiate", **_UPGRADE),
@@ -262,6 +269,12 @@ _ROWS = (
     Command("PUB_ONCE", _ONCE, _MESSAGE, "OK", _ANY, "flintmq", "publish one message, unless it was before", **_GAPS),
     Command("MPUB_ONCE", _ONCE_SEVERAL, _MESSAGES, "OK", _ANY, "flintmq",
             "publish several messages, unless they were before", **_GAPS),
+    Command("MDPUB_ONCE", _ONCE_LATER, _MESSAGES, "OK", _ANY, "flintmq",
+            "publish several messages for later delivery, unless they were before", **_AS_MPUB_ONCE),
+    Command("MPUB_TRACE_ONCE", _ONCE_SEVERAL, _TRACED_MESSAGES, "OK", _ANY, "flintmq",
+            "publish several messages with trace ids, unless they were before", **_AS_MPUB_ONCE),
+    Command("MPUB_EXT_ONCE", _ONCE_SEVERAL, _HEADED_MESSAGES, "OK", _ANY, "flintmq",
+            "publish several messages with headers, unless they were before", **_AS_MPUB_ONCE),
     Command("PUB_TRACE", _TO, _TRACED, _STORED, _ANY, "youzan", "publish one message with a trace id", **_AS_PUB),
     Command("MPUB_TRACE", _TO, _TRACED_MESSAGES, _STORED, _ANY, "youzan", "publish several messages with trace ids",
             **_AS_MPUB),
@@ -269,6 +282,8 @@ _ROWS = (
             **_AS_PUB),
     Command("MPUB_EXT", _TO, _HEADED_MESSAGES, "OK", _ANY, "youzan", "publish several messages with headers",
             **_AS_MPUB),
+    Command("INTERNAL_CREATE_TOPIC", (_TOPIC, Partition("partition", ...), _EXTENDED), _NOTHING, "OK", _ANY, "youzan",
+            "create a partition of a topic, on an nsqd that belongs to no cluster", **_CREATE),
     Command("RDY", (_COUNT,), _NOTHING, "", _CONSUMING, "nsq", "how many messages may be in flight",
             ignored_in=CLOSING),
     Command("FIN", (_ID,), _NOTHING, "", _CONSUMING, "nsq", "finish a message", failure="E_FIN_FAILED", **_OF_ID),
@@ -278,6 +293,8 @@ _ROWS = (
             failure="E_TOUCH_FAILED", **_OF_ID),
     Command("CLS", (), _NOTHING, "CLOSE_WAIT", (SUBSCRIBED,), "nsq", "ask for no more messages", then=CLOSING),
     Command("NOP", (), _NOTHING, "", _ANY, "nsq", "answer a heartbeat"),
+    Command("PRODUCERS", (_TOPIC, ProducerId("prefix")), _NOTHING, "JSON", _ANY, "flintmq",
+            "where partitions are, and how far producers whose ids begin like this are with them", **_WHERE),
     Command("OFFSETS", (_TOPIC, _TIMESTAMP), _NOTHING, "JSON", _ANY, "flintmq", "where partitions begin, end",
             **_WHERE),
     Command("FETCH", (_TOPIC, _NUMBER), _RANGE, "[8 next][batches]", _ANY, "flintmq", "read stored batches", **_READ),
@@ -333,7 +350,7 @@ def _line_to(row: Command, topic: str, partition: int | None) -> bytes:
 
 @lru_cache
 def publish_row(is_one: bool, is_delayed: bool, is_traced: bool, has_headers: bool, is_once: bool) -> Command:
-    """Return the command that publishes one message or several in this way.
+    """Return the command that publishes one message or several in this way; one message may need that for several.
 
     Raises:
         LocalProtocolError: there is none that can do all of it at once.
@@ -346,6 +363,8 @@ def publish_row(is_one: bool, is_delayed: bool, is_traced: bool, has_headers: bo
     kind = Kind.MESSAGE if is_one else Kind.MESSAGES
     front = HEADED if has_headers else TRACED if is_traced else PLAIN
     row = _BY_FIELDS.get((kind, front, frozenset(fields)))
+    if row is None and is_once:  # there is no PUB of its own for what is rarely published one by one
+        row = _BY_FIELDS.get((Kind.MESSAGES, front, frozenset(fields)))
     if row is None or (has_headers and is_traced):
         asked = {"a delay": is_delayed, "trace ids": is_traced, "headers": has_headers, "a sequence": is_once}
         what = " and ".join(name for name, is_asked in asked.items() if is_asked)
@@ -426,8 +445,21 @@ def offsets(topic: str, timestamp_ns: int | None = None) -> bytes:
     return COMMANDS["OFFSETS"].line(topic, timestamp_ns)
 
 
-def fetch(topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int = 0) -> bytes:
-    """Encode ``FETCH``: the stored batches that overlap sequences ``start`` to ``end`` (exclusive)."""
+def producers(topic: str, prefix: str) -> bytes:
+    """Encode ``PRODUCERS``: where partitions are, and the last sequences of producers whose ids begin with a prefix."""
+    return COMMANDS["PRODUCERS"].line(topic, prefix)
+
+
+def fetch(
+    topic: str, partition: int, start: int, end: int, bytes_max: int, epoch: int = 0, is_verified: bool = True
+) -> bytes:
+    """Encode ``FETCH``: the stored batches that overlap sequences ``start`` to ``end`` (exclusive).
+
+    Args:
+        is_verified: nsqd verifies them; else it need not, and the caller has to.
+    """
+    if not is_verified:
+        bytes_max |= FETCH_UNVERIFIED
     return COMMANDS["FETCH"].line(topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
 
 

@@ -41,3 +41,10 @@ HEARTBEAT = b"_heartbeat_"
 HEARTBEAT_FRAME = response_frame(HEARTBEAT)
 CLOSE_WAIT = b"CLOSE_WAIT"
 CLOSE_WAIT_FRAME = response_frame(CLOSE_WAIT)
+ENDS_FRAME = error_frame(
+    "E_FAILED_ON_NOT_WRITABLE", "this node ends: of what is not answered before this, nothing is stored"
+)
+"""The last thing that a node of a cluster says to another one that publishes for its clients.
+
+Who does not know it takes it for the answer to the first publish that has none, and that is true as well.
+"""

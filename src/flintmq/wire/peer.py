@@ -17,9 +17,10 @@ The node that leads partitions dials each node that has copies of them; one conn
                          Append (batches) Watermarks                           Acks
                          Progress (records) StateBegin
                          StatePart (records) StateEnd                          ProgressAcks NeedState StateTaken
+                         Floors                                                FloorAcks
                          Ping                                                  Pong
     both                 Farewell
-    Hello(CLIENTS)       behind the proof: the protocol of clients, wire/commands.py
+    Hello(CLIENTS)       behind the proof: the protocol of clients, wire/commands.py; last ENDS_FRAME
 
 Rules of this file:
 
@@ -61,6 +62,10 @@ TALLY_MAX = 8192
 """Streams that one frame of acknowledgements or watermarks speaks of."""
 HISTORY_MAX = 4096
 """Epochs of one log that a frame names; the oldest are left out."""
+FLOORS_MAX = 1024
+"""Channels that one frame of floors speaks of."""
+FLOORS_VERSION = 2
+"""Of peers, from which on they know :class:`Floors`."""
 STREAM_MAX = (1 << 31) - 1
 
 _SIZES = Struct(">II")
@@ -271,6 +276,20 @@ class Ping(_Frame, frozen=True, tag=26):
     sent_ns: Number63
 
 
+class Floors(_Frame, frozen=True, tag=27):
+    """The floors of channels in order: kept by the follower before what is behind them is delivered.
+
+    Attributes:
+        number: of the last of them, of all that the leader has told of the partition in its epoch.
+        floors: the name of a channel, and the sequence up to which everything is finished; 0: what was kept of it is
+            not so any more.
+    """
+
+    stream: Stream
+    number: Number63
+    floors: Annotated[list[tuple[_Name, Sequence63]], Meta(max_length=FLOORS_MAX)]
+
+
 # -- from the follower -------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +357,12 @@ class ProgressAcks(_Frame, frozen=True, tag=36):
     numbers: Annotated[list[tuple[Stream, Number63]], Meta(max_length=TALLY_MAX)]
 
 
+class FloorAcks(_Frame, frozen=True, tag=40):
+    """The numbers up to which the follower keeps the floors of channels in order, of streams, in their epoch."""
+
+    numbers: Annotated[list[tuple[Stream, Number63]], Meta(max_length=TALLY_MAX)]
+
+
 class NeedState(_Frame, frozen=True, tag=37):
     """Progress did not fit: the follower needs the whole state."""
 
@@ -373,11 +398,13 @@ Frame: TypeAlias = (
     | StatePart
     | StateEnd
     | Ping
+    | Floors
     | Opened
     | Refused
     | Ready
     | Acks
     | ProgressAcks
+    | FloorAcks
     | NeedState
     | StateTaken
     | Pong

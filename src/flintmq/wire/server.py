@@ -190,6 +190,14 @@ class Offsets:
 
 
 @dataclass(slots=True)
+class AskProducers:
+    """PRODUCERS; ``prefix`` is how their ids begin."""
+
+    topic: str
+    prefix: bytes
+
+
+@dataclass(slots=True)
 class Fetch:
     """FETCH."""
 
@@ -212,6 +220,15 @@ class Cursor:
 
 
 @dataclass(slots=True)
+class CreateTopic:
+    """INTERNAL_CREATE_TOPIC; ``partition`` is None or negative when it is not the number of one."""
+
+    topic: str
+    partition: int | None
+    is_extended: bool
+
+
+@dataclass(slots=True)
 class Violation:
     """The client broke the protocol.
 
@@ -225,7 +242,7 @@ class Violation:
 
 Event = (
     Identify | Auth | Subscribe | Publish | Ready | FinishRun | Finish | Requeue | Touch | Close | Nop
-    | Offsets | Fetch | Cursor | Violation
+    | Offsets | AskProducers | Fetch | Cursor | CreateTopic | Violation
 )  # fmt: skip
 
 
@@ -878,8 +895,10 @@ _OTHERS: dict[str, _Take] = {
     "CLS": _event(Close),
     "NOP": _event(Nop),
     "OFFSETS": _event(Offsets),
+    "PRODUCERS": _event(AskProducers),
     "FETCH": ServerConnection._fetch,
     "CURSOR": _event(Cursor),
+    "INTERNAL_CREATE_TOPIC": _event(CreateTopic),
 }
 _NAMES = {name.encode() for name in COMMANDS}
 _ROUTES = {state: dict(_routes(state)) for state in (INIT, SUBSCRIBED, CLOSING)}

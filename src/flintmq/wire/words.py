@@ -34,6 +34,9 @@ ONLY_PARTITION = b"-"
 _NUMBER_DIGITS_MAX = 19
 _PRODUCER_ID = re.compile(rb"[A-Za-z0-9._:-]{1,%d}" % PRODUCER_ID_SIZE_MAX)
 _PRODUCER_ID_FORM = f"1 to {PRODUCER_ID_SIZE_MAX} of [A-Za-z0-9._:-]"
+_SWITCHES = dict.fromkeys((b"1", b"t", b"T", b"true", b"True", b"TRUE"), True) | dict.fromkeys(
+    (b"0", b"f", b"F", b"false", b"False", b"FALSE"), False
+)
 _START = re.compile(r"(timestamp|virtual_queue|msgcount):[0-9]{1,18}|special:-1", re.ASCII)
 _NAME_FORM = "1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
 
@@ -307,6 +310,27 @@ class NoStart(Start):
     def read(self, reader: Reader, command: str, line: Sequence[bytes], index: int) -> str:
         what = f"{command} takes no place to begin at, which is {shown(line[index])}: SUB_ADVANCED does"
         raise Refused("E_INVALID", what)
+
+
+class Switch(Word):
+    """Something that is or is not, in the words that Go reads.
+
+    Args:
+        code: of the refusal of anything else.
+    """
+
+    def __init__(self, name: str, absent: bool, code: str) -> None:
+        super().__init__(name, absent)
+        self.errors = (code,)
+
+    def read(self, reader: Reader, command: str, line: Sequence[bytes], index: int) -> bool:
+        value = _SWITCHES.get(line[index])
+        if value is None:
+            raise Refused(self.errors[0], f"{command} {self.name} {go_quote(line[index])} is neither true nor false")
+        return value
+
+    def write(self, command: str, value: bool) -> bytes:
+        return b"true" if value else b"false"
 
 
 class MessageId(Word):

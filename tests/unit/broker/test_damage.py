@@ -237,6 +237,7 @@ def test_a_flipped_bit(damaged, state, name, seed):
         shutil.rmtree(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "name"), [("killed", WAL), ("stopped", DATABASE), ("killed", LIST)])
 def test_a_file_that_was_cut(damaged, state, name):
     copy, expected = damaged

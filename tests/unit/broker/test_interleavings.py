@@ -568,7 +568,7 @@ def test_planted_bugs_are_found(mutant, monkeypatch):
     monkeypatch.setattr(Channel, "check", lambda self: None)  # what consumers see of it is enough
     only_find = settings(
         max_examples=1000,
-        stateful_step_count=50,
+        stateful_step_count=30,
         deadline=None,
         phases=[Phase.generate],
         database=None,

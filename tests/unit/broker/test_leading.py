@@ -12,6 +12,7 @@ from tests.unit.broker.test_replicas import LOG_ID, META, NUMBER, TOPIC_NUMBER, 
 from tests.unit.broker.world import MSG_TIMEOUT_NS, SECOND, Consumer
 
 from flintmq.broker.broker import TopicConflict, TopicNotFound
+from flintmq.broker.channel import Channel
 from flintmq.broker.metadata import Waiter
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.replicas import Records, SpilledState
@@ -373,6 +374,22 @@ def test_a_duplicate_is_told_when_it_is_led_no_longer():
     error = StorageError("another leads")
     node.broker.replicas.demote(node.replica, error)
     assert again.error is error
+
+
+def test_what_is_written_and_not_committed_may_be_ended_later():
+    """That it is synced here, or that the topic is gone, does not say that it is stored."""
+    node = led()
+    node.store([b"x"])
+    node.commit_all()
+    written = node.store([b"y"])
+    unwritten = node.broker.publish_to(node.partition, [b"z"])
+    kept: list[PublishGroup] = []
+    refused = StorageError("not taken")
+    node.broker.replicas.demote(node.replica, StorageError("another leads"), refused, kept.extend)
+    assert kept == [written] and not written.ended
+    assert unwritten.error is refused
+    node.broker.publishes.commit_groups(kept)
+    assert not written.ended
 
 
 def test_its_batches_carry_the_epoch():
@@ -910,3 +927,131 @@ def test_only_what_is_spilled_is_staged() -> None:
     ):
         with pytest.raises(ValueError, match="is no"):
             follower.broker.replicas.stage(follower.replica, [wrong], follower.done.append)
+
+
+# -- channels in order
+
+
+def test_floors_that_a_leader_told_are_where_a_channel_begins_whatever_comes_between():
+    leader = led()
+    leader.store([b"a"] * 8)
+    leader.commit_all()
+    leader.flush()
+    node = follower_of(leader)
+    replicas = node.broker.replicas
+    replicas.keep_floors(node.replica, [("c", 4), ("not here yet", 2)])
+    node.apply((1, 2), leader.whole(), is_whole=True)  # of before, and it came later
+    node.die(power_loss=False)
+    node.restart()
+    node.note(1)
+    assert list(node.replica._kept_floors.values()) == [4]
+    replicas = node.broker.replicas
+    replicas.keep_floors(node.replica, [("c", 6)])
+    node.lead(2)
+    node.commit_all()
+    assert node.partition.channels["c"].floor == 6
+    assert "not here yet" not in node.partition.channels
+
+
+def test_a_floor_that_is_not_so_any_more_is_forgotten():
+    leader = led()
+    leader.store([b"a"] * 8)
+    leader.commit_all()
+    leader.flush()
+    node = follower_of(leader)
+    node.broker.replicas.keep_floors(node.replica, [("c", 6)])
+    node.broker.replicas.keep_floors(node.replica, [("c", 0)])
+    node.broker.replicas.keep_floors(node.replica, [("c", 3)])
+    node.broker.replicas.keep_floors(node.replica, [("c", 2)])
+    node.die(power_loss=False)
+    node.restart()
+    assert list(node.replica._kept_floors.values()) == [2]
+
+
+def follower_in_order() -> Node:
+    """A follower that has 8 messages, of which its leader said that the first 6 are finished in order."""
+    leader = led()
+    for _ in range(2):
+        leader.store([b"a"] * 4)
+    leader.commit_all()
+    leader.flush()
+    node = follower_of(leader)
+    node.broker.replicas.keep_floors(node.replica, [("c", 7)])
+    return node
+
+
+def check_begins_at(node: Node, end: int) -> None:
+    """It leads, gets other messages from ``end`` on, dies and leads again: nobody has finished these."""
+    for epoch in (2, 3):
+        node.lead(epoch)
+        assert node.partition.channels["c"].floor == end
+        node.store([b"b"] * 8)
+        node.commit_all()
+        node.die(power_loss=False)
+        node.restart()
+    assert max(node.replica._kept_floors.values(), default=end) <= end
+
+
+def test_a_log_that_lost_its_end_with_the_power_has_nothing_finished_behind_it():
+    tried = 0
+    for seed in range(12):
+        node = follower_in_order()
+        node.flush()
+        node.broker._channels.sync_floors()
+        node.random.seed(seed)
+        node.die(power_loss=True)
+        node.restart()
+        end = node.replica.log.next_sequence
+        if end < 7 and list(node.replica._kept_floors.values()) == [7]:
+            tried += 1
+            check_begins_at(node, end)
+    assert tried, "no log lost its end before the floor"
+
+
+def test_a_log_that_is_cut_back_has_nothing_finished_behind_it():
+    node = follower_in_order()
+    node.note(2)
+    node.broker.replicas.cut_back(node.replica, 5, node.done.append)
+    node.settle()
+    assert node.done[-1] is None
+    assert list(node.replica._kept_floors.values()) == [5] == list(node.replica._ordered_floors.values())
+    node.restart()
+    check_begins_at(node, 5)
+
+
+def test_nothing_is_delivered_in_order_before_a_floor_is_kept_elsewhere():
+    leader = led()
+    kept: list[tuple[str, int]] = []
+
+    class Keeper:
+        def keep(self, partition: Partition, channel: Channel, floor: int) -> bool:
+            kept.append((channel.name, floor))
+            return False
+
+        def forget(self, partition: Partition, channel: Channel) -> None:
+            kept.append((channel.name, -1))
+
+    leader.broker.replicas.keep_floors_by(Keeper())
+    topic = leader.broker.topics["t"]
+    leader.broker.order_channel(topic, "c", True)
+    leader.store([b"a"] * 3)
+    leader.commit_all()
+    channel = leader.partition.channels["c"]
+    consumer = leader.consume("c")
+    consumer.ready(10)
+    for expected in (1, 2, 3):
+        assert consumer.received() == []
+        assert kept[-1] == ("c", expected)
+        channel.floor_is_kept(expected - 1)
+        leader.broker.deliveries.mark(channel)
+        leader.pump()
+        assert consumer.received() == [], "another floor"
+        channel.floor_is_kept(expected)
+        leader.broker.deliveries.mark(channel)
+        leader.pump()
+        (delivery,) = consumer.received()
+        assert delivery.sequence == expected
+        consumer.finish([delivery.internal])
+        leader.pump()
+    leader.broker.delete_channel(topic, "c")
+    assert kept[-1] == ("c", -1)

@@ -778,6 +778,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @profile(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS, max_attempts=st.integers(1, 3), is_ordered=st.booleans())
 def test_every_message_is_finished_or_dies_exactly_once(tmp_path_factory, steps, max_attempts, is_ordered):
@@ -922,6 +923,7 @@ BOUNDED = st.lists(
 )
 
 
+@pytest.mark.slow
 @profile(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=BOUNDED, most=st.integers(1, 6), by_bytes=st.booleans(), ttl_s=st.sampled_from([0, 20]))
 def test_a_bound_holds_and_nothing_is_delivered_that_was_dropped(tmp_path_factory, steps, most, by_bytes, ttl_s):

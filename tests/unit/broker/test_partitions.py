@@ -354,7 +354,7 @@ class PartsMachine(RuleBasedStateMachine):
         self.connect(rdy_count)
 
 
-TestPartsMachine = PartsMachine.TestCase
+TestPartsMachine = pytest.mark.slow(PartsMachine.TestCase)
 TestPartsMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 
 

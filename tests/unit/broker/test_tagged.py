@@ -786,5 +786,5 @@ class OrderedTaggedMachine(RuleBasedStateMachine):
 
 TestTaggedMachine = pytest.mark.slow(TaggedMachine.TestCase)
 TestTaggedMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestOrderedTaggedMachine = OrderedTaggedMachine.TestCase
+TestOrderedTaggedMachine = pytest.mark.slow(OrderedTaggedMachine.TestCase)
 TestOrderedTaggedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

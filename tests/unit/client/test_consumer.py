@@ -278,6 +278,7 @@ def test_fewer_permits_than_nsqd_move_around_until_they_find_messages(client):
     run(scenario, "a", "b", "c", client=client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("client", "seed"), seeds_of_both(12))
 def test_never_more_than_max_in_flight_while_nsqd_come_and_go(client, seed):
     with World("a", "b", "c", seed=seed, client=client) as world:
@@ -729,6 +730,7 @@ def test_a_refusal_that_can_pass_is_tried_again(client):
     run(scenario, client=client)
 
 
+@pytest.mark.slow
 def test_heartbeats_go_on_for_hours(client):
     async def scenario(world):
         async with world.consumer(heartbeat_interval=30) as consumer:

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
+from flintmq.cluster import orders
 from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_leader
 from flintmq.cluster.orders import alter
-from flintmq.cluster.state import LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
+from flintmq.cluster.power import told
+from flintmq.cluster.state import Ending, LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
 from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -105,12 +107,81 @@ def test_all_of_several_lost_power_and_are_waited_for():
     assert world.state("t").leader == "c", "its power was never lost"  # type: ignore[union-attr]
 
 
-def test_the_only_copy_leads_after_a_power_loss():
+def say(world: World, node_id: str, epoch: int, end: int) -> None:
+    """A node says how far its copy is."""
+    now = world.state("t")
+    assert now is not None
+    said = told(now, Ending(node_id, f"{node_id}2", epoch, end))
+    assert said is not None
+    world.partition("t", 0, said)
+
+
+def lost_power(nodes: str, in_sync: str, copies: str = "") -> tuple[World, Master]:
+    """All who were in sync have lost their power, these nodes are back, and nobody leads."""
     world = World()
+    for each in nodes:
+        world.node(node(each, incarnation=f"{each}2", boot_id=OTHER_BOOT))
+    world.topic("t", replica=len(copies or in_sync))
+    world.partition("t", 0, state("a", in_sync, copies or in_sync))
+    master = Master(world)
+    master.settle()
+    assert world.state("t").leader == ""  # type: ignore[union-attr]
+    return world, master
+
+
+def led(world: World) -> tuple[str, tuple[str, ...], int]:
+    now = world.state("t")
+    assert now is not None and (not now.leader or not now.ends)
+    return now.leader, now.in_sync_nodes, now.lossy_epoch
+
+
+def test_all_lost_power_and_who_has_most_leads_when_all_have_said_it():
+    world, master = lost_power("bc", "abc")
+    say(world, "b", 3, 90)
+    say(world, "c", 2, 95)
+    master.settle()
+    assert "waits for a; most of it has b: epoch 3, up to 90" in why_no_leader(master.view, ("t", 0))
     world.node(node("a", incarnation="a2", boot_id=OTHER_BOOT))
-    now, why = decided(world, state("a", "a"))
-    assert (now.leader, now.in_sync, now.epoch) == ("a", (member("a", boot_id=OTHER_BOOT),), 4)
-    assert "only copy" in why
+    master.settle()
+    assert led(world)[0] == "", "it may have more"
+    say(world, "a", 3, 80)
+    master.settle()
+    assert led(world) == ("b", ("b",), 4)
+
+
+def test_what_a_process_of_before_said_counts_no_more():
+    world, master = lost_power("ab", "ab")
+    say(world, "b", 3, 90)
+    world.node(node("b", incarnation="b3", boot_id="a third one"))
+    say(world, "a", 3, 80)
+    master.settle()
+    assert led(world)[0] == ""
+
+
+@pytest.mark.parametrize(("end", "leader"), [(70, "a"), (90, "b")])
+def test_the_only_one_in_sync_leads_after_a_power_loss_unless_a_copy_has_more(end, leader):
+    world, master = lost_power("ab", "a", "ab")
+    say(world, "a", 3, 80)
+    master.settle()
+    assert led(world)[0] == "", "who lives and has a copy is asked"
+    say(world, "b", 3, end)
+    master.settle()
+    assert led(world) == (leader, (leader,), 4)
+
+
+def test_an_operator_is_told_what_is_lost_and_may_leave_the_choice_to_the_master():
+    world, master = lost_power("bc", "abc")
+    say(world, "b", 3, 90)
+    say(world, "c", 2, 95)
+    master.settle()
+    plan = orders.elect(master.controller, "t", 0, "c")
+    assert plan.notes == [
+        "node b has more: what it has of epoch 3; that would be cut off, and lost",
+        "node a had everything and does not answer: what only it has is lost",
+    ]
+    best = orders.elect(master.controller, "t", 0, "")
+    assert best.swap is not None and "node b leads" in best.swap.reason
+    assert best.notes == plan.notes[1:]
 
 
 def test_a_state_without_any_epoch_gets_its_first_leader():
@@ -141,6 +212,34 @@ def test_who_drains_or_leaves_hands_over(draining: str, before: PartitionState, 
     assert now.leader == leader
     assert now.in_sync_nodes == before.in_sync_nodes
     assert ("a is draining" in why or "keep no copy" in why) == (leader != "a")
+
+
+@pytest.mark.parametrize(("full", "leader"), [("a", "b"), ("ab", "c"), ("abc", "a"), ("b", "a")])
+def test_who_has_no_room_hands_over_to_one_that_has(full: str, leader: str):
+    world = World()
+    for name in "abc":
+        world.node(node(name, is_full=name in full))
+    world.topic("t", replica=3)
+    world.partition("t", 0, state("a", "abc"))
+    master = Master(world)
+    master.settle()
+    now = world.state("t")
+    assert now is not None and (now.leader, now.in_sync_nodes) == (leader, ("a", "b", "c"))
+    assert master.settle() == [], "it comes to rest"
+    assert not master.controller.spread(), "and stays so"
+
+
+def test_who_has_no_room_gets_no_partitions_and_no_copies():
+    world = World()
+    for name in "abc":
+        world.node(node(name, is_full=name == "c"))
+    master = Master(world)
+    assert {site.node for site in master.controller.sites()} == {"a", "b"}
+    world.topic("t", replica=2)
+    world.partition("t", 0, state("a", "ab"))
+    master.settle()
+    with pytest.raises(Refused, match="no room"):
+        orders.move(master.controller, ("t", 0), "b", "c")
 
 
 # -- suspicion ---------------------------------------------------------------------------------------------------------

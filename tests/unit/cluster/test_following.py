@@ -9,6 +9,7 @@ from flintmq.cluster.history import LogShape
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.wire.peer import (
     CutTo,
+    Floors,
     NeedState,
     Open,
     Opened,
@@ -33,6 +34,7 @@ class Log:
         self.history = [(1, 0), (4, 50)]
         self.committed = 80
         self.gaps: list[int] = []
+        self.floors: dict[str, int] = {}
         self.waiting: list[Any] = []
         self.applied: list[Any] = []
         self.staged: list[bytes] = []
@@ -61,6 +63,9 @@ class Log:
 
     def start_over(self, sequence, offset_bytes, done):
         self.waiting.append((done, "start", sequence))
+
+    def keep_floors(self, floors):
+        self.floors.update(floors)
 
     def drop_state(self):
         self.staged.clear()
@@ -95,6 +100,7 @@ class Stream:
         self.refused: list[Any] = []
         self.acknowledged = 0
         self.progress: list[int] = []
+        self.floors: list[int] = []
 
     def send(self, frame):
         self.sent.append(frame)
@@ -107,6 +113,9 @@ class Stream:
 
     def acknowledge_progress(self, number):
         self.progress.append(number)
+
+    def acknowledge_floors(self, number):
+        self.floors.append(number)
 
 
 class Case:
@@ -466,3 +475,34 @@ def test_progress_under_way_is_awaited_before_a_stream_begins():
     assert new.sent == []
     case.log.finish()
     assert new.sent[0].progress == (5, 1) and stream.progress == [] and new.progress == []
+
+
+# -- channels in order -------------------------------------------------------------------------------------------------
+
+
+def test_floors_are_kept_before_they_are_acknowledged():
+    case = Case()
+    stream = case.ready()
+    case.following.floors(stream, Floors(1, 3, [("ch", 7), ("other", 2)]))
+    assert case.log.floors == {"ch": 7, "other": 2} and stream.floors == [3]
+    case.following.floors(stream, Floors(1, 3, []))
+    assert stream.floors == [3, 3], "a leader that has none asks whether it is followed"
+
+
+def test_a_floor_that_cannot_be_kept_breaks_the_copy():
+    case = Case()
+    stream = case.ready()
+
+    def fail(floors):
+        raise StorageError("the disk is gone")
+
+    case.log.keep_floors = fail
+    case.following.floors(stream, Floors(1, 3, [("ch", 7)]))
+    assert stream.floors == [] and case.following.broken is not None
+
+
+def test_floors_out_of_turn_are_a_broken_rule():
+    case = Case()
+    stream = case.open()
+    with pytest.raises(PeerError, match="out of turn"):
+        case.following.floors(stream, Floors(1, 3, []))

@@ -140,6 +140,7 @@ def true_agreement(leader, follower):
 steps = st.lists(st.tuples(st.sampled_from("EEWWWFFFLD"), st.integers(0, 2), st.integers(0, 6)), max_size=60)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(steps)
 def test_it_is_where_the_messages_differ(steps):

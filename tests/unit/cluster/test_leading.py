@@ -7,7 +7,7 @@ import pytest
 
 from flintmq.cluster import leading as leading_module
 from flintmq.cluster.history import LogShape
-from flintmq.cluster.leading import Leading, LeadingEnded
+from flintmq.cluster.leading import ALL_FLOORS, Leading, LeadingEnded
 from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, NodeRecord, PartitionState, elected, without
 
 S = 1_000_000_000
@@ -27,13 +27,16 @@ class Stream:
         self.confirmed_ns = None
         self.sent = -1
         self.state_number = None
-        self.woken = self.watermarks = 0
+        self.woken = self.watermarks = self.floors_woken = 0
 
     def wake(self):
         self.woken += 1
 
     def wake_watermark(self):
         self.watermarks += 1
+
+    def wake_floors(self):
+        self.floors_woken += 1
 
 
 class Log:
@@ -67,6 +70,7 @@ class Case:
             for node in connected:
                 self.leading.acked(node, 100, 0)
                 self.leading.progress_acked(node, 0, 0)
+                self.leading.floors_acked(node, 0, 0)
 
     def note(self, leading):
         self.changes += 1
@@ -186,6 +190,202 @@ def test_a_silent_member_holds_the_watermark_until_the_store_has_it_out():
     assert leading.watermark == 120 and leading.wanted_state() is None
 
 
+# -- who cannot reach enough -------------------------------------------------------------------------------------------
+
+
+class Strandable(Case):
+    """It needs two in sync.
+
+    Attributes:
+        asked: states from which others would lead, and who is not counted on.
+        answer: whether they could.
+    """
+
+    def __init__(self, *in_sync):
+        self.asked: list[Any] = []
+        self.answer = True
+        state = state_of(*(in_sync or ("a", "b", "c")))
+        connected = [node for node in ("b", "c") if node in in_sync or not in_sync]
+        super().__init__(state, connected, level=True, min_in_sync=2, can_go_on=self.could)
+
+    def could(self, state, away, least):
+        self.asked.append((state.leader, state.in_sync_nodes, sorted(away), least))
+        return self.answer
+
+    def lose(self, *nodes, is_long=True):
+        for node in nodes:
+            self.leading.silent(node)
+            if is_long:
+                self.leading.unreached(node)
+
+
+def test_a_leader_that_reaches_nobody_has_others_lead():
+    case = Strandable()
+    leading = case.leading
+    leading.written(120)
+    case.lose("b")
+    assert leading.wanted_state() == without(leading.state, ["b"]), "with c there are enough"
+    case.lose("c", is_long=False)
+    assert leading.wanted_state() is None, "who is dead would be among the living still"
+    assert leading.is_writable and not leading.gives_up
+    leading.unreached("c")
+    wanted = leading.wanted_state()
+    assert (wanted.leader, wanted.in_sync_nodes, wanted.epoch) == ("", ("b", "c"), leading.epoch)
+    assert case.asked[-1] == ("", ("b", "c"), ["a"], 2)
+    leading.swap_began(wanted)
+    assert leading.gives_up and not leading.is_writable
+    leading.swap_ended(None)  # no answer: it may have been written
+    leading.heard("b")
+    assert leading.gives_up and leading.wanted_state() == wanted, "and may still be"
+    leading.swap_began(wanted)
+    leading.swap_ended(wanted, 11)
+    assert leading.is_ended and leading.watermark == 100
+
+
+def test_who_is_behind_may_be_one_who_is_not_reached_either():
+    """The last that was heard of it came a moment after the last that it acknowledged."""
+    case = Strandable()
+    leading = case.leading
+    leading.written(120)
+    case.lose("b")
+    case.pass_time(0, 3 * S + S // 5)
+    assert leading.followers["c"].is_late and leading.wanted_state() is None
+    case.lose("c")
+    assert leading.wanted_state().in_sync_nodes == ("b", "c")
+
+
+def test_who_is_behind_for_long_and_heard_of_is_slow():
+    case = Strandable()
+    leading = case.leading
+    leading.written(120)
+    case.lose("b")
+    case.pass_time(0, 5 * S)
+    assert leading.wanted_state() is None
+    case.pass_time(5 * S, 6 * S + S // 5)
+    assert leading.wanted_state().in_sync_nodes == ("a",), "it catches up with this node, or with nobody"
+
+
+def test_a_leader_goes_on_where_others_could_not():
+    case = Strandable()
+    case.answer = False
+    case.lose("b", "c")
+    assert case.leading.wanted_state().in_sync_nodes == ("a",)
+
+
+def test_a_leader_that_was_not_deposed_goes_on():
+    case = Strandable()
+    case.lose("b", "c")
+    case.leading.swap_began(case.leading.wanted_state())
+    case.leading.swap_not_sent()
+    assert not case.leading.gives_up and case.leading.is_writable
+    case.leading.heard("b")
+    assert case.swap() == ("a", "b") and case.leading.is_writable
+
+
+def test_a_leader_that_somebody_reaches_waits_for_that_one():
+    case = Strandable("a", "b")
+    case.connect("c")  # it catches up
+    case.lose("b")
+    assert case.swap() == ("a",) and not case.asked
+
+
+@pytest.mark.parametrize("how", ["is dead", "lacks what it had", "takes nothing", "ends", "is to have no copy"])
+def test_who_may_lack_something_is_not_left_in_sync_for_others(how):
+    case = Strandable()
+    leading = case.leading
+    match how:
+        case "is dead":
+            leading.silent("b", is_dead=True)
+        case "lacks what it had":
+            case.connect("b")
+            leading.acked("b", 40, 0)
+            case.lose("b")
+        case "takes nothing":
+            leading.silent("b", "its disk is full")
+            leading.unreached("b")
+        case "ends":
+            leading.ends("b", True)
+            case.lose("b")
+        case "is to have no copy":
+            case.lose("b")
+            leading.state_changed(msgspec.structs.replace(leading.state, replicas=("a", "c")), 11)
+    case.lose("c")
+    wanted = leading.wanted_state()
+    assert (wanted.leader, wanted.in_sync_nodes) == ("", ("c",))
+    away = case.asked[-1][2]
+    assert away == (["a", "b"] if how in ("is dead", "takes nothing") else ["a"])
+
+
+def late_acknowledgements(case, now_ns=0):
+    """Messages that come every 10 ms, and whose acknowledgements take five times as long; yields at each."""
+    leading, flying = case.leading, [leading_end := case.leading.end] * 5
+    while True:
+        now_ns += 10_000_000
+        leading_end += 1
+        leading.written(leading_end)
+        leading.progress(b"", 0)
+        case.streams["b"].sent = leading_end
+        flying.append(leading_end)
+        leading.acked("b", flying.pop(0), now_ns)
+        leading.progress_acked("b", max(0, leading.progress_number - 5), now_ns)
+        if not leading.is_level:
+            leading.tick(now_ns)
+        yield now_ns
+
+
+def test_who_is_always_a_moment_behind_joins_all_the_same():
+    case = Case(state_of("a"), connected=("b",))
+    leading = case.leading
+    leading.floors_acked("b", 0, 0)
+    rounds = late_acknowledgements(case)
+    for _ in range(20):
+        next(rounds)
+        if leading.wanted_state() is not None:
+            break
+    assert case.swap() == ("a", "b")
+    watermark = leading.watermark
+    for _ in range(10):
+        next(rounds)
+    assert leading.watermark > watermark
+
+
+def test_the_watermark_is_not_held_for_long():
+    case = Case(state_of("a"), connected=("b",))
+    leading = case.leading
+    case.streams["b"].sent = 120
+    leading.floors_acked("b", 0, 0)
+    leading.progress_acked("b", 0, 0)
+    leading.acked("b", 99, 0)
+    leading.written(120)
+    assert leading.watermark == 100 and not leading.is_level
+    leading.tick(leading_module.JOIN_NS - 1)
+    assert leading.watermark == 100
+    leading.tick(leading_module.JOIN_NS)
+    assert leading.watermark == 120 and leading.is_level
+    leading.written(121)
+    leading.acked("b", 119, leading_module.JOIN_NS + 1)
+    assert leading.watermark == 121, "not for the same one at once again"
+    leading.written(122)
+    case.streams["b"].sent = 122
+    leading.acked("b", 120, leading_module.JOIN_AGAIN_NS)
+    leading.written(123)
+    assert leading.watermark == 122
+    leading.closed("b", case.streams["b"])
+    assert leading.watermark == 123
+
+
+def test_the_watermark_is_not_held_for_somebody_who_was_not_sent_all():
+    case = Case(state_of("a"), connected=("b",))
+    leading = case.leading
+    leading.written(120)
+    case.streams["b"].sent = 119
+    leading.floors_acked("b", 0, 0)
+    leading.progress_acked("b", 0, 0)
+    leading.acked("b", 118, 0)
+    leading.written(121)
+    assert leading.watermark == 121 and leading.is_level
+
+
 def test_the_store_may_say_it_before_the_answer_comes():
     case = Case(level=True)
     leading = case.leading
@@ -250,6 +450,7 @@ def test_what_is_not_wanted_any_more_is_not_begun():
 def test_nobody_joins_before_the_log_of_the_election():
     case = Case(state_of("a", "b"))
     case.leading.progress_acked("c", 0, 0)
+    case.leading.floors_acked("c", 0, 0)
     case.leading.acked("c", 99, 0)
     assert case.leading.wanted_state() is None
     case.leading.acked("c", 100, 0)
@@ -280,6 +481,7 @@ def test_a_member_that_lacks_what_was_committed_leaves_at_once():
     assert case.swap() == ("a", "b")
     case.leading.acked("c", 100, 0)
     case.leading.progress_acked("c", 0, 0)
+    case.leading.floors_acked("c", 0, 0)
     assert case.swap() == ("a", "b", "c")
 
 
@@ -297,6 +499,7 @@ def test_acknowledgements_count_when_the_store_knows_the_process(entry, now):
     case.connect("b", **now)
     leading.acked("b", 100, 0)
     leading.progress_acked("b", 0, 0)
+    leading.floors_acked("b", 0, 0)
     assert leading.watermark is None
     assert case.swap() == ("a", "b") and leading.watermark == 100
     assert leading.state.in_sync[-1] == member("b", **now)
@@ -449,6 +652,7 @@ def test_a_leader_alone_needs_no_confirmation():
     assert case.leading.is_confirmed(10**18)
     case.leading.acked("c", 100, 0)
     case.leading.progress_acked("c", 0, 0)
+    case.leading.floors_acked("c", 0, 0)
     case.leading.swap_began(case.leading.wanted_state())
     assert not case.leading.is_confirmed(0)  # another one may be in sync already
 
@@ -568,3 +772,60 @@ def test_a_leader_begins_with_what_an_election_made():
     record = NodeRecord("a", "1", "boot", False, "host", 4150, 4151, 4152)
     leading = Leading("t", 0, "a", elected(state_of("a", "b", leader=""), record), 3, Log(), end=7)
     assert leading.epoch == 6 and leading.revision == 3 and "epoch=6" in leading.describe()
+
+
+# -- channels in order -------------------------------------------------------------------------------------------------
+
+
+def test_a_floor_is_kept_when_every_member_keeps_it():
+    case = Case(level=True)
+    leading, kept = case.leading, []
+    assert not leading.keep_floor("ch", 7, lambda: kept.append(7))
+    assert not leading.keep_floor("other", 3, lambda: kept.append(3))
+    assert case.streams["b"].floors_woken == 2
+    assert leading.floors_after(0) == [(1, "ch", 7), (2, "other", 3)] and leading.floors_after(1) == [(2, "other", 3)]
+    leading.floors_acked("b", 2, 0)
+    leading.floors_acked("c", 1, 0)
+    assert kept == [7]
+    assert not leading.is_level
+    leading.floors_acked("c", 2, 0)
+    assert kept == [7, 3] and leading.is_level
+    assert not leading.keep_floor("ch", 8, lambda: kept.append(8))
+    assert leading.floors_after(0) == [(2, "other", 3), (3, "ch", 8)], "the last of each channel"
+    leading.forget_floor("ch")
+    assert leading.floors_after(0) == [(2, "other", 3)]
+
+
+def test_a_member_that_keeps_no_floor_holds_it_until_the_store_has_it_out_of_the_set():
+    case = Case(level=True)
+    leading, kept = case.leading, []
+    leading.floors_acked("b", 0, 0)
+    leading.keep_floor("ch", 7, lambda: kept.append(7))
+    leading.floors_acked("b", 1, 0)
+    case.pass_time(0, 4 * S)
+    assert not kept
+    assert case.swap() == ("a", "b")
+    assert kept == [7]
+    leading.floors_acked("c", 0, 5 * S)
+    assert leading.wanted_state() is None, "who is not a member has to keep what was acted on"
+    leading.floors_acked("c", 1, 5 * S)
+    assert case.swap() == ("a", "b", "c")
+
+
+def test_a_floor_is_kept_at_once_where_no_member_knows_of_floors():
+    """Nodes of the version before; who asks is not called, because it goes on by itself."""
+    case = Case(level=True)
+    leading, kept = case.leading, []
+    leading.floors_acked("b", ALL_FLOORS, 0)
+    assert not leading.keep_floor("ch", 7, lambda: kept.append(7))
+    leading.floors_acked("c", ALL_FLOORS, 0)
+    assert kept == [7]
+    assert leading.keep_floor("ch", 8, lambda: kept.append(8))
+    assert kept == [7] and leading.is_level
+
+
+def test_a_floor_of_a_leader_alone_is_kept_at_once_and_of_one_that_has_ended_never():
+    leading = Case(state_of("a"), connected=()).leading
+    assert leading.keep_floor("ch", 7, lambda: None)
+    leading.ended(6)
+    assert not leading.keep_floor("ch", 8, lambda: None)

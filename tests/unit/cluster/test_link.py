@@ -10,7 +10,7 @@ from tests.sim.cluster_model import Disk, change_channels, encode_records
 from flintmq.cluster import link as link_module
 from flintmq.cluster.following import Following
 from flintmq.cluster.leading import STALL_NS, Leading, NotInLog, WholeState
-from flintmq.cluster.link import PING_NS, FollowerLink, LeaderLink, Window
+from flintmq.cluster.link import PING_NS, UNREACHED_NS, FollowerLink, LeaderLink, Window
 from flintmq.cluster.state import LAG_NS_MAX, Member, PartitionState
 from flintmq.wire.peer import (
     Acks,
@@ -495,6 +495,25 @@ def test_a_node_that_is_silent_leaves_all_its_partitions():
     assert not pair.leader.is_silent and pair.leadings[0].wanted_state() is None
 
 
+def test_a_node_that_is_silent_for_longer_than_a_lease_is_not_reached():
+    pair = pair_of()
+    (leading,) = pair.leadings
+    pair.connect()
+    pair.settle()
+    pair.follower = None
+    pair.pass_time(LAG_NS_MAX + 100 * MS)
+    assert leading.followers["b"].is_silent and not leading.followers["b"].is_unreached
+    pair.pass_time(UNREACHED_NS - LAG_NS_MAX)
+    assert leading.followers["b"].is_unreached and not leading.followers["b"].is_dead
+    late: Any = Leading("t", 9, "a", state_of("a", "b"), 1, Disk(), end=0)
+    pair.leader.add(late)
+    assert late.followers["b"].is_unreached
+    pair.leader.presume_dead()  # by now its port refuses
+    assert leading.followers["b"].is_dead and late.followers["b"].is_dead
+    pair.leader.receive(encode_one(Pong(0)), pair.now_ns)
+    assert not any(each.followers["b"].is_unreached or each.followers["b"].is_dead for each in (leading, late))
+
+
 def test_a_node_that_never_answers_is_silent():
     pair = pair_of()
     pair.pass_time(LAG_NS_MAX)
@@ -504,10 +523,40 @@ def test_a_node_that_never_answers_is_silent():
     assert not pair.leader.is_silent and pair.leadings[0].wanted_state() is None
 
 
+def test_who_waits_for_another_member_is_asked_whether_it_lives():
+    """A leader that cannot tell yet what is committed has nothing to say to those who have everything."""
+    pair = pair_of()
+    wanted: list[bool] = []
+    link = pair.leader = LeaderLink("b", 0, on_output=lambda: wanted.append(True))
+    link.add(Leading("t", 0, "a", state_of("a", "b", "c"), 1, pair.disks[0], end=0))
+    pair.connect()
+    while pair.now_ns < 2 * LAG_NS_MAX:
+        pair.now_ns += 100 * MS
+        link.tick(pair.now_ns)
+        while wanted:
+            del wanted[:]
+            pair.settle()
+    assert not link.is_silent
+
+
 def test_a_node_that_is_known_to_be_dead_is_not_waited_for():
     pair = pair_of()
     pair.leader.presume_dead()
     assert pair.leadings[0].wanted_state().in_sync_nodes == ("a",)
+
+
+def test_a_process_that_follows_leads_no_longer():
+    pair = pair_of()
+    (leading,), process = pair.leadings, identity("b").incarnation
+    assert not pair.leader.is_followed_by(leading, process)
+    pair.connect()
+    pair.to_follower()
+    assert not pair.leader.is_followed_by(leading, process), "it has not answered"
+    pair.settle()
+    assert pair.leader.is_followed_by(leading, process)
+    assert not pair.leader.is_followed_by(leading, "another one"), "that led on this node before"
+    pair.lose()
+    assert not pair.leader.is_followed_by(leading, process)
 
 
 def test_a_leader_that_stood_still_does_not_blame_others():
@@ -815,6 +864,20 @@ def test_a_leader_that_breaks_a_rule_is_told_which(frame, words):
         pair.follower.receive(encode_one(frame))
 
 
+def test_streams_are_opened_some_at_a_time_and_nothing_overtakes_them():
+    pair = pair_of(5)
+    pair.follower = FollowerLink(identity("a"), pair)
+    opens = b"".join(encode_one(Open(number, "t", number, 7, 9, 5)) for number in range(5))
+    assert pair.follower.receive(opens + encode_one(Ping(1)), 2)
+    assert len(frames_of(b"".join(pair.follower.take_output(0)))) == 2
+    assert pair.follower.receive(encode_one(Ping(2)), 0), "it is kept for later"
+    assert pair.follower.receive(b"", 2)
+    assert len(frames_of(b"".join(pair.follower.take_output(0)))) == 2
+    assert not pair.follower.receive(b"", 2)
+    last = frames_of(b"".join(pair.follower.take_output(0)))
+    assert [type(each) for each in last] == [Opened, Pong] and last[1] == Pong(2)
+
+
 def test_a_leader_that_does_not_read_is_let_go(monkeypatch):
     monkeypatch.setattr(link_module, "REPLIES_BYTES_MAX", 1000)
     pair = pair_of()
@@ -848,6 +911,7 @@ FROM_FOLLOWER = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(FROM_FOLLOWER, st.sampled_from(["write", "flush", "take", "tick"])), max_size=25))
 def test_whatever_a_follower_says_the_leader_keeps_its_own_rules(steps):
@@ -891,6 +955,7 @@ FROM_LEADER = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(FROM_LEADER, max_size=25))
 def test_whatever_a_leader_says_the_copy_keeps_its_own_rules(frames):

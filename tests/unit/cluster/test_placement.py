@@ -98,6 +98,7 @@ def test_what_is_placed_counts_for_copies_too():
     assert sorted(chosen[0] for chosen in found.values()) == ["b", "c"]
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 40),
     st.integers(1, 5),

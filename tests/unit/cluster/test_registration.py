@@ -452,7 +452,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
 
 DatabaseMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
-TestDatabaseMachine = DatabaseMachine.TestCase
+TestDatabaseMachine = pytest.mark.slow(DatabaseMachine.TestCase)
 
 
 META = TopicMeta(partition_num=3, ordered=True)

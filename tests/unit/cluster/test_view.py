@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cluster.models import KEYS, World, node, state
@@ -83,6 +84,7 @@ _VALUES: dict[str, list[msgspec.Struct | bytes]] = {
 }
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(sorted(_VALUES)).flatmap(

@@ -142,6 +142,7 @@ def test_what_is_printed_is_no_markup():
     assert out.getvalue() == "  [bold]x[/bold] " + "y" * 300 + "\n"
 
 
+@pytest.mark.slow
 def test_the_chart_is_a_png(tmp_path):
     from flintmq.demo.chart import draw  # with matplotlib, which no other test needs
 

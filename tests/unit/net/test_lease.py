@@ -76,6 +76,7 @@ def new_lease(store: FakeStore) -> HeldLease:
     return HeldLease(cast(Store, store), store.clock, 7, Tenure(TTL_NS, store.clock.boottime_ns()))
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_held_up_keeps_its_lease_and_one_that_hangs_does_not():
     store = FakeStore(ManualClock())
     lease = new_lease(store)

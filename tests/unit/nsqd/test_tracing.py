@@ -543,6 +543,15 @@ async def test_messages_set_aside_and_delivered_later_are_traced(world):
     assert (event.action, event.attempts, event.offset) == ("START", 3, 0)
 
 
+async def test_a_deferred_message_says_for_how_long(world):
+    world.create("t")
+    world.switch("all")
+    world.publish([b"now"])
+    world.publish([b"later"], due_ns=world.clock.wall_ns() + 5 * SECOND)
+    world.turn()
+    assert [(event.action, event.delay_ms) for event in world.events()] == [("PUB", None), ("PUB", 5000)]
+
+
 # -- any interleaving --------------------------------------------------------------------------------------------------
 
 

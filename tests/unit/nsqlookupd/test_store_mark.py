@@ -98,6 +98,7 @@ def positions(size: int) -> Iterator[int]:
     yield from range(max(edge, size - edge), size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [WAL_NAME, DATABASE_NAME, MARK_NAME, f"{DATABASE_NAME}-shm"])
 async def test_a_flipped_bit_anywhere_is_made_good_or_refused(
     killed: tuple[Path, tuple[object, ...]], tmp_path: Path, name: str
@@ -232,6 +233,7 @@ async def test_a_crash_at_any_operation_loses_nothing_and_the_next_start_goes_on
     await close(store)
 
 
+@pytest.mark.slow
 async def test_a_mark_that_cannot_be_written_holds_answers_up_until_it_can():
     disk = MemoryDisk()
     store = new_store(MemoryFiles(disk))

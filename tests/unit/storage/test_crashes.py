@@ -123,6 +123,7 @@ def test_crash_at_every_operation(number, power_loss):
         check(kit, promises, power_loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power"])
 @pytest.mark.parametrize("number", range(1, OPERATIONS + 1))
 def test_second_crash_during_recovery(number, power_loss):

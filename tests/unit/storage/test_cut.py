@@ -360,6 +360,7 @@ def test_crash_at_every_operation(nth, power_loss):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power"])
 @pytest.mark.parametrize("number", range(1, 40, 3))
 def test_second_crash_while_it_is_finished(number, power_loss):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
 
-from flintmq.storage.files import OsFiles, replace_file
+from flintmq.errors import StorageError
+from flintmq.storage.files import OsFiles, SqliteDatabase, replace_file
 
 
 @pytest.fixture
@@ -86,4 +89,14 @@ def test_a_snapshot_is_as_the_database_was_whatever_is_written_since(files):
     assert snapshot.query("SELECT x FROM t") == [(1,)]
     snapshot.close()
     assert len(database.query("SELECT x FROM t")) == 48
+    database.close()
+
+
+def test_an_error_of_a_database_whose_directory_is_gone_is_told_as_one(tmp_path):
+    (tmp_path / "gone").mkdir()
+    database = SqliteDatabase(str(tmp_path / "gone" / "x.db"))
+    shutil.rmtree(tmp_path / "gone")
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    assert isinstance(database._failure(error), StorageError)
     database.close()

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from tests.unit.storage.log_kit import Kit
 
 from flintmq.limits import READ_AHEAD_BYTES, TAIL_CACHE_BYTES
@@ -42,6 +43,7 @@ def test_in_no_order(monkeypatch):
     assert sum(sizes) / len(wanted) < READ_AHEAD_BYTES / 8
 
 
+@pytest.mark.slow
 def test_in_order(monkeypatch):
     log = filled()
     sizes = count_bytes(monkeypatch)

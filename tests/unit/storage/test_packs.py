@@ -107,6 +107,7 @@ def test_a_piece_without_some_of_its_messages(sizes, gone):
         assert len(each.data) == each.size == sum(len(each.frame(s)) for s in range(each.first, each.end))
 
 
+@pytest.mark.slow
 @given(pieces_of, st.data())
 def test_packs_come_back_as_they_were_but_for_what_is_done_or_forgotten(drawn, data):
     built = sorted(build(drawn), key=lambda p: p.due_ns)

@@ -24,7 +24,7 @@ from tests.unit.storage.log_kit import (
     sync,
 )
 
-from flintmq.batch import decode_header, encode_batch
+from flintmq.batch import HEADER_BYTES, decode_header, encode_batch
 from flintmq.errors import DiskFull, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
@@ -772,6 +772,42 @@ def test_fetch_stops_at_what_is_committed():
         assert (list(bodies_of(data)), following) == ([1, 2] if start == 1 else [], 3), "half a batch is not given"
     log.advance_committed(5)
     assert log.fetch(3, 100, 1 << 20)[1] == 5
+
+
+@pytest.mark.parametrize("segment_bytes", [600, 100_000])
+def test_unverified_batches_are_those_that_are_verified(segment_bytes: int):
+    kit = Kit(segment_bytes=segment_bytes)
+    log = kit.open()
+    fill(log, 30)
+    for committed in range(1, log.next_sequence + 1, 3):
+        log.advance_committed(committed)
+        log.drop_tail()
+        for start in range(1, committed + 2):
+            for end, bytes_max in ((start, 1 << 20), (start + 1, 1 << 20), (start + 9, 200), (1 << 40, 1 << 20)):
+                wanted, following = log.fetch(start, end, bytes_max)
+                found, found_following = log.fetch_unverified(start, end, bytes_max)
+                assert found_following == following or bytes_max == 200
+                assert bytes(found) == wanted[: len(found)] and (found or not wanted)
+
+
+@pytest.mark.parametrize("position", [SEGMENT_HEADER_BYTES + HEADER_BYTES + 5, SEGMENT_HEADER_BYTES + 9])
+def test_damage_is_handed_out_once_at_most(position: int):
+    """In a payload it is not seen without a look at the CRC, in a header it is; what was found is not sent again."""
+    kit = Kit(segment_bytes=100_000)
+    log = kit.open()
+    fill(log, 20)
+    sync(log)
+    log.advance_committed(log.next_sequence)
+    log.close()
+    kit.disk.flip_bit(kit.path(1), position)
+    log = kit.open()
+    log.advance_committed(log.next_sequence)
+    raw, _ = log.fetch_unverified(1, 1 << 40, 1 << 20)
+    verified, _ = log.fetch(1, 1 << 40, 1 << 20)
+    assert kit.reports and min(bodies_of(verified)) > 1
+    if position > SEGMENT_HEADER_BYTES + HEADER_BYTES:
+        assert decode_header(raw).first_id == internal_id(PARTITION, 1)
+    assert bytes(log.fetch_unverified(1, 1 << 40, 1 << 20)[0]) == verified
 
 
 def test_fetch_of_nothing():

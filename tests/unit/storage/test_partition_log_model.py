@@ -249,4 +249,4 @@ LogModel.TestCase.settings = settings(
 )
 
 
-TestLogModel = LogModel.TestCase
+TestLogModel = pytest.mark.slow(LogModel.TestCase)

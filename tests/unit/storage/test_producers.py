@@ -14,7 +14,7 @@ from tests.unit.storage.log_kit import DIRECTORY, Kit, ReadFaults, fetch_all, fi
 
 from flintmq.batch import HEADER_BYTES, PRODUCER, decode_batch, encode_batch, producer_of, with_stamps
 from flintmq.errors import StorageError
-from flintmq.limits import PRODUCER_ID_SIZE_MAX, PRODUCER_SEQUENCE_MAX, PRODUCERS_MAX
+from flintmq.limits import PRODUCER_ID_SIZE_MAX, PRODUCER_SEQUENCE_MAX, PRODUCERS_MAX, SINK_PRODUCERS_MAX
 from flintmq.message import FRAME_OVERHEAD_BYTES
 from flintmq.storage.partition_log import PartitionLog
 from flintmq.storage.producers import SNAPSHOT_NAME, ProducerTable, decode_snapshot, encode_snapshot
@@ -61,6 +61,41 @@ def test_the_least_recently_used_is_forgotten():
     table.note(b"newer", 1, 1)
     assert len(table) == PRODUCERS_MAX
     assert [table.last(b"%d" % number) for number in range(5)] == [2, 1, None, None, 1]
+
+
+def sink_id(sink: str, epoch: int, task: int) -> bytes:
+    digits = "0123456789abcdefghijklmnopqrstuvwxyz"
+    return f"sink:{sink}:{digits[epoch // 36]}{digits[epoch % 36]}:{task}".encode()
+
+
+def test_sinks_have_room_of_their_own():
+    """However many there are, they push out nobody else, and those of the last two epochs stay as long as they can."""
+    table = ProducerTable()
+    for number in range(PRODUCERS_MAX):
+        table.note(b"%d" % number, 1, 1)
+    tasks = SINK_PRODUCERS_MAX // 4
+    for epoch in range(40):
+        table.note(sink_id("other", 5, 0), epoch + 1, epoch + 1)
+        for task in range(tasks):
+            table.note(sink_id("q", epoch, task), 1, 7)
+        assert len(table) <= PRODUCERS_MAX + SINK_PRODUCERS_MAX
+        for kept in (epoch - 1, epoch) if epoch else (epoch,):
+            assert all(table.last(sink_id("q", kept, task)) == 7 for task in range(tasks))
+    assert table.last(sink_id("q", 30, 0)) is None
+    assert table.last(sink_id("other", 5, 0)) == 40
+    assert [table.last(b"%d" % number) for number in range(PRODUCERS_MAX)] == [1] * PRODUCERS_MAX
+    found = decode_snapshot(encode_snapshot(42, 9, table), 42)
+    assert found is not None and list(found[1].items()) == list(table.items())
+
+
+def test_an_epoch_with_more_producers_than_there_is_room_for():
+    table = ProducerTable()
+    for task in range(2 * SINK_PRODUCERS_MAX):
+        table.note(sink_id("q", 0, task), 1, 1)
+        table.note(b"sink:without-an-epoch%d" % (task % 5), 1, 1)
+    assert len(table) <= SINK_PRODUCERS_MAX
+    assert table.last(sink_id("q", 0, 2 * SINK_PRODUCERS_MAX - 1)) == 1
+    assert table.last(sink_id("q", 0, 0)) is None
 
 
 @given(st.dictionaries(ids, sequences, max_size=40), st.integers(1, 2**50))

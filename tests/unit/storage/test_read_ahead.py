@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.storage.log_kit import PARTITION, bodies_of
@@ -133,6 +134,7 @@ def test_batches_far_apart_in_time_are_kept_apart():
     assert run.ranges() == [(1, 3), (3, 4), (4, 6)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -46,6 +46,7 @@ BATCHES = batches()
 ENDS = [decode_header(data).end_sequence for data in BATCHES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_after_a_power_loss_it_is_a_beginning_of_its_leaders(seed):
     rng = random.Random(seed)

@@ -96,6 +96,7 @@ async def test_delays_pass_too(slow_nsqd: MemoryNsqd):
         message.finish()
 
 
+@pytest.mark.slow
 async def test_a_restart_keeps_messages_and_addresses(nsqd: MemoryNsqd):
     address = nsqd.tcp_address
     async with Producer(address) as producer:
@@ -115,6 +116,7 @@ async def test_connections_are_cut(nsqd: MemoryNsqd):
         await nsqd.drained("t", "c")
 
 
+@pytest.mark.slow
 async def test_a_disk_that_fails(nsqd: MemoryNsqd):
     """An application's own handling of a publish that failed can be tried."""
     nsqd.publish("t", b"x")

@@ -20,7 +20,8 @@ LIMITS = ServerLimits(max_msg_size=1000, max_body_size=10_000)
 TO_STATE = {INIT: b"", SUBSCRIBED: b"SUB t c\n", CLOSING: b"SUB t c\nCLS\n"}
 VALUES = {
     "topic": "t", "channel": "c", "partition": 3, "partition|-": 3, "defer_ms": 7, "producer_id": "p", "sequence": 5,
-    "first_sequence": 5, "count": 2, "id": b"000000000000002a", "timeout_ms": 9, "timestamp_ns": 11, "start": None,
+    "first_sequence": 5, "prefix": "p", "count": 2, "id": b"000000000000002a", "timeout_ms": 9, "timestamp_ns": 11,
+    "start": None, "extend": True,
 }  # fmt: skip
 
 
@@ -153,7 +154,7 @@ def test_one_call_publishes_in_every_way(bodies, partition, way, number):
         {"defer_ms": 1, "trace_ids": [1]},
         {"defer_ms": 1, "headers": [b"{}"]},
         {"headers": [b"{}"], "trace_ids": [1]},
-        {"producer_id": "p", "sequence": 1, "defer_ms": 5},
+        {"producer_id": "p", "sequence": 1, "defer_ms": 5, "headers": [b"{}"]},
     ],
 )
 def test_what_no_command_says_is_refused(fields):
@@ -161,6 +162,19 @@ def test_what_no_command_says_is_refused(fields):
     with pytest.raises(LocalProtocolError, match=r"no command publishes with .* and "):
         client.publish("t", [b"x"], **fields)
     assert not client.pending
+
+
+@pytest.mark.parametrize(
+    ("fields", "command"),
+    [
+        ({"defer_ms": 5}, "MDPUB_ONCE"),
+        ({"trace_ids": [1], "partition": 0}, "MPUB_TRACE_ONCE"),
+        ({"headers": [b"{}"], "partition": 0}, "MPUB_EXT_ONCE"),
+    ],
+)
+def test_one_message_that_only_a_command_for_several_can_say(fields, command):
+    client = ClientConnection()
+    assert client.publish("t", [b"x"], producer_id="p", sequence=1, **fields).startswith(command.encode() + b" t ")
 
 
 def test_the_names_of_publishes_are_those_with_messages():

@@ -101,6 +101,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(reads=st.lists(st.lists(pieces, min_size=1, max_size=3).map(b"".join), max_size=12))
 def test_both_ways_publish_the_same(reads):

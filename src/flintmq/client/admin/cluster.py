@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flintmq.client.admin.question import Question, fields, get, nothing, plan, post, struct
-from flintmq.client.admin.results import ClusterStatus, Move, Moves
+from flintmq.client.admin.question import Question, fields, get, plan, post, struct
+from flintmq.client.admin.results import ClusterStatus, Election, Elections, Move, Moves
 
 
 def cluster_status(*, topic: str | None = None) -> Question[ClusterStatus]:
@@ -25,13 +25,25 @@ def cluster_status(*, topic: str | None = None) -> Question[ClusterStatus]:
     return get("/cluster/status", struct(ClusterStatus), topic=topic)
 
 
-def elect(topic: str, partition: int, node: str) -> Question[None]:
+def elect(topic: str, partition: int, node: str = "", *, dry_run: bool = False) -> Question[dict[str, Any] | None]:
     """Let a node lead a partition that nobody can lead without losing something; what that node lacks is lost.
 
     Args:
-        node: id of one that has a copy.
+        node: that has a copy, by id or address; empty: the one that has most of those that answer.
+        dry_run: change nothing, and return who would lead and what would be lost.
     """
-    return post("/cluster/partition/elect", nothing, topic=topic, partition=partition, node=node)
+    words: dict[str, Any] = {"topic": topic, "partition": partition, "node": node or None, "dry_run": dry_run or None}
+    return post("/cluster/partition/elect", plan, **words)
+
+
+def acknowledge_loss(topic: str, partition: int, *, dry_run: bool = False) -> Question[dict[str, Any] | None]:
+    """Have the cluster say no more that messages of a partition may be lost, because a leader was elected without all
+    copies.
+
+    Args:
+        dry_run: change nothing, and return what would be done.
+    """
+    return post("/cluster/loss/acknowledge", plan, topic=topic, partition=partition, dry_run=dry_run or None)
 
 
 def expand_topic(topic: str, partitions: int, *, dry_run: bool = False) -> Question[dict[str, Any] | None]:
@@ -87,6 +99,19 @@ def cluster_moves() -> Question[list[Move]]:
         return struct(Moves)(body).moves
 
     return get("/cluster/moves", read)
+
+
+def cluster_elections(*, topic: str | None = None) -> Question[list[Election]]:
+    """Return who began or ceased to lead since this nsqlookupd was started, the latest first, at most 1000.
+
+    Args:
+        topic: only of this one; None for all.
+    """
+
+    def read(body: bytes) -> list[Election]:
+        return struct(Elections)(body).elections
+
+    return get("/cluster/elections", read, topic=topic)
 
 
 def cluster_stats(*, top: int | None = None) -> Question[dict[str, Any]]:

@@ -286,6 +286,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
         host_id, zone: of its machine; empty: not known.
         version: of what nodes say to each other.
         is_draining: it gets no partitions, and gives its own away.
+        is_full: its disk has no room: it leads nothing that another one can lead.
         suspected: the master takes it for dead.
         leads, holds: partitions.
     """
@@ -301,6 +302,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
     zone: str = ""
     version: int = 0
     is_draining: bool = False
+    is_full: bool = False
     suspected: bool = False
     leads: int = 0
     holds: int = 0
@@ -321,6 +323,8 @@ class ClusterPartition(msgspec.Struct, frozen=True):
         in_sync: who has all that was acknowledged.
         replicas: who is to have a copy.
         leaving: who is to have none any more, once the others do.
+        may_have_lost: a leader may have lacked, when it was elected, some of what was acknowledged, and nobody has
+            acknowledged that.
         reason: why nobody leads.
     """
 
@@ -332,6 +336,7 @@ class ClusterPartition(msgspec.Struct, frozen=True):
     in_sync: list[str] = []
     replicas: list[str] = []
     leaving: list[str] = []
+    may_have_lost: bool = False
     reason: str = ""
 
 
@@ -378,6 +383,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         master: the one that is; None: there is none.
         unreadable: keys of the store that cannot be read, and why.
         drains: nodes that an operator has everything taken from.
+        settings: of the whole cluster: ``balances``, ``balance_window``, ``is_upgrading`` and so on.
     """
 
     cluster: str
@@ -391,6 +397,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     topics: list[ClusterTopic]
     unreadable: list[dict[str, str]] = []
     drains: list[Drain] = []
+    settings: dict[str, Any] = {}
 
     def find_node(self, name: str) -> ClusterNode | None:
         """Return the node with this id, or at this address (``host:port`` of TCP or HTTP)."""
@@ -421,6 +428,31 @@ class Move(msgspec.Struct, frozen=True):
     since_s: float = msgspec.field(name="since", default=0)
     state: str = ""
     reason: str = ""
+
+
+class Election(msgspec.Struct, frozen=True):
+    """A change of who leads a partition; nodes by id.
+
+    Attributes:
+        at_s: when that nsqlookupd saw it, in seconds since 1970.
+        epoch: how often a leader was elected by then.
+        before, now: who led, and who leads; empty: nobody.
+        reason: why; empty: another nsqlookupd was the master, and knows it.
+    """
+
+    at_s: float = msgspec.field(name="at")
+    topic: str
+    partition: int
+    epoch: int = 0
+    before: str = msgspec.field(name="from", default="")
+    now: str = msgspec.field(name="to", default="")
+    reason: str = ""
+
+
+class Elections(msgspec.Struct, frozen=True):
+    """The answer of ``/cluster/elections``."""
+
+    elections: list[Election]
 
 
 class Moves(msgspec.Struct, frozen=True):

@@ -288,8 +288,8 @@ class Consumer(ConsumerState[Value]):
         try:
             async with asyncio.timeout(timeout_s):
                 while len(batch) < size:
-                    if (message := inbox.take(time())) is not None:
-                        batch.append(message)
+                    if some := inbox.take_many(size - len(batch), time()):
+                        batch += some
                     elif inbox.is_ended or (batch and self.is_starved):
                         break
                     else:
@@ -395,3 +395,22 @@ async def _end(connection: Connection) -> None:
 
 def _nothing() -> None:
     """Have what is to be sent flushed at the end of the turn."""
+
+
+class BulkConsumer(Consumer[bytes]):
+    """A consumer for what passes messages on in bulk: it hands over what nsqd sends as it comes, a read at a time."""
+
+    def take_deliveries(self, take: Callable[[Delivery], None]) -> None:
+        """Have deliveries handed over. To be called before :meth:`start`.
+
+        Whoever takes a delivery answers each of its messages on its link, and touches those that wait. Nothing is given
+        up here, whatever ``max_attempts`` says, and of answers that came too late nothing is told: ``stats()`` has
+        their number.
+
+        Args:
+            take: called on the event loop.
+        """
+        if self._loop is not None or self._settings.handler is not None:
+            raise RuntimeError("deliveries are taken of a consumer without a handler, before it is started")
+        self._consuming.take_in = take
+        self._consuming.tells_late = False

@@ -32,14 +32,22 @@ class Lookup:
         seeds: ``http://host:port`` each.
         timeout_s: until an nsqlookupd must have answered.
         fetch: gets a URL; :class:`HttpFetch` if None.
-        access: as for :func:`topic_path`.
+        access, is_counted: as for :func:`topic_path`.
     """
 
-    def __init__(self, seeds: Iterable[str], timeout_s: float, fetch: Fetch | None = None, access: str = "r") -> None:
+    def __init__(
+        self,
+        seeds: Iterable[str],
+        timeout_s: float,
+        fetch: Fetch | None = None,
+        access: str = "r",
+        is_counted: bool = False,
+    ) -> None:
         self._directory = Directory(seeds)
         self._timeout_s = timeout_s
         self._fetch: Fetch = fetch or HttpFetch()
         self._access = access
+        self._is_counted = is_counted
         self._answers = Answers(self._directory.addresses)
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
 
@@ -61,7 +69,7 @@ class Lookup:
         Raises:
             DiscoveryError: no nsqlookupd gave a usable answer.
         """
-        path = topic_path(topic, self._access)
+        path = topic_path(topic, self._access, self._is_counted)
         await self._ask_all(path)
         return self._answers.topology(path, distrusted)
 

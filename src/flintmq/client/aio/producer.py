@@ -96,7 +96,7 @@ class Producer:
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
         idempotent: what was not answered is sent again until the deadline, to the nsqd that has the log then, which
-            does not store it twice; only FlintMQ's can, and not for messages with a delay, a trace id or headers.
+            does not store it twice; only FlintMQ's can, also for messages with a delay, a trace id or headers.
         max_bytes_in_flight: bytes on their way, 64 for each message included; more have to wait.
         options: what holds for each connection.
         more: what few producers set: :class:`flintmq.ProducerOptions` has it, with ``max_tries``, ``sharding``,
@@ -136,7 +136,8 @@ class Producer:
         self._lookup: Lookup | None = None
         if settings.lookups:
             fetch = settings.fetch or HttpFetch(settings.options)
-            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, access="w")
+            is_counted = settings.producer_id is not None
+            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, "w", is_counted)
         self._batches = batch
         self._timeout_s = settings.policy.timeout_s
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
@@ -282,7 +283,8 @@ class Producer:
         Args:
             sharding_id: messages with the same one go to the same partition and stay in the order of the calls.
             partition: the same with the partition itself.
-            trace_id: 64 bits that go with the message, which is traced; the call then returns where it is stored.
+            trace_id: 64 bits that go with the message, which is traced; the call then returns where it is stored, of an
+                idempotent producer nsqd and partition alone.
             headers: names and values, for a topic that has them.
 
         Raises:
@@ -294,7 +296,6 @@ class Producer:
         """
         check_topic(topic)
         data = checked_body(body)
-        self._intake.check_not_once(trace_id=trace_id, headers=headers)
         deadline = self._deadline(timeout)
         if self._intake.telemetry is None:
             return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
@@ -449,6 +450,7 @@ class Producer:
 
         Raises:
             LocalProtocolError: no topic can have this name.
+            OptionError: the producer is idempotent.
         """
         self._intake.trace(topic, on)
 

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
-from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.producer import Producer
+from flintmq.client.blocking.request_connection import RequestConnection
 from flintmq.client.core.dead_letters import Form, Letters
 from flintmq.client.core.publish import checked_headers
 from flintmq.errors import FlintError
@@ -50,13 +50,14 @@ class LetterProducer(Producer):
             self.pub(topic, body, headers=headers if form is Form.HEADED else None)
             return
         data = checked_headers(headers, None)
-        line = Line(self._settings.nsqd[0], self._settings.options, self._env, self._time)
+        connection = RequestConnection(self._settings.nsqd[0], self._settings.options, self._env, self._time)
         try:
-            line.answer_to(
-                lambda answered: line.publish(topic, [body], answered, headers=[data]), self._time() + self._timeout_s
+            connection.answer_to(
+                lambda answered: connection.publish(topic, [body], answered, headers=[data]),
+                self._time() + self._timeout_s,
             )
         finally:
-            line.close()
+            connection.close()
 
 
 class DeadLetters:

@@ -48,8 +48,10 @@ class Discovery:
         waiting: Collection[str],
         learned: Callable[[], object],
         failed: Callable[[FlintError], object],
+        is_counted: bool = False,
     ) -> None:
         self._lookup = lookup
+        self._is_counted = is_counted
         self._routes = routes
         self._interval_s = interval_s
         self._timers = timers
@@ -93,7 +95,7 @@ class Discovery:
             self._asked[topic] = False
             self._under_way[topic] = None
             distrusted = self._routes.distrusted(topic, self._timers.time())
-            self._lookup.ask(topic_path(topic, "w"), partial(self._found, topic), distrusted)
+            self._lookup.ask(topic_path(topic, "w", self._is_counted), partial(self._found, topic), distrusted)
 
     def _end_asking(self, topic: str) -> None:
         if self._asked.pop(topic, False):

@@ -2,8 +2,9 @@
 
 Rules of this file:
 
-- It is a :class:`flintmq.client.blocking.line.Line` up to the end of the handshake, so TLS, compression and AUTH are as
-  everywhere; from then on frames are read here, because a large answer is received straight into the caller's memory.
+- Up to the end of the handshake it is a :class:`flintmq.client.blocking.request_connection.RequestConnection`, so TLS,
+  compression and AUTH are as everywhere; from then on frames are read here, because a large answer is received straight
+  into the caller's memory.
 - Every wait ends after ``timeout_s``. A connection that failed in any way is closed and never used again.
 - Answers come in the order of the requests; nsqd is asked for no heartbeats, as nobody would answer them while the
   connection lies idle. Those of an nsqd that sends some nevertheless are answered while an answer is waited for.
@@ -17,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
-from flintmq.client.blocking.line import Line
+from flintmq.client.blocking.request_connection import RequestConnection
 from flintmq.client.blocking.stream import Time
 from flintmq.client.core.handshake import refusal
 from flintmq.client.options import ConnectionOptions
@@ -62,9 +63,9 @@ class Pipeline:
 
     def __init__(self, address: str, options: SilentOptions, env: Env, time: Time, timeout_s: float) -> None:
         self.address = address
-        self._line = Line(address, options, env, time)
-        self.layers = self._line.layers
-        self._stream = self._line.stream
+        self._connection = RequestConnection(address, options, env, time)
+        self.layers = self._connection.layers
+        self._stream = self._connection.stream
         self._time = time
         self._timeout_s = timeout_s
         self._can_renew_secret = callable(options.auth_secret)
@@ -72,7 +73,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Close the connection; harmless when it is closed."""
-        self._line.close()
+        self._connection.close()
 
     def is_usable(self) -> bool:
         """Whether an idle connection still stands: nothing has arrived on it, not even its end."""
@@ -135,12 +136,12 @@ class Pipeline:
 
     def broken(self, detail: str) -> RemoteProtocolError:
         """Close, and return the exception for an answer that no nsqd gives."""
-        self._line.abort(detail)
+        self._connection.abort(detail)
         return RemoteProtocolError("E_INVALID", f"nsqd {self.address} sent {detail}")
 
     def _fail(self, error: Exception) -> NoReturn:
         reason = str(error).replace("the peer", "nsqd")
         if isinstance(error, TimeoutError):
             reason = f"no answer within {self._timeout_s:g} s"
-        self._line.abort(reason)
+        self._connection.abort(reason)
         raise ConnectionFailed(self.address, reason) from error

@@ -2,15 +2,15 @@
 
 Rules of this file:
 
-- A call takes a line out of a pool, asks, and puts it back; it waits for a line, for an answer and between tries, never
-  beyond its deadline, and never with the lock held.
+- A call takes a connection out of a pool, asks, and puts it back; it waits for a connection, for an answer and between
+  tries, never beyond its deadline, and never with the lock held.
 - What becomes of a publish, :mod:`flintmq.client.core.retry` says, as in the asyncio client; this file carries that out
   in the thread of the call.
-- Lines are opened by a threads, so that neither a name that does not resolve nor an nsqd that is gone holds up a call
-  beyond its deadline. A ticker answers heartbeats on free lines and replaces those that are lost.
+- Connections are opened by a thread of their own, so that neither a name that does not resolve nor an nsqd that is gone
+  holds up a call beyond its deadline. A ticker answers heartbeats on free connections and replaces those that are lost.
 - Calls that keep an order stand in a queue of their partition (:mod:`flintmq.client.blocking.queues`) and go there or
   nowhere, until their deadline.
-- Back-pressure is the pool: as many calls are on their way as there are lines.
+- Back-pressure is the pool: as many calls are on their way as there are connections.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from flintmq.client.blocking.discovery import LOOK_AGAIN_S, Discovery
 from flintmq.client.blocking.fork import call_in_child
 from flintmq.client.blocking.handshake import check_options
 from flintmq.client.blocking.http import get
-from flintmq.client.blocking.line import Line
 from flintmq.client.blocking.lookup import Fetch, Lookup
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
+from flintmq.client.blocking.request_connection import RequestConnection
 from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.blocking.ticker import Ticker
 from flintmq.client.blocking.timers import Timers
@@ -106,7 +106,7 @@ class Producer:
         retry_unknown: send again what was not answered because the connection was lost; it may then be stored twice.
             False: such a call ends with :class:`PublishUnknown`.
         idempotent: what was not answered is sent again until the deadline, to the nsqd that has the log then, which
-            does not store it twice; only FlintMQ's can, and not for messages with a delay, a trace id or headers.
+            does not store it twice; only FlintMQ's can, also for messages with a delay, a trace id or headers.
         options: what holds for each connection.
         more: what few producers set: :class:`flintmq.ProducerOptions` has it, with ``max_tries``, ``sharding``,
             ``trace``, ``telemetry``, ``lookup_interval`` and the rest.
@@ -169,7 +169,7 @@ class Producer:
         self._rules = RetryRules(
             self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers
         )
-        self._calls: dict[Publish, Line | None] = {}  # and the line that each has
+        self._calls: dict[Publish, RequestConnection | None] = {}  # and the connection that each has
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
 
@@ -221,7 +221,7 @@ class Producer:
         )  # fmt: skip
         return Discovery(
             lookup, self._routes, settings.lookup_interval_s, timers, self._env, self._waiting, self._learned,
-            self._note_error,
+            self._note_error, settings.producer_id is not None,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -287,7 +287,8 @@ class Producer:
         Args:
             sharding_id: messages with the same one go to the same partition and stay in the order of the calls.
             partition: the same with the partition itself.
-            trace_id: 64 bits that go with the message, which is traced; the call then returns where it is stored.
+            trace_id: 64 bits that go with the message, which is traced; the call then returns where it is stored, of an
+                idempotent producer nsqd and partition alone.
             headers: names and values, for a topic that has them.
 
         Raises:
@@ -299,8 +300,6 @@ class Producer:
         """
         check_topic(topic)
         data = checked_body(body)
-        if self._intake.is_idempotent:
-            self._intake.check_not_once(trace_id=trace_id, headers=headers)
         deadline = self._deadline(timeout)
         if self._intake.telemetry is None:
             is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
@@ -390,6 +389,7 @@ class Producer:
 
         Raises:
             LocalProtocolError: no topic can have this name.
+            OptionError: the producer is idempotent.
         """
         self._intake.trace(topic, on)
 
@@ -414,7 +414,7 @@ class Producer:
         """
         if self._ticker is None:
             self._begin()
-        line: Line | None = None
+        connection: RequestConnection | None = None
         outcome: Published | _NotYet | None = _NOT_YET
         try:
             with self._lock:
@@ -423,15 +423,15 @@ class Producer:
                 self._calls[call] = None
                 self._stats.bytes_in_flight += call.cost
                 if not call.needs_partition:
-                    self._calls[call] = line = self._take(call)
+                    self._calls[call] = connection = self._take(call)
             while True:
-                if line is None:
-                    line = self._wait_for_line(call)
-                outcome = self._try(call, line)
+                if connection is None:
+                    connection = self._wait_for_connection(call)
+                outcome = self._try(call, connection)
                 if not isinstance(outcome, _NotYet):
                     return outcome
                 self._put_back(call)
-                line = None
+                connection = None
         except PublishError as error:
             self._leave_queue(call, error.code)
             raise
@@ -463,30 +463,34 @@ class Producer:
                 stats.failed += count
             del self._calls[call]
 
-    def _try(self, call: Publish, line: Line) -> Published | _NotYet | None:
+    def _try(self, call: Publish, connection: RequestConnection) -> Published | _NotYet | None:
         """Ask one nsqd once; where another try is due, return when it is."""
         call.sent_at = began = self._time()
         try:
-            send = partial(call.send, line, call.partition)
+            send = partial(call.send, connection, call.partition)
             if len(self._pools) < 2 and call.writer is None and call.keys is None:  # it could go nowhere else
-                answer = line.answer_to(send, call.deadline)
+                answer = connection.answer_to(send, call.deadline)
             else:
                 half_s = (call.deadline - began) / 2
                 look_at = call.deadline if half_s < self._policy.stalled_s else began + half_s
-                answer = line.answer_to(send, call.deadline, look_at=look_at, gives_up=partial(self._gives_up, call))
+                answer = connection.answer_to(
+                    send, call.deadline, look_at=look_at, gives_up=partial(self._gives_up, call)
+                )
         except NsqdError as error:
             call.connection = None
-            line.used_at = NEVER  # nsqd closes behind many errors
+            connection.used_at = NEVER  # nsqd closes behind many errors
             with self._lock:
-                verdict = self._rules.refused(call, error, line.address, self._time())
+                verdict = self._rules.refused(call, error, connection.address, self._time())
             self._carry_out(call, verdict)
         except ConnectionFailed as error:
             call.connection = None
             self._unanswered(call, error, began)
         else:
             call.connection = None
-            line.used_at = began
-            return None if answer == b"OK" and call.trace_ids is None else self._stored(call, answer, line.address)
+            connection.used_at = began
+            return (
+                None if answer == b"OK" and call.trace_ids is None else self._stored(call, answer, connection.address)
+            )
         with self._lock:
             self._stats.retries += 1
         return _NOT_YET
@@ -540,10 +544,10 @@ class Producer:
     def _fail(self, call: Publish, failure: Failure) -> NoReturn:
         raise call.exception(failure)
 
-    # --- lines ---
+    # --- connections ---
 
-    def _take(self, call: Publish) -> Line | None:
-        """A free line in turn, or None; with the lock held."""
+    def _take(self, call: Publish) -> RequestConnection | None:
+        """A free connection in turn, or None; with the lock held."""
         if call.writer is not None:
             pinned = self._leader_of(call)
             return None if pinned is None else self._take_from(pinned)
@@ -554,36 +558,36 @@ class Producer:
             pool, partition = places[turns.next]
             if partition is None and call.needs_partition:
                 continue  # these are all nsqd there are: no nsqlookupd knows the topic yet
-            if pool.idle and (line := self._take_with_writer(call, pool, partition)) is not None:
+            if pool.idle and (connection := self._take_with_writer(call, pool, partition)) is not None:
                 if partition != call.partition:
                     call.partition = partition
-                return line
+                return connection
         return None
 
-    def _take_with_writer(self, call: Publish, pool: Pool, partition: int | None) -> Line | None:
-        """A free line, and a writer if the call needs one."""
+    def _take_with_writer(self, call: Publish, pool: Pool, partition: int | None) -> RequestConnection | None:
+        """A free connection, and a writer if the call needs one."""
         if self._writers is None or call.writer is not None:
             return self._take_from(pool)
         call.writer = self._writers.take(
             WriterKey(self._routes.home(call.topic, partition, pool.address), call.keys is not None)
         )
-        line = None if call.writer is None else self._take_from(pool)
-        if line is None:
+        connection = None if call.writer is None else self._take_from(pool)
+        if connection is None:
             self._rules.free_writer(call)
-        return line
+        return connection
 
-    def _take_from(self, pool: Pool) -> Line | None:
-        while (line := pool.take()) is not None:
-            if self._time() - line.used_at > STALE_S:
-                line.attend()  # it may have been closed while nobody looked
-            if not line.is_lost:
+    def _take_from(self, pool: Pool) -> RequestConnection | None:
+        while (connection := pool.take()) is not None:
+            if self._time() - connection.used_at > STALE_S:
+                connection.attend()  # it may have been closed while nobody looked
+            if not connection.is_lost:
                 self._stats.commands += 1
-                return line
-            self._lost(pool, line)
+                return connection
+            self._lost(pool, connection)
         return None
 
-    def _take_in_order(self, call: Publish) -> Line | None:
-        """A free line to the leader of a call's partition, if it is its turn; with the lock held."""
+    def _take_in_order(self, call: Publish) -> RequestConnection | None:
+        """A free connection to the leader of a call's partition, if it is its turn; with the lock held."""
         if earlier := self._queues.overtook(call):
             self._fail(call, self._rules.overtaken(call, earlier))
         if call.partition is None:
@@ -613,32 +617,32 @@ class Producer:
                 self._changed.notify_all()
 
     def _put_back(self, call: Publish) -> None:
-        """Let others have the line of a call, if it has one."""
+        """Let others have the connection of a call, if it has one."""
         with self._lock:
-            line = self._calls[call]
-            if line is None:
+            connection = self._calls[call]
+            if connection is None:
                 return
-            pool = self._pools.get(line.address)
-            if pool is None or line not in pool.lines:
-                line.close()
-            elif line.is_lost:
-                self._lost(pool, line)
+            pool = self._pools.get(connection.address)
+            if pool is None or connection not in pool.connections:
+                connection.close()
+            elif connection.is_lost:
+                self._lost(pool, connection)
             else:
                 if self._queues or len(self._waiting) > 1:
                     self._changed.notify_all()  # not everybody who waits can use this one
                 elif self._waiting:
                     self._changed.notify()
                 # Nothing is called in between, or Ctrl-C could have it put back twice, for two threads at once.
-                pool.idle += (line,)
+                pool.idle += (connection,)
             self._calls[call] = None
 
-    def _lost(self, pool: Pool, line: Line) -> None:
-        self._last_error = ConnectionFailed(line.address, line.reason)
-        log.warning("lost nsqd %s: %s", line.address, line.reason)
-        pool.lose(line, self._time(), self._env.random.random())
+    def _lost(self, pool: Pool, connection: RequestConnection) -> None:
+        self._last_error = ConnectionFailed(connection.address, connection.reason)
+        log.warning("lost nsqd %s: %s", connection.address, connection.reason)
+        pool.lose(connection, self._time(), self._env.random.random())
 
-    def _wait_for_line(self, call: Publish) -> Line:
-        """Wait until there is a free line.
+    def _wait_for_connection(self, call: Publish) -> RequestConnection:
+        """Wait until there is a free connection.
 
         Raises:
             PublishError: there was none in time, or every nsqd refuses this client for good.
@@ -652,9 +656,9 @@ class Producer:
                         self._fail_impossible(call)
                     if (left_s := call.deadline - self._time()) <= 0:
                         self._fail_waiting(call)
-                    line = self._take_in_order(call) if call.keys is not None else self._take(call)
-                    self._calls[call] = line
-                    if line is not None:
+                    connection = self._take_in_order(call) if call.keys is not None else self._take(call)
+                    self._calls[call] = connection
+                    if connection is not None:
                         break
                     self._fail_refused(call)
                     if not self._routes.knows(topic):
@@ -665,10 +669,10 @@ class Producer:
                 self._waiting[topic] -= 1
                 if not self._waiting[topic]:
                     del self._waiting[topic]
-        return line
+        return connection
 
     def _pools_of(self, call: Publish) -> list[Pool]:
-        """Return where a line for a call could be opened."""
+        """Return where a connection for a call could be opened."""
         if call.keys is None and call.writer is None:
             return [place.pool for place in self._turns_of(call.topic).places]
         leader = self._leader_of(call)
@@ -683,12 +687,12 @@ class Producer:
             self._fail(call, failure)
 
     def _fail_waiting(self, call: Publish) -> NoReturn:
-        """Fail a call whose deadline has come while it waited for a line."""
+        """Fail a call whose deadline has come while it waited for a connection."""
         leader = self._leader_of(call) if call.keys is not None else None
         is_behind = leader is not None and call.partition is not None and not self._queues.enter(call, self._time())
         pools = self._pools_of(call)
         if not is_behind and call.error is None and any(pool.is_up for pool in pools):
-            count = sum(len(pool.lines) for pool in pools)
+            count = sum(len(pool.connections) for pool in pools)
             self._fail(call, Failure("TIMEOUT", f"not sent: all {count} connections are busy, see pool_size"))
         self._fail(call, self._rules.unsent(call, is_behind, self._last_error))
 
@@ -742,7 +746,7 @@ class Producer:
         self._turns.clear()
 
     def _open_one(self, pools: list[Pool]) -> float:
-        """Open a line where there are the fewest, unless enough are being opened.
+        """Open a connection where there are the fewest, unless enough are being opened.
 
         Returns:
             Seconds until it should be looked at again, whatever happens.
@@ -751,20 +755,22 @@ class Producer:
             return LOOK_AGAIN_S
         now = self._time()
         if able := [pool for pool in pools if pool.may_open(self._pool_size, now)]:
-            self._open(min(able, key=lambda pool: len(pool.lines) + pool.opening_count))
+            self._open(min(able, key=lambda pool: len(pool.connections) + pool.opening_count))
             return LOOK_AGAIN_S
         return min([LOOK_AGAIN_S, *(pool.retry_at - now for pool in pools if pool.retry_at > now)])
 
     def _open(self, pool: Pool) -> None:
         pool.opening_count += 1
-        self._threads.run(partial(self._open_line, pool))
+        self._threads.run(partial(self._open_connection, pool))
 
-    def _open_line(self, pool: Pool) -> None:
-        """Open a line, in a thread of the threads, without the lock."""
-        line: Line | None = None
+    def _open_connection(self, pool: Pool) -> None:
+        """Open a connection, in a thread of its own, without the lock."""
+        connection: RequestConnection | None = None
         error: FlintError | None = None
         try:
-            line = Line(pool.address, self._settings.options, self._env, self._time, once=self._writers is not None)
+            connection = RequestConnection(
+                pool.address, self._settings.options, self._env, self._time, once=self._writers is not None
+            )
         except FlintError as failure:
             error = failure
         except Exception as failure:
@@ -778,27 +784,27 @@ class Producer:
                 self._last_error = error
                 log.warning("cannot publish to nsqd %s: %s", pool.address, error)
                 pool.wait(self._time(), self._env.random.random())
-            elif line is not None:
+            elif connection is not None:
                 if self._pools.get(pool.address) is pool:
                     log.info("connected to nsqd %s", pool.address)
-                    pool.add(line)
+                    pool.add(connection)
                 else:
-                    line.close()
+                    connection.close()
             self._changed.notify_all()
 
     def _tick(self) -> None:
-        """Look after free lines, lost nsqd and lookups; called by the ticker, without the lock."""
+        """Look after free connections, lost nsqd and lookups; called by the ticker, without the lock."""
         with self._lock:
             if self._ticker is None:
                 return
             now = self._time()
             self._timers.run_due()
             for pool in self._pools.values():
-                for line in [*pool.idle]:
-                    line.attend()
-                    if line.is_lost:
-                        pool.idle.remove(line)
-                        self._lost(pool, line)
+                for connection in [*pool.idle]:
+                    connection.attend()
+                    if connection.is_lost:
+                        pool.idle.remove(connection)
+                        self._lost(pool, connection)
                 if not pool.is_up and not pool.opening_count and now >= pool.retry_at:
                     self._open(pool)
             if self._discovery is not None:

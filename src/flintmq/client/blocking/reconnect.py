@@ -102,7 +102,11 @@ class Reconnector(Generic[Key, Opened]):
                 return
             if opened is not None:
                 self._reconnector.opened(target)
-                self._join(opened)
-            else:
+                try:
+                    self._join(opened)
+                except Exception as failure:
+                    log.exception("taking in a connection to %s failed by a mistake of ours", target)
+                    error = ConnectionFailed(str(target), repr(failure))
+            if error is not None:
                 self._reconnector.failed(target)
             self._tried(target, error)

@@ -88,6 +88,9 @@ class Subscriptions:
             if subscribing.asks_again(target, error):
                 return self._open(target)
             raise
+        if connection.is_lost:  # nsqd sent it away in the same breath: the partition is led elsewhere by now
+            assert connection.lost_because is not None
+            raise connection.lost_because
         return connection
 
     def _join(self, connection: Connection) -> None:

@@ -83,6 +83,7 @@ class Consuming:
         is_stopped: nothing is wanted any more.
         lock: held by who touches any state.
         take_in: what becomes of the messages of one read: the inbox has them, or a handler at once.
+        tells_late: each answer that came too late is logged, not only counted.
         trace: log every message.
     """
 
@@ -108,6 +109,7 @@ class Consuming:
         self.flow: Flow[Link] = Flow(settings.policy, Backoff(settings.backoff_s, settings.backoff_max_s), settings.env)
         self.inbox = Inbox(make, settings.attempts_max, too_many or self.give_up, self._expired)
         self.take_in: Callable[[Delivery], None] = self.inbox.put
+        self.tells_late = True
         self.unreadables = Unreadable(settings.topic, settings.channel)
         following = None
         if settings.lookups:
@@ -287,8 +289,10 @@ class Consuming:
             self._stats.dropped += finished + requeued
 
     def on_message_failed(self, connection: Link, failure: MessageFailed) -> None:
-        """Tell that an answer came too late."""
+        """Count an answer that came too late, and tell of it where each is told of."""
         self._stats.late += 1
+        if not self.tells_late:
+            return
         error = FAILURES[failure.command](failure.code, failure.detail, connection.address)
         log.warning("%s came too late: %s", failure.command, error)
         self._tell(error)

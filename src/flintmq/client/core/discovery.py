@@ -172,15 +172,19 @@ class Directory:
         return tuple(first), last
 
 
-def topic_path(topic: str, access: str = "") -> str:
+def topic_path(topic: str, access: str = "", is_counted: bool = False) -> str:
     """Return what is asked for a topic's nsqd.
 
     Args:
         access: ``r`` for those that can be read from, ``w`` for those that can be written to; with the topic's
             metadata. NSQ's own nsqlookupd looks at neither.
+        is_counted: sequences are counted for each log, so logs are to be named also where a cluster keeps a topic that
+            has no partitions for anybody else.
     """
     path = f"/lookup?topic={quote(topic, safe='')}"
-    return f"{path}&access={access}&metainfo=true" if access else path
+    if not access:
+        return path
+    return f"{path}&access={access}&metainfo=true{'&logs=true' if is_counted else ''}"
 
 
 class PollTimes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flintmq.client.core.message import Delivery, Message
@@ -85,6 +86,30 @@ class Inbox:
             self._delivery = self._deliveries.popleft()
             self._records = iter(self._delivery.records)
             self._expires_at = self._delivery.expires_at
+
+    def take_many(self, count: int, now: float) -> list[Message[Any]]:
+        """Hand out the oldest messages, at most so many; they cost less together than one by one."""
+        taken: list[Message[Any]] = []
+        make, attempts_max = self._make, self._attempts_max
+        while len(taken) < count:
+            if now >= self._expires_at:
+                self._drop_rest()
+            delivery = self._delivery
+            if delivery is not None and (records := list(islice(self._records, count - len(taken)))):
+                self.count -= len(records)
+                for record in records:
+                    message = make(delivery, record)
+                    if record[1] <= attempts_max:
+                        taken.append(message)
+                    else:
+                        self._give_up(message)
+            elif self._deliveries:
+                self._delivery = self._deliveries.popleft()
+                self._records = iter(self._delivery.records)
+                self._expires_at = self._delivery.expires_at
+            else:
+                break
+        return taken
 
     def _drop_rest(self) -> None:
         delivery, self._delivery = self._delivery, None

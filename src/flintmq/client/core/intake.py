@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from flintmq.client.core.envelope import wrap
-from flintmq.client.core.once import Writers, check_not_delayed, check_not_once
+from flintmq.client.core.once import NOT_TRACED, Writers, check_not_delayed
 from flintmq.client.core.publish import (
     Body,
     Publish,
@@ -51,7 +51,6 @@ class Intake:
 
     Attributes:
         traced: the topics that are traced now.
-        is_idempotent: what is not answered is sent again without being stored twice.
         telemetry: makes spans; None: there are none.
 
     Raises:
@@ -74,7 +73,6 @@ class Intake:
         self.telemetry = telemetry
         self._has_lookup = has_lookup
         self._sharding = sharding
-        self.is_idempotent = writers is not None
         self._writers = writers
         self._is_gathered = is_gathered
         self._env = env
@@ -90,14 +88,11 @@ class Intake:
         """
         check_topic(topic)
         if on:
-            self.check_not_once(trace=topic)
+            if self._writers is not None:
+                raise OptionError("trace", topic, NOT_TRACED, SOURCE)
             self.traced.add(topic)
         else:
             self.traced.discard(topic)
-
-    def check_not_once(self, **asked: object) -> None:
-        """Raise OptionError if a producer that is idempotent is asked for what cannot be."""
-        check_not_once(self._writers, **asked)
 
     def one(
         self,
@@ -143,7 +138,6 @@ class Intake:
         if not data:
             raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
         defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
-        self.check_not_once(delay=delay, trace_id=trace_id, headers=headers)
         check_not_delayed(delay, trace_id=trace_id, headers=headers)
         with self._span(routes, topic, data) as (enveloped, carried):
             publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
@@ -159,7 +153,7 @@ class Intake:
         """A span around the publish of one message; yields body and headers, one of which carries its context."""
         assert self.telemetry is not None
         with self.telemetry.publishing(topic, 1, len(data)) as carried:
-            if routes.is_extended(topic) and not self.is_idempotent:
+            if routes.is_extended(topic):
                 headers = {**(headers or {}), **carried}
             elif self.telemetry.has_envelope:
                 data = wrap(carried, data)
@@ -173,7 +167,7 @@ class Intake:
             return
         with self.telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
             if routes.is_extended(topic):  # an envelope would be taken for the body there
-                yield bodies, {} if self.is_idempotent else carried
+                yield bodies, carried
             else:
                 yield [wrap(carried, body) for body in bodies] if self.telemetry.has_envelope else bodies, {}
 

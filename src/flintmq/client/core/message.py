@@ -403,3 +403,26 @@ def mark_finished(message: Message[Any]) -> bool:
     if message._touched_at is not None:
         message._delivery.link.forget_touched(message.id)
     return True
+
+
+def are_bare(messages: Sequence[Message[Any]]) -> bool:
+    """Whether messages are of no partition, and nothing stood in front of their bodies."""
+    return all(
+        delivery.partition is None and delivery.extensions is None for delivery in {each._delivery for each in messages}
+    )
+
+
+def finish_all(messages: Sequence[Message[Any]]) -> None:
+    """Finish several messages at once; one that was answered before stays as it is."""
+    finished: dict[Link, list[bytes]] = {}
+    last: Delivery | None = None
+    ids: list[bytes] = []
+    for message in messages:
+        if message._delivery is not last:
+            last = message._delivery
+            ids = finished.setdefault(last.link, [])
+        if mark_finished(message):
+            ids.append(message.id)
+    for link, each in finished.items():
+        if each:
+            link.finish_all(each)

@@ -38,6 +38,7 @@ POOL_SIZE_MAX = 64
 SPOT_COUNT_MAX = 10_000
 """Keys for which writers are kept; those used longest ago are forgotten."""
 
+NOT_TRACED = "without idempotent, which says of a message whether it is traced: give trace_id with those that are"
 _NUMBER_SIZE = 8
 _RUN_SIZE = 16 + 6 + 8  # digits of the time, the process and chance
 NAME_SIZE_MAX = PRODUCER_ID_SIZE_MAX - 1 - _RUN_SIZE - 1 - _NUMBER_SIZE
@@ -150,17 +151,6 @@ class Writers:
         self._free[key] = free
         while len(self._free) > SPOT_COUNT_MAX:
             del self._free[next(iter(self._free))]
-
-
-def check_not_once(writers: Writers | None, **asked: object) -> None:
-    """Raise OptionError if a producer that is idempotent is asked for what cannot be."""
-    if writers is None:
-        return
-    for option, value in asked.items():
-        if value is not None:
-            raise OptionError(
-                "idempotent", True, f"without {option}; use another producer for messages with it", SOURCE
-            )
 
 
 def check_not_delayed(delay: object, **asked: object) -> None:

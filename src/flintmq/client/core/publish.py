@@ -60,6 +60,9 @@ BAD_MESSAGE_CODES = ("E_BAD_MESSAGE", "E_BAD_BODY")
 MOVED_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST")
 """Answers of an nsqd that is not, or not now, the one to publish to."""
 
+LED_ELSEWHERE_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE")
+"""The answers of a node of a cluster, also where no partition is named, until somebody else leads."""
+
 CONGESTED_CODE = "E_PUB_TOO_MUCH_WAITING"
 CONGESTED_FACTOR = 10
 
@@ -276,9 +279,9 @@ class Publish:
         self.connection = connection
         if partition is not None or self.partition is not None:
             self.partition = partition
-        if self.defer_ms is not None and len(self.bodies) == 1 and not self.needs_partition:
-            partition = None  # NSQ's DPUB knows none
         writer = self.writer
+        if self.defer_ms is not None and len(self.bodies) == 1 and not self.needs_partition and writer is None:
+            partition = None  # NSQ's DPUB knows none
         connection.publish(
             self.topic,
             self.bodies,

@@ -6,7 +6,7 @@ that wait in threads). Each method notes in the publish what is known now and re
 Rules of this file:
 
 - The retry table of Youzan's smart client: an error in the message is final; "not here, not now" is tried again, up
-  to ``tries_max``; where the leader of a partition has moved, or nsqd drains, until the deadline.
+  to ``tries_max``; where the leader of a partition has moved or moves now, or nsqd drains, until the deadline.
 - What was not answered may be stored: it is sent again only if the user wants that (``retries_unknown``), or if nsqd
   knows it again by its writer. It stays unknown when a later try is refused.
 - An answer of nsqd to a publish with a writer is certain where nsqd would have known it again.
@@ -28,6 +28,7 @@ from flintmq.client.core.once import GAP_CODE, Writers
 from flintmq.client.core.publish import (
     CONGESTED_CODE,
     CONGESTED_FACTOR,
+    LED_ELSEWHERE_CODES,
     MOVED_CODES,
     STALLED_SHARE,
     Failure,
@@ -148,7 +149,8 @@ class RetryRules:
             assert publish.partition is not None
             self._routes.drop(publish.topic, publish.partition, address, now)
             self._moved(publish.topic)
-        may_try = has_moved or is_draining(error) or publish.tries < policy.tries_max
+        is_elsewhere = has_moved or error.code in LED_ELSEWHERE_CODES
+        may_try = is_elsewhere or is_draining(error) or publish.tries < policy.tries_max
         is_safe = policy.retries_unknown or not is_open or publish.writer is not None
         if not (error.retryable or is_out_of_sequence) or not may_try or not is_safe:
             return Failure(error.code, error.detail, error.nsqd, error.retryable)

@@ -521,6 +521,8 @@ class Sender:
             self._fail(publish, self._rules.senseless(publish, error, address))
             return
         self._stats.published += len(publish.bodies)
+        if publish.writer is not None:
+            self._free_writer(publish, len(publish.bodies))
         if publish.trace_ids is not None and self._is_traced(publish.topic):
             trace.published(publish.topic, address, publish.partition, stored, publish.trace_ids)
         publish.succeed(address, stored)

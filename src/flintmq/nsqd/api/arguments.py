@@ -38,6 +38,21 @@ _NUMBER_DIGITS_MAX = 19
 _HEX = frozenset("0123456789abcdef")
 
 
+class NotHere(HttpError):
+    """The topic or the partition that a request is about is not here; another node may have it.
+
+    Args:
+        topic: its name.
+        number: of the partition; None: the request named none.
+        message: the error's text.
+    """
+
+    def __init__(self, topic: str, number: int | None, message: str) -> None:
+        super().__init__(404, message)
+        self.topic = topic
+        self.number = number
+
+
 def style_of(name: str) -> Style:
     """Return how an nsqd that was started with this ``--http-style`` answers."""
     return Style(name, YOUZAN_ALONE)
@@ -96,7 +111,7 @@ def found_topic(broker: Broker, name: str) -> Topic:
     try:
         return broker.get_topic(name)
     except TopicNotFound:
-        raise HttpError(404, "TOPIC_NOT_FOUND") from None
+        raise NotHere(name, None, "TOPIC_NOT_FOUND") from None
 
 
 def topic_of(broker: Broker, request: Request) -> Topic:
@@ -154,7 +169,8 @@ def partition_here(request: Request, topic: Topic) -> int | None:
     """
     number = partition_number(request)
     if number is not None and number not in topic.partitions:
-        raise HttpError(404, f"PARTITION_NOT_FOUND: topic {topic.name} has here {_shown(topic)}, not {number}")
+        what = f"PARTITION_NOT_FOUND: topic {topic.name} has here {_shown(topic)}, not {number}"
+        raise NotHere(topic.name, number, what)
     return number
 
 

@@ -24,7 +24,7 @@ class ClusterApi:
         agent = self._node.agent
         if agent is None:
             raise HttpError(400, "NOT_IN_CLUSTER: this nsqd belongs to no cluster, start it with --cluster-store")
-        rows: list[dict[str, Any]] = agent.copies(lags_only=switch(request, "lagging") is True)
+        rows: list[dict[str, Any]] = agent.shown.copies(lags_only=switch(request, "lagging") is True)
         return json_response({"node": agent.node_id, "partitions": rows})
 
 

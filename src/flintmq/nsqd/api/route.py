@@ -5,14 +5,17 @@ Source: NSQ's HTTP API, Youzan's nsqlookupd.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from inspect import iscoroutine
 from typing import Any
 
 from flintmq.net.http_auth import ADMIN, PUBLISH, READ, Needs, needs
 from flintmq.net.http_envelope import Style
+from flintmq.net.http_messages import HttpError, Request
 from flintmq.net.http_router import BODY_LIMIT_BYTES, Handler, Router
+from flintmq.nsqd.api.arguments import NotHere
 from flintmq.wire.server import ServerLimits
 
 TOPIC_PUBLISH = needs(PUBLISH, by_topic=True)
@@ -56,13 +59,43 @@ class Route:
     is_logged: bool = True
 
 
-def add_routes(router: Router, room: object, rows: Iterable[Route], limits: ServerLimits, style: Style) -> None:
-    """Have a room answer the requests of its rows."""
+def _at_its_leader(handler: Handler, led_elsewhere: Callable[[NotHere], HttpError]) -> Handler:
+    """Have a request for what another node leads told who that is."""
+
+    async def later(answer: Awaitable[Any]) -> Any:
+        try:
+            return await answer
+        except NotHere as error:
+            raise led_elsewhere(error) from None
+
+    def answer(request: Request) -> Any:
+        try:
+            found = handler(request)
+        except NotHere as error:
+            raise led_elsewhere(error) from None
+        return later(found) if iscoroutine(found) else found
+
+    return answer
+
+
+def add_routes(
+    router: Router,
+    room: object,
+    rows: Iterable[Route],
+    limits: ServerLimits,
+    style: Style,
+    led_elsewhere: Callable[[NotHere], HttpError],
+) -> None:
+    """Have a room answer the requests of its rows.
+
+    Args:
+        led_elsewhere: says what is answered about a topic or partition that is not here.
+    """
     for row in rows:
         router.add(
             row.method,
             row.path,
-            partial(row.handler, room),
+            _at_its_leader(partial(row.handler, room), led_elsewhere),
             body_limit_bytes=row.body_limit(limits),
             too_big=row.too_big,
             plain=row.is_plain,

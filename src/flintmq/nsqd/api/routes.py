@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_auth import Table
+from flintmq.net.http_messages import HttpError
 from flintmq.net.http_router import Router
 from flintmq.net.log_level import LogLevelApi
 from flintmq.net.networks import Networks
@@ -28,14 +29,16 @@ from flintmq.nsqd.api import (
     trace,
     youzan,
 )
-from flintmq.nsqd.api.arguments import KNOWN, style_of
+from flintmq.nsqd.api.arguments import KNOWN, NotHere, style_of
 from flintmq.nsqd.api.route import ALL_ADMIN, add_routes
 from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Identity
+from flintmq.nsqd.leadership import NOT_LEADER
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.wire.server import ServerLimits
 
+_LEADERS_SHOWN_MAX = 10
 _LOG_LEVEL = ("POST", "/loglevel/set")  # answered by flintmq.net, as in nsqlookupd
 
 PERMISSIONS: Table = {
@@ -77,7 +80,18 @@ class Api:
             (drain, drain.DrainApi(node.drain)),
             (cluster, cluster.ClusterApi(node)),
         ):
-            add_routes(router, room, module.ROUTES, self.limits, style)
+            add_routes(router, room, module.ROUTES, self.limits, style, self._led_elsewhere)
         LogLevelApi(networks, lambda word: running.change(running.options().replace(log_level=word))).add_routes(router)
         self.debug.add_routes(router)
         return router
+
+    def _led_elsewhere(self, missing: NotHere) -> HttpError:
+        """Say of a topic of the cluster that it is asked for at the wrong node; of others what was missing."""
+        leadership = self.node.topics.leadership
+        rows = None if leadership is None else leadership.led_elsewhere(missing.topic)
+        found = [row for row in rows or () if missing.number is None or row.number == missing.number]
+        if not found:
+            return missing
+        led = [f"{row.number} by {row.address or 'nobody now'}" for row in found[:_LEADERS_SHOWN_MAX]]
+        more = ", ..." if len(found) > len(led) else ""
+        return HttpError(400, f"{NOT_LEADER} topic {missing.topic} is led elsewhere: partition {', '.join(led)}{more}")

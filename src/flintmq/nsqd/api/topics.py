@@ -167,19 +167,22 @@ class TopicsApi:
         name, agent = topic_name(request), self._node.agent
         if agent is None:
             raise HttpError(400, "NO_CLUSTER: this nsqd belongs to none, start it with --cluster-store")
-        if not agent.is_replicated(name):
+        if not agent.admission.is_replicated(name):
             found_topic(self._broker, name)
         if is_ephemeral(name):
             raise HttpError(400, f"INVALID_ARG_TOPIC: {name} is ephemeral, and stays one node's alone")
         try:
-            await agent.bring(name)
+            await agent.alone.bring(name)
         except FlintError as error:
             raise HttpError(409, f"NOT_REPLICATED: {error}") from None
         return EMPTY
 
     def delete(self, request: Request) -> PendingResponse:
-        """``/topic/delete``."""
-        topic = found_topic(self._broker, any_topic_name(request))
+        """``/topic/delete``; what the cluster has deleted is done: nsqadmin asks nsqlookupd, and then every nsqd."""
+        name, leadership = any_topic_name(request), self._topics.leadership
+        if leadership is not None and leadership.was_deleted(name):
+            return self._durable()
+        topic = found_topic(self._broker, name)
         try:
             self._topics.delete(topic.name)
         except OfTheCluster as error:

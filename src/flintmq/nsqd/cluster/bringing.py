@@ -2,7 +2,7 @@
 
 ::
 
-    a topic here alone --> its record, if there is none --> a state for each partition: epoch 1, led here
+    a topic here alone --> its record, if there is none --> a state for each partition: its next epoch, led here
                                                         --> replicas of the same logs here --> led as any other
 
 Rules of this file:
@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from flintmq.broker.replicas import found_history
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord, PartitionState, TopicRecord, encode
@@ -111,9 +112,11 @@ class Bringing:
         """Return the record of a topic that nodes bring; make it when there is none."""
         key, meta = self._keys.topic(topic.name), msgspec.structs.replace(topic.meta, replica=1)
         while (record := self._view.topics.get(topic.name)) is None:
+            if key in self._view.unreadable:
+                raise NotBrought(topic.name, str(self._view.unreadable[key]))
             number = self._random.getrandbits(_ID_BITS) + 1
             made = TopicRecord(number, meta, meta.partition_num or 1, is_brought=True)
-            swapped = await swap(self._store, key, self._view.pairs.get(key), encode(made))
+            swapped = await swap(self._store, key, None, encode(made))
             await self._seen(swapped.revision)
         return record
 
@@ -152,8 +155,10 @@ class Bringing:
             if (topic.name, number) in self._view.partitions:
                 continue  # made by this node before it died
             pair = self._view.pairs[self._keys.topic(topic.name)]
+            history = found_history(partition.log, [], 0)  # it may have been a cluster's before, as a restored one was
+            epoch = history[-1][0] + 1 if history else 1
             state = PartitionState(
-                record.number, partition.log.log_id, 1, me.node, me.incarnation, (me.member,), (me.node,)
+                record.number, partition.log.log_id, epoch, me.node, me.incarnation, (me.member,), (me.node,)
             )
             key = self._keys.partition(topic.name, number)
             guard = Compare(pair.key, pair.mod_revision)

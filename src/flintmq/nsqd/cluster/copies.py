@@ -20,6 +20,7 @@ from flintmq.broker.replicas import Replica, Replicas, SpilledState
 from flintmq.cluster.history import LogShape, cut
 from flintmq.cluster.leading import Done, MoreDone, NotInLog, StateDone, WholeState
 from flintmq.errors import FlintError, StorageError
+from flintmq.nsqd.cluster.unanswered import Unanswered
 from flintmq.storage import PartitionLog
 from flintmq.storage.records import PutSpilled, decode_records, encode_records
 
@@ -128,6 +129,9 @@ class LedLog:
 class FollowedLog:
     """The log and the state of a copy of what another node leads.
 
+    Attributes:
+        unanswered: publishes from when it was led here.
+
     Args:
         syncs: only what is synced may be acknowledged.
         schedule: has the turn ended, so that a flush is written that something waits for.
@@ -137,6 +141,7 @@ class FollowedLog:
         self, replicas: Replicas, replica: Replica, syncs: Callable[[], bool], schedule: Callable[[], None]
     ) -> None:
         self.replica = replica
+        self.unanswered = Unanswered(replica.topic, replica.number)
         self._replicas = replicas
         self._syncs = syncs
         self._schedule = schedule
@@ -193,15 +198,26 @@ class FollowedLog:
 
     def commit(self, sequence: int) -> None:
         self._replicas.advance_committed(self.replica, sequence)
+        self.unanswered.committed(sequence)
 
     def cut_back(self, sequence: int, done: Done) -> None:
-        self._do(lambda: self._replicas.cut_back(self.replica, sequence, lambda error: done(_told(error))), done)
+        def ended(error: BaseException | None) -> None:
+            if error is None:
+                self.unanswered.cut(sequence)
+            done(_told(error))
+
+        self._do(lambda: self._replicas.cut_back(self.replica, sequence, ended), done)
 
     def start_over(self, sequence: int, offset_bytes: int, done: Done) -> None:
+        self.unanswered.give_up()
+
         def start() -> None:
             self._replicas.start_over(self.replica, sequence, offset_bytes, lambda error: done(_told(error)))
 
         self._do(start, done)
+
+    def keep_floors(self, floors: list[tuple[str, int]]) -> None:
+        self._replicas.keep_floors(self.replica, floors)
 
     def drop_state(self) -> None:
         self._kept, self._kept_bytes = [], 0

@@ -9,8 +9,10 @@
 Rules of this file:
 
 - What the leader certainly did not take is tried again, with whoever leads then, as long as a publisher waits; what it
-  may have taken is answered as unknown, and never sent a second time.
-- What waits has a deadline and a bound in bytes; a leader that does not answer holds nobody but those it was sent to.
+  may have taken is answered as unknown, and never sent a second time. A leader that ends says so behind its last
+  answer, and so it is certain of what was sent to it at that moment.
+- What waits has a deadline and a bound in bytes; a leader that does not answer holds nobody but those it was sent to,
+  and them no longer than until it is known to be silent.
 - A publish that names a partition, or whose producer counts, is never handed on: it is about one log.
 
 Source: docs/decisions/0017; Youzan's TCP protocol (error table).
@@ -35,7 +37,7 @@ from flintmq.nsqd.pending_reply import PendingReply, RemoteReply
 from flintmq.wire.bodies import Kind
 from flintmq.wire.commands import COMMANDS, MAGIC_V2, NOP
 from flintmq.wire.extended import Stored, parse_stored
-from flintmq.wire.frames import ERROR, HEARTBEAT, RESPONSE, error_frame
+from flintmq.wire.frames import ENDS_FRAME, ERROR, HEARTBEAT, RESPONSE, error_frame
 from flintmq.wire.peer import Purpose
 from flintmq.wire.server import Publish
 
@@ -170,6 +172,9 @@ class Courier:
             frame, at = data[at:end], end
             if frame[_FRAME.size :] == HEARTBEAT and self._passage is not None:
                 self._passage.write(NOP)
+            elif frame == ENDS_FRAME:
+                self._ended()
+                return
             elif self._jobs:
                 self._answered(frame)
         self._received = data[at:]
@@ -181,6 +186,14 @@ class Courier:
             self._jobs.popleft()
             if not job.done.done():
                 job.done.set_result(job.answers)
+
+    def _ended(self) -> None:
+        """The leader takes nothing more: what it has not answered it has not stored."""
+        jobs, self._jobs = self._jobs, deque()
+        for job in jobs:
+            if not job.done.done():
+                job.done.set_result(job.answers + [ENDS_FRAME] * (job.count - len(job.answers)))
+        self.close("it ends")
 
     def lost(self, reason: str) -> None:
         """The connection is gone, or there never was one."""
@@ -206,7 +219,8 @@ class HandOn:
         peers: opens connections to leaders.
         now_ns: the monotonic clock.
         is_here: whether something of a topic is led here.
-        leaders: the processes that lead something of a topic, in the order in which they are to be asked.
+        leaders: the processes that lead something of a topic and are not silent, in the order in which they are to be
+            asked.
         wish: asks the cluster for a topic; see :meth:`flintmq.nsqd.cluster.wishes.Wishes.ask`.
         publish_here: takes a publish to what is led here, and hands nothing on.
     """
@@ -253,9 +267,13 @@ class HandOn:
         return RemoteReply(handed, event.command, event.replies, COMMANDS[event.command].reply != "OK")
 
     async def _run(self, event: Publish, handed: HandedOn, size: int, purpose: Purpose) -> None:
-        error: BaseException | None = RemoteProtocolError(NOT_WRITABLE, f"{event.command} this node ends", fatal=False)
+        run = _Run(event)
+        error: BaseException | None = None
         try:
-            error = await self._stored(event, handed, purpose)
+            error = await self._stored(event, run, handed, purpose)
+        except asyncio.CancelledError:
+            error = (_unknown if run.is_sent else _refused)(event, "this node ends")
+            raise
         except Exception as defect:
             log.error("CLUSTER: handing on to topic %s: %r", event.topic, defect, exc_info=defect)
             error = _unknown(event, f"internal error {defect!r}")
@@ -263,10 +281,9 @@ class HandOn:
             self.waiting_bytes -= size
             handed.end(error)
 
-    async def _stored(self, event: Publish, handed: HandedOn, purpose: Purpose) -> BaseException | None:
+    async def _stored(self, event: Publish, run: _Run, handed: HandedOn, purpose: Purpose) -> BaseException | None:
         """Hand a publish on until somebody has taken it; return why nobody has, or that this is not known."""
-        run = _Run(event)
-        why = "nobody leads it"
+        why = "nobody leads it, or nothing is heard of who does"
         try:
             async with asyncio.timeout(STORED_WITHIN_S) as deadline:
                 while True:
@@ -336,14 +353,23 @@ class HandOn:
 
     # -- who comes and goes --------------------------------------------------------------------------------------------
 
-    def look(self, is_alive: Callable[[NodeRecord], bool]) -> None:
-        """Close connections that nobody needs, and those to processes that are gone."""
+    def look(self, why_given_up: Callable[[NodeRecord], str]) -> None:
+        """Close connections that nobody needs, and those to processes of which nothing more is expected.
+
+        Args:
+            why_given_up: tells why that is so; empty: it is not.
+        """
         now_ns = self._now_ns()
         for courier in list(self._couriers.values()):
-            if not is_alive(courier.record):
-                courier.close("it is gone")
+            if why := why_given_up(courier.record):
+                courier.close(why)
             elif courier.is_idle and now_ns - courier.used_ns > IDLE_NS:
                 courier.close("nothing is handed on")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for another node's answer."""
+        return not self._tasks
 
     async def close(self) -> None:
         """Hand on nothing more; who waits is told."""

@@ -16,8 +16,9 @@ from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.cluster_store import store_of
 from flintmq.nsqd.client import Clients
-from flintmq.nsqd.cluster.agent import Agent, OnReady
+from flintmq.nsqd.cluster.agent import Agent
 from flintmq.nsqd.cluster.peer_tls import PeerFiles, PeerTls
+from flintmq.nsqd.cluster.readiness import OnReady
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.options import NsqdOptions

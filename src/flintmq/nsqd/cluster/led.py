@@ -90,5 +90,7 @@ class Led:
         return self.leading.is_writable and not self.is_fenced
 
     def may_act(self, is_held: bool, now_ns: int) -> bool:
-        """Whether this node may acknowledge and deliver: it has its lease, or all followers have just confirmed."""
-        return is_held or self.leading.is_confirmed(now_ns)
+        """Whether this node may acknowledge and deliver: it has its lease, or all followers have just confirmed, and it
+        does not have others lead.
+        """
+        return not self.leading.gives_up and (is_held or self.leading.is_confirmed(now_ns))

@@ -10,9 +10,12 @@ One connection for each pair of nodes and direction, for all partitions. What go
 
 With TLS (:mod:`flintmq.nsqd.cluster.peer_tls`) the handshake of the nodes begins when that of TLS has ended.
 
+Two nodes that have copies of the same partition are connected in one direction at least, also when neither leads
+anything: that one of them is silent is known before it matters, and whoever begins to lead goes on from there.
+
 Rules of this file: whoever breaks a rule, or is slow, loses its connection, and nobody else notices; nothing is written
-to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay; who is
-not let in is told why, and so are people, at both ends.
+to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay, nor
+one over which nothing comes through; who is not let in is told why, and so are people, at both ends.
 
 Source: docs/decisions/0017; reference: wire/peer.py.
 """
@@ -20,15 +23,18 @@ Source: docs/decisions/0017; reference: wire/peer.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from flintmq.cluster.leading import STALL_NS
 from flintmq.cluster.link import FollowerLink, FollowerOwner, LeaderLink, Piece
-from flintmq.cluster.state import NodeRecord
+from flintmq.cluster.state import LAG_NS_MAX, NodeRecord
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.address import format_address, format_peer
@@ -62,8 +68,16 @@ INCOMING_MAX = 1024
 """Connections from other nodes; there are not so many nodes."""
 TOLD_MAX = 256
 """Addresses whose refusal is remembered, so that it is told once and not at each attempt."""
+OPENS_PER_TURN = 128
+"""Copies that a leader has this node follow in one turn of the loop: who begins to lead thousands names all of them."""
+UNACKNOWLEDGED_MS = LAG_NS_MAX // 1_000_000
+"""So long a kernel sends the same again before it gives a connection up. When a cut ends, the next attempt of the same
+connection comes as long after that as the cut took; a new connection is made at once."""
+FORGET_NS = 10_000_000_000
+"""Of silence, after which a connection that another node made is closed; it makes another one."""
 _TLS_RECORDS = b"\x15\x03", b"\x16\x03"  # how an alert and a handshake of TLS begin
 _BUFFER_BYTES = 1024 * 1024  # that a transport holds
+_UNREAD_READS = 16  # of so many bytes: more than a kernel keeps for a connection
 _SIZE_BYTES = 4
 
 
@@ -126,6 +140,7 @@ class _Connection(asyncio.Protocol):
         self._handshake: _Handshake | None = _Handshake()
         self._tls = tls
         self._is_secured = tls is None
+        self._is_lost = False
         self._is_paused = False
         self._is_scheduled = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -143,6 +158,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        _bound_retries(transport.get_extra_info("socket"))
         self.peer = format_peer(transport.get_extra_info("peername"))
         self._deadline = self._loop.call_later(HANDSHAKE_DEADLINE_S, self._too_late)
         self.made()
@@ -152,6 +168,9 @@ class _Connection(asyncio.Protocol):
             self._secure(self._tls, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
         self.reason = self.reason or (str(exc) if exc is not None else "it was closed")
         self._transport = None
         self._end_deadline()
@@ -187,7 +206,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def _send(self, data: bytes) -> None:
-        if data and self._transport is not None:
+        if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _received(self, data: bytes) -> None:
@@ -259,9 +278,19 @@ class _Connection(asyncio.Protocol):
             return
         self.is_refused = True
         self.reason = self.reason or reason
-        self.write(encode_one(Farewell(shorten(reason))))
-        transport.close()
+        try:
+            self.write(encode_one(Farewell(shorten(reason))))
+            transport.close()
+        except RuntimeError as error:  # uvloop's: it has closed the socket, and tells nobody
+            self.connection_lost(error)
+            return
         self._loop.call_later(HANDSHAKE_DEADLINE_S, transport.abort)  # it need not read
+
+    def hold_input(self, is_held: bool) -> None:
+        """Read nothing more, or go on."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            (transport.pause_reading if is_held else transport.resume_reading)()
 
     def abort(self, reason: str) -> None:
         """Close at once."""
@@ -344,7 +373,9 @@ class _Incoming(_Connection):
         self._acceptor = Acceptor(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES))
         self._is_greeted = False
         self._session: asyncio.Protocol | None = None
+        self._is_behind = False  # what came opens more streams than fit into a turn
         self.link: FollowerLink | None = None
+        self.heard_ns = self.now_ns
 
     def made(self) -> None:
         if not self._peers.admit(self):
@@ -379,10 +410,23 @@ class _Incoming(_Connection):
             self._session.data_received(data)
             return
         assert self.link is not None
+        self.heard_ns = self.now_ns
         try:
-            self.link.receive(data)
+            has_more = self.link.receive(data, 0 if self._is_behind else OPENS_PER_TURN)
         finally:
             self._peers.on_appended(self.link)
+        if has_more and not self._is_behind:
+            self._is_behind = True
+            self.hold_input(True)
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Open the next streams of what has come; read on when that is all."""
+        self._is_behind = False
+        if self._transport is not None:
+            self._received(b"")
+            if not self._is_behind:
+                self.hold_input(False)
 
     def take_output(self) -> Sequence[Piece]:
         return () if self.link is None else self.link.take_output(self.now_ns)
@@ -441,6 +485,9 @@ class PassageOwner(Protocol):
 class Passage(_Connection):
     """The end that dialled for clients: behind the handshake it is a client of the other node.
 
+    What the other node said before it went is taken first, also when a write finds out that it is gone: it may be the
+    answer to what clients wait for, or that it ends.
+
     Attributes:
         opened: is done when the handshake is over.
     """
@@ -451,12 +498,32 @@ class Passage(_Connection):
         self._owner = owner
         nonce = peers.random_bytes(NONCE_BYTES)
         self._dialer = Dialer(peers.me(), peers.secret, nonce, node, purpose)
+        self._unread: socket.socket | None = None  # the socket once more: a transport closes its own with all
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        with contextlib.suppress(OSError):  # no descriptor is left: what is unread at the end is lost
+            self._unread = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._unread.setblocking(False)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            with unread, contextlib.suppress(OSError):  # nothing more came
+                for _ in range(_UNREAD_READS if exc is not None else 0):
+                    if not (data := unread.recv(_BUFFER_BYTES)):
+                        break
+                    self.data_received(data)
+        super().connection_lost(exc)
 
     def begin(self) -> None:
         self.write(self._dialer.hello())
 
     def greeted(self, frame: Frame) -> None:
         _, proof = self._dialer.welcomed(frame)
+        if self.opened.cancelled():
+            self.abort("whoever wanted it waits no longer")  # it was given up while this answer was on its way
+            return
         self.write(proof)
         self.trusted()
         self.opened.set_result(None)
@@ -470,11 +537,6 @@ class Passage(_Connection):
             self.opened.exception()  # whoever waited for it may have given up
         elif not self.opened.cancelled():
             self._owner.lost(self.reason)
-
-    def hold_input(self, is_held: bool) -> None:
-        """Read nothing more, or go on."""
-        if self._transport is not None:
-            (self._transport.pause_reading if is_held else self._transport.resume_reading)()
 
 
 @dataclass(slots=True)
@@ -531,6 +593,8 @@ class Peers:
         self._dialled: dict[str, _Dialling] = {}
         self._incoming: dict[_Incoming, None] = {}
         self._by_node: dict[str, _Incoming] = {}
+        self._known: Collection[str] = ()
+        self._ticked_ns = env.clock.monotonic_ns()
         self._told: dict[str, str] = {}  # host -> why it was refused, as the log says already
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
@@ -561,7 +625,10 @@ class Peers:
         """Return the link to a node; it is dialled from now on."""
         found = self._dialled.get(node)
         if found is None:
-            link = LeaderLink(node, self.env.clock.monotonic_ns(), on_output=lambda: self._has_output(node))
+            incoming = self._by_node.get(node)
+            heard_ns = None if incoming is None else incoming.heard_ns
+            now_ns = self.env.clock.monotonic_ns()
+            link = LeaderLink(node, now_ns, on_output=lambda: self._has_output(node), heard_ns=heard_ns)
             found = self._dialled[node] = _Dialling(link)
             work = kept_up(lambda: self._dial(node), f"dialling node {node}", pause_s=AGAIN_S[1])
             found.task = asyncio.get_running_loop().create_task(work)
@@ -576,10 +643,40 @@ class Peers:
             if found.connection is not None:
                 found.connection.fail("nothing is led here that you have")
 
+    def keep_in_touch(self, nodes: Collection[str]) -> None:
+        """Be connected with these nodes, whoever leads.
+
+        Args:
+            nodes: that have copies of what this node has copies of, and live.
+        """
+        self._known = nodes
+
     def leave_idle(self) -> None:
-        """Dial those no more for whom nothing is led here."""
-        for node in [node for node, found in self._dialled.items() if not found.link.streams]:
-            self.leave(node)
+        """Dial those no more for whom nothing is led here, unless nobody else would notice that they are silent."""
+        for node in self._known:
+            if node not in self._dialled and self._is_ours_to_dial(node):
+                self.link(node)
+        idle = [node for node, found in self._dialled.items() if not found.link.streams]
+        for node in idle:
+            if node not in self._known or not self._is_ours_to_dial(node):
+                self.leave(node)
+
+    def _is_ours_to_dial(self, node: str) -> bool:
+        """Whether this node has to make the connection with another one if neither leads anything that the other has:
+        that with the lower id, or whoever has one of the other's over which nothing comes.
+        """
+        incoming = self._by_node.get(node)
+        return self.me().node < node if incoming is None else self._is_quiet(incoming)
+
+    def _is_quiet(self, incoming: _Incoming) -> bool:
+        return self.env.clock.monotonic_ns() - incoming.heard_ns >= LAG_NS_MAX
+
+    def is_silent(self, node: str) -> bool:
+        """Whether nothing was heard of a node for ``LAG_NS_MAX``, as far as there is a connection with it."""
+        found, incoming = self._dialled.get(node), self._by_node.get(node)
+        if found is not None:
+            return found.link.is_silent
+        return incoming is not None and self._is_quiet(incoming)
 
     def links(self) -> list[LeaderLink]:
         """Return all that are dialled."""
@@ -593,6 +690,12 @@ class Peers:
         """Have each link do what is due."""
         for found in self._dialled.values():
             found.link.tick(now_ns)
+        stall_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
+        for incoming in list(self._by_node.values()):
+            if stall_ns >= STALL_NS:  # this node stood still: that says nothing about the other one
+                incoming.heard_ns += stall_ns
+            elif now_ns - incoming.heard_ns >= FORGET_NS:
+                incoming.abort(f"nothing was heard of the node for {FORGET_NS // 1_000_000_000} s")
 
     def _has_output(self, node: str) -> None:
         found = self._dialled.get(node)
@@ -713,6 +816,14 @@ class Peers:
             self._told.clear()
         self._told[host] = incoming.reason
         log.warning("PEER(%s): refused: %s", incoming.peer, incoming.reason)
+
+
+def _bound_retries(connection: socket.socket | None) -> None:
+    """Have a kernel that can do so give a connection up when the other end does not acknowledge what it is sent."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None and connection is not None:
+        with contextlib.suppress(OSError):  # it is closed already
+            connection.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_MS)
 
 
 def _host_of(peer: str) -> str:

@@ -89,12 +89,18 @@ def why_changed(leading: Leading, wanted: PartitionState) -> str:
 
 def _why_out(leading: Leading, node: str) -> str:
     follower = leading.followers.get(node)
+    if node == leading.node:
+        return "it reaches too few replicas, and others may reach each other"
     if node not in leading.state.holders:
         return "it is to keep no copy"
     if follower is None:
         return "it is not known any more"
     if follower.has_lost:
         return "it lacks what it had when it was in sync"
+    if follower.is_ending:
+        return "it ends"
+    if follower.why_silent:
+        return f"it takes nothing more: {follower.why_silent}"
     if follower.is_silent:
         return f"it is dead, or was not heard of for {LAG_NS_MAX // _NS_PER_S} s"
     return f"it was behind for {LAG_NS_MAX // _NS_PER_S} s"
@@ -163,6 +169,7 @@ def figures_of(
         committed=committed,
         end=end,
         followers=followers,
+        may_have_lost=state is not None and state.may_have_lost,
     )
 
 

@@ -90,7 +90,7 @@ class Serving:
             peers,
             env.clock.monotonic_ns,
             self._is_led_here,
-            self.leaders,
+            self._reached_leaders,
             self._missing,
             self._publish_here,
         )
@@ -120,8 +120,7 @@ class Serving:
     def tick(self) -> None:
         """Do what is due from time to time."""
         self.wishes.look()
-        nodes = self._view.nodes
-        self.handing.look(lambda record: _is_alive(nodes, record))
+        self.handing.look(self._why_given_up)
         now_ns = self._now_ns()
         for relay in self._relays:
             relay.tick(now_ns)
@@ -176,6 +175,16 @@ class Serving:
                 found[record.node] = record
         staying = [record for record in found.values() if not record.is_draining]
         return staying or list(found.values())
+
+    def _reached_leaders(self, topic: str) -> list[NodeRecord]:
+        """Return those of :meth:`leaders` that something was heard of lately, or that nobody was connected with."""
+        return [record for record in self.leaders(topic) if not self._peers.is_silent(record.node)]
+
+    def _why_given_up(self, record: NodeRecord) -> str:
+        """Tell why nothing more is expected of a process; empty: it is."""
+        if not _is_alive(self._view.nodes, record):
+            return "it is gone"
+        return "nothing is heard of it" if self._peers.is_silent(record.node) else ""
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
@@ -379,6 +388,7 @@ class LedHere:
         self.to_consume = leadership.to_consume
         self.check_read = leadership.check_read
         self.check_delete = leadership.check_delete
+        self.was_deleted = leadership.was_deleted
         self.led_elsewhere = leadership.led_elsewhere
         self.is_ready = leadership.is_ready
         self.is_replicated = leadership.is_replicated

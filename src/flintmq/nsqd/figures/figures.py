@@ -127,7 +127,7 @@ class Figures:
     @property
     def cluster(self) -> ClusterPart | None:
         """The figures of this nsqd's part in a cluster; None: it has none."""
-        return self._node.agent
+        return None if self._node.agent is None else self._node.agent.shown
 
     async def families(self) -> list[Family]:
         """Return everything that Prometheus is told; others get their turn meanwhile."""

@@ -40,6 +40,7 @@ def replica_row(replica: ReplicaFigures) -> Row:
         "committed_sequence": replica.committed,
         "next_sequence": replica.end,
         "lag": replica.lag,
+        "may_have_lost": replica.may_have_lost,
     }
     if replica.is_leader:
         row |= {"is_ready": replica.is_ready, "is_writable": replica.is_writable}
@@ -124,6 +125,7 @@ def coordinator_row(node: str, replica: ReplicaFigures) -> Row:
         "node": node,
         "name": replica.topic,
         "partition": replica.partition,
+        "may_have_lost": replica.may_have_lost,
         "isr_stats": [{"hostname": progress.get(each, ("", 0))[0], "node_id": each} for each in replica.in_sync],
         "catchup_stats": [
             {"hostname": progress.get(each, ("", 0))[0], "node_id": each, "progress": progress.get(each, ("", 0))[1]}
@@ -149,13 +151,14 @@ async def families(part: ClusterPart, rows_max: int = ROWS_MAX) -> list[Family]:
     leads = _family("partition_leader", "gauge", "1 where this nsqd leads the partition")
     lag = _family("partition_lag_messages", "gauge", "Messages of a partition led here that its furthest copy lacks")
     counts = dict.fromkeys(("leader", "follower"), 0)
-    under = unready = unwritable = catching_up = left_out = shown = 0
+    under = unready = unwritable = lossy = catching_up = left_out = shown = 0
     async for replica in in_turns(part.replicas()):
         counts["leader" if replica.is_leader else "follower"] += 1
         if replica.is_leader:
             under += not replica.is_whole
             unready += not replica.is_ready
             unwritable += not replica.is_writable
+            lossy += replica.may_have_lost
             catching_up += sum(each.is_catching_up for each in replica.followers)
         if shown >= rows_max:
             left_out += 1
@@ -180,6 +183,7 @@ async def families(part: ClusterPart, rows_max: int = ROWS_MAX) -> list[Family]:
         ("under_replicated", "Partitions led here of which not every copy is in sync", under),
         ("not_ready", "Partitions led here that cannot be consumed yet", unready),
         ("not_writable", "Partitions led here in which nothing can be acknowledged", unwritable),
+        ("may_have_lost", "Partitions led here that may have lost messages, until that is acknowledged", lossy),
         ("catching_up", "Copies of what is led here that are catching up", catching_up),
         ("partitions_left_out", f"Partitions that are not shown, because there are more than {rows_max}", left_out),
     )

@@ -77,6 +77,7 @@ def _row(
         "topic_name": topic.name,
         "topic_full_name": f"{topic.name}-{partition.number}",
         "topic_partition": str(partition.number),
+        "log_id": f"{log.log_id:016x}",
         "channels": [_channel_row(partition, part, latencies, has_clients, clock_shift_ns) for part in channels],
         "channel_num": len(partition.channels),
         "depth": stored_bytes,

@@ -1,4 +1,4 @@
-"""The lines to one nsqd: which is taken, how many may be opened, how often."""
+"""The connections to one nsqd: which is taken, how many may be opened, how often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from flintmq.client.blocking.pool import Pool
 
 
-class FakeLine:
+class FakeConnection:
     def __init__(self, opened_at: float = 0.0) -> None:
         self.opened_at = opened_at
         self.was_refused = False
@@ -24,15 +24,15 @@ def pool():
     return Pool("n:4150")
 
 
-def lines_of(pool: Pool, count: int) -> list[Any]:
-    lines: list[Any] = [FakeLine() for _ in range(count)]
-    for line in lines:
-        pool.add(line)
-    return lines
+def connections_of(pool: Pool, count: int) -> list[Any]:
+    connections: list[Any] = [FakeConnection() for _ in range(count)]
+    for connection in connections:
+        pool.add(connection)
+    return connections
 
 
 def test_the_line_used_last_is_taken_first(pool):
-    first, second = lines_of(pool, 2)
+    first, second = connections_of(pool, 2)
     assert pool.take() is second
     assert pool.take() is first
     assert pool.take() is None
@@ -40,20 +40,20 @@ def test_the_line_used_last_is_taken_first(pool):
 
 
 def test_no_more_lines_than_allowed(pool):
-    lines = lines_of(pool, 2)
+    connections = connections_of(pool, 2)
     assert pool.may_open(4, now=0.0)
     pool.opening_count = 2
     assert not pool.may_open(4, now=0.0)
     pool.opening_count = 1
-    pool.lose(lines[0], now=5.0, chance=1.0)
+    pool.lose(connections[0], now=5.0, chance=1.0)
     assert not pool.may_open(4, now=5.0), "not at once"
     assert pool.may_open(4, now=5.26)
 
 
 def test_lines_lost_together_count_once(pool):
-    lines = lines_of(pool, 4)
-    for line in lines:
-        pool.lose(line, now=10.0, chance=1.0)
+    connections = connections_of(pool, 4)
+    for connection in connections:
+        pool.lose(connection, now=10.0, chance=1.0)
     assert not pool.is_up
     assert pool.retry_at <= 10.25
 
@@ -71,23 +71,23 @@ def test_failures_are_tried_less_and_less_often(pool):
 
 
 def test_a_line_closed_because_of_what_was_asked_is_replaced_at_once(pool):
-    (line,) = lines_of(pool, 1)
-    line.was_refused = True
-    pool.lose(line, now=1.0, chance=1.0)
+    (connection,) = connections_of(pool, 1)
+    connection.was_refused = True
+    pool.lose(connection, now=1.0, chance=1.0)
     assert pool.may_open(1, now=1.0)
 
 
 def test_a_line_that_a_call_forgot_gives_its_place_back(pool):
-    lines = lines_of(pool, 1)
-    assert pool.take() is lines[0]
+    connections = connections_of(pool, 1)
+    assert pool.take() is connections[0]
     assert not pool.may_open(1, now=0.0)
-    lines.clear()
+    connections.clear()
     assert pool.may_open(1, now=0.0)
 
 
 def test_closing_closes_what_is_free(pool):
-    lines = lines_of(pool, 2)
+    connections = connections_of(pool, 2)
     busy = pool.take()
     pool.close()
-    assert [line.is_closed for line in lines] == [True, False]
-    assert busy is lines[1]
+    assert [connection.is_closed for connection in connections] == [True, False]
+    assert busy is connections[1]

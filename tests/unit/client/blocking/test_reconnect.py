@@ -22,12 +22,13 @@ class World:
         self.timers = Timers(self.clock)
         self.threads = threads
         self.down: set[str] = set()
+        self.broken: set[str] = set()
         self.joined: list[str] = []
         self.dropped: list[str] = []
         self.tries: list[tuple[str, bool]] = []
         env = Env(clock=self.clock, random=random.Random(1))
         self.reconnector: Reconnector[str, str] = Reconnector(
-            self.open, self.joined.append, self.tried, self.dropped.append, threads, self.timers, threading.RLock(), env
+            self.open, self.join, self.tried, self.dropped.append, threads, self.timers, threading.RLock(), env
         )
 
     def open(self, address: str) -> str:
@@ -36,6 +37,11 @@ class World:
         if address == "bug:1":
             raise ZeroDivisionError
         return address
+
+    def join(self, address: str) -> None:
+        if address in self.broken:
+            raise ZeroDivisionError
+        self.joined.append(address)
 
     def tried(self, address: str, error: FlintError | None) -> None:
         self.tries.append((address, error is None))
@@ -59,6 +65,17 @@ def test_every_address_is_connected_once(world):
     assert world.reconnector.are_all_tried
     world.pass_time(1000)
     assert world.threads.jobs == []
+
+
+def test_an_address_whose_connection_could_not_be_taken_in_is_tried_again(world):
+    world.broken.add("a:1")
+    world.reconnector.keep(["a:1", "b:1"])
+    world.threads.work_all()
+    assert world.joined == ["b:1"] and world.tries == [("a:1", False), ("b:1", True)]
+    world.broken.clear()
+    world.pass_time(1)
+    world.threads.work_all()
+    assert world.joined == ["b:1", "a:1"]
 
 
 def test_failures_are_tried_again_within_a_second_then_less_often(world):

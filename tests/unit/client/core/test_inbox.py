@@ -51,6 +51,20 @@ def test_messages_come_out_in_order():
     assert inbox.count == 0
 
 
+def test_many_come_out_as_one_by_one():
+    given_up: list[Message] = []
+    expired: list[int] = []
+    inbox = inbox_of(given_up, attempts_max=5, expired=expired)
+    inbox.put(delivery(Place(), b"a", b"b", b"c"))
+    inbox.put(delivery(Place(), b"bad", attempts=6))
+    inbox.put(delivery(Place(), b"d", b"e", at=NOW + 30))
+    assert [message.body for message in inbox.take_many(2, NOW)] == [b"a", b"b"]
+    assert inbox.count == 4
+    assert [message.body for message in inbox.take_many(2, NOW)] == [b"c", b"d"]
+    assert [message.body for message in given_up] == [b"bad"]
+    assert inbox.take_many(2, NOW + 90) == [] and expired == [1] and inbox.count == 0
+
+
 def test_a_message_with_too_many_attempts_is_given_up():
     given_up: list[Message] = []
     inbox = inbox_of(given_up, attempts_max=5)

@@ -32,12 +32,16 @@ class BareLink(Link):
         pass
 
 
+_ONCE = {"producer_id": "p", "sequence": 1}
 FIELDS: dict[str, dict[str, Any]] = {
     "PUB": {},
     "DPUB": {"defer_ms": 5},
-    "PUB_ONCE": {"producer_id": "p", "sequence": 1},
+    "PUB_ONCE": _ONCE,
+    "DPUB_ONCE": {"defer_ms": 5, **_ONCE},
     "PUB_TRACE": {"trace_ids": [1, 1]},
+    "PUB_TRACE_ONCE": {"trace_ids": [1, 1], **_ONCE},
     "PUB_EXT": {"headers": [b"{}", b"{}"]},
+    "PUB_EXT_ONCE": {"headers": [b"{}", b"{}"], **_ONCE},
 }
 
 

@@ -6,8 +6,19 @@ from datetime import timedelta
 
 import pytest
 
-from flintmq.client.core.message import Delivery, Discard, Message, Requeue, ThreadMessage, mark_finished, settle
+from flintmq.client.core.message import (
+    Delivery,
+    Discard,
+    Message,
+    Requeue,
+    ThreadMessage,
+    are_bare,
+    finish_all,
+    mark_finished,
+    settle,
+)
 from flintmq.errors import LocalProtocolError, OptionError, TouchFailed
+from flintmq.wire.extended import Extension
 
 
 class Link:
@@ -252,3 +263,22 @@ def test_settling_a_thread_message_needs_no_further_turn(link, owner):
     message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
     settle(message, None)
     assert link.sent == ["FIN"]
+
+
+def test_several_are_finished_at_once_and_none_twice(link):
+    other = Link()
+    records = [(1, 1, b"%016x" % number, b"x") for number in range(4)]
+    first = Delivery(link, Owner(), 1000.0, records)  # type: ignore[arg-type]
+    second = Delivery(other, Owner(), 1000.0, records)  # type: ignore[arg-type]
+    messages = [Message(first, records[0]), Message(second, records[1]), Message(first, records[2])]
+    touched = Message(first, records[3])
+    touched.touch()
+    messages[0].requeue(0)
+    finish_all([*messages, touched])
+    assert link.sent == ["TOUCH", ("REQ", 0), ("FIN", 2)] and other.sent == [("FIN", 1)]
+    assert not link.touched
+    with pytest.raises(LocalProtocolError):
+        messages[2].finish()
+    assert are_bare(messages)
+    second.extensions = {b"": Extension(0, b"", -1, 0)}
+    assert not are_bare(messages)

@@ -10,7 +10,7 @@ from tests.unit.client.blocking_client import ASYNCIO
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.client.core.once import NAME_SIZE_MAX, Home, WriterKey, Writers, check_not_once, new_writers
+from flintmq.client.core.once import NAME_SIZE_MAX, Home, WriterKey, Writers, new_writers
 from flintmq.client.options import system_env
 from flintmq.errors import OptionError, PublishRefused, PublishUnknown
 from flintmq.wire.identify import ServerFeatures
@@ -64,9 +64,6 @@ def test_writers_of_many_topics_are_bounded(monkeypatch):
 
 def test_no_name_no_writers():
     assert new_writers(None, system_env(), 1000) is None
-    check_not_once(None, delay=1)
-    with pytest.raises(OptionError, match="without delay"):
-        check_not_once(Writers("", system_env()), trace_id=None, delay=1)
 
 
 def sequences(fake) -> list[tuple[int, int, int]]:

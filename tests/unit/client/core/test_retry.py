@@ -65,6 +65,15 @@ def test_a_leader_that_moved_is_followed_until_the_deadline(code):
     assert world.moved == ["t"] * 50
 
 
+@pytest.mark.parametrize("code", ["E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE"])
+def test_an_election_is_waited_for_where_no_partition_is_named(code):
+    world = World(tries_max=3)
+    publish = world.publish()
+    for _ in range(50):
+        assert isinstance(world.refused(publish, code), Retry)
+    assert not publish.is_unknown
+
+
 def test_draining_is_not_counted_as_a_failure():
     world = World(retries_unknown=False, tries_max=1)
     publish = world.publish()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from flintmq.env import Env
@@ -10,11 +13,14 @@ from flintmq.net.http_router import Router
 from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.server import Nsqd
+from flintmq.nsqlookupd import store_api
 from flintmq.nsqlookupd.http_permissions import CLUSTER_TABLE as NSQLOOKUPD_CLUSTER_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.server import Nsqlookupd
 from flintmq.storage import OsFiles
+
+PERMISSIONS_PAGE = Path(__file__).parents[4] / "docs/reference/http-permissions.md"
 
 
 def compare(router: Router, table: Table) -> None:
@@ -37,6 +43,32 @@ async def test_nsqlookupd():
 async def test_nsqlookupd_in_a_cluster():
     options = NsqlookupdOptions(cluster_store=("a:1",))
     compare(Nsqlookupd(Env(), options)._http.router, {**NSQLOOKUPD_TABLE, **NSQLOOKUPD_CLUSTER_TABLE})
+
+
+async def test_the_page_of_permissions_has_every_route(tmp_path):
+    files = OsFiles(str(tmp_path))
+    nsqd = Nsqd(Env(), files, NsqdOptions()).router()
+    nsqlookupd = Nsqlookupd(Env(), NsqlookupdOptions(cluster_store=("a:1",)))._http.router
+    store = Router()
+    store_api.add_routes(store, None, Env())  # type: ignore[arg-type]
+    page = PERMISSIONS_PAGE.read_text(encoding="utf-8")
+    listed = {title: set(re.findall(r"^\| `(\w+ \S+)` \|", part, re.M)) for title, part in parts(page)}
+    both = listed.pop("both")
+    assert {f"{method} {path}" for method, path, _ in nsqd.routes()} == listed.pop("nsqd") | both
+    assert {f"{method} {path}" for method, path, _ in nsqlookupd.routes()} == listed.pop("nsqlookupd") | both
+    assert {f"{method} {path}" for method, path, _ in store.routes()} == listed.pop("store")
+    assert not listed
+    files.close()
+
+
+def parts(page: str) -> list[tuple[str, str]]:
+    """The tables of the page by the daemon that they are of."""
+    found: dict[str, str] = {}
+    for part in page.split("\n## ")[1:]:
+        title = part.partition("\n")[0]
+        name = "store" if "store" in title else re.split(r"\W", title)[0]
+        found[name] = found.get(name, "") + part
+    return list(found.items())
 
 
 async def test_every_route_says_which_parameters_it_takes(tmp_path):

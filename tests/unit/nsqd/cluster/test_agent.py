@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
 from tests.unit.broker.test_replicas import World as BrokerWorld
 from tests.unit.cluster.models import KEYS, World, member, node, state
 
-from flintmq.cluster.state import LEASE_TTL_S, PartitionState, decode
+from flintmq.cluster.leading import Leading
+from flintmq.cluster.state import LEASE_TTL_S, LookupdRecord, PartitionState, decode
 from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable, Txn
 from flintmq.errors import StorageError
-from flintmq.nsqd.cluster.agent import SLICE_COUNT, Agent
+from flintmq.nsqd.cluster.agent import Agent
+from flintmq.nsqd.cluster.rounds import SLICE_COUNT
 
 PARTITION = ("t", 0)
+
+
+class Task:
+    """One that is run by the test."""
+
+    def add_done_callback(self, call: Callable[..., None]) -> None: ...
 
 
 class Loop:
@@ -37,7 +48,7 @@ class Loop:
 
     def create_task(self, work: Coroutine[Any, Any, None]) -> Any:
         self.begun.append(work)
-        return SimpleNamespace(add_done_callback=lambda call: None)
+        return Task()
 
     def turn(self) -> None:
         due, self.due = self.due, []
@@ -70,16 +81,16 @@ class Case:
             wants_output=lambda client: None,
             sync_soon=lambda log: None,
         )
-        store: Any = None
+        self.store: Any = SimpleNamespace(txn=None)
         clients: Any = nothing
         self.clock_ns = 10**15
         env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ns=lambda: self.clock_ns), random=random.Random(1))
         self.agent: Any = Agent(
-            env, engine, store, KEYS, "a", "boot a", b"", clients, self._became_ready, lambda topic, meta: True
+            env, engine, self.store, KEYS, "a", "boot a", b"", clients, self._became_ready, lambda topic, meta: True
         )
         link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
         peers: Any = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
-        self.agent._peers = peers
+        self.agent._peers = self.agent.leaders._peers = peers
         self.agent._record = node("a", incarnation=self.agent.incarnation)
         self.cluster.node(self.agent._record)
         self.cluster.topic("t", partition_count)
@@ -109,7 +120,7 @@ class Case:
 
     @property
     def copy(self) -> Any:
-        return self.agent._copies.get(PARTITION)
+        return self.agent.table.copies.get(PARTITION)
 
 
 @pytest.fixture
@@ -211,13 +222,15 @@ def test_what_the_store_says_of_a_partition_while_it_is_promoted_is_known(case: 
 def test_what_is_ready_is_told_once_of_a_topic() -> None:
     case = Case(40)
     case.settle()
-    assert len(case.agent._led) == 40 and all(led.is_ready for led in case.agent._led.values())
+    assert len(case.agent.table.led) == 40 and all(led.is_ready for led in case.agent.table.led.values())
     assert sorted(number for topic, gained in case.ready for number in gained or ()) == list(range(40))
     assert len(case.ready) < 10
     del case.ready[:]
-    case.agent._set_ready(case.agent._led["t", 3], False)
-    case.agent._set_ready(case.agent._led["t", 4], False)
-    case.agent._set_ready(case.agent._led["t", 4], True)
+    readiness, led = case.agent._readiness, case.agent.table.led
+    for number in (3, 4):
+        readiness.end(led["t", number])
+    readiness.wait_for(led["t", 4])
+    readiness.look(led["t", 4])
     case.loop.turn()
     assert case.ready == [("t", None)], "whoever was told of them has to be told anew"
 
@@ -227,9 +240,9 @@ def test_a_slice_of_them_is_promoted_in_a_turn() -> None:
     counts = [0]
     while counts[-1] < 3 * SLICE_COUNT // 2:
         case.loop.turn()
-        counts.append(len(case.agent._led))
+        counts.append(len(case.agent.table.led))
         case.broker.settle()
-        counts.append(len(case.agent._led))
+        counts.append(len(case.agent.table.led))
         assert len(counts) < 1000
     steps = [after - before for before, after in pairwise(counts)]
     assert max(steps) <= SLICE_COUNT, steps
@@ -259,8 +272,8 @@ class Store:
 def swap_all(case: Case, *failures: tuple[Exception, bool]) -> list[Txn]:
     """Let every other member be silent, and what follows be written; how the store was asked."""
     store = Store(case, *failures)
-    case.agent._store = store
-    for led in case.agent._led.values():
+    case.store.txn = store.txn
+    for led in case.agent.table.led.values():
         led.leading.silent("b")
 
     async def run() -> None:
@@ -274,12 +287,12 @@ def swap_all(case: Case, *failures: tuple[Exception, bool]) -> list[Txn]:
 
 
 def assert_alone(case: Case) -> None:
-    states = [led.leading.state for led in case.agent._led.values()]
+    states = [led.leading.state for led in case.agent.table.led.values()]
     assert states and all(state.in_sync_nodes == ("a",) for state in states)
     for number, its in enumerate(states):
         (pair,) = case.cluster.store.range(Span.of_key(KEYS.partition("t", number))).found
         assert decode(pair.key, pair.value, PartitionState) == its
-    assert not any(led.is_swapping for led in case.agent._led.values())
+    assert not any(led.is_swapping for led in case.agent.table.led.values())
 
 
 def test_who_is_in_sync_is_changed_for_many_together() -> None:
@@ -297,7 +310,7 @@ def test_one_that_was_changed_by_somebody_else_does_not_keep_the_others() -> Non
     asked = swap_all(case)
     assert len(asked) > 3, "together, then each alone, and one of them again"
     assert_alone(case)
-    assert case.agent._led["t", 1].leading.state.replicas == ("a", "b", "c")
+    assert case.agent.table.led["t", 1].leading.state.replicas == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("is_done", [False, True])
@@ -309,17 +322,147 @@ def test_changes_whose_answer_is_missing_are_asked_for_one_by_one(is_done: bool)
     assert_alone(case)
 
 
+def test_a_change_never_overwrites_the_successor_that_was_heard_of_while_it_was_asked_for() -> None:
+    """A leader that is cut from the store asks for two changes together; when that ends, another one leads."""
+    case = Case(2, others="b")
+    case.settle()
+
+    async def cut_off(txn: Txn) -> Any:
+        case.store.txn = store.txn
+        for number in (0, 1):
+            fields = {"epoch": 2, "incarnation": "b1", "log_id": 9 + number}
+            case.cluster.partition("t", number, state("b", "b", "ab", **fields))
+        case.hear()
+        raise OutcomeUnknown("no answer")
+
+    store = Store(case)
+    case.store.txn = cut_off
+    for led in case.agent.table.led.values():
+        led.leading.silent("b")
+    case.loop.turn()
+    asyncio.run(_first_batch(case))
+    for number in (0, 1):
+        (pair,) = case.cluster.store.range(Span.of_key(KEYS.partition("t", number))).found
+        found = decode(pair.key, pair.value, PartitionState)
+        assert (found.epoch, found.leader, found.in_sync_nodes) == (2, "b", ("b",))
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_who_has_others_lead_acts_on_nothing_from_before_the_store_is_asked(is_refused: bool) -> None:
+    case = Case(others="bc")
+    record = case.agent.view.topics["t"]
+    case.cluster.put(KEYS.topic("t"), msgspec.structs.replace(record, min_in_sync=2))
+    for name in "bc":
+        case.cluster.node(node(name))
+    case.cluster.put(KEYS.master, LookupdRecord("l", "1", "l", 1, 2))
+    case.hear()
+    case.settle()
+    lease = case.agent._lease
+    lease._membership = SimpleNamespace(is_held=True, pair=SimpleNamespace(mod_revision=0))
+    lease.look_at_all()
+    led = case.copy.led
+    for name in "bc":
+        led.leading.opened(name, member(name), SimpleNamespace(wake_watermark=lambda: None))
+        led.leading.acked(name, led.leading.end, 0)
+    led.deliver_from_ns = 0
+    case.loop.turn()
+    assert led.is_ready and lease.may_act(led)
+    if is_refused:
+        case.elect(1, "acb", "abc")  # it is not known here yet
+    acted: list[bool] = []
+
+    async def txn(txn: Txn) -> Any:
+        acted.append(led.is_ready or led.is_writable or lease.may_act(led))
+        lease.look_at_all()
+        acted.append(led.is_ready or led.is_writable or lease.may_act(led))
+        return await store.txn(txn)
+
+    store = Store(case)
+    case.store.txn = txn
+    for name in "bc":
+        led.leading.silent(name)
+        led.leading.unreached(name)
+    case.loop.turn()
+    if is_refused:
+        asyncio.run(_first_batch(case))
+        assert not led.leading.gives_up and not led.leading.is_ended
+        lease.look_at_fenced(case.clock_ns)
+        assert lease.may_act(led), "it is as it was"
+    else:
+        asyncio.run(_first_batch(case))
+        case.loop.turn()
+        assert led.leading.is_ended and case.copy.led is None
+        (pair,) = case.cluster.store.range(Span.of_key(KEYS.partition("t", 0))).found
+        found = decode(pair.key, pair.value, PartitionState)
+        assert (found.leader, found.in_sync_nodes) == ("", ("b", "c"))
+    assert acted and not any(acted)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_change_is_never_written_over_what_cannot_be_read(count: int) -> None:
+    """A newer release wrote it; this one asks again and again, of what it knew."""
+    case = Case(count, others="b")
+    case.settle()
+    key = KEYS.partition("t", 0)
+    case.cluster.put(key, b'{"of": "a newer release"}')
+    store = Store(case)
+    case.store.txn = store.txn
+    for led in case.agent.table.led.values():
+        led.leading.silent("b")
+    case.loop.turn()
+
+    async def sleep(_seconds: float) -> None:
+        if len(store.asked) > 5:
+            raise asyncio.CancelledError
+
+    with patch.object(asyncio, "sleep", sleep), contextlib.suppress(asyncio.CancelledError):
+        for _ in range(10):
+            asyncio.run(_first_batch(case))
+            case.loop.turn()
+    assert len(store.asked) > 2
+    (pair,) = case.cluster.store.range(Span.of_key(key)).found
+    assert pair.value == b'{"of": "a newer release"}'
+
+
 def test_changes_that_may_have_been_made_are_not_taken_for_refused() -> None:
     case = Case(2, others="b")
     case.settle()
     away = StoreUnavailable("away")
     store = Store(case, (OutcomeUnknown("no answer"), True), *[(away, False)] * 2)
-    case.agent._store = store
-    for led in case.agent._led.values():
+    case.store.txn = store.txn
+    for led in case.agent.table.led.values():
         led.leading.silent("b")
     case.loop.turn()
     asyncio.run(_first_batch(case))
-    assert all(led.leading._is_doubtful for led in case.agent._led.values())
+    assert all(led.leading._is_doubtful for led in case.agent.table.led.values())
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_defect_while_members_are_changed_does_not_keep_anybody_from_trying_again(count: int, is_done: bool) -> None:
+    case = Case(count, others="b")
+    case.settle()
+    swap_all(case, (RuntimeError("a defect"), is_done), (RuntimeError("another one"), is_done))
+    assert_alone(case)
+
+
+def test_a_defect_behind_a_change_of_members_does_not_keep_anybody_from_trying_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, tries = Case(40, others="b"), 0
+    case.settle()
+    swap_ended = Leading.swap_ended
+
+    def fail(leading: Leading, *args: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RuntimeError("a defect")
+        swap_ended(leading, *args)
+
+    monkeypatch.setattr(Leading, "swap_ended", fail)
+    swap_all(case)
+    assert_alone(case)
 
 
 async def _first_batch(case: Case) -> None:
@@ -350,13 +493,15 @@ class Member:
 
     def wake_watermark(self) -> None: ...
 
+    def wake_floors(self) -> None: ...
+
 
 def test_what_followers_confirm_is_not_asked_every_turn(case: Case) -> None:
     case.settle()
     other = Member(case, case.clock_ns)
     for _ in range(5):
         case.agent.look()
-        case.agent._look_at_fenced(case.clock_ns)
+        case.agent._lease.look_at_fenced(case.clock_ns)
     asked, led = other.asked, case.copy.led
     assert asked and not led.is_fenced
     for _ in range(100):
@@ -366,7 +511,7 @@ def test_what_followers_confirm_is_not_asked_every_turn(case: Case) -> None:
     case.agent.look()
     assert led.is_fenced, "it confirmed too long ago"
     other.confirmed = case.clock_ns
-    case.agent._look_at_fenced(case.clock_ns)
+    case.agent._lease.look_at_fenced(case.clock_ns)
     assert not led.is_fenced
     case.agent.look()
     asked = other.asked

@@ -37,6 +37,9 @@ class Stream:
     def acknowledge_progress(self, number: int) -> None:
         pass
 
+    def acknowledge_floors(self, number: int) -> None:
+        pass
+
 
 class Case:
     """A node that follows one partition."""

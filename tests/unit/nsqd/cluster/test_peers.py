@@ -6,21 +6,24 @@ import asyncio
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import uvloop
 from tests.certificates import Certificates, Files
 from tests.unit.cluster.models import node
 
 from flintmq.cluster.following import Following
-from flintmq.cluster.link import FollowerLink
-from flintmq.cluster.state import NodeRecord
+from flintmq.cluster.link import FollowerLink, LeaderLink
+from flintmq.cluster.state import LAG_NS_MAX, NodeRecord
 from flintmq.env import Env
 from flintmq.nsqd.cluster import peers as peers_module
 from flintmq.nsqd.cluster.peer_tls import PeerFiles, PeerTls
 from flintmq.nsqd.cluster.peers import Peers
-from flintmq.wire.peer import Farewell, Identity, Open, PeerReader, Refusal
+from flintmq.wire.peer import Farewell, Identity, Open, PeerReader, Purpose, Refusal, encode_one
 
 SECRET = b"0123456789abcdef"
 PATIENCE_S = 20.0
@@ -90,6 +93,66 @@ async def test_a_node_that_comes_back_is_dialled_again(caplog: pytest.LogCapture
     await until(lambda: link.is_connected, "connected again")
     await leader.peers.close()
     await again.peers.close()
+
+
+async def test_nodes_with_copies_of_the_same_are_connected_once_also_when_neither_leads() -> None:
+    lower, higher = await End("a").listen(), await End("b").listen()
+    for one, other in ((lower, higher), (higher, lower)):
+        one.knows(other)
+        one.peers.keep_in_touch([other.name])
+        one.peers.leave_idle()
+    await until(lambda: "a" in higher.peers._by_node, "the one with the lower id has dialled")
+    assert not higher.peers.links() and not higher.peers.is_silent("a")
+    higher.peers._by_node["a"].heard_ns -= LAG_NS_MAX
+    assert higher.peers.is_silent("a")
+    link = higher.peers.link("a")  # it begins to lead
+    link.tick(higher.peers.env.clock.monotonic_ns())
+    assert link.is_silent, "that was known before"
+    await until(lambda: link.is_connected and not link.is_silent, "it is heard of again")
+    await until(lambda: "b" in lower.peers._by_node, "connected both ways")
+    lower.peers.leave_idle()
+    assert not lower.peers.links(), "one connection is enough"
+    await lower.peers.close()
+    await higher.peers.close()
+
+
+async def test_a_connection_over_which_nothing_comes_is_closed() -> None:
+    leader, follower = End("a"), await End("b").listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: link.is_connected, "connected")
+    await until(lambda: "a" in follower.peers._by_node, "accepted")
+    first = follower.peers._by_node["a"]
+    first.heard_ns -= peers_module.FORGET_NS
+    follower.peers.tick(follower.peers.env.clock.monotonic_ns())
+    await until(lambda: follower.peers._by_node.get("a") not in (None, first), "the other end has dialled again")
+    await leader.peers.close()
+    await follower.peers.close()
+
+
+class Closed:
+    """The transport of a socket that an event loop has closed without telling anybody."""
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+async def test_a_connection_that_is_gone_unnoticed_is_forgotten() -> None:
+    peers = End("a").peers
+    incoming = peers_module._Incoming(peers)
+    incoming.connection_made(cast(Any, Closed()))
+    assert list(peers._incoming) == [incoming]
+    incoming.fail("the handshake took too long")
+    assert not peers._incoming and incoming.closed.done()
+    incoming.connection_lost(None)  # if it is told after all
 
 
 async def test_a_node_that_leaves_the_cluster_before_it_ends_is_not_waited_for() -> None:
@@ -286,3 +349,106 @@ async def test_a_node_of_the_next_version_is_let_in() -> None:
     await until(lambda: link.is_connected, "connected")
     await leader.peers.close()
     await follower.peers.close()
+
+
+async def test_thousands_of_copies_are_followed_over_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else the node has to do goes on in between; all of them come, and what is sent behind them."""
+    monkeypatch.setattr(LeaderLink, "receive", lambda *_: None)  # it has no such streams
+    count, turn = 10 * peers_module.OPENS_PER_TURN, 0
+    opened: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    def tick() -> None:
+        nonlocal turn
+        turn += 1
+        if len(opened) < count:
+            loop.call_soon(tick)
+
+    class Copies(End):
+        def find(self, frame: Open, peer: Identity) -> tuple[Refusal, int, str]:
+            opened.append(turn)
+            return Refusal.NOT_HERE, 0, ""
+
+    leader, follower = End("a"), await Copies("b").listen()
+    leader.knows(follower)
+    link = leader.peers.link("b")
+    await until(lambda: link.is_connected, "connected")
+    (connection,) = [each.connection for each in leader.peers._dialled.values()]
+    assert connection is not None
+    tick()
+    opens = [encode_one(Open(number, "t", 0, 7, 9, 5)) for number in range(count)]
+    connection.write(b"".join(opens))
+    await until(lambda: len(opened) == count, "all are opened")
+    connection.write(encode_one(Open(count, "t", 0, 7, 9, 5)))
+    await until(lambda: len(opened) == count + 1, "it reads on")
+    assert max(Counter(opened).values()) <= peers_module.OPENS_PER_TURN
+    await leader.peers.close()
+    await follower.peers.close()
+
+
+async def test_a_passage_that_is_given_up_while_its_answer_comes_is_closed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens it may be cancelled in the very turn in which the other node answers."""
+    made: list[peers_module.Passage] = []
+    greeted = peers_module.Passage.greeted
+
+    def given_up(passage: peers_module.Passage, frame: Any) -> None:
+        made.append(passage)
+        opening.cancel()  # which is carried out a turn later, and `opened` is cancelled at once
+        greeted(passage, frame)
+
+    monkeypatch.setattr(peers_module.Passage, "greeted", given_up)
+    dialer, acceptor = End("a"), await End("b").listen()
+    record = node("b", host="127.0.0.1", peer_port=acceptor.port)
+    opening = asyncio.create_task(dialer.peers.open_passage(record, cast(Any, None)))
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    (passage,) = made
+    assert passage.opened.cancelled()
+    await until(lambda: not acceptor.peers._incoming, "the other end is closed")
+    assert not [each for each in caplog.records if each.levelname == "ERROR"], caplog.text
+    await acceptor.peers.close()
+
+
+class Told:
+    """Whoever wants a passage."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+        self.reasons: list[str] = []
+
+    def received(self, data: bytes) -> None:
+        assert not self.reasons
+        self.said.append(data)
+
+    def lost(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_a_node_said_before_it_went_is_read_when_a_write_finds_out(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Its last words came, and were not read yet: without them nobody knows what became of what it was sent."""
+
+    async def run() -> None:
+        told, here = Told(), End("a").peers
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            _, passage = await asyncio.get_running_loop().create_connection(
+                lambda: peers_module.Passage(here, "b", told, Purpose.CLIENTS, None), *listener.getsockname()
+            )
+            end, _ = listener.accept()
+        with end:
+            while not end.recv(65536, socket.MSG_PEEK):
+                pass
+            passage.trusted()
+            passage.opened.set_result(None)
+            end.sendall(b"last words")
+        # What it was sent is unread, so the kernel resets the connection: the write fails before anything is read.
+        passage.write(b"one more")
+        await until(lambda: told.reasons, "it is lost")
+        assert b"".join(told.said) == b"last words"
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())

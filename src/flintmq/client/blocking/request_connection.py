@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-- :meth:`Line.answer_to` ends by its deadline. After anything but an answer the line is lost and closed: an answer that
-  comes late would be taken for the next one's.
-- Heartbeats are answered while an answer is waited for, and by :meth:`Line.attend` in between.
+- :meth:`RequestConnection.answer_to` ends by its deadline. After anything but an answer the connection is lost and
+  closed: an answer that comes late would be taken for the next one's.
+- Heartbeats are answered while an answer is waited for, and by :meth:`RequestConnection.attend` in between.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class Line(Connection):
+class RequestConnection(Connection):
     """One connection, opened.
 
     Args:

@@ -1,0 +1,235 @@
+"""Copies that another node had better lead: some of it is lost here, nothing more can be stored, or the disk hangs.
+
+::
+
+    damaged, failed, hanging --> this node leaves the in-sync set --> what is lost is cut off --> the leader sends it
+                                 | it is the only one in sync
+                                 +--> it waits for somebody who has it, then goes on without
+
+Rules of this file: a process leaves in-sync sets by itself, before it can be elected; the only one in sync never does.
+
+Source: docs/decisions/0017; ``broker/replicas.py`` for what a copy knows of its damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from flintmq.broker.replicas import Replica, Replicas
+from flintmq.clock import Clock
+from flintmq.cluster.keys import Keys
+from flintmq.cluster.state import encode, renounced
+from flintmq.cluster.store import Fate, Store, StoreError, swap
+from flintmq.cluster.view import PartitionId, View
+from flintmq.net.tasks import Tasks
+from flintmq.nsqd.cluster.due import Due
+from flintmq.nsqd.cluster.table import Copy, Table
+
+log = logging.getLogger(__name__)
+
+DISK_TICKS = 30
+"""So many ticks, 3 s, and a sync that has not come back is a dead disk's. A write that does not holds the loop, and
+costs the lease."""
+REPLACE_NS_MIN = 1_000_000_000
+REPLACE_NS_MAX = 60_000_000_000
+"""Between two copies of one partition that are set aside because they take nothing more: longer from time to time."""
+HOLD_NS = 10_000_000_000
+"""For so long the only one in sync waits at what it has lost: another one may come back that has it."""
+RENOUNCES_MAX = 32
+"""In-sync sets that are left at a time."""
+_LOOK_S = 0.1
+
+
+class DiskWatch:
+    """Whether the disk answers, as far as a sync tells that has not come back.
+
+    Ticks are counted, because a process that stood still says nothing about the disk.
+
+    Attributes:
+        is_dead: it does not.
+    """
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        self._syncing: object | None = None  # the sync that the last ticks have seen, and how many
+        self._ticks = 0
+
+    def tick(self, syncing: object | None) -> bool:
+        """Look again, ten times a second; return whether :attr:`is_dead` has changed.
+
+        Args:
+            syncing: the sync that is under way.
+        """
+        self._ticks = self._ticks + 1 if syncing is not None and syncing is self._syncing else 0
+        self._syncing = syncing
+        was_dead, self.is_dead = self.is_dead, self._ticks >= DISK_TICKS
+        if self.is_dead is not was_dead:
+            log.error("CLUSTER: %s", "the disk does not answer" if self.is_dead else "the disk answers again")
+        return self.is_dead is not was_dead
+
+
+class Damaged:
+    """Looks after such copies.
+
+    Args:
+        node_id: of this node.
+        due: has partitions settled.
+        tasks: that end with this node.
+        schedule: has the turn ended.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        node_id: str,
+        keys: Keys,
+        view: View,
+        store: Store,
+        table: Table,
+        replicas: Replicas,
+        due: Due,
+        tasks: Tasks,
+        schedule: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._node_id = node_id
+        self._keys = keys
+        self._view = view
+        self._store = store
+        self._table = table
+        self._replicas = replicas
+        self._due = due
+        self._tasks = tasks
+        self._schedule = schedule
+        self._disk = DiskWatch()
+        self._since_ns: dict[PartitionId, int] = {}  # what lacks something, and since when that is known
+        self._renouncing: set[PartitionId] = set()
+        self._renounces = asyncio.Semaphore(RENOUNCES_MAX)
+        self._begun_anew: dict[PartitionId, tuple[int, int]] = {}  # when a copy was, and how long another one is not
+
+    def found(self, replica: Replica) -> None:
+        """A copy lacks something that it had; perhaps in the middle of reading it."""
+        partition = (replica.topic, replica.number)
+        self._since_ns.setdefault(partition, self._clock.monotonic_ns())
+        self._due.note(partition)
+
+    def is_unfit(self, replica: Replica) -> bool:
+        """Whether another node had better lead: something is lost here, or nothing more can be stored."""
+        return replica.is_damaged or replica.log.failed is not None or self._disk.is_dead
+
+    def lacks(self, partition: PartitionId, replica: Replica) -> bool:
+        """Look after a copy that is unfit; return whether others are in sync, and this node is no longer when the store
+        knows.
+        """
+        if replica.is_damaged:
+            self._since_ns.setdefault(partition, self._clock.monotonic_ns())
+        state = self._view.partitions.get(partition)
+        if state is None:
+            return False
+        if renounced(state, self._node_id) is not None:
+            self._renounce_soon(partition)
+            return True
+        if self._node_id not in state.in_sync_nodes and not replica.work:
+            self._replicas.lost_end_comes(replica)
+        return False
+
+    def may_begin_anew(self, copy: Copy, replica: Replica) -> bool:
+        """Whether a copy that takes nothing more may be set aside: all that counts is elsewhere.
+
+        Where this node is in sync yet, it leaves the in-sync set.
+        """
+        state = self._view.partitions.get(copy.partition)
+        if state is None or copy.led is not None:
+            self._due.note(copy.partition)
+        elif renounced(state, self._node_id) is not None:
+            self._renounce_soon(copy.partition)
+        elif self._node_id not in state.in_sync_nodes and not replica.work and not self._disk.is_dead:
+            now_ns = self._clock.monotonic_ns()
+            last_ns, pause_ns = self._begun_anew.get(copy.partition, (now_ns - REPLACE_NS_MIN, 0))
+            if now_ns - last_ns >= pause_ns:
+                is_again = now_ns - last_ns < 2 * REPLACE_NS_MAX
+                pause_ns = min(2 * pause_ns, REPLACE_NS_MAX) if is_again and pause_ns else REPLACE_NS_MIN
+                self._begun_anew[copy.partition] = now_ns, pause_ns
+                log.error("CLUSTER: %s/%d: nothing more can be stored: %s", *copy.partition, replica.log.failed)
+                return True
+        return False
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def tick_disk(self, syncing: object | None) -> None:
+        """Find out whether the disk has stopped to answer: what is led here is led by others then.
+
+        Args:
+            syncing: the sync that is under way.
+        """
+        if self._disk.tick(syncing):
+            self._due.note_all(self._table.copies)
+        elif self._disk.is_dead and self._table.led:
+            self._due.note_all(self._table.led)
+
+    def tick(self, now_ns: int) -> None:
+        """Let the only one in sync go on without what it lacks, when nobody else had it in time."""
+        for partition, since_ns in list(self._since_ns.items()):
+            replica, state = self._replicas.get(partition), self._view.partitions.get(partition)
+            if replica is None or not replica.is_damaged:
+                del self._since_ns[partition]
+            elif state is not None and state.in_sync_nodes == (self._node_id,) and not replica.work:
+                if now_ns - since_ns >= HOLD_NS or set(state.holders) <= {self._node_id}:
+                    log.error(
+                        "CLUSTER: %s/%d: what is lost here no other replica in sync has: it is skipped", *partition
+                    )
+                    self._replicas.accept_damage(replica)
+                    self._schedule()
+
+    # -- leaving in-sync sets ------------------------------------------------------------------------------------------
+
+    async def renounce_all(self) -> None:
+        """Before this process can be elected: leave the in-sync sets of what is damaged or missing here."""
+        while True:
+            held = self._view.held.get(self._node_id, ())
+            wanted = [partition for partition in held if self._must_renounce(partition)]
+            if not wanted:
+                return
+            await asyncio.gather(*map(self._renounce, wanted))
+            await asyncio.sleep(_LOOK_S)  # until the view has it
+
+    def _must_renounce(self, partition: PartitionId) -> bool:
+        state, replica = self._view.partitions.get(partition), self._replicas.get(partition)
+        if state is None or renounced(state, self._node_id) is None:
+            return False
+        return replica is None or replica.log_id != state.log_id or replica.is_damaged
+
+    def _renounce_soon(self, partition: PartitionId) -> None:
+        if partition not in self._renouncing:
+            self._renouncing.add(partition)
+            self._tasks.begin(self._renounce(partition), f"leaving the in-sync set of {partition}")
+
+    async def _renounce(self, partition: PartitionId) -> None:
+        """Leave an in-sync set, because something is lost here that the others have."""
+        key = self._keys.partition(*partition)
+        try:
+            async with self._renounces:
+                pair, state = self._view.pairs.get(key), self._view.partitions.get(partition)
+                wanted = None if pair is None or state is None else renounced(state, self._node_id)
+                if wanted is not None:
+                    swapped = await swap(self._store, key, pair, encode(wanted))
+                    if swapped.fate is Fate.APPLIED:
+                        log.warning(
+                            "CLUSTER: %s/%d: this node is in sync no longer: %s", *partition, self._why(partition)
+                        )
+        except StoreError as error:
+            what = "CLUSTER: %s/%d: the store cannot be told that this node is in sync no longer (%s): %s"
+            log.warning(what, *partition, self._why(partition), error)
+        finally:
+            self._renouncing.discard(partition)
+            self._due.note_later(partition)
+
+    def _why(self, partition: PartitionId) -> str:
+        replica = self._replicas.get(partition)
+        if replica is not None and replica.log.failed is not None:
+            return f"nothing more can be stored here: {replica.log.failed}"
+        if replica is not None and not replica.is_damaged and self._disk.is_dead:
+            return "the disk does not answer"
+        return "something is lost here, which comes from another replica"

@@ -1,0 +1,177 @@
+"""Partitions get their roles on this node: they are made, followed, led, set aside or removed.
+
+::
+
+    the store's state and what is here --> role_of --> CREATE, FOLLOW, LEAD, SET_ASIDE, REMOVE
+
+Rules of this file: a role is asked for anew whenever something has ended or changed, so each step is complete by
+itself; what a partition fails with is told and tried again, and is no other partition's.
+
+Source: docs/decisions/0017.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flintmq.broker.replicas import Replicas
+from flintmq.clock import Clock
+from flintmq.cluster.state import LEASE_TTL_S, NodeRecord
+from flintmq.cluster.view import PartitionId, View
+from flintmq.errors import FlintError
+from flintmq.nsqd.cluster.alone import Alone
+from flintmq.nsqd.cluster.damaged import Damaged
+from flintmq.nsqd.cluster.due import Due
+from flintmq.nsqd.cluster.endings import Endings
+from flintmq.nsqd.cluster.followings import Followings
+from flintmq.nsqd.cluster.leaders import Leaders
+from flintmq.nsqd.cluster.roles import Here, Role, role_of
+from flintmq.nsqd.cluster.table import Copy, Table
+
+log = logging.getLogger(__name__)
+
+SWEEP_TICKS = 10
+"""In so many all copies are looked at: for what can wait, and is rare."""
+_LEASE_NS = LEASE_TTL_S * 1_000_000_000
+
+
+class Settling:
+    """Gives partitions their roles.
+
+    Args:
+        me: the record of this node; None: it has not begun.
+        due: calls :meth:`settle` back.
+        schedule: has the turn ended.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        me: Callable[[], NodeRecord | None],
+        view: View,
+        table: Table,
+        replicas: Replicas,
+        leaders: Leaders,
+        followings: Followings,
+        damaged: Damaged,
+        endings: Endings,
+        alone: Alone,
+        due: Due,
+        schedule: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._me = me
+        self._view = view
+        self._table = table
+        self._replicas = replicas
+        self._leaders = leaders
+        self._followings = followings
+        self._damaged = damaged
+        self._endings = endings
+        self._alone = alone
+        self._due = due
+        self._schedule = schedule
+        self._to_sweep: list[Copy] = []
+        self._sweep_count = 0
+
+    def settle(self, partition: PartitionId) -> None:
+        """Do what has to be done about one partition."""
+        copy, me = self._table.copies.get(partition), self._me()
+        if (copy is not None and copy.is_busy) or me is None:
+            return  # it is looked at when that has ended, or this node begins
+        replica = None if copy is None else copy.replica
+        here = None if replica is None else Here(replica.topic_number, replica.log_id)
+        role = role_of(self._view, me, partition, here)
+        if copy is None:
+            if role is Role.CREATE and self._alone.has(partition[0]):
+                self._alone.bring_soon(partition[0])  # this node died while it gave it to the cluster
+            elif role is Role.CREATE:
+                self._create(partition)
+            return
+        if role is not Role.LEAD and copy.led is not None:
+            self._leaders.depose(copy)
+        if replica is not None and self._damaged.is_unfit(replica):
+            if self._damaged.lacks(partition, replica) and role is Role.LEAD:
+                return  # another one is to lead it
+        if role is Role.FOLLOW:
+            self._endings.look(copy, me)
+        match role:
+            case Role.LEAD:
+                self._leaders.lead(copy)
+            case Role.FOLLOW:
+                state = self._view.partitions.get(partition)
+                if copy.following is None and replica is not None and replica.log.failed is None:
+                    self._followings.follow(copy, self._clock.monotonic_ns())
+                if state is not None and state.leader and copy.following is not None:
+                    self._followings.heard_of(copy, state)
+            case Role.SET_ASIDE | Role.REMOVE:
+                self._let_go(copy, role)
+
+    def _create(self, partition: PartitionId) -> None:
+        topic, number = partition
+        state, record = self._view.partitions[partition], self._view.topics[topic]
+        copy = self._table.add(partition, None)
+        copy.is_busy = True
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                copy.replica = self._replicas[partition]
+                # nobody was ever told that this copy follows
+                self._followings.follow(copy, self._clock.monotonic_ns() - _LEASE_NS)
+            else:
+                self._table.remove(copy)
+            self._due.ended(copy, error, "making a replica")
+
+        try:
+            self._replicas.create(topic, number, state.topic_number, state.log_id, record.meta, done)
+        except FlintError:
+            self._table.remove(copy)
+            raise
+        self._schedule()
+
+    def _let_go(self, copy: Copy, role: Role) -> None:
+        replica = copy.replica
+        assert replica is not None
+        if copy.following is not None:
+            copy.following.retire()
+            copy.following = None
+        self._followings.give_up_unanswered(copy)
+        copy.is_busy = True
+        what = "removing its replica" if role is Role.REMOVE else "setting its replica aside"
+        log.warning(
+            "CLUSTER: %s/%d: %s (topic %d, log %d)", *copy.partition, what, replica.topic_number, replica.log_id
+        )
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                self._table.remove(copy)
+            self._due.ended(copy, error, what)
+
+        try:
+            if role is Role.REMOVE:
+                self._replicas.remove(replica, done)
+            else:
+                self._replicas.set_aside(replica, done)
+        except FlintError as error:
+            self._due.ended(copy, error, what)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look at some of the copies, all of them once in ``SWEEP_TICKS``: which take nothing more."""
+        for copy in self._swept():
+            following, replica = copy.following, copy.replica
+            if replica is not None and replica.log.failed is not None and not copy.is_busy:
+                if self._damaged.may_begin_anew(copy, replica):
+                    self._let_go(copy, Role.SET_ASIDE)
+            elif following is not None and following.broken is not None and not copy.is_busy:
+                self._followings.mend(copy, following)
+
+    def _swept(self) -> list[Copy]:
+        copies = self._table.copies
+        if not self._to_sweep:
+            self._to_sweep = list(copies.values())
+            self._sweep_count = -(-len(self._to_sweep) // SWEEP_TICKS)
+        swept, self._to_sweep = self._to_sweep[: self._sweep_count], self._to_sweep[self._sweep_count :]
+        return [copy for copy in swept if copies.get(copy.partition) is copy]
