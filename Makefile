@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 tested = { $(BIN)/pytest --collect-only -qq $(1) >/dev/null & $(MAKE) static && wait; } && $(BIN)/pytest $(2) $(1)
-NODE := $(if $(wildcard tests/foreign/package.json),tests/foreign/node_modules/.ready)
+NODE := $(patsubst %/package.json,%/node_modules/.ready,$(wildcard tests/foreign/package.json tests/browser/package.json))
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL .DELETE_ON_ERROR:
@@ -16,7 +16,7 @@ setup: .venv/.dev $(NODE) .venv/.suites # everything below once; the others call
 demo: .venv/.demo; $(BIN)/flintmq demo # real data through broker, consumers and Spark, with a kill -9 in the middle
 cluster: .venv/.dev; $(BIN)/flintmq demo cluster # 3 nsqd, 2 nsqlookupd and etcd under load, and a leader that is killed
 test: setup # all checks, while the tests are compiled, and all tests: most wait, so four processes on two processors
-	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder)
+	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder -m 'not long')
 check: .venv/.dev # what to run before every commit: style, types, layers, unit tests
 	$(call tested,tests/unit tests/scripts tests/test_tidy.py,-q -n 2 --dist loadfile -m 'not slow')
 static: .venv/.dev # style, types, layers
@@ -28,17 +28,16 @@ conformance: setup # the protocol, rule by rule, and other people's clients
 	$(BIN)/pytest $(wildcard tests/conformance tests/foreign)
 chaos: .venv/.dev # simulated and real crashes, then half an hour of a cluster under faults; CHAOS_SECONDS, _SEED, _ETCD
 	$(BIN)/pytest tests/sim tests/power tests/integration/test_kill.py && $(BIN)/python -m tests.chaos.run .chaos
-spark: .venv/.dev # the Spark source and sink
+spark: .venv/.dev # the Spark source and sink, and what takes too long for make test
 	$(BIN)/pytest -m spark
 bench: setup # speed and memory, side by side with others
 	$(BIN)/python -m benchmarks
 docs: .venv/.dev # write docs/reference and contrib from the tables in the code
 	$(BIN)/python docs/generate.py
 clean: # remove caches and build output
-	rm -rf .chaos build dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf .chaos build dist .coverage* .*_cache .hypothesis && find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
 distclean: clean # and what setup made
-	rm -rf .venv tests/foreign/node_modules
+	rm -rf .venv tests/foreign/node_modules tests/browser/node_modules
 apt = { echo "==> $(1) is missing: running $(strip $(SUDO) apt-get install $(2))"; $(SUDO) apt-get -qq update && \
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install $(2); }
 $(BIN)/python:
@@ -54,7 +53,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo,dev]' && touch $@
 .venv/.suites: tests/foreign/suites/requirements.txt | .venv/.dev
 	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites: skipped"
-tests/foreign/node_modules/.ready: tests/foreign/package.json
-	@command -v npm >/dev/null || [ -n "$(SUDO)" ] || $(call apt,npm (for the tests with nsqjs),nodejs npm)
-	@command -v npm >/dev/null || echo "==> no npm and not root: the tests with nsqjs will be skipped"
-	@! command -v npm >/dev/null || { cd tests/foreign && npm ci --no-audit --no-fund && touch node_modules/.ready; }
+tests/%/node_modules/.ready: tests/%/package.json
+	@command -v npm >/dev/null || { [ -n "$(SUDO)" ] && echo "==> no npm and not root: tests/$* will be skipped"; } || $(call apt,npm (for tests/$*),nodejs npm)
+	@[ $* != browser ] || command -v chromium chromium-browser google-chrome >/dev/null || [ -n "$(SUDO)" ] || $(call apt,Chromium (for tests/browser),chromium)
+	@! command -v npm >/dev/null || { cd tests/$* && npm ci --no-audit --no-fund && touch node_modules/.ready; }

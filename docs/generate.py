@@ -12,9 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flintmq.net.http_auth import PERMISSIONS, permissions_table
+from flintmq.env import Env
+from flintmq.net.debug import DebugApi
+from flintmq.net.http_auth import ADMIN_OF_ALL, PERMISSIONS, Table, permissions_table
+from flintmq.net.http_router import Router
+from flintmq.net.networks import Networks
+from flintmq.nsqadmin.options import NsqadminOptions
 from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqlookupd.http_permissions import CLUSTER_TABLE, STORE_TABLE
 from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import example_file, reference_page
@@ -29,12 +35,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def generated() -> dict[str, str]:
     """Return path -> text of every generated file, paths relative to the root of the project."""
     return {
-        "docs/reference/options.md": reference_page([NsqdOptions, NsqlookupdOptions]),
+        "docs/reference/options.md": reference_page([NsqdOptions, NsqlookupdOptions, NsqadminOptions]),
         "docs/reference/protocol.md": protocol_page(),
         "docs/reference/http-permissions.md": http_permissions_page(),
         "docs/reference/admin.md": admin_page(),
         "contrib/nsqd.cfg.example": example_file(NsqdOptions),
         "contrib/nsqlookupd.cfg.example": example_file(NsqlookupdOptions),
+        "contrib/nsqadmin.cfg.example": example_file(NsqadminOptions),
     }
 
 
@@ -61,7 +68,8 @@ that overlap `start` to `end` (exclusive), about `bytes_max` bytes of them and a
 there is any. The first and the last may reach beyond the range. Ask again from `next` until it is `end`;
 sequences may be missing where damage was set aside. Outside of what is stored: `E_OFFSET_OUT_OF_RANGE
 start=<n> end=<n>`. `epoch` is what OFFSETS said; when the log has another leader by then, or the same again,
-`E_STALE_EPOCH`.
+`E_STALE_EPOCH`. With 2^31 added to `bytes_max` nsqd need not verify the batches; whoever does so verifies each CRC,
+and asks without it when one is wrong.
 
 **CURSOR** answers `{"sequence": <n>}`, the sequence below which the channel has confirmed everything. A
 channel that does not exist is created at `sequence` (-1: the present end, -2: the first stored message); for
@@ -110,17 +118,29 @@ def http_permissions_page() -> str:
     lines = [
         "# Permissions of the HTTP APIs",
         "",
-        "With `--http-auth-tokens-file`; see [http-auth.md](../http-auth.md). Generated from",
-        "the routes in `src/flintmq/nsqd/api` and `src/flintmq/nsqlookupd/http_permissions.py`. Requests that are",
-        "not listed, such as those below `/debug/`, ask for `admin` of all topics.",
+        "With `--http-auth-tokens-file`; see [http-auth.md](../http-auth.md). Every request is listed. Generated from",
+        "the routes in `src/flintmq/nsqd/api` and `src/flintmq/nsqlookupd/http_permissions.py`.",
         "",
         *(f"- `{name}`: {about}" for name, about in PERMISSIONS.items()),
         "",
         *permissions_table("nsqd", NSQD_TABLE),
         "",
         *permissions_table("nsqlookupd", NSQLOOKUPD_TABLE),
+        "",
+        *permissions_table("nsqlookupd of a cluster", CLUSTER_TABLE),
+        "",
+        *permissions_table("nsqlookupd that keeps the coordination store", STORE_TABLE),
+        "",
+        *permissions_table("both, below `/debug`", debug_table()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def debug_table() -> Table:
+    """What the requests below ``/debug`` ask for; they have no rows of their own."""
+    router = Router()
+    DebugApi(Env(), Networks(()), str).add_routes(router)
+    return {(method, path): ADMIN_OF_ALL for method, path, _ in router.routes()}
 
 
 def admin_page() -> str:

@@ -27,31 +27,43 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script sta
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-Xms64m -XX:MaxNewSize=32m")  # Java would begin with a 64th of the memory
 
-LARGE = (
-    "tests/integration/test_origins.py::test_a_real_browser",
-    "tests/integration/test_demo.py",
-    "tests/integration/test_docs.py::test_the_examples_of_spark",
-    "tests/integration/test_up.py::test_the_printed_spark_command",
-    "tests/spark/test_crash.py",
-    "tests/spark/test_without_java.py",
-    "tests/spark/test_secured_spark.py",
-    "tests/spark/test_spark.py",
-    "tests/foreign/test_ansq.py",
-    "tests/foreign/test_asyncnsq.py",
-    "tests/foreign/test_gnsq.py",
-    "tests/foreign/test_nsqjs.py",
-    "tests/foreign/test_pynsq.py",
-)
-"""Tests with a browser, a JVM or a dozen daemons, each 0.5 GB or more, by the beginnings of their ids.
+LARGE = {
+    "JVM": (
+        "tests/integration/test_demo.py",
+        "tests/integration/test_docs.py::test_the_examples_of_spark",
+        "tests/integration/test_up.py::test_the_printed_spark_command",
+        "tests/spark/test_crash.py",
+        "tests/spark/test_kills.py",
+        "tests/spark/test_spool_spark.py",
+        "tests/spark/test_without_java.py",
+        "tests/spark/test_secured_spark.py",
+        "tests/spark/test_flow.py",
+        "tests/spark/test_pipeline_doctor.py",
+        "tests/spark/test_spark.py",
+        "tests/spark/test_spark_moving.py",
+        "tests/spark/test_streams.py",
+        "tests/spark/test_trace_job.py",
+    ),
+    "browser and clients": (
+        "tests/integration/test_origins.py::test_a_real_browser",
+        "tests/browser/",
+        "tests/foreign/test_ansq.py",
+        "tests/foreign/test_asyncnsq.py",
+        "tests/foreign/test_gnsq.py",
+        "tests/foreign/test_nsqjs.py",
+        "tests/foreign/test_pynsq.py",
+    ),
+}
+"""Tests with a JVM, and those with a browser or a dozen daemons, each 0.5 GB or more, by the beginnings of their ids.
 
-They go to one process, one after the other in this order; those that share a session of Spark, which lives long, are
-the last with a JVM.
+Each kind goes to one process, one after the other in this order; those that share a session of Spark, which lives long,
+are the last with a JVM.
 """
 
 
-def beginning_of(nodeid: str) -> str:
-    """The one of ``LARGE`` that the id of a test begins with; empty when there is none."""
-    return next(filter(nodeid.startswith, LARGE), "")
+def kind_of(nodeid: str) -> str:
+    """The kind in ``LARGE`` that a test is of, by its id; empty when it is of none."""
+    return next((kind for kind, beginnings in LARGE.items() if nodeid.startswith(beginnings)), "")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -70,14 +82,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile``: by file, and those of ``LARGE`` together."""
+    """With ``--dist loadfile``: by file, and each kind of ``LARGE`` together."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     scheduling = LoadFileScheduling(config, log)
     file_of = scheduling._split_scope
-    scheduling._split_scope = lambda nodeid: "large" if beginning_of(nodeid) else file_of(nodeid)
+    scheduling._split_scope = lambda nodeid: kind_of(nodeid) or file_of(nodeid)
     return scheduling
 
 
@@ -85,6 +97,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Where several processes share the work, begin with what takes longest, so that it does not come last."""
     if not hasattr(config, "workerinput"):
         return
-    order = {beginning: number for number, beginning in enumerate(LARGE)}
+    order = [beginning for beginnings in LARGE.values() for beginning in beginnings]
+
+    def place(nodeid: str) -> int:
+        return next((number for number, beginning in enumerate(order) if nodeid.startswith(beginning)), len(order))
+
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: order.get(beginning_of(item.nodeid), len(order) + (item.path not in slow)))
+    items.sort(key=lambda item: (place(item.nodeid), item.path not in slow))

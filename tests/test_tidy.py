@@ -223,7 +223,9 @@ def test_markdown(rule):
     assert violations(MARKDOWN_FILES, rule) == []
 
 
-@pytest.mark.parametrize("file", ["README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"]
+)
 def test_a_newcomer_finds(file):
     assert text_of(ROOT / file).strip()
 
