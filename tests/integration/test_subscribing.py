@@ -19,10 +19,10 @@ def start(daemons: Daemons, durability: str) -> Nsqd:
     return nsqd
 
 
-def everything_of(nsqd: Nsqd, channel: str, count: int) -> list[bytes]:
+def everything_of(nsqd: Nsqd, channel: str, count: int, topic: str = "t") -> list[bytes]:
     """So many messages of a channel, finished."""
     with nsqd.connect() as consumer:
-        consumer.subscribe("t", channel, 2500)
+        consumer.subscribe(topic, channel, 2500)
         bodies = []
         for _ in range(count):
             message = consumer.message()
@@ -62,6 +62,23 @@ def test_a_kill_9_behind_the_answer(daemons: Daemons, durability: str):
         assert channel in names or not answered
         if answered:
             assert everything_of(nsqd, channel, len(answered)) == answered
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_kill_9_behind_the_answer_to_the_first_channel(daemons: Daemons, durability: str):
+    """What the topic had before it comes to it after all."""
+    nsqd = daemons.nsqd(f"--durability={durability}")
+    bodies = [b"%d" % number for number in range(20)]
+    chance = random.Random(9)
+    for number in range(ROUNDS):
+        topic = f"first{number}"
+        nsqd.publish(topic, *bodies)
+        with nsqd.connect() as consumer:
+            consumer.subscribe(topic, "c")
+            time.sleep(chance.choice((0, 0, 0.001, 0.003, 0.01)))
+            nsqd.kill()
+        nsqd.start()
+        assert everything_of(nsqd, "c", len(bodies), topic) == bodies
 
 
 def test_new_channels_one_after_the_other_do_not_stop_publishers(daemons: Daemons):

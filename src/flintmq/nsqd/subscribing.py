@@ -108,7 +108,8 @@ class Subscribing:
             channel.depth or channel.end < topic.partitions[number].log.next_sequence
             for number, channel in channels.items()
         )
-        is_simple = (is_new or is_passing) and not (event.is_ordered or is_owed) and start is None
+        is_first = all(len(topic.partitions[number].channels) == 1 for number in channels)
+        is_simple = (is_new or is_passing) and not event.is_ordered and (is_first or not is_owed) and start is None
         if leadership is not None and leadership.is_replicated(topic.name):
             is_simple = False  # another node may go on, which has to know the channel
         if is_simple and (
@@ -185,8 +186,9 @@ class Subscribing:
         """Let nothing be stored in a topic before a channel is that a client has subscribed to; False: not now.
 
         So the client can be answered at once, and has every message that is acknowledged from then on. What is stored
-        already would not be its own after a kill, so the channel must be owed none of it. Publishes do not wait for the
-        new channels of one client after the other.
+        already would not be its own after a kill, so the channel must be owed none of it, or be the first: what a topic
+        without channels has waits for the first that comes. Publishes do not wait for the new channels of one client
+        after the other.
         """
         now_ns = self._engine.env.clock.monotonic_ns
 
