@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
 from flintmq.errors import OptionError, UsageError
-from flintmq.tools.shell import arguments, lines, top
+from flintmq.net.loop import loop_factory
+from flintmq.tools.shell import arguments, lines, sub, top
 from flintmq.tools.shell.bench import percentiles
 from flintmq.tools.shell.stats import ChannelRow, rows_of
 from flintmq.tools.tables import table
@@ -178,3 +180,16 @@ def test_pub_loads_no_more_than_it_needs():
     heavy = ("flintmq.sync", "flintmq.client.aio.consumer", "flintmq.client.blocking", "flintmq.nsqd", "flintmq.spark",
              "flintmq.client.admin", "uvloop", "cramjam", "rich", "cryptography", "OpenSSL")  # fmt: skip
     assert not [name for name in heavy if name in loaded]
+
+
+@pytest.mark.parametrize("code", [0, 127])
+def test_a_command_that_has_ended_before_it_is_given_the_body(code: int):
+    """On the loop that the command runs on, with uvloop if it is there."""
+
+    async def ended() -> int:
+        process = await asyncio.create_subprocess_shell(f"exit {code}", stdin=asyncio.subprocess.PIPE)
+        await process.wait()
+        return await sub.end_of(process, b"x" * 100_000)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        assert runner.run(ended()) == code

@@ -234,9 +234,7 @@ class _Sub:
             raise Requeue(self._given.requeue) from error
         touching = asyncio.get_running_loop().create_task(_keep(message))
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may read as little as it likes
-                await process.communicate(message.body)
-            code = await process.wait()
+            code = await end_of(process, message.body)
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -269,6 +267,16 @@ class _Sub:
         if line.trace_id:
             found["TRACE_ID"] = str(line.trace_id)
         return {**os.environ, **{_FLINTMQ + name: value for name, value in found.items()}}
+
+
+async def end_of(process: asyncio.subprocess.Process, body: bytes) -> int:
+    """Write a body to a command and return its exit code.
+
+    It may read as little as it likes, and may have ended already: uvloop has a RuntimeError for that.
+    """
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
+        await process.communicate(body)
+    return await process.wait()
 
 
 async def _keep(message: Message[bytes]) -> None:
