@@ -32,6 +32,13 @@ def make(deployment: Deployment, topic: str, *bodies: bytes) -> str:
     return topic
 
 
+def stay(visitor: Visitor, topic: str) -> None:
+    """Open a topic's page; it and all that this visitor opens later stay as they were drawn."""
+    visitor.open(f"/topics/{topic}")
+    visitor.page.keyboard.press("l")
+    expect(visitor.page.locator("#live-text")).to_have_text("Paused")
+
+
 def confirm(visitor: Visitor, name: str) -> None:
     visitor.page.fill("#confirm", name)
     visitor.page.locator("button.btn-danger").click()
@@ -39,6 +46,7 @@ def confirm(visitor: Visitor, name: str) -> None:
 
 def test_what_was_paused_or_made_already(visitor: Visitor, second: Visitor, deployment: Deployment):
     topic = make(deployment, "both.pause")
+    stay(second, topic)
     for path, name in ((f"/topics/{topic}", topic), (f"/topics/{topic}/c", f"{topic}/c")):
         for word, state in (("Pause", "was paused already"), ("Unpause", "was not paused")):
             for each in (visitor, second):
@@ -66,8 +74,7 @@ def test_what_was_deleted_meanwhile(visitor: Visitor, second: Visitor, deploymen
     assert second.page.locator("#live-text").inner_text() == "Live"
     second.open(f"/confirm/delete_topic?topic={topic}")
     third = Visitor(second.browser, second.url)
-    third.open(f"/topics/{topic}")
-    third.page.keyboard.press("l")  # it stays as it is
+    stay(third, topic)
     visitor.open(f"/confirm/delete_topic?topic={topic}")
     confirm(visitor, topic)
     told(visitor)
@@ -121,6 +128,7 @@ def test_a_node_that_is_drained_and_a_letter_that_is_requeued_by_both(
         connection.send(b"REQ %s 0\n" % connection.message().id)
         wait_until(lambda: nsqd.stats(f"{topic}.dead")["message_count"] == 1, "it is a dead letter")
     wait_until(lambda: nodes_of(deployment, f"{topic}.dead") == 1, "nsqadmin knows the node that has it")
+    stay(second, topic)
     for each in (visitor, second):
         each.open(f"/dead-letters/{topic}")
         each.page.get_by_role("button", name="Requeue", exact=True).wait_for()

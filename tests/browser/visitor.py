@@ -37,6 +37,7 @@ class Visitor:
         self.browser = browser
         self.url = url
         self.complaints: list[str] = []
+        self._status = 200
         self._context = browser.new_context(
             viewport=WIDE, java_script_enabled=has_javascript, reduced_motion="reduce",
             ignore_https_errors=True,  # of an authority that only the tests know
@@ -48,7 +49,8 @@ class Visitor:
         self.page.on("request", self._watch)
 
     def _hear(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        is_known = self._status != 200 and f"status of {self._status}" in message.text
+        if message.type in ("error", "warning") and not is_known:
             self.complaints.append(f"{self.page.url}: {message.text}")
 
     def _watch(self, request: Request) -> None:
@@ -56,12 +58,14 @@ class Visitor:
             self.complaints.append(f"{self.page.url} asked for {request.url}")
 
     def open(self, path: str, status: int = 200) -> Page:
-        """Open a page and see its status; the browser's own complaint about another one than 200 is none."""
+        """Open a page and see its status; the browser's own complaint about another one than 200 is none.
+
+        It may come late, and again when the page refreshes by itself.
+        """
+        self._status = status
         answer = self.page.goto(self.url + path)
         assert answer is not None
         assert answer.status == status, (path, answer.status, self.page.inner_text("body")[:500])
-        if status != 200:
-            self.complaints = [each for each in self.complaints if f"status of {status}" not in each]
         return self.page
 
     def look(self, theme: Literal["light", "dark"], is_narrow: bool = False) -> None:

@@ -1,4 +1,8 @@
-"""What ansq's tests ask for and its release leaves out: daemons on the ports that its tests name, and patience."""
+"""What ansq's tests ask for and its release leaves out: daemons on the ports that its tests name, and patience.
+
+Some of them see a reader's connection before it has subscribed, and kill nsqd then: whoever is quicker decides. So what
+they wait for has come when nobody waits for an answer, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansq.tcp.connection import NSQConnection
 
 _PATIENCE_S = float(os.environ["SUITE_PATIENCE_S"])
 
@@ -100,13 +105,30 @@ async def event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
+@pytest.fixture(autouse=True)
+def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The commands of all connections that are not answered yet."""
+    execute = NSQConnection.execute
+    waiting: list[object] = []
+
+    async def counted(connection: NSQConnection, command: object, *args: Any, **options: Any) -> Any:
+        waiting.append(command)
+        try:
+            return await execute(connection, command, *args, **options)
+        finally:
+            waiting.remove(command)
+
+    monkeypatch.setattr(NSQConnection, "execute", counted)
+    return waiting
+
+
 @pytest.fixture
-def wait_for() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+def wait_for(unanswered: list[object]) -> Callable[[Callable[[], Any]], Awaitable[None]]:
     async def wait(condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             found = condition()
-            if await found if inspect.isawaitable(found) else found:
+            if (await found if inspect.isawaitable(found) else found) and not unanswered:
                 return
             assert time.monotonic() < deadline, f"waited {_PATIENCE_S:g} s for {inspect.getsource(condition)}"
             await asyncio.sleep(0.1)  # as ansq's own: what it looks at again meanwhile goes on
