@@ -30,7 +30,10 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 TRIES_MORE = 2
 """Of a test that failed: some of these suites count on who is quicker, see docs/compatibility.md."""
-_NETWORK = ["unshare", "--map-root-user", "--net", sys.executable, "-c", _WITH_LOOPBACK]
+_NETWORK = [
+    "unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child",  # what it leaves running ends with it
+    sys.executable, "-c", _WITH_LOOPBACK,
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

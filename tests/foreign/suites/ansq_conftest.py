@@ -1,7 +1,8 @@
 """What ansq's tests ask for and its release leaves out: daemons on the ports that its tests name, and patience.
 
-Some of them see a reader's connection before it has subscribed, and kill nsqd then: whoever is quicker decides. So what
-they wait for has come when nobody waits for an answer, too.
+Some of them see a reader's connection before it has subscribed, and kill nsqd then, or while nsqlookupd still sends the
+reader there, which it does not survive: whoever is quicker decides. So what they wait for has come when nobody waits
+for an answer, too, and an nsqd has stopped when nsqlookupd knows it no more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import http.client
 import inspect
+import json
 import os
 import subprocess
 import time
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 from ansq.tcp.connection import NSQConnection
+from ansq.tcp.reader import Lookupd
 
 _PATIENCE_S = float(os.environ["SUITE_PATIENCE_S"])
 
@@ -29,7 +32,10 @@ class Daemon:
 
     host = "127.0.0.1"
 
-    def __init__(self, program: str, port: int, http_port: int, flags: Sequence[str]) -> None:
+    def __init__(
+        self, program: str, port: int, http_port: int, flags: Sequence[str], lookupd_http_ports: Sequence[int] = ()
+    ) -> None:
+        self._lookupd_http_ports = lookupd_http_ports
         self.port = port
         self.http_port = http_port
         self.tcp_address = f"{self.host}:{port}"
@@ -57,6 +63,19 @@ class Daemon:
             self._process.kill()
             self._process.wait()
             self._process = None
+            deadline = time.monotonic() + _PATIENCE_S
+            while any(self._is_known_to(port) for port in self._lookupd_http_ports):  # before the reader asks again
+                assert time.monotonic() < deadline, f"nsqlookupd still names {self.tcp_address}"
+                time.sleep(0.005)
+
+    def _is_known_to(self, lookupd_http_port: int) -> bool:
+        with contextlib.closing(http.client.HTTPConnection(self.host, lookupd_http_port, timeout=5)) as connection:
+            try:
+                connection.request("GET", "/nodes")
+                nodes = json.load(connection.getresponse())["producers"]
+            except OSError:
+                return False
+            return any(node["tcp_port"] == self.port for node in nodes)
 
 
 @contextlib.asynccontextmanager
@@ -80,7 +99,8 @@ def create_nsqd(tmp_path: Path) -> Create:
         data_path.mkdir()
         flags = [f"--data-path={data_path}", "--broadcast-address=127.0.0.1"]
         flags += [f"--lookupd-tcp-address={address}" for address in lookupd_tcp_addresses]
-        return _running(Daemon("nsqd", port, http_port, flags))
+        lookupd_http_ports = [int(address.rpartition(":")[2]) + 1 for address in lookupd_tcp_addresses]
+        return _running(Daemon("nsqd", port, http_port, flags, lookupd_http_ports))
 
     return create
 
@@ -107,18 +127,22 @@ async def event_loop() -> asyncio.AbstractEventLoop:
 
 @pytest.fixture(autouse=True)
 def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The commands of all connections that are not answered yet."""
-    execute = NSQConnection.execute
+    """What connections have asked nsqd, and readers nsqlookupd, and are not through with."""
     waiting: list[object] = []
 
-    async def counted(connection: NSQConnection, command: object, *args: Any, **options: Any) -> Any:
-        waiting.append(command)
-        try:
-            return await execute(connection, command, *args, **options)
-        finally:
-            waiting.remove(command)
+    def counted(ask: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def asked(*args: Any, **options: Any) -> Any:
+            question = object()
+            waiting.append(question)
+            try:
+                return await ask(*args, **options)
+            finally:
+                waiting.remove(question)
 
-    monkeypatch.setattr(NSQConnection, "execute", counted)
+        return asked
+
+    monkeypatch.setattr(NSQConnection, "execute", counted(NSQConnection.execute))
+    monkeypatch.setattr(Lookupd, "query_lookup", counted(Lookupd.query_lookup))
     return waiting
 
 
