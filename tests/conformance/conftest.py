@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import daemons
+from tests.integration.conftest import daemons, started_anew
 from tests.integration.daemons import Connection, Daemons, Nsqd, Nsqlookupd
 
-__all__ = ["daemons"]
+__all__ = ["daemons", "started_anew"]
 
 _numbers = itertools.count(1)
 

@@ -25,6 +25,8 @@ from tests.conformance.conftest import quick_flags
 from tests.conformance.daemon_helpers import LookupConnection, identified, run_to_end, topics_of
 from tests.integration.daemons import PATIENCE_S, Daemon, Daemons, Nsqd, Nsqlookupd, dpub, wait_until
 
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 PROGRAMS = ("nsqd", "nsqlookupd")
 READY_WITHIN_S = 1.0
 SOURCES = Path(__file__).resolve().parents[2] / "src"

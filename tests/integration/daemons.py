@@ -29,6 +29,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
+from tests.integration.forked import Forked, template
 from tests.ports import reserved_port
 
 PATIENCE_S = 60.0
@@ -46,6 +47,7 @@ IS_OTHER_NSQD = "CONFORMANCE_NSQD" in os.environ
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
 SOURCES = Path(__file__).resolve().parents[2] / "src"
+_OURS = [sys.executable, "-m", "flintmq"]
 _UINT32 = Struct(">I")
 _FRAME_HEADER = Struct(">II")
 _MESSAGE_HEADER = Struct(">QH16s")
@@ -398,16 +400,18 @@ class Daemon:
         flags: of the next start; addresses are added.
         tcp, http: where it listens.
         started_in_s: from the start of the process to its last ``listening`` line.
+        is_forked: whether a start is a fork of a process that has everything imported, where that makes no difference.
     """
 
     program = ""
+    is_forked = True
     protocols: tuple[str, ...] = ("tcp", "http")
 
     @property
     def command(self) -> list[str]:
         """What starts it: ours, or another implementation's that the environment names (CONFORMANCE_NSQD=/bin/nsqd)."""
         other = shlex.split(os.environ.get(f"CONFORMANCE_{self.program.upper()}", ""))
-        return other or [sys.executable, "-m", "flintmq", self.program]
+        return other or [*_OURS, self.program]
 
     def __init__(self, log_path: Path, flags: Iterable[str] = (), limits: Sequence[str] = ()) -> None:
         self.flags = list(flags)
@@ -417,7 +421,7 @@ class Daemon:
         self._log_path = log_path
         self._limits = list(limits)  # a command that runs the daemon, such as prlimit --nofile=64
         self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._reserved: list[socket.socket] = []
 
     # life
@@ -431,14 +435,21 @@ class Daemon:
         places = (("tcp", self.tcp), ("http", self.http))
         addresses = [f"--{what}-address={host}:{port}" for what, (host, port) in places if what in self.protocols]
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
+        command, arguments = self.command, [*addresses, *self.flags]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+        directory = self._log_path.parent
         with self._log_path.open("ab") as log:
+            is_ours = not self._limits and command == [*_OURS, self.program]
+            if self.is_forked and is_ours and template().is_like(environment):
+                self._process = template().start([self.program, *arguments], environment, directory, log.fileno())
+                return
             self._process = subprocess.Popen(
-                [*self._limits, *self.command, *addresses, *self.flags],
+                [*self._limits, *command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(SOURCES)},
-                cwd=self._log_path.parent,
+                env=environment,
+                cwd=directory,
             )
 
     def start(self) -> Daemon:

@@ -12,6 +12,8 @@ import pytest
 from tests.integration.daemons import ERROR, RESPONSE, Closed, Connection, Daemons, Nsqd, mpub, pub, wait_until
 from tests.integration.upgraded import Deflate
 
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 MEBIBYTE = 1024 * 1024
 BUDGET_BYTES = 64 * MEBIBYTE
 OUTPUT_BYTES = BUDGET_BYTES * 6 // 16

@@ -40,6 +40,8 @@ from tests.integration.daemons import (
 )
 from tests.integration.load import Numbers, Publisher, check, drain
 
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 LOG_LINE = re.compile(
     r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (?:DEBUG|INFO|WARNING|ERROR|FATAL): \S.*", re.ASCII
 )
