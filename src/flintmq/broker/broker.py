@@ -184,6 +184,7 @@ class Broker:
             adoption,
             self._is_unreplicated,
             self._tell_damage,
+            self._tell_problem,
         )
 
     def _is_unreplicated(self, topic: str) -> bool:

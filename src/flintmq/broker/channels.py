@@ -182,10 +182,13 @@ class Channels:
         keep: Callable[[int], bool | None] = _keep_nothing
         if self.is_durable(channel):
             cursor, partition = self._cursors[channel]
-            keep = partial(self._floors.put, cursor)
+            keep = partial(self._keep_here, cursor)
             if self.floor_keeper is not None:
                 keep = partial(self._keep_everywhere, self.floor_keeper, cursor, partition, channel)
         channel.deliver_in_order(keep if is_ordered else None)
+
+    def _keep_here(self, cursor: int, floor: int) -> None:
+        self._floors.put(cursor, floor)
 
     def _keep_everywhere(
         self, keeper: FloorKeeper, cursor: int, partition: Partition, channel: Channel, floor: int
@@ -227,6 +230,14 @@ class Channels:
         except StorageError as error:
             self._report(error)  # at the next start there is no such cursor
 
+    def unkeep_floor(self, cursor: int) -> bool:
+        """Forget the floor of a channel that another node delivers, which stays; whether something was kept.
+
+        Raises:
+            WriteFailed: nothing is known about it.
+        """
+        return self._floors.forget(cursor)
+
     # -- what is to be written -------------------------------------------------------------------------------------
 
     def put(self, channel: Channel) -> None:
@@ -257,18 +268,13 @@ class Channels:
         if self.floor_keeper is not None:
             self.floor_keeper.keep(partition, channel, 0)
 
-    def keep_floor(self, cursor: int, floor: int, before: int | None) -> None:
-        """Keep the floor of a channel that another node delivers.
-
-        Args:
-            before: that was kept of it; None: nothing was.
+    def keep_floor(self, cursor: int, floor: int) -> bool:
+        """Keep the floor of a channel that another node delivers; whether it went back.
 
         Raises:
             WriteFailed: nothing is known about it.
         """
-        if before is not None and floor < before:
-            self._floors.forget(cursor)  # the larger one of its records counts
-        self._floors.put(cursor, floor)
+        return self._floors.put(cursor, floor)
 
     def sync_floors(self) -> None:
         """Have the floors survive a power loss. Blocks; for a worker thread.

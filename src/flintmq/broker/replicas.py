@@ -279,6 +279,7 @@ class Replicas(Mapping[_Key, Replica]):
     Args:
         is_here: whether there is a topic of a name that is not replicated.
         on_damage: told of messages that are missing.
+        on_problem: told what could not be written, and is tried again.
 
     Attributes:
         on_records: given, behind each flush that was written, its records of the partitions led here, and whom to tell
@@ -297,6 +298,7 @@ class Replicas(Mapping[_Key, Replica]):
         adoption: Adoption,
         is_here: Callable[[str], bool],
         on_damage: Callable[[Damage], None],
+        on_problem: Callable[[StorageError], None],
     ) -> None:
         self._logs = logs
         self._channels = channels
@@ -307,6 +309,8 @@ class Replicas(Mapping[_Key, Replica]):
         self._adoption = adoption
         self._is_here = is_here
         self._on_damage = on_damage
+        self._on_problem = on_problem
+        self._syncing_floors = 0  # times that it is under way, or waits for the next flush
         self.on_records: OnRecords | None = None
         self.on_damaged: Callable[[Replica], None] | None = None
         self._by_directory: dict[str, Replica] = {}
@@ -954,6 +958,8 @@ class Replicas(Mapping[_Key, Replica]):
     def keep_floors(self, replica: Replica, floors: Sequence[tuple[str, int]]) -> None:
         """Keep how far channels in order are, as the leader says, ahead of its progress; it outlives the process.
 
+        What goes back is synced with the next flush, so before the progress is stored that comes behind it.
+
         Args:
             floors: channels, and the sequence below which everything is finished; 0: what is kept is not so any more.
 
@@ -971,12 +977,27 @@ class Replicas(Mapping[_Key, Replica]):
                     self._keep_floor(replica, cursor, floor)
                 continue
             replica._ordered_floors.pop(name, None)
-            if cursor is not None and replica._kept_floors.pop(cursor, None) is not None:
-                self._channels.forget_cursor(cursor)
+            if cursor is not None:
+                replica._kept_floors.pop(cursor, None)
+                if self._channels.unkeep_floor(cursor):
+                    self._sync_floors()
 
     def _keep_floor(self, replica: Replica, cursor: int, floor: int) -> None:
-        self._channels.keep_floor(cursor, floor, replica._kept_floors.get(cursor))
+        if self._channels.keep_floor(cursor, floor):
+            self._sync_floors()
         replica._kept_floors[cursor] = floor
+
+    def _sync_floors(self) -> None:
+        """Have what went back survive a power loss: who leads after one would pass over what is between."""
+        self._syncing_floors += 1
+        self._progress.ask(Question(lambda _store: self._channels.sync_floors(), self._floors_synced))
+
+    def _floors_synced(self, _answer: object, error: BaseException | None) -> None:
+        self._syncing_floors -= 1
+        if error is not None:
+            if isinstance(error, StorageError):
+                self._on_problem(error)
+            self._sync_floors()  # with the next flush; no progress is stored meanwhile
 
     def _limit_floors(self, replica: Replica, end: int) -> None:
         """Let no channel in order be beyond a log that was cut back, or lost its end with the power: the sequences from
@@ -1034,7 +1055,7 @@ class Replicas(Mapping[_Key, Replica]):
     def _applied(
         self, replica: Replica, position: tuple[int, int], floor: int, done: Waiter, error: BaseException | None
     ) -> None:
-        if error is not None:
+        if error is not None or self._syncing_floors:
             # the next flush has it all again: nothing is to be sent a second time
             self._metadata.wait_here(partial(self._applied, replica, position, floor, done))
             return

@@ -13,6 +13,9 @@ torn by a kill leaves the one before::
     +--------------+--------------+--------+--------+
     crc is CRC-32 of what stands before it; a record of zeros is free
 
+What goes back, because an operator has it delivered again, takes both records, since of two the larger floor counts;
+and who promises that syncs the file behind it: a power loss would bring the larger one back.
+
 Rules of this file: a record whose CRC is wrong is no record; numbers of cursors are used again only after a restart, so
 a restart keeps records of living channels alone.
 
@@ -42,7 +45,8 @@ class FloorFile:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._file: File | None = None
-        self._places: dict[int, tuple[int, int]] = {}  # cursor -> numbers of its records, the older one first
+        # cursor -> numbers of its records, the older one first, and the floor that they have
+        self._places: dict[int, tuple[int, int, int]] = {}
         self._free: list[int] = []
         self._is_there = False
 
@@ -83,10 +87,14 @@ class FloorFile:
         records = b"".join(_record(cursor, floor) + _NO_RECORD for cursor, floor in floors.items())
         replace_file(self._files, FLOORS_NAME, records)
         self._files.sync_directory("")
-        self._places = {cursor: (2 * number + 1, 2 * number) for number, cursor in enumerate(floors)}
+        places = enumerate(floors.items())
+        self._places = {cursor: (2 * number + 1, 2 * number, floor) for number, (cursor, floor) in places}
 
-    def put(self, cursor: int, floor: int) -> None:
+    def put(self, cursor: int, floor: int) -> bool:
         """Note how far a channel is; survives the end of this process.
+
+        Returns:
+            Whether it is less far than it was: a power loss may undo that until :meth:`sync`.
 
         Raises:
             WriteFailed: nothing is known about the record.
@@ -95,21 +103,33 @@ class FloorFile:
         if places is None:
             if not self._free:
                 self._free += (2 * len(self._places) + 1, 2 * len(self._places))
-            places = self._places[cursor] = self._free.pop(), self._free.pop()
-        older, newer = places
-        self._write(older, _record(cursor, floor))
-        self._places[cursor] = newer, older
+            places = self._free.pop(), self._free.pop(), 0
+            self._places[cursor] = places
+        older, newer, before = places
+        record = _record(cursor, floor)
+        self._write(older, record)
+        is_back = floor < before
+        if is_back:
+            self._write(newer, record)
+        self._places[cursor] = newer, older, floor
+        return is_back
 
-    def forget(self, cursor: int) -> None:
+    def forget(self, cursor: int) -> bool:
         """Free the records of a channel that is gone, or whose floor went back.
+
+        Returns:
+            Whether there were any: a power loss may bring them back until :meth:`sync`.
 
         Raises:
             WriteFailed: nothing is known about the record.
         """
-        places = self._places.pop(cursor, ())
-        self._free += places
-        for number in places:
+        places = self._places.pop(cursor, None)
+        if places is None:
+            return False
+        self._free += places[:2]
+        for number in places[:2]:
             self._write(number, _NO_RECORD)
+        return True
 
     def _write(self, number: int, record: bytes) -> None:
         try:

@@ -968,6 +968,48 @@ def test_a_floor_that_is_not_so_any_more_is_forgotten():
     assert list(node.replica._kept_floors.values()) == [2]
 
 
+@pytest.mark.parametrize("told", [[0], [2], [0, 2], [6, 2]])
+@pytest.mark.parametrize("is_of_before", [False, True])
+def test_a_floor_that_went_back_is_not_back_after_a_power_loss(told: list[int], is_of_before: bool) -> None:
+    """An operator's OK: nobody passes over what is to be delivered again, not after a power loss either."""
+    for seed in range(12):
+        node = follower_in_order()
+        node.flush()
+        node.broker._channels.sync_floors()
+        if is_of_before:  # it was written by a process before, or while this one led
+            node.die(power_loss=False)
+            node.restart()
+            node.note(1)
+        for floor in told:
+            node.broker.replicas.keep_floors(node.replica, [("c", floor)])
+        node.apply((1, 2), [PutProgress("t", NUMBER, "c", 2, b"", [], [], [], 0)])
+        node.random.seed(seed)
+        node.die(power_loss=True)
+        node.restart()
+        node.lead(2)
+        assert node.partition.channels["c"].floor <= 2
+
+
+def test_a_floor_is_what_was_told_last_also_where_it_led_before() -> None:
+    """What it wrote as the leader is in the same file, and the larger one of two records counts."""
+    node = follower_in_order()
+    node.lead(2)
+    node.commit_all()
+    assert node.partition.channels["c"].floor == 7
+    topic = node.broker.topics["t"]
+    node.broker.order_channel(topic, "c", True)
+    consumer = node.consume("c")
+    consumer.ready(1)
+    node.pump()
+    node.broker.replicas.demote(node.replica, StorageError("led elsewhere"))
+    node.settle()
+    node.note(3)
+    node.broker.replicas.keep_floors(node.replica, [("c", 3)])
+    node.die(power_loss=False)
+    node.restart()
+    assert list(node.replica._kept_floors.values()) == [3]
+
+
 def follower_in_order() -> Node:
     """A follower that has 8 messages, of which its leader said that the first 6 are finished in order."""
     leader = led()

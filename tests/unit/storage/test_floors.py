@@ -57,6 +57,22 @@ def test_what_is_forgotten_is_gone_however_often_it_was_written(disk):
     assert reopened(disk)[1] == {1: 2}, "back is back"
 
 
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_what_went_back_is_where_it_was_put_and_stays_there_once_it_is_synced(disk, power_loss):
+    file = FloorFile(disk.attach())
+    assert [file.put(1, floor) for floor in (8, 9, 3, 3, 4)] == [False, False, True, False, False]
+    file.put(1, 9)
+    assert file.put(1, 2)
+    file.sync()
+    file._files.sync_directory("")
+    disk.crash(power_loss, random.Random(1))
+    file = FloorFile(disk.attach())
+    assert file.load() == {1: 2}
+    file.begin({1: 2})
+    assert file.put(1, 1), "also of what a process before wrote"
+    assert file.forget(1) and not file.forget(1)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_kill_in_the_middle_of_a_write_leaves_the_floor_before(disk, seed):
     file = FloorFile(disk.attach())
