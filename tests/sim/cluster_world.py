@@ -14,6 +14,7 @@ Invariants, checked while it runs (names as in the design):
   comes after it, and nothing is passed over. What was finished last may come again where all in sync lost their power,
   or nodes that sync, whose floors do not. H5: progress is what the leader had at that position. The others (H1, H3, H4)
   are seen by what gets lost without them.
+- I12: a node that stops again and again has publishers wait for it a few times, and not each time.
 - In the end, when all is well again: one leader, all in sync, everything acknowledged delivered to every channel.
 
 A :class:`Rules` switches single rules of the design off; then an invariant has to break.
@@ -40,6 +41,7 @@ from flintmq.cluster.leading import Leading
 from flintmq.cluster.link import FollowerLink, LeaderLink, Window
 from flintmq.cluster.power import asks_for_ends, elected_with_loss, told, who_has_most
 from flintmq.cluster.state import (
+    LAG_NS_MAX,
     LEASE_TTL_S,
     PEER_VERSION,
     Ending,
@@ -54,6 +56,7 @@ from flintmq.cluster.state import (
     renounced,
     without_leader,
 )
+from flintmq.cluster.steadiness import Steadiness
 from flintmq.cluster.store import Compare, Get, KeyValue, LeaseNotFound, Put, Span, Tenure, Txn
 from flintmq.cluster.store_state import StoreState
 from flintmq.wire.peer import Identity, Open, PeerError, Progress, Refusal
@@ -63,11 +66,20 @@ S = 1000 * MS
 KEY = "/p"
 NODES = ("a", "b", "c")
 ORDER = "in order"
+PUBLISHERS = 2
+HELD_NS = 5 * S // 2
+"""Who waits for so long waits for a node that is about to leave the in-sync set."""
+HELD_MAX = 3 * PUBLISHERS
+"""Twice by a node that stops again and again, and once for whatever else happens."""
 LEASE_NS = LEASE_TTL_S * S
 MARGIN_NS = S // 10
 TROUBLE_NS = 14 * S
-LAST_PUBLISH_NS = 24 * S
-END_NS = 34 * S
+FLAPPING_NS = 60 * S
+"""So long there is trouble where a node stops again and again."""
+LAST_PUBLISH_NS = 10 * S
+"""After the trouble."""
+END_NS = 20 * S
+"""After the trouble."""
 
 
 class Broken(AssertionError):
@@ -83,6 +95,7 @@ class Rules:
     epochs_decide_truncation: bool = True  # rule 3
     followers_refuse_lower_epochs: bool = True  # rule 3
     shrink_before_watermark: bool = True  # rule 4
+    steady_before_in_sync: bool = True
     fencing: bool = True  # rule 6
     stops_before_it_gives_up: bool = True
     h1: bool = True
@@ -148,6 +161,13 @@ class ForgetfulFollowing(Following):
             super().superseded(epoch)
 
 
+class HeedlessSteadiness(Steadiness):
+    """Who stops again and again is in sync each time that it has caught up."""
+
+    def fell(self, node: str) -> None:
+        pass
+
+
 def agreement_by_length(leader: LogShape, follower: LogShape) -> int | None:
     """Rule 3 is missing: the shorter log is taken for the beginning of the longer one."""
     place = min(leader.end, follower.end)
@@ -183,6 +203,7 @@ class World:
         self.nodes = {name: Node(self, name, needs) for name, needs in zip(NODES, syncs, strict=True)}
         self.controller = Controller(self)
         self.faults = faults or FAULTS
+        self.trouble_ns = FLAPPING_NS if "flap" in self.faults else TROUBLE_NS
         self.min_in_sync = self.random.choice([1, 1, 2])
         self.message_count = 0
         self.slowest_ns = self.random.choice([2 * MS, 20 * MS, 100 * MS])
@@ -216,14 +237,14 @@ class World:
             node.start()
         self.at(50 * MS, self.controller.turn)
         self.at(100 * MS, self.store.turn)
-        for number in range(2):
+        for number in range(PUBLISHERS):
             Publisher(self, number)
         Subscriber(self)
         self.at(int(1.5 * S), self.trouble)
-        self.at(TROUBLE_NS, self.peace)
+        self.at(self.trouble_ns, self.peace)
         self.at(S, self._look)
         try:
-            while self._events and self.now < END_NS and not self.is_excused:
+            while self._events and self.now < self.trouble_ns + END_NS and not self.is_excused:
                 self.now, _, action = heappop(self._events)
                 action()
             if not self.is_excused:
@@ -245,7 +266,7 @@ class World:
 
     def trouble(self) -> None:
         """One more fault."""
-        if self.now >= TROUBLE_NS - S:
+        if self.now >= self.trouble_ns - S:
             return
         getattr(self, f"fault_{self.random.choice(self.faults)}")()
         self.at(self.random.randrange(100 * MS, 2500 * MS), self.trouble)
@@ -296,6 +317,14 @@ class World:
             self.note(f"pause {process.name}")
             process.is_paused = True
             self.at(self.lasting(), process.resume)
+
+    def fault_flap(self) -> None:
+        """One that follows stands still until it is out of sync, and a moment later again."""
+        process = self.nodes[NODES[-1]].process
+        if process is not None and not process.is_paused:
+            self.note(f"pause {process.name}")
+            process.is_paused = True
+            self.at(LAG_NS_MAX + S, process.resume)
 
     def fault_cut(self) -> None:
         ends = [*NODES, "store"]
@@ -430,6 +459,7 @@ class Facts:
         self.in_order: set[int] = set()
         self.dropped_end = 0  # that retention went over before it was delivered in order
         self._order_epoch = 0
+        self.held_count = 0
 
     def fail(self, reason: str) -> None:
         world = self.world
@@ -498,6 +528,11 @@ class Facts:
         for epoch, (disk, _) in self.led_ends.items():
             if epoch > leading.epoch:
                 self._check_has(disk, message, sequence, f"I5: {name} acknowledges in epoch {leading.epoch}; {epoch}")
+
+    def waited(self, wait_ns: int) -> None:
+        """A publisher got its OK after so long."""
+        if wait_ns > HELD_NS:
+            self.held_count += 1
 
     def moved(self, leading: Leading, name: str, before: int | None) -> None:
         """A leader's watermark is another one."""
@@ -584,6 +619,8 @@ class Facts:
             ]
             if missing:
                 self.fail(f"I2: channel {channel} never got {missing[:5]}")
+        if world.faults == ("flap",) and self.held_count > HELD_MAX:
+            self.fail(f"I12: publishers were held {self.held_count} times by one node")
         if self.acked_count < 10:
             self.fail(f"only {self.acked_count} publishes were acknowledged")
 
@@ -860,6 +897,8 @@ class Process:
         self._committed_ns = 0
         self._in_order = 0
         self._is_order_held = False
+        heeds = self.world.rules.steady_before_in_sync
+        self.steadiness = Steadiness() if heeds else HeedlessSteadiness()
 
     # --- a process
 
@@ -1128,6 +1167,7 @@ class Process:
             min_in_sync=self.world.min_in_sync,
             needs_sync=disk.needs_sync,
             can_go_on=self._can_others,
+            steadiness=self.steadiness,
         )
         self._deliver_from_ns = self.confirmed_ns + LEASE_NS
         self._in_order = disk.floors.get(ORDER, 0)
@@ -1229,6 +1269,7 @@ class Process:
             if connection is None and self.leading is not None:
                 self._dial(name)
         leading = self.leading
+        self.steadiness.tick(now)
         if leading is not None:
             leading.tick(now)
             self._swap()
@@ -1353,7 +1394,7 @@ class Process:
         if leading.watermark is not None and self.may_act() and self.now() >= self._deliver_from_ns:
             self.world.facts.may_deliver(leading, self.name)
             for channel, cursor in self._cursors.items():
-                wish = random.randrange(4) if self.world.now < TROUBLE_NS else 50
+                wish = random.randrange(4) if self.world.now < self.world.trouble_ns else 50
                 end = min(leading.watermark, cursor + wish)
                 if end > cursor and channel in disk.channels:
                     messages = disk.ids(cursor, end)
@@ -1545,11 +1586,13 @@ class Publisher:
         self.number = number
         self._try_count = 0
         self._message = 0
+        self._begun_ns = 0
         world.at(S // 2, self._next)
 
     def _next(self) -> None:
-        if self.world.now > LAST_PUBLISH_NS:
+        if self.world.now > self.world.trouble_ns + LAST_PUBLISH_NS:
             return
+        self._begun_ns = self.world.now
         self.world.message_count += 1
         self._message = self.world.message_count
         self._try_count = 0
@@ -1568,7 +1611,9 @@ class Publisher:
             is_over = True
             if (message, attempt) != (self._message, self._try_count):
                 return
-            if answer == "ok" or (self._try_count > 8 and world.now < TROUBLE_NS):
+            if answer == "ok":
+                world.facts.waited(world.now - self._begun_ns)
+            if answer == "ok" or (self._try_count > 8 and world.now < world.trouble_ns):
                 world.at(random.randrange(10 * MS, 200 * MS), self._next)
             else:
                 world.at(random.randrange(5 * MS, 150 * MS), self._send)
@@ -1595,7 +1640,7 @@ class Subscriber:
 
     def _next(self) -> None:
         world = self.world
-        if world.now > TROUBLE_NS or self._count >= 6:
+        if world.now > world.trouble_ns or self._count >= 6:
             return
         name = f"channel{self._count}"
 

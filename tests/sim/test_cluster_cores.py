@@ -22,6 +22,7 @@ MISSING = [  # rule, what goes wrong so that it shows, the seed that showed it f
     ("epochs_decide_truncation", FAULTS, 6),
     ("followers_refuse_lower_epochs", ("estrange", "reset"), 0),
     ("shrink_before_watermark", FAULTS, 32),
+    ("steady_before_in_sync", ("flap",), 0),
     ("fencing", FAULTS, 13),
     ("stops_before_it_gives_up", ("strand",), 2),
     ("h1", ("isolate", "stumble", "stumble", "cut", "kill"), 5),
@@ -51,6 +52,11 @@ def test_nothing_is_lost_whatever_happens():
 def test_nothing_is_lost_when_the_same_happens_again_and_again(faults):
     for seed in seeds(25):
         play(seed, faults=faults)
+
+
+def test_a_node_that_stops_again_and_again_holds_publishers_a_few_times():
+    for seed in seeds(10):
+        play(seed, faults=("flap",))
 
 
 def test_who_has_most_leads_when_all_lost_their_power():

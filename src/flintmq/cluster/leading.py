@@ -13,9 +13,13 @@ Invariants:
 - L5: a leader that has ended, because it was told of a later one, moves nothing any more.
 - L6: who cannot reach as many as the topic demands, where others live that could go on without it, has the partition
   led by them: it leaves the in-sync set, of which it has all and they as well, and acts on nothing from when the store
-  is asked. What it does not reach and does not live is nobody who could.
+  is asked. What it does not reach and does not live is nobody who could. A member that answers and acknowledges nothing
+  is not waited for where another one lives that is not reached: that one may have it acknowledge.
 - L7: what every in-sync member keeps of how far a channel in order is, before what is behind that is delivered, whoever
   leads later knows.
+- L8: who fell out of the in-sync set again and again, and had publishers wait for it, is taken in again only when it
+  has been steady for a while (:mod:`flintmq.cluster.steadiness`); at once where without it there are fewer members than
+  the topic demands, or not more than half of the copies.
 
 Rules of this file: no IO and no clock; one object for an epoch of a partition; nothing is done for single messages.
 Whoever owns it asks again what it wants (:meth:`Leading.wanted_state`) when it says that it has changed.
@@ -31,10 +35,13 @@ from typing import Protocol
 
 from flintmq.cluster.history import LogShape
 from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, PartitionState, joined, renounced, without
+from flintmq.cluster.steadiness import Steadiness
 from flintmq.errors import FlintError
 
 SLOW_NS_MAX = 2 * LAG_NS_MAX
 """Behind for so long and heard of, a replica is slow; before, it may be that nothing will be heard of it either."""
+HEARD_NS = 1_000_000_000
+"""Heard of within so long, a follower is reached: twice what lies between two pings."""
 MARK_NS = 250_000_000
 """Between two moments as of which it is known whether a member had caught up."""
 JOIN_NS = 1_000_000_000
@@ -167,6 +174,11 @@ class OpenStream(Protocol):
         ...
 
     @property
+    def heard_ns(self) -> int:
+        """Time at which something was heard of the follower."""
+        ...
+
+    @property
     def sent(self) -> int:
         """The end up to which it was sent the log; -1 before it is known where to begin."""
         ...
@@ -203,7 +215,7 @@ class Follower:
         is_dead: nobody listens where it did.
         why_silent: why it takes nothing, as it said; empty: it did not.
         is_late: it was behind for too long.
-        is_slow: for so long that it would be silent by now if it were not reached.
+        is_slow: for so long that it would be silent by now if it were not reached, and it was heard of just now.
         has_lost: it lacks what it had when it was in sync.
         is_ending: its process ends in a moment.
         stream: where it is connected.
@@ -225,6 +237,7 @@ class Follower:
         "member",
         "node",
         "progress",
+        "steady_ns",
         "stream",
         "why_silent",
     )
@@ -246,6 +259,8 @@ class Follower:
         self.stream: OpenStream | None = None
         self.hold_again_ns = 0
         """The watermark is not held for it before."""
+        self.steady_ns: int | None = None
+        """Since when it answers and keeps up, on this connection; None: it does not."""
         self.caught_ns = 0
         """Everything as of then it has; counts only while there are marks."""
         self.marks: deque[tuple[int, int, int, int]] = deque()
@@ -269,6 +284,7 @@ class Leading:
         can_go_on: tells whether somebody can be elected from a state without a leader, and so many nodes with a copy
             live, as far as the store knows; without those nodes that are not to be counted on whatever it knows.
         kept: counts the records that are kept, with those of other partitions.
+        steadiness: knows which nodes fell out of in-sync sets lately, also of other partitions.
         on_change: is called when the watermark, :attr:`is_writable`, the end of it, or what it wants of the store may
             have changed. It must not call back; note it, and look when the turn ends.
 
@@ -297,6 +313,7 @@ class Leading:
         needs_sync: bool = False,
         can_go_on: CanGoOn = lambda _state, _away, _least: False,
         kept: Kept | None = None,
+        steadiness: Steadiness | None = None,
         on_change: Callable[[Leading], None] = lambda leading: None,
     ) -> None:
         if state.leader != node or node not in state.in_sync_nodes:
@@ -320,6 +337,7 @@ class Leading:
         self._needs_sync = needs_sync
         self._can_go_on = can_go_on
         self._kept = Kept() if kept is None else kept
+        self._steadiness = Steadiness() if steadiness is None else steadiness
         self._on_change = on_change
         self._promoted_end = end
         self._written = end
@@ -372,7 +390,29 @@ class Leading:
     @property
     def is_level(self) -> bool:
         """Whether every in-sync member has everything, and nobody is about to join: there is nothing to watch."""
-        return not self._joining and all(map(self._is_level, self._watched))
+        if self._joining or not all(map(self._is_level, self._watched)):
+            return False
+        # who waits to be taken in is told by the time
+        is_whole = len(self._watched) == len(self.followers)
+        return is_whole or all(each.stream is None or not self.steady_wait_ns(each) for each in self._others())
+
+    def _others(self) -> list[Follower]:
+        return [each for node, each in self.followers.items() if node not in self._members]
+
+    def steady_wait_ns(self, follower: Follower) -> int:
+        """Return for how long a follower has to have been steady before it is a member again; 0: it need not."""
+        wait_ns = self._steadiness.wait_ns(follower.node)
+        if not wait_ns or follower.node in self._members:
+            return 0
+        count = len(self.state.in_sync)
+        is_needed = count < self._min_in_sync or 2 * count <= len(self.state.replicas)
+        return 0 if is_needed else wait_ns
+
+    def _is_steady(self, follower: Follower) -> bool:
+        wait_ns = self.steady_wait_ns(follower)
+        if not wait_ns:
+            return True
+        return follower.steady_ns is not None and self._steadiness.now_ns - follower.steady_ns >= wait_ns
 
     @property
     def oldest_needed(self) -> int:
@@ -419,18 +459,27 @@ class Leading:
             if len(left.in_sync) >= self._min_in_sync:
                 return left
             given_up = self._given_up()
-            return left if given_up is None else given_up if self._is_cut_off() else None
+            if given_up is None:
+                return left
+            if not self._reaches_enough():
+                return given_up if self._is_cut_off() else None
+            # who is heard of still may be cut off as well; then it is silent before the others count as unreached
+            return left if all(map(self._is_clear, self._watched)) else None
         members = {member.node: member for member in state.in_sync}
         for node, follower in self.followers.items():
             if follower.member is not None and follower.member != members.get(node) and self._may_join(follower):
                 state = joined(state, follower.member)
         return None if state is self.state else state
 
+    def _reaches_enough(self) -> bool:
+        """Whether this node could acknowledge presently, as far as is known."""
+        is_severed = self._is_severed()
+        reached = [each for each in self.followers.values() if self._is_reached(each, is_severed)]
+        return 1 + len(reached) >= self._min_in_sync
+
     def _given_up(self) -> PartitionState | None:
-        """Return the state from which others lead; None: none of them could acknowledge, or this node can presently."""
+        """Return the state from which others lead; None: none of them could acknowledge."""
         followers = self.followers
-        if 1 + sum(map(self._is_reached, followers.values())) >= self._min_in_sync:
-            return None
         lacking = [node for node in self.state.in_sync_nodes if node != self.node and not self._is_whole(node)]
         state = renounced(without(self.state, lacking), self.node)
         dead = {each.node for each in followers.values() if each.is_dead or each.why_silent}
@@ -438,10 +487,14 @@ class Leading:
             return None
         return state
 
-    def _is_reached(self, follower: Follower) -> bool:
+    def _is_reached(self, follower: Follower, is_severed: bool) -> bool:
         if follower.is_silent or follower.is_ending or follower.node not in self.state.holders:
             return False
-        return follower.is_slow or not follower.is_late
+        return not follower.is_late or (follower.is_slow and not is_severed)
+
+    def _is_severed(self) -> bool:
+        """Whether a member is not reached that lives and may lead."""
+        return any(each.is_unreached and self._is_whole(each.node) for each in self._watched)
 
     def _is_whole(self, node: str) -> bool:
         """Whether a member may lead, as far as is known here: it need not be reached for that."""
@@ -452,8 +505,16 @@ class Leading:
 
     def _is_cut_off(self) -> bool:
         """Whether it is known of everybody who answers nothing that it is not reached, and not merely dead or slow."""
-        unclear = [each for each in self._watched if each.is_silent or (each.is_late and not each.is_slow)]
-        return all(each.is_unreached or each.is_dead or each.why_silent for each in unclear)
+        if not all(map(self._is_clear, self._watched)):
+            return False
+        return self._is_severed() or all(
+            each.is_slow or not each.is_late for each in self._watched if not each.is_silent
+        )
+
+    def _is_clear(self, follower: Follower) -> bool:
+        """Whether a member that answers nothing is known to be dead, or would not count as living if it were."""
+        is_known = follower.is_unreached or follower.is_dead or bool(follower.why_silent)
+        return is_known or not follower.is_silent
 
     def _must_leave(self, follower: Follower) -> bool:
         has_left = follower.node not in self.state.holders
@@ -462,7 +523,7 @@ class Leading:
     def _may_join(self, follower: Follower) -> bool:
         if follower.is_silent or follower.is_ending or follower.stream is None:
             return False
-        if follower.node not in self.state.holders:
+        if follower.node not in self.state.holders or not self._is_steady(follower):
             return False
         mark = self._promoted_end if self.watermark is None else self.watermark
         is_there = follower.acked >= mark and follower.progress >= self._replicated_number
@@ -483,9 +544,24 @@ class Leading:
         if state.epoch != self.epoch or not state.is_led_by(self.node, self._incarnation):
             self.ended(state.epoch if state.epoch > self.epoch else 0)
             return
-        self.state = state
+        before, self.state = self.state, state
+        self._note_falls(before)
         self._adopt_members()
         self._changed()
+
+    def _note_falls(self, before: PartitionState) -> None:
+        """Note who is out of the in-sync set, where publishers waited for that, and who is in."""
+        now = self.state.in_sync_nodes
+        for node in before.in_sync_nodes:
+            follower = self.followers.get(node)
+            if node in now or follower is None or follower.is_ending or node not in self.state.holders:
+                continue
+            is_known = follower.is_dead or bool(follower.why_silent)  # it was not waited for
+            if follower.is_late or (follower.is_silent and not is_known):
+                self._steadiness.fell(node)
+        for node in now:
+            if node not in before.in_sync_nodes:
+                self._steadiness.joined(node)
 
     def swap_began(self, state: PartitionState) -> None:
         """The store is being asked for a state that was wanted.
@@ -605,12 +681,14 @@ class Leading:
         follower.member = member
         follower.acked = follower.progress = follower.floors = -1
         follower.has_lost = False
+        follower.steady_ns = None
 
     def closed(self, node: str, stream: OpenStream) -> None:
         """A follower is not connected there any more; what it acknowledged it still has."""
         follower = self.followers.get(node)
         if follower is not None and follower.stream is stream:
             follower.stream = None
+            follower.steady_ns = None
             if self._joining.pop(follower, None) is not None:
                 self._changed()
             self._trim_entries()
@@ -691,6 +769,7 @@ class Leading:
                 follower.is_unreached = False
             if is_silent:
                 self._joining.pop(follower, None)
+                follower.steady_ns = None
             self._changed()
 
     def tick(self, now_ns: int) -> None:
@@ -704,10 +783,15 @@ class Leading:
                 follower.marks.clear()
             self._catch_up(follower, now_ns)
             behind_ns = now_ns - follower.caught_ns if follower.marks else 0
-            is_late, is_slow = behind_ns >= LAG_NS_MAX, behind_ns >= SLOW_NS_MAX
+            is_late = behind_ns >= LAG_NS_MAX
+            is_heard = follower.stream is not None and now_ns - follower.stream.heard_ns < HEARD_NS
+            is_slow = behind_ns >= SLOW_NS_MAX and is_heard
             if (is_late, is_slow) != (follower.is_late, follower.is_slow):
                 follower.is_late, follower.is_slow = is_late, is_slow
                 is_changed = True
+        if len(self._watched) < len(self.followers):
+            for follower in self._others():
+                is_changed |= self._watch_steadiness(follower, now_ns, stall_ns > 0)
         for follower, until_ns in list(self._joining.items()):
             if stall_ns:
                 self._joining[follower] = until_ns + stall_ns
@@ -717,16 +801,37 @@ class Leading:
         if is_changed:
             self._changed()
 
+    def _watch_steadiness(self, follower: Follower, now_ns: int, is_stalled: bool) -> bool:
+        """Look whether a follower keeps up that is to be taken in later; whether it may be now."""
+        if not self._is_near(follower) or not self.steady_wait_ns(follower):
+            return False
+        if is_stalled:
+            follower.marks.clear()
+        self._catch_up(follower, now_ns)
+        if follower.marks and now_ns - follower.caught_ns >= LAG_NS_MAX:
+            follower.steady_ns = None
+        elif follower.steady_ns is None:
+            follower.steady_ns = now_ns
+        elif self._is_steady(follower):
+            self._look_who_joins(follower, now_ns)
+            return True
+        return False
+
+    def _is_near(self, follower: Follower) -> bool:
+        """Whether a follower was sent all that is committed, and has said how far it is."""
+        stream = follower.stream
+        if stream is None or follower.is_silent or follower.is_ending or self.watermark is None:
+            return False
+        is_sent = stream.sent >= self.watermark and stream.state_number is None
+        return is_sent and min(follower.acked, follower.progress, follower.floors) >= 0
+
     def _look_who_joins(self, follower: Follower, now_ns: int) -> None:
         """Hold the watermark for a follower that was sent all that is committed, until it has acknowledged that."""
-        if follower.node in self._members or follower in self._joining or self.watermark is None:
+        if follower.node in self._members or follower in self._joining or not self._is_near(follower):
             return
-        stream = follower.stream
-        if stream is None or follower.is_silent or follower.is_ending or follower.node not in self.state.holders:
+        if follower.node not in self.state.holders or not self._is_steady(follower):
             return
-        is_near = stream.sent >= self.watermark and stream.state_number is None
-        is_known = min(follower.acked, follower.progress, follower.floors) >= 0
-        if is_near and is_known and now_ns >= follower.hold_again_ns:
+        if now_ns >= follower.hold_again_ns:
             follower.hold_again_ns = now_ns + JOIN_AGAIN_NS
             self._joining[follower] = now_ns + JOIN_NS
 

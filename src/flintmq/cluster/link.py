@@ -199,6 +199,10 @@ class LeaderStream:
         return confirmed_ns
 
     @property
+    def heard_ns(self) -> int:
+        return self._link.heard_ns
+
+    @property
     def is_running(self) -> bool:
         """Whether it follows."""
         return self.phase is _Phase.RUNNING
@@ -289,6 +293,11 @@ class LeaderLink:
     def is_connected(self) -> bool:
         """Whether there is a connection."""
         return self._peer is not None
+
+    @property
+    def heard_ns(self) -> int:
+        """Time at which something was heard of the node; later, where this node stood still since."""
+        return self._heard_ns
 
     def is_followed_by(self, leading: Leading, incarnation: str) -> bool:
         """Whether a process follows a partition that is led here, and so leads it no longer itself."""

@@ -9,6 +9,7 @@ from flintmq.cluster import leading as leading_module
 from flintmq.cluster.history import LogShape
 from flintmq.cluster.leading import ALL_FLOORS, Leading, LeadingEnded
 from flintmq.cluster.state import LAG_NS_MAX, LEASE_TTL_S, Member, NodeRecord, PartitionState, elected, without
+from flintmq.cluster.steadiness import Steadiness
 
 S = 1_000_000_000
 
@@ -25,6 +26,7 @@ def state_of(*in_sync, replicas=("a", "b", "c"), epoch=5, leader="a"):
 class Stream:
     def __init__(self):
         self.confirmed_ns = None
+        self.heard_ns = 1 << 62
         self.sent = -1
         self.state_number = None
         self.woken = self.watermarks = self.floors_woken = 0
@@ -247,22 +249,74 @@ def test_who_is_behind_may_be_one_who_is_not_reached_either():
     case = Strandable()
     leading = case.leading
     leading.written(120)
-    case.lose("b")
+    case.lose("b", is_long=False)
     case.pass_time(0, 3 * S + S // 5)
     assert leading.followers["c"].is_late and leading.wanted_state() is None
-    case.lose("c")
+    case.lose("c", is_long=False)
+    assert leading.wanted_state() is None
+    leading.unreached("b")
+    assert leading.wanted_state() is None, "c may be dead, and still count as living"
+    leading.unreached("c")
     assert leading.wanted_state().in_sync_nodes == ("b", "c")
 
 
-def test_who_is_behind_for_long_and_heard_of_is_slow():
+def test_who_is_late_is_not_waited_for_where_another_one_is_not_reached():
+    """That one may have it acknowledge; this node could do nothing but refuse."""
     case = Strandable()
     leading = case.leading
     leading.written(120)
-    case.lose("b")
+    case.lose("b", is_long=False)
+    case.pass_time(0, 3 * S + S // 5)
+    assert leading.followers["c"].is_late and not leading.followers["c"].is_slow
+    leading.unreached("b")
+    wanted = leading.wanted_state()
+    assert (wanted.leader, wanted.in_sync_nodes) == ("", ("b", "c"))
+
+
+def test_who_is_slow_is_not_waited_for_either():
+    case = Strandable()
+    leading = case.leading
+    leading.written(120)
+    case.lose("b", is_long=False)
+    case.pass_time(0, 6 * S + S // 5)
+    assert leading.followers["c"].is_slow and leading.wanted_state() is None
+    leading.unreached("b")
+    assert leading.wanted_state().in_sync_nodes == ("b", "c")
+
+
+def test_where_all_are_slow_nobody_could_do_better():
+    case = Strandable()
+    leading = case.leading
+    leading.written(120)
     case.pass_time(0, 5 * S)
     assert leading.wanted_state() is None
     case.pass_time(5 * S, 6 * S + S // 5)
-    assert leading.wanted_state().in_sync_nodes == ("a",), "it catches up with this node, or with nobody"
+    assert leading.wanted_state().in_sync_nodes == ("a",), "they catch up with this node, or with nobody"
+
+
+def test_who_is_late_and_was_not_heard_of_just_now_may_be_cut_off():
+    """Late first, and cut off then: the in-sync set is whole until that is known, so that others may lead."""
+    case = Strandable()
+    leading = case.leading
+    leading.written(120)
+    for stream in case.streams.values():
+        stream.heard_ns = 4 * S
+    case.pass_time(0, 6 * S + S // 5)
+    assert leading.wanted_state() is None
+    case.lose("b", "c")
+    assert leading.wanted_state().in_sync_nodes == ("b", "c")
+
+
+def test_who_is_heard_of_a_moment_longer_is_cut_off_as_well():
+    """One that is not in sync seems to be reached when the other is silent; it is a moment later."""
+    case = Strandable("a", "b")
+    case.connect("c")
+    case.lose("b", is_long=False)
+    assert case.leading.wanted_state() is None, "with b gone from the in-sync set nobody else could ever lead"
+    case.lose("c", is_long=False)
+    case.leading.unreached("b")
+    wanted = case.leading.wanted_state()
+    assert (wanted.leader, wanted.in_sync_nodes) == ("", ("b",))
 
 
 def test_a_leader_goes_on_where_others_could_not():
@@ -286,7 +340,7 @@ def test_a_leader_that_somebody_reaches_waits_for_that_one():
     case = Strandable("a", "b")
     case.connect("c")  # it catches up
     case.lose("b")
-    assert case.swap() == ("a",) and not case.asked
+    assert case.swap() == ("a",)
 
 
 @pytest.mark.parametrize("how", ["is dead", "lacks what it had", "takes nothing", "ends", "is to have no copy"])
@@ -829,3 +883,179 @@ def test_a_floor_of_a_leader_alone_is_kept_at_once_and_of_one_that_has_ended_nev
     assert leading.keep_floor("ch", 7, lambda: None)
     leading.ended(6)
     assert not leading.keep_floor("ch", 8, lambda: None)
+
+
+# -- who stops again and again -----------------------------------------------------------------------------------------
+
+
+class Flapping(Case):
+    """It knows the time; ``c`` has fallen out so often."""
+
+    def __init__(self, count, state=None, **options):
+        self.steadiness = Steadiness()
+        self.now_ns = 1000 * S
+        super().__init__(state, level=True, steadiness=self.steadiness, **options)
+        for _ in range(count):
+            self.fall()
+
+    def rest(self, rest_ns, acks=True):
+        """Let time pass; what is published is acknowledged by ``c``, or not."""
+        leading = self.leading
+        end_ns = self.now_ns + rest_ns
+        while self.now_ns < end_ns:
+            self.now_ns += S // 10
+            leading.written(leading.end + 1)
+            self.streams["c"].sent = leading.end
+            if acks:
+                leading.acked("c", leading.end, self.now_ns)
+            leading.acked("b", leading.end, self.now_ns)
+            self.steadiness.tick(self.now_ns)
+            if not leading.is_level:
+                leading.tick(self.now_ns)
+
+    def fall(self):
+        """``c`` is in sync, stops, and is back with everything."""
+        self.join()
+        self.rest(S)
+        self.stop()
+        assert "c" not in self.swap()
+        self.come_back()
+
+    def join(self):
+        if "c" not in self.leading.state.in_sync_nodes:
+            self.rest(61 * S)
+            assert "c" in self.swap()
+
+    def stop(self):
+        leading = self.leading
+        leading.closed("c", self.streams["c"])
+        leading.silent("c")
+        self.steadiness.tick(self.now_ns)
+
+    def come_back(self):
+        leading = self.leading
+        self.now_ns += 4 * S
+        self.steadiness.tick(self.now_ns)
+        leading.heard("c")
+        self.connect("c")
+        self.streams["c"].sent = leading.end
+        leading.acked("c", leading.end, self.now_ns)
+        leading.progress_acked("c", leading.progress_number, self.now_ns)
+        leading.floors_acked("c", leading.floor_number, self.now_ns)
+
+    def wants_it(self):
+        wanted = self.leading.wanted_state()
+        return wanted is not None and "c" in wanted.in_sync_nodes
+
+
+def test_who_fell_out_once_is_in_sync_as_soon_as_it_has_everything():
+    case = Flapping(1)
+    assert case.wants_it()
+
+
+@pytest.mark.parametrize(("count", "wait_s"), [(2, 5), (3, 10), (9, 60)])
+def test_who_fell_out_again_and_again_is_watched_for_longer_each_time(count, wait_s):
+    case = Flapping(count)
+    changes = case.changes
+    case.rest((wait_s - 1) * S)
+    assert not case.wants_it()
+    assert case.leading.watermark == case.leading.end, "nobody waits for it meanwhile"
+    assert not case.leading.is_level, "it is looked at again when its time has come"
+    case.rest(2 * S)
+    assert case.wants_it() and case.changes > changes
+    case.swap()
+    assert case.leading.is_level
+
+
+def test_time_ends_it_also_where_nothing_is_published():
+    case = Flapping(2)
+    changes = case.changes
+    for _ in range(52):
+        assert not case.leading.is_level
+        case.now_ns += S // 10
+        case.steadiness.tick(case.now_ns)
+        case.leading.tick(case.now_ns)
+    assert case.wants_it() and case.changes > changes
+
+
+def test_who_stops_while_it_is_watched_begins_anew():
+    case = Flapping(2)
+    case.rest(4 * S)
+    case.stop()
+    case.come_back()
+    case.rest(4 * S)
+    assert not case.wants_it()
+    case.rest(2 * S)
+    assert case.wants_it()
+
+
+def test_who_does_not_keep_up_while_it_is_watched_begins_anew():
+    case = Flapping(2)
+    case.rest(S)
+    case.rest(4 * S, acks=False)
+    case.rest(4 * S)
+    assert not case.wants_it()
+    case.rest(2 * S)
+    assert case.wants_it()
+
+
+def test_who_is_needed_is_in_sync_at_once():
+    case = Flapping(4, min_in_sync=2)
+    assert not case.wants_it()
+    case.leading.silent("b")
+    case.leading.unreached("b")
+    assert "b" not in case.swap() and not case.leading.is_writable
+    assert case.wants_it() and case.swap() == ("a", "c") and case.leading.is_writable
+
+
+def test_who_is_one_of_two_copies_is_in_sync_at_once():
+    """Else one node would have the only copy of what is acknowledged."""
+    case = Flapping(0, state_of("a", "b", "c", replicas=("a", "b", "c")))
+    for _ in range(3):
+        case.fall()
+    assert not case.wants_it()
+    case.leading.state_changed(state_of("a", replicas=("a", "c")), case.revision + 1)
+    assert case.wants_it()
+
+
+def test_what_a_node_did_counts_for_all_partitions_and_epochs():
+    case = Flapping(3)
+    state = state_of("a", "b", epoch=9)
+    later = Leading("u", 1, "a", state, 20, Log(), end=100, steadiness=case.steadiness)
+    for node in ("b", "c"):
+        stream = Stream()
+        stream.sent = 100
+        later.opened(node, member(node), stream)
+        later.acked(node, 100, case.now_ns)
+        later.progress_acked(node, 0, case.now_ns)
+        later.floors_acked(node, 0, case.now_ns)
+    assert later.wanted_state() is None and later.watermark == 100
+    case.now_ns += S
+    case.steadiness.tick(case.now_ns)
+    later.tick(case.now_ns)
+    case.now_ns += 11 * S
+    case.steadiness.tick(case.now_ns)
+    wanted = later.wanted_state()
+    assert wanted is not None and wanted.in_sync_nodes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("how", ["is dead", "takes nothing", "ends", "lacks what it had"])
+def test_who_leaves_without_holding_anybody_may_do_so_often(how):
+    case = Flapping(0)
+    for _ in range(5):
+        leading = case.leading
+        match how:
+            case "is dead":
+                leading.silent("c", is_dead=True)
+            case "takes nothing":
+                leading.silent("c", "its disk is full")
+            case "ends":
+                leading.ends("c", True)
+            case "lacks what it had":
+                case.connect("c")
+                leading.acked("c", 40, case.now_ns)
+        assert "c" not in case.swap()
+        leading.ends("c", False)
+        case.come_back()
+        assert case.wants_it() and "c" in case.swap()
+    assert case.steadiness.count("c") == 0

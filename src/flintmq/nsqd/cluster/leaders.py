@@ -33,6 +33,7 @@ from flintmq.clock import Clock
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.leading import Kept, Leading
 from flintmq.cluster.state import LEASE_TTL_S, PartitionState, can_go_on
+from flintmq.cluster.steadiness import Steadiness
 from flintmq.cluster.store import KeyValue
 from flintmq.cluster.view import PartitionChange, PartitionId, TopicChange, View
 from flintmq.errors import FlintError, StorageError
@@ -152,6 +153,7 @@ class Leaders:
         self._noted = changed
         self._moving: dict[Led, None] = {}  # not every follower has everything
         self._kept = Kept()
+        self._steadiness = Steadiness()
         self._promotions = Promotions(engine.loop, engine.schedule)
 
     # -- the beginning -------------------------------------------------------------------------------------------------
@@ -242,6 +244,7 @@ class Leaders:
             needs_sync=needs_sync,
             can_go_on=self._can_others,
             kept=self._kept,
+            steadiness=self._steadiness,
             on_change=self._leading_changed,
         )
         progress.append(leading)
@@ -411,7 +414,8 @@ class Leaders:
             self._relink(led)
 
     def tick(self, now_ns: int) -> None:
-        """Look who is behind for too long."""
+        """Look who is behind for too long, and who has been steady for long enough."""
+        self._steadiness.tick(now_ns)
         for led in list(self._moving):
             led.leading.tick(now_ns)  # what it finds it tells
 

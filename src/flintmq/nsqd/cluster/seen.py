@@ -59,8 +59,8 @@ class Seen:
             is_sent = follower.stream is not None and follower.acked >= 0
             if begun is None and is_sent and node not in in_sync:
                 led.catching[node] = CatchUp(now_ns, follower.acked)
-                log.info("CLUSTER: %s: node %s catches up: it has the log up to %d of %d", name_of(leading), node,
-                         follower.acked, leading.end)  # fmt: skip
+                log.info("CLUSTER: %s: node %s catches up: it has the log up to %d of %d%s", name_of(leading), node,
+                         follower.acked, leading.end, _how_steady(leading, follower))  # fmt: skip
             elif begun is not None and node in in_sync:
                 del led.catching[node]
                 self.caught_up_count += 1
@@ -104,6 +104,13 @@ def _why_out(leading: Leading, node: str) -> str:
     if follower.is_silent:
         return f"it is dead, or was not heard of for {LAG_NS_MAX // _NS_PER_S} s"
     return f"it was behind for {LAG_NS_MAX // _NS_PER_S} s"
+
+
+def _how_steady(leading: Leading, follower: Follower) -> str:
+    wait_ns = leading.steady_wait_ns(follower)
+    if not wait_ns:
+        return ""
+    return f"; it fell out of sync again and again, and is taken in when it was steady for {wait_ns // _NS_PER_S} s"
 
 
 def name_of(leading: Leading) -> str:
