@@ -347,4 +347,10 @@ async def test_our_clients_show_a_token(daemons: Daemons, tmp_path: Path):
             await producer.pub("t", b"x")
     assert "401" in str(refused.value) or "401" in str(refused.value.__cause__)
     assert nsqd.stats("t")["message_count"] == 3
+    options = ConnectionOptions(lookup_token=lambda: TOKENS["read"])
+    async with Producer(nsqlookupd_http_addresses=where, options=options) as producer:
+        await producer.pub("t", b"asyncio, by a function")
+    with BlockingProducer(nsqlookupd_http_addresses=where, options=options) as blocking:
+        blocking.pub("t", b"blocking, by a function")
+    assert nsqd.stats("t")["message_count"] == 5
     assert TOKENS["read"] not in repr(options)

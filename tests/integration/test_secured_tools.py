@@ -1,7 +1,9 @@
-"""Every utility and every command of a shell against an nsqd that takes nobody without a certificate and a secret."""
+"""Every utility and every command of a shell in a secured deployment: an nsqd that takes nobody without a certificate
+and a secret, and an nsqlookupd that answers over HTTPS who shows a token."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -17,7 +19,7 @@ from typing import ClassVar
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.flavours import address_of
 from tests.integration.test_upgrades import https_address
 from tests.integration.utilities import at, end, run, started
@@ -31,13 +33,24 @@ class Place:
     """The nsqd, and what a client needs for it.
 
     Attributes:
+        nsqlookupd: nsqd registers with it.
         opts: of ``--consumer-opt`` and ``--producer-opt``.
+        token: the file with what nsqlookupd wants to be shown.
     """
 
     nsqd: Nsqd
+    nsqlookupd: Nsqlookupd
     guard: AuthServer
     opts: tuple[str, ...]
     environment: dict[str, str]
+    token: Path
+
+    def found(self, prefix: str = "", token: Path | None = None) -> list[str]:
+        """The flags of who asks nsqlookupd."""
+        return [
+            "--{}lookupd-http-address=https://{}:{}".format(prefix, *https_address(self.nsqlookupd)),
+            f"--{prefix}lookupd-http-token-file={token or self.token}",
+        ]
 
     def consuming(self) -> list[str]:
         return [f"--consumer-opt={opt}" for opt in self.opts]
@@ -68,8 +81,14 @@ def place(shared: Daemons, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         json.dumps({"client": [{"name": "me", "token": TOKEN, "permissions": ["publish", "read", "admin"]}]})
     )
     (directory / "tokens.json").chmod(0o600)
+    nsqlookupd = shared.nsqlookupd(
+        "--https-address=127.0.0.1:0", f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}",
+        f"--tls-root-ca-file={certificates.ca}", "--tls-client-auth-policy=require-verify",
+        f"--http-auth-tokens-file={directory / 'tokens.json'}",
+    )  # fmt: skip
     with AuthServer() as guard:
         nsqd = shared.nsqd(
+            f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}", f"--lookupd-http-token-file={directory / 'token'}",
             "--durability=os", f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}",
             f"--tls-root-ca-file={certificates.ca}", "--tls-client-auth-policy=require-verify",
             "--tls-required=tcp-https", "--https-address=127.0.0.1:0", f"--auth-http-address={guard.address}",
@@ -82,8 +101,8 @@ def place(shared: Daemons, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "FLINTMQ_AUTH_SECRET": f"file:{directory / 'secret'}", "FLINTMQ_TOKEN": f"file:{directory / 'token'}",
         }  # fmt: skip
         opts = ("tls_v1", f"tls_root_ca_file,{certificates.ca}", f"tls_cert,{mine.cert}", f"tls_key,{mine.key}",
-                f"auth_secret,{SECRET}")  # fmt: skip
-        yield Place(nsqd, guard, opts, environment)
+                f"auth_secret,file:{directory / 'secret'}")  # fmt: skip
+        yield Place(nsqd, nsqlookupd, guard, opts, environment, directory / "token")
 
 
 @pytest.fixture
@@ -134,18 +153,96 @@ class Target(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_nsq_to_http(place: Place, topic: str):
+@contextlib.contextmanager
+def targeted() -> Iterator[tuple[str, list[bytes]]]:
+    """Where nsq_to_http may send to, and what came."""
+
     class Handler(Target):
         bodies: ClassVar[list[bytes]] = []
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        arguments = (f"--topic={topic}", "--channel=c", f"--post=http://127.0.0.1:{server.server_port}/")
-        with started("nsq_to_http", at(place.nsqd), *arguments, *place.consuming()) as process:
-            wait_until(lambda: Handler.bodies, "it is sent")
-            end(process)
+        yield f"http://127.0.0.1:{server.server_port}/", Handler.bodies
         server.shutdown()
-    assert Handler.bodies == [b"hidden"]
+
+
+def test_nsq_to_http(place: Place, topic: str):
+    with targeted() as (url, bodies):
+        arguments = (f"--topic={topic}", "--channel=c", f"--post={url}")
+        with started("nsq_to_http", at(place.nsqd), *arguments, *place.consuming()) as process:
+            wait_until(lambda: bodies, "it is sent")
+            end(process)
+    assert bodies == [b"hidden"]
+
+
+# --- by nsqlookupd
+
+
+def test_nsq_tail_finds_nsqd(place: Place, topic: str):
+    done = run("nsq_tail", *place.found(), f"--topic={topic}", "--channel=c", "--n=1", *place.consuming())
+    assert (done.returncode, done.stdout) == (0, b"hidden\n"), done.stderr
+
+
+def test_nsq_to_file_finds_topics_by_a_pattern(place: Place, topic: str, tmp_path: Path):
+    arguments = (f"--topic-pattern=^{topic}$", f"--output-dir={tmp_path}", *place.found(), *place.consuming())
+    with started("nsq_to_file", *arguments) as process:
+        wait_until(lambda: any(path.stat().st_size for path in tmp_path.iterdir()), "it is written")
+        end(process)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"hidden\n"]
+
+
+def test_nsq_to_http_finds_nsqd(place: Place, topic: str):
+    with targeted() as (url, bodies):
+        arguments = (f"--topic={topic}", "--channel=c", f"--post={url}", *place.found(), *place.consuming())
+        with started("nsq_to_http", *arguments) as process:
+            wait_until(lambda: bodies, "it is sent")
+            end(process)
+    assert bodies == [b"hidden"]
+
+
+def test_nsq_to_nsq_finds_both_sides(place: Place, topic: str):
+    place.well("topic", "create", f"{topic}.copy")
+    arguments = (f"--topic={topic}", f"--destination-topic={topic}.copy", *place.consuming(), *place.producing())
+    with started("nsq_to_nsq", *place.found(), *place.found("destination-"), *arguments):
+        assert place.well("sub", f"{topic}.copy", "c", "-n", "1") == "hidden\n"
+
+
+def test_a_token_is_renewed_without_a_restart(place: Place, topic: str, tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("a-token-that-nobody-has-ever-seen\n")
+    arguments = (f"--topic={topic}", "--channel=c", "--n=1", "--consumer-opt=lookupd_poll_interval,500ms")
+    log = tmp_path / "log"
+    with started("nsq_tail", *place.found(token=token), *arguments, *place.consuming(), log=log) as process:
+        wait_until(lambda: "it asks for a token that it knows" in log.read_text(), "it is refused")
+        (tmp_path / "new").write_text(f"{TOKEN}\n")
+        (tmp_path / "new").rename(token)
+        assert process.stdout is not None
+        assert process.stdout.read() == b"hidden\n"
+
+
+def test_topics_are_not_looked_for_without_a_token(place: Place, topic: str, tmp_path: Path):
+    arguments = (f"--topic-pattern=^{topic}$", f"--output-dir={tmp_path}", place.found()[0], *place.consuming())
+    log = tmp_path / "log"
+    with started("nsq_to_file", *arguments, log=log) as process:
+        wait_until(lambda: "could not retrieve topic list" in log.read_text(), "it is refused")
+        end(process)
+    assert "it answers 401 to /topics: it asks for a token that it knows" in log.read_text()
+
+
+@pytest.mark.parametrize("program", ["nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq"])
+def test_files_that_cannot_be_used_are_one_line(place: Place, program: str, tmp_path: Path):
+    (tmp_path / "token").write_text("two\nlines\n")
+    more = {
+        "nsq_to_http": ("--post=http://127.0.0.1:1/",),
+        "nsq_to_nsq": ("--destination-nsqd-tcp-address=127.0.0.1:1",),
+    }
+    for token, expected in ((tmp_path / "token", b"token: "), (tmp_path / "none", b"none: ")):
+        done = run(program, *place.found(token=token), "--topic=t", *more.get(program, ()))
+        assert done.returncode != 0 and expected in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
+    done = run(
+        program, *place.found(), "--topic=t", *more.get(program, ()), "--consumer-opt=auth_secret,env:NOBODY_SET"
+    )
+    assert done.returncode == 2 and b"NOBODY_SET is not set" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("program", ["nsq_tail", "to_nsq"])

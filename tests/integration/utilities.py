@@ -7,22 +7,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.integration.daemons import PATIENCE_S, SOURCES, Nsqd, Nsqlookupd
 from tests.integration.flavours import address_of
 
 
 @contextlib.contextmanager
-def started(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a utility; it is ended when nobody has waited for its end."""
+def started(program: str, *arguments: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a utility; it is ended when nobody has waited for its end.
+
+    Args:
+        log: a file for stderr, to be read while it runs.
+    """
     code = f"import sys; from flintmq.cli import {program} as run; sys.exit(run())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": str(SOURCES)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with (
+        contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": str(SOURCES)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        ) as process,
+    ):
         try:
             yield process
         finally:
@@ -41,6 +49,7 @@ def end(process: subprocess.Popen[bytes]) -> str:
     """Tells a utility to end, sees it do so with 0, and returns what it has logged."""
     process.terminate()
     _, errors = process.communicate(timeout=PATIENCE_S)
+    errors = errors or b""  # it is in a file
     assert process.returncode == 0, errors
     assert b"Traceback" not in errors, errors.decode()
     return errors.decode()

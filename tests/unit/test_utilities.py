@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,36 @@ def test_the_last_of_a_name_counts_and_defaults_of_go_nsq_ask_for_nothing() -> N
 def test_what_is_not_obeyed_is_refused(given: str) -> None:
     with pytest.raises(OptionError, match=given.partition(",")[0]):
         _opts(given)
+
+
+def test_a_secret_stays_off_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("A_SECRET", "sesame")
+    (file := tmp_path / "secret").write_text("of a file\n")
+    assert _opts("auth_secret,env:A_SECRET").connection.auth_secret() == "sesame"
+    secret = _opts(f"auth_secret,file:{file}", for_consumer=False).connection.auth_secret
+    assert secret() == "of a file"
+    file.write_text("renewed\n")
+    assert secret() == "renewed"
+    file.unlink()
+    assert secret() == "renewed", "the last good one"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("auth_secret,env:NOBODY_SET_THIS", "auth_secret: the environment variable NOBODY_SET_THIS is not set"),
+        ("auth_secret,file:/no/such/file", "auth_secret: it cannot be read: .*No such file"),
+    ],
+)
+def test_a_secret_that_is_not_there(given: str, expected: str) -> None:
+    with pytest.raises(OptionError, match=expected):
+        _opts(given)
+
+
+def test_a_mistyped_name_does_not_show_what_may_be_a_secret() -> None:
+    with pytest.raises(OptionError, match="there is no auth_sekret; did you mean auth_secret") as caught:
+        _opts("auth_sekret,sesame")
+    assert "sesame" not in str(caught.value)
 
 
 @given(st.lists(st.binary(max_size=20)), st.data())

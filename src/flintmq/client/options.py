@@ -8,6 +8,7 @@ Ranges that nsqd also checks (NSQ's TCP protocol) are nsqd's defaults: an operat
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import re
 import socket
@@ -18,7 +19,15 @@ from datetime import timedelta
 from functools import cache
 from typing import TypeAlias
 
-from flintmq.client.security import ClientTls, Secret, checked_secret, client_context
+from flintmq.client.security import (
+    ClientTls,
+    Secret,
+    Token,
+    checked_secret,
+    checked_token,
+    client_context,
+    obtain_token,
+)
 from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.tls import VERSIONS
@@ -232,7 +241,8 @@ class ConnectionOptions:
         deflate_level: 1, fast, to 9, small; nsqd may lower it.
         auth_secret: sent to an nsqd that requires AUTH; or a function, ``async`` or not, that returns the secret and is
             called for every connection. A plain function runs in a thread.
-        lookup_token: bearer token for nsqlookupd that ask for permissions; send it over ``https://`` only.
+        lookup_token: bearer token for nsqlookupd that ask for permissions; send it over ``https://`` only. Or a plain
+            function that returns it, so that it can be renewed: called for every question, in a thread.
     """
 
     client_id: str = ""
@@ -254,7 +264,7 @@ class ConnectionOptions:
     compression: str | None = None
     deflate_level: int = 6
     auth_secret: Secret | None = field(default=None, repr=False)
-    lookup_token: str | None = field(default=None, repr=False)
+    lookup_token: Token | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         milliseconds(self.heartbeat_interval, "heartbeat_interval", 1, 60)
@@ -278,10 +288,10 @@ class ConnectionOptions:
             _check_snappy()
         if self.auth_secret is not None and not callable(self.auth_secret):
             checked_secret(self.auth_secret)
-        token: object = self.lookup_token
-        is_text = isinstance(token, str) and token != "" and token.isascii() and token.isprintable()
-        if token is not None and not is_text:
-            raise OptionError("lookup_token", "<hidden>", "printable ASCII text", SOURCE)
+        if inspect.iscoroutinefunction(self.lookup_token):
+            raise OptionError("lookup_token", "an async function", "text, or a plain function", SOURCE)
+        if self.lookup_token is not None and not callable(self.lookup_token):
+            checked_token(self.lookup_token)
 
     def _check_tls(self) -> None:
         for name in ("tls_ca_file", "tls_cert", "tls_key", "tls_server_name"):
@@ -323,10 +333,14 @@ class ConnectionOptions:
         return client_context(ca_file, cert, key, self.tls_min_version, is_verified=self.tls_verify)
 
     def lookup_headers(self) -> dict[str, str]:
-        """Return what every question to an nsqlookupd carries."""
+        """Return what every question to an nsqlookupd carries; waits for the user's function where there is one.
+
+        Raises:
+            OSError: that function raised, or returned what cannot be a token.
+        """
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         if self.lookup_token is not None:
-            headers["Authorization"] = f"Bearer {self.lookup_token}"
+            headers["Authorization"] = f"Bearer {obtain_token(self.lookup_token)}"
         return headers
 
     def client_tls(self, address: str, host: str) -> ClientTls:

@@ -205,6 +205,38 @@ def secret_failed(error: Exception, address: str) -> ConnectionFailed:
     return ConnectionFailed(address, f"auth_secret() raised {type(error).__name__}")
 
 
+Token: TypeAlias = str | Callable[[], str]
+"""A token for nsqlookupd, or a function that is called for it before each question."""
+
+
+def checked_token(token: object) -> str:
+    """A token as it stands in a header.
+
+    Raises:
+        OptionError: it cannot stand there; does not show it.
+    """
+    if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
+        found = "<hidden>" if isinstance(token, str) else f"<{type(token).__name__}>"
+        raise OptionError("lookup_token", found, "printable ASCII text", "argument")
+    return token
+
+
+def obtain_token(token: Token) -> str:
+    """The token for a question.
+
+    Raises:
+        OSError: the function raised, or returned what cannot be a token; its text is with the cause alone.
+    """
+    if not callable(token):
+        return token
+    try:
+        return checked_token(token())
+    except OptionError as error:
+        raise OSError(f"lookup_token() must return {error.allowed}, not {error.value}") from None
+    except Exception as error:
+        raise OSError(f"lookup_token() raised {type(error).__name__}") from error
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 

@@ -344,8 +344,22 @@ class TokenFile:
             try:
                 self._token = await self._env.run_blocking(_read_token, self._path)
             except HttpAuthFileError as error:
-                _log.error("%s; the token that was in it is still used", error)
+                self._keep(error)
         return self._token
+
+    def now(self) -> str:
+        """Return what :meth:`current` does; for threads, because it waits for the disk."""
+        stamp = _stamp_of(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._token = _read_token(self._path)
+            except HttpAuthFileError as error:
+                self._keep(error)
+        return self._token
+
+    def _keep(self, error: HttpAuthFileError) -> None:
+        _log.error("%s; the token that was in it is still used", error)
 
 
 def _read_token(path: str) -> str:

@@ -22,8 +22,8 @@ from flintmq.client.core.start import BEGINNING, END, Start, StartAt
 from flintmq.errors import OptionError, UsageError
 from flintmq.options import nearest, parse_duration_ns
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
+from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import NSQD_TCP_PORT, VARIABLES, Parser, split_host
-from flintmq.tools.shell.link import secret_of
 
 PROGRAM = "flintmq admin"
 TOKEN_VARIABLE = "FLINTMQ_ADMIN_TOKEN"

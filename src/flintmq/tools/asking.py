@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from flintmq.client.security import Token, obtain_token
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, UsageError
 from flintmq.net.http_auth import TokenFile
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 HTTP = "HTTP"
 _HTTP_OK = 200
+_HTTP_UNAUTHORIZED = 401
 _HTTP_FORBIDDEN = 403
 _HTTP_NOT_FOUND = 404
 
@@ -83,7 +85,7 @@ class SecuredAskingOptions(AskingOptions):
             key=self.http_client_tls_key,
             is_verified=not self.http_client_tls_insecure_skip_verify,
         )
-        token = TokenFile(self.http_client_token_file, Env()) if self.http_client_token_file else None
+        token = TokenFile(self.http_client_token_file, Env()).now if self.http_client_token_file else None
         return Asker(self, context, token)
 
 
@@ -104,11 +106,11 @@ class Asker:
 
     Args:
         context: for ``https``: whom to trust, what to show.
-        token: shown to all who are asked.
+        token: shown to all who are asked; a function is called for each question.
     """
 
     def __init__(
-        self, options: AskingOptions, context: ssl.SSLContext | None = None, token: TokenFile | None = None
+        self, options: AskingOptions, context: ssl.SSLContext | None = None, token: Token | None = None
     ) -> None:
         self._context = context
         self._token = token
@@ -132,7 +134,8 @@ class Asker:
         if answer.status == _HTTP_NOT_FOUND:
             return None
         if answer.status != _HTTP_OK:
-            raise NoAnswer(address, f"it answers {answer.status} to {path}")
+            meaning = ": it asks for a token that it knows" if answer.status == _HTTP_UNAUTHORIZED else ""
+            raise NoAnswer(address, f"it answers {answer.status} to {path}{meaning}")
         try:
             found = msgspec.json.decode(answer.body)
         except UNREADABLE_JSON as error:
@@ -143,7 +146,7 @@ class Asker:
     async def _send(self, url: str) -> Answer:
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         if self._token is not None:
-            headers["Authorization"] = f"Bearer {await self._token.current()}"
+            headers["Authorization"] = f"Bearer {await asyncio.to_thread(obtain_token, self._token)}"
         request = Request.to("GET", url, headers)
         context = self._context if request.endpoint.is_secured else None
         return await self._client.ask(

@@ -1,7 +1,8 @@
 """``--consumer-opt`` and ``--producer-opt`` of NSQ's utilities: go-nsq's options by name, as those of this client.
 
 Rules of this file: a value is ``name,value``, or ``name`` alone for true, as go-nsq reads it; what this client has no
-counterpart for may be set to go-nsq's default, which asks for nothing, and is refused otherwise.
+counterpart for may be set to go-nsq's default, which asks for nothing, and is refused otherwise. A secret is
+shown in no text.
 
 Source: go-nsq 1.1, type Config.
 """
@@ -14,13 +15,18 @@ from typing import Any
 
 from flintmq import __version__
 from flintmq.client.options import ConnectionOptions
+from flintmq.client.security import Secret
+from flintmq.env import Env
 from flintmq.errors import OptionError
+from flintmq.net.http_auth import TokenFile
 from flintmq.options import Duration, Integer, Switch, Text, nearest
 from flintmq.options.kinds import Kind, Number
+from flintmq.tools.secret import RenewedSecret
 from flintmq.wire.identify import NSQ_VERSION
 
 _NS_PER_S = 1_000_000_000
 _FLAG = "flag"
+_REFERENCES = ("env:", "file:")
 
 
 def _as_is(value: Any) -> Any:
@@ -29,6 +35,20 @@ def _as_is(value: Any) -> Any:
 
 def _in_seconds(value: int) -> float:
     return value / _NS_PER_S
+
+
+def _secret(value: str) -> Secret:
+    """Read ``env:NAME`` and ``file:/path``, the latter for every connection; anything else is the secret itself.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not value.startswith(_REFERENCES):
+        return value
+    try:
+        return RenewedSecret("auth_secret", value).now
+    except OptionError as error:
+        raise ValueError(error.allowed) from None
 
 
 def _tls_version(value: str) -> str:
@@ -71,7 +91,7 @@ _NAMES: Mapping[str, _Name] = {
     "deflate": _Name(Switch(), "compression", convert=lambda is_on: "deflate" if is_on else None),
     "snappy": _Name(Switch(), "compression", convert=lambda is_on: "snappy" if is_on else None),
     "deflate_level": _Name(Integer(1, 9), "deflate_level"),
-    "auth_secret": _Name(Text(), "auth_secret"),
+    "auth_secret": _Name(Text(), "auth_secret", convert=_secret),
     "max_in_flight": _Name(Integer(0), consumer="max_in_flight"),
     "max_attempts": _Name(Integer(0, 65535), consumer="max_attempts"),
     "default_requeue_delay": _Name(Duration(), consumer="requeue_delay", convert=_in_seconds),
@@ -106,16 +126,20 @@ class ClientOpts:
     consumer: Mapping[str, Any]
 
 
-def client_opts(program: str, flag: str, given: Iterable[str], for_consumer: bool) -> ClientOpts:
+def client_opts(program: str, flag: str, given: Iterable[str], for_consumer: bool, token_file: str = "") -> ClientOpts:
     """Read what was given as ``--consumer-opt`` or ``--producer-opt``; the last one of a name counts.
 
     Args:
         program: goes into the user agent, unless that is given.
+        token_file: with the token that nsqlookupd are shown; none if empty.
 
     Raises:
         OptionError: there is no such option, its value is wrong, or nothing here can obey it.
+        HttpAuthFileError: there is no token in the file.
     """
     connection: dict[str, Any] = {"user_agent": f"{program}/{NSQ_VERSION} flintmq/{__version__}"}
+    if token_file:
+        connection["lookup_token"] = TokenFile(token_file, Env()).now
     consumer: dict[str, Any] = {}
     for each in given:
         name, _, text = each.partition(",")
@@ -123,16 +147,17 @@ def client_opts(program: str, flag: str, given: Iterable[str], for_consumer: boo
         known = _NAMES.get(name)
         if known is None:
             near = nearest(name, _NAMES)
-            raise OptionError(flag, each, f"there is no {name}; did you mean {near}?" if near else _ALL, _FLAG)
+            raise OptionError(flag, name, f"there is no {name}; did you mean {near}?" if near else _ALL, _FLAG)
         try:
             read = known.kind.from_text(value)
             known.kind.check(read)
+            converted = known.convert(read)
         except ValueError as error:
             raise OptionError(flag, each, f"{name}: {error}", _FLAG) from None
         if known.connection:
-            connection[known.connection] = known.convert(read)
+            connection[known.connection] = converted
         elif known.consumer and for_consumer:
-            consumer[known.consumer] = known.convert(read)
+            consumer[known.consumer] = converted
         elif not known.consumer and read != known.default:
             shown = known.kind.show(known.default)
             raise OptionError(flag, each, f"nothing here can obey {name}; leave it at {shown or 'nothing'}", _FLAG)

@@ -35,9 +35,9 @@ from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 from flintmq.tools import cluster_tables as tables
 from flintmq.tools.admin import TOKEN_VARIABLE, duration, fill_in, token_of
+from flintmq.tools.secret import secret_of
 from flintmq.tools.shell import start
 from flintmq.tools.shell.arguments import COMMANDS, VARIABLES, Noun, Parser, add_yes, read
-from flintmq.tools.shell.link import secret_of
 from flintmq.tools.shell.output import confirm
 from flintmq.topic_meta import REPLICATOR_MAX
 

@@ -43,7 +43,18 @@ class ConsumingOptions(Options):
         Items(Address(to_connect=True)), (), "an nsqd to consume from (may be given multiple times)", group=WHERE
     )
     lookupd_http_address: tuple[str, ...] = option(
-        Items(Text("HOST:PORT")), (), "an nsqlookupd to find nsqd with (may be given multiple times)", group=WHERE
+        Items(Text("HOST:PORT")),
+        (),
+        "an nsqlookupd to find nsqd with, or https://... (may be given multiple times)",
+        group=WHERE,
+    )
+    lookupd_http_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for nsqlookupd that ask for permissions; read again when it changes",
+        group=WHERE,
+        origin="flintmq",
+        default_text="none",
     )
     consumer_opt: tuple[str, ...] = option(
         Repeated(Text("NAME,VALUE")),
@@ -68,8 +79,15 @@ class ConsumingOptions(Options):
 
         Raises:
             OptionError: one of them is wrong.
+            HttpAuthFileError: there is no token in ``--lookupd-http-token-file``.
         """
-        return client_opts(self.program, "--consumer-opt", self.consumer_opt, for_consumer=True)
+        return client_opts(
+            self.program,
+            "--consumer-opt",
+            self.consumer_opt,
+            for_consumer=True,
+            token_file=self.lookupd_http_token_file,
+        )
 
     def consumer(self, topic: str, channel: str, opts: ClientOpts, **more: Any) -> Consumer[bytes]:
         """Make a consumer, not started yet."""

@@ -261,7 +261,8 @@ class _Writing:
     async def _look_for_topics(self) -> None:
         """Begin with the topics that are new; those that cannot be had are tried again the next time."""
         try:
-            answers = await Asker(self._options).ask_all(self._options.lookupd_http_address, "/topics")
+            asker = Asker(self._options, self._opts.connection.tls_context(), self._opts.connection.lookup_token)
+            answers = await asker.ask_all(self._options.lookupd_http_address, "/topics")
         except FlintError as error:
             log.error("could not retrieve topic list: %s", error)
             return

@@ -94,9 +94,17 @@ class ToNsqOptions(ConsumingOptions):
     destination_lookupd_http_address: tuple[str, ...] = option(
         Items(Text("HOST:PORT")),
         (),
-        "an nsqlookupd that knows where to publish to, in place of --destination-nsqd-tcp-address",
+        "an nsqlookupd that knows where to publish to, in place of --destination-nsqd-tcp-address; or https://...",
         group=_TO,
         origin="flintmq",
+    )
+    destination_lookupd_http_token_file: str = option(
+        Text("FILE"),
+        "",
+        "file with the token for the destinations' nsqlookupd; read again when it changes",
+        group=_TO,
+        origin="flintmq",
+        default_text="none",
     )
     destination_topic: str = option(
         Text("TOPIC"), "", "the topic to publish to", group=_TO, default_text="the one that is consumed"
@@ -270,7 +278,13 @@ class Destinations:
     """The producers, how they do, and which is next."""
 
     def __init__(self, options: ToNsqOptions) -> None:
-        opts = client_opts("nsq_to_nsq", "--producer-opt", options.producer_opt, for_consumer=False)
+        opts = client_opts(
+            "nsq_to_nsq",
+            "--producer-opt",
+            options.producer_opt,
+            for_consumer=False,
+            token_file=options.destination_lookupd_http_token_file,
+        )
         shared: dict[str, Any] = {
             "options": opts.connection,
             "timeout": PUBLISH_TIMEOUT_S,

@@ -17,6 +17,10 @@ from flintmq.errors import OptionError
 SECRET = "sesame-4711"
 
 
+async def _later() -> str:
+    return SECRET
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
@@ -48,6 +52,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         ({"auth_secret": ""}, "auth_secret='<0 bytes>' is not allowed; text or bytes"),
         ({"auth_secret": 4711}, "auth_secret='<int>' is not allowed; text or bytes"),
         ({"auth_secret": "x" * 70_000}, "auth_secret='<70000 bytes>'"),
+        ({"lookup_token": ""}, "lookup_token='<hidden>' is not allowed; printable ASCII text"),
+        ({"lookup_token": "sesame\n"}, "lookup_token='<hidden>'"),
+        ({"lookup_token": b"sesame"}, "lookup_token='<bytes>'"),
+        ({"lookup_token": _later}, "lookup_token='an async function' is not allowed; .*a plain function"),
     ],
 )
 def test_nonsense_is_named(options: dict[str, Any], expected: str):
@@ -76,6 +84,21 @@ def test_a_secret_is_not_shown():
         options = ConnectionOptions(auth_secret=secret, tls=True)
         assert "sesame" not in repr(options) + str(options)
         assert options.with_overrides(client_id="me").auth_secret == secret
+
+
+def test_a_token_may_be_a_function():
+    tokens = iter(["first", "second"])
+    options = ConnectionOptions(lookup_token=lambda: next(tokens))
+    assert options.lookup_headers()["Authorization"] == "Bearer first"
+    assert options.with_overrides(client_id="me").lookup_headers()["Authorization"] == "Bearer second"
+    with pytest.raises(OSError, match=r"lookup_token\(\) raised StopIteration$"):
+        options.lookup_headers()
+
+
+@pytest.mark.parametrize(("token", "shown"), [("sesame\n", "<hidden>"), ("", "<hidden>"), (b"sesame", "<bytes>")])
+def test_what_a_function_gives_is_looked_at_and_not_shown(token: Any, shown: str):
+    with pytest.raises(OSError, match=rf"lookup_token\(\) must return printable ASCII text, not {shown}$"):
+        ConnectionOptions(lookup_token=lambda: token).lookup_headers()
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -544,8 +544,10 @@ async def test_a_token_to_show(tmp_path, caplog):
     assert "a-token" not in repr(token)
     replace(path, "another-token-of-it\n")
     assert await token.current() == "another-token-of-it"
+    replace(path, "a-third-token-of-it\n")
+    assert token.now() == await token.current() == "a-third-token-of-it"
     replace(path, "two words, no token\n")
-    assert await token.current() == "another-token-of-it"
+    assert token.now() == await token.current() == "a-third-token-of-it"
     assert "two words" not in caplog.text and "still used" in caplog.text
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from flintmq.client.core import http
 from flintmq.client.core.discovery import CONCURRENT_MAX
 from flintmq.client.options import ConnectionOptions
+from flintmq.env import run_in_thread
 from flintmq.errors import OptionError
 from flintmq.net.http_client import HttpClient
-from flintmq.net.http_exchange import NoAnswer
+from flintmq.net.http_exchange import NoAnswer, Request
 
 
 class HttpFetch:
@@ -33,7 +36,7 @@ class HttpFetch:
         """
         options = self._options
         try:
-            request = http.request_to(method, url, options, body)
+            request = await self._request_to(method, url, timeout_s, body)
             context = options.tls_context() if request.endpoint.is_secured else None
             answer = await self._client.ask(
                 request, timeout_s=timeout_s, context=context, body_bytes_max=http.ANSWER_SIZE_MAX
@@ -43,6 +46,17 @@ class HttpFetch:
         except OptionError as error:  # a certificate's file that was there when the options were made
             raise OSError(str(error)) from error
         return answer.status, answer.body
+
+    async def _request_to(self, method: str, url: str, timeout_s: float, body: bytes) -> Request:
+        options = self._options
+        if not callable(options.lookup_token):
+            return http.request_to(method, url, options, body)
+        try:
+            async with asyncio.timeout(timeout_s):
+                request: Request = await run_in_thread(http.request_to, method, url, options, body)
+                return request
+        except TimeoutError:
+            raise TimeoutError(f"no token within {timeout_s:g} s: waiting for lookup_token()") from None
 
     async def close(self) -> None:
         """Close the connections."""

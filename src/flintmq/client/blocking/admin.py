@@ -15,6 +15,7 @@ from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
 from flintmq.client.blocking import http
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, system_env
+from flintmq.client.security import Token
 from flintmq.errors import ConnectionFailed
 
 Arguments = ParamSpec("Arguments")
@@ -29,7 +30,8 @@ class Admin:
     Args:
         address: ``host:port`` or ``http(s)://host:port``.
         timeout: until an answer must be complete.
-        token: bearer token for a daemon that asks for permissions; send it over ``https://`` only.
+        token: bearer token for a daemon that asks for permissions, or a plain function that returns it, called
+            for every question; send it over ``https://`` only.
         options: ``tls_`` options for ``https://``: whom to trust, this client's certificate.
 
     Raises:
@@ -43,7 +45,7 @@ class Admin:
         address: str,
         *,
         timeout: Seconds = TIMEOUT_S,
-        token: str | None = None,
+        token: Token | None = None,
         options: ConnectionOptions | None = None,
     ) -> None:
         self.address = base_url(address, self.daemon)

@@ -16,10 +16,11 @@ ANSWER_SIZE_MAX = 16 * 1024 * 1024
 
 
 def request_to(method: str, url: str, options: ConnectionOptions, body: bytes = b"") -> Request:
-    """The request for a URL.
+    """The request for a URL; waits where ``lookup_token`` is a function.
 
     Raises:
         NoAnswer: it is no URL of HTTP.
+        OSError: that function gave no token.
     """
     return Request.to(method, url, options.lookup_headers(), body)
 

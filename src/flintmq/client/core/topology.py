@@ -164,7 +164,8 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
     if is_topic and (status == 404 or reason == "TOPIC_NOT_FOUND"):  # the latter was a 500 before NSQ 1.0
         return Answer(reason=reason)
     if status != 200:
-        raise DiscoveryError(f"status {status}: {reason or body[:100]!r}")
+        meaning = ", it asks for a token that it knows (lookup_token)" if status == 401 else ""
+        raise DiscoveryError(f"status {status}: {reason or body[:100]!r}{meaning}")
     try:
         answer = _DATA.decode(data) or _Data()
     except UNREADABLE_JSON as error:

@@ -8,22 +8,20 @@ quickly.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flintmq.client.options import ConnectionOptions
-from flintmq.errors import ConnectionFailed, FlintError, OptionError
+from flintmq.errors import ConnectionFailed, FlintError
+from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import HOST, LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, split_host
 
 if TYPE_CHECKING:
     from flintmq.sync import LookupdAdmin, NsqdAdmin
 
 Value = TypeVar("Value")
-SECRET_BYTES_MAX = 4096
 ASKED_AT_ONCE_MAX = 16
 
 
@@ -46,31 +44,6 @@ class NotOurs(FlintError):
 
     def __str__(self) -> str:
         return f"nsqd {self.address} is not FlintMQ's: it cannot {self.what}"
-
-
-def secret_of(flag: str, reference: str) -> str:
-    """Return the secret that ``env:NAME`` or ``file:/path`` stands for.
-
-    Raises:
-        OptionError: it stands for none.
-    """
-    kind, _, name = reference.partition(":")
-    if kind == "env" and name:
-        found = os.environ.get(name, "")
-        if not found:
-            raise OptionError(flag, reference, f"the environment variable {name} is not set", "flag")
-        return found
-    if kind != "file" or not name:
-        raise OptionError(flag, "<hidden>", "env:NAME or file:/path: everybody sees a command line", "flag")
-    try:
-        with Path(name).open("rb") as file:
-            data = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(flag, reference, f"it cannot be read: {error}", "flag") from None
-    if not text or len(data) > SECRET_BYTES_MAX:
-        raise OptionError(flag, reference, f"it must have 1 to {SECRET_BYTES_MAX} bytes", "flag")
-    return text
 
 
 class Link:

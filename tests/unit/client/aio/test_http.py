@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.client.lookup_answers import bare, node
 
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
+from flintmq.client.options import ConnectionOptions
 
 
 def addresses(found) -> list[str]:
@@ -53,6 +55,31 @@ async def test_http_answers(server, http):
     script["handler"] = handler
     lookup = Lookup([url], 5.0, http)
     assert addresses(await lookup.topic("t")) == ["t:4150"]
+
+
+async def test_a_token_is_asked_for_before_each_question(server):
+    script, url = server
+    tokens = iter(["first", "second"])
+
+    async def handler(request):
+        return web.Response(text=request.headers["Authorization"])
+
+    script["handler"] = handler
+    fetch = HttpFetch(ConnectionOptions(lookup_token=lambda: next(tokens)))
+    assert await fetch(url, 5.0) == (200, b"Bearer first")
+    assert await fetch(url, 5.0) == (200, b"Bearer second")
+    with pytest.raises(OSError, match=r"lookup_token\(\) raised StopIteration"):
+        await fetch(url, 5.0)
+    await fetch.close()
+
+
+async def test_a_token_that_does_not_come(server):
+    has_to_end = threading.Event()
+    fetch = HttpFetch(ConnectionOptions(lookup_token=lambda: str(has_to_end.wait())))
+    with pytest.raises(OSError, match=r"no token within 0.05 s: waiting for lookup_token\(\)"):
+        await fetch(server[1], 0.05)
+    has_to_end.set()
+    await fetch.close()
 
 
 async def test_http_deadline(server, http):
