@@ -251,6 +251,37 @@ def test_nothing_is_stored_twice_because_an_answer_was_lost(
     assert bodies(second, topic, 2) == [b"0", b"1"]
 
 
+def test_deferred_messages_are_stored_once_when_an_answer_was_lost(
+    single_nsqd: Nsqd, second: Nsqd, stalled: Proxy, topic: str
+):
+    second.request("POST", f"/topic/create?topic={topic}")
+    second.request("POST", f"/channel/create?topic={topic}&channel=c")
+    to = f"{TO}{stalled.address[0]}:{stalled.address[1]}"
+    with started("nsq_to_nsq", at(single_nsqd), f"--topic={topic}", to, "--idempotent", "--defer=10m") as process:
+        single_nsqd.publish(topic, b"0", b"1")
+        wait_finished(single_nsqd, topic, 2)
+        stalled.down.is_dropped = True
+        single_nsqd.publish(topic, b"2", b"3")
+        wait_until(lambda: second.stats(topic, "c")["deferred_count"] == 4, "they are there, and nobody knows")
+        stalled.down.is_dropped = False
+        stalled.cut()
+        wait_finished(single_nsqd, topic, 4)
+        end(process)
+    assert stored(second, topic) == second.stats(topic, "c")["deferred_count"] == 4
+
+
+def test_one_deferred_message_that_is_too_large_repeats_no_other(single_nsqd: Nsqd, there: Nsqd, topic: str):
+    small = [b"%d" % number for number in range(50)]
+    single_nsqd.publish(topic, *small[:25], b"x" * 100_001, *small[25:])
+    arguments = (f"--topic={topic}", f"{TO}{address_of(there)}", "--defer=1ms")
+    with started("nsq_to_nsq", at(single_nsqd), *arguments) as process:
+        wait_until(lambda: stored(there, topic) >= 50, "the others are there")
+        wait_until(lambda: single_nsqd.unfinished(topic, CHANNEL) == 1, "and finished")
+        end(process)
+    assert stored(there, topic) == 50
+    assert sorted(bodies(there, topic, 50)) == sorted(small)
+
+
 def test_options_of_the_producer_are_obeyed(single_nsqd: Nsqd, there: Nsqd, topic: str):
     single_nsqd.publish(topic, b"kept")
     arguments = (f"--topic={topic}", f"{TO}{address_of(there)}", "--producer-opt=tls_v1")
@@ -278,6 +309,51 @@ def test_partition_order_trace_and_headers_are_kept(shared: Daemons, topic: str)
             (partition, b"%d" % number, {"number": number} if number % 2 else {}, 1000 + number if number % 3 else 0)
             for number in range(20)
         ]
+
+
+@pytest.mark.parametrize("way", ["--ordered", "--keep-partition"])
+def test_partitions_too_get_nothing_twice_because_an_answer_was_lost(shared: Daemons, topic: str, way: str):
+    """With trace ids and headers: each kind of message is published by a command of its own."""
+    is_ordered = way == "--ordered"
+    here = _cluster(shared, topic, is_ordered)
+    with Proxy(("127.0.0.1", 1)) as proxy:
+        nsqd, there = _cluster_of_one(shared, topic, is_ordered, f"--broadcast-tcp-port={proxy.address[1]}")
+        proxy.target = nsqd.tcp
+        to = "--destination-lookupd-http-address={}:{}".format(*there.http)
+        with started("nsq_to_nsq", lookup(here), to, f"--topic={topic}", way, "--idempotent") as process:
+            asyncio.run(_publish(here, topic, 3, 0, 1))
+            wait_until(lambda: stored(nsqd, topic) == 3, "it flows")
+            proxy.down.is_dropped = True
+            asyncio.run(_publish(here, topic, 3, 1, 3))
+            wait_until(lambda: stored(nsqd, topic) >= 6, "some are there, and nobody knows")
+            proxy.down.is_dropped = False
+            proxy.cut()
+            found = asyncio.run(_consume(there, topic, 12))
+            end(process)
+    assert stored(nsqd, topic) == 12
+    for partition in range(3):
+        expected = [
+            (partition, b"%d" % number, {"number": number} if number % 2 else {}, 1000 + number if number % 3 else 0)
+            for number in range(4)
+        ]
+        mine = [each for each in found if each[0] == partition]
+        assert (mine if is_ordered else sorted(mine, key=_body)) == expected
+
+
+def test_deferred_messages_keep_their_partition_and_headers_are_not_lost_in_silence(shared: Daemons, topic: str):
+    here, there = _cluster(shared, topic, False), _cluster(shared, topic, False)
+    asyncio.run(_publish(here, topic, 3, 0, 2))  # one without headers and one with them to each partition
+    to = "--destination-lookupd-http-address={}:{}".format(*there.http)
+    arguments = (lookup(here), to, f"--topic={topic}", "--keep-partition", "--defer=1ms")
+    with started("nsq_to_nsq", *arguments) as process:
+        found = asyncio.run(_consume(there, topic, 3))
+        log = end(process)
+    assert sorted(found) == [(partition, b"0", {}, 0) for partition in range(3)]
+    assert "is given back: it has headers, with which nsqd defers nothing; --drop-headers" in log
+    with started("nsq_to_nsq", *arguments, "--drop-headers") as process:
+        found = asyncio.run(_consume(there, topic, 3))
+        end(process)
+    assert sorted(found) == [(partition, b"1", {}, 0) for partition in range(3)]
 
 
 @pytest.mark.slow
@@ -313,23 +389,35 @@ def _is_created(nsqlookupd: Nsqlookupd, target: str) -> bool:
     return nsqlookupd.request("POST", target).status == 200
 
 
-def _cluster(shared: Daemons, topic: str) -> Nsqlookupd:
-    """Makes one of a single nsqd, with a topic that has partitions in order, and headers."""
+def _cluster(shared: Daemons, topic: str, is_ordered: bool = True) -> Nsqlookupd:
+    """Makes one of a single nsqd, with a topic that has partitions, in order or not, and headers."""
+    return _cluster_of_one(shared, topic, is_ordered)[1]
+
+
+def _cluster_of_one(shared: Daemons, topic: str, is_ordered: bool, *flags: str) -> tuple[Nsqd, Nsqlookupd]:
     nsqlookupd = shared.nsqlookupd()
-    shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}")
+    nsqd = shared.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}", *flags)
     wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "nsqd is registered")
-    made = nsqlookupd.post(f"/topic/create?topic={topic}&partition_num=3&replicator=1&orderedmulti=true&extend=true")
+    order = "&orderedmulti=true" if is_ordered else ""
+    made = nsqlookupd.post(f"/topic/create?topic={topic}&partition_num=3&replicator=1&extend=true{order}")
     assert made.status == 200, made
-    return nsqlookupd
+    return nsqd, nsqlookupd
 
 
 def _address(nsqlookupd: Nsqlookupd) -> str:
     return "http://{}:{}".format(*nsqlookupd.http)
 
 
-async def _publish(nsqlookupd: Nsqlookupd, topic: str, partitions: int = 3, start: int = 0) -> None:
+def _body(found: tuple[Any, ...]) -> bytes:
+    body: bytes = found[1]
+    return body
+
+
+async def _publish(
+    nsqlookupd: Nsqlookupd, topic: str, partitions: int = 3, start: int = 0, number_of_each: int = 20
+) -> None:
     async with Producer(nsqlookupd_http_addresses=_address(nsqlookupd)) as producer:
-        for number in range(start, start + 20):
+        for number in range(start, start + number_of_each):
             for partition in range(partitions):
                 more: dict[str, Any] = {"headers": {"number": number}} if number % 2 else {}
                 if number % 3:

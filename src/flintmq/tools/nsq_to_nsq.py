@@ -67,9 +67,12 @@ PIECE_BYTES_MAX = 1024 * 1024
 """Of one MPUB; nsqd takes five times that by default."""
 BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
 PUBLISH_TIMEOUT_S = 5.0
+ONCE_TIMEOUT_S = 20.0
+"""Of ``--idempotent``: what has no answer is sent again until then; an election of a cluster takes a few seconds."""
 _FILTER = "Which messages"
 _TO = "Where to"
 _CLUSTER = "the destinations' nsqlookupd"
+_NO_HEADERS = "it has headers, with which nsqd defers nothing; --drop-headers leaves them behind"
 _ABOUT_A_MESSAGE = ("E_BAD_MESSAGE", "E_BAD_BODY")
 _SHOWN_BYTES = 200
 
@@ -213,10 +216,9 @@ class ToNsqOptions(ConsumingOptions):
         if self.ordered and not self.lookupd_http_address:
             raise UsageError("--ordered needs --lookupd-http-address: it knows where the partitions are")
         if self.ordered and self.defer_ns:
-            raise UsageError("use --ordered or --defer not both: what is deferred has no order")
-        if self.idempotent and (self.ordered or self.keep_partition or self.defer_ns):
             raise UsageError(
-                "use --idempotent or --ordered, --keep-partition and --defer not both: there is no such command"
+                "use --ordered or --defer not both: nothing keeps the order of messages that are deferred, those "
+                "that fall due together come in any"
             )
         same = set(nsqd) & set(self.nsqd_tcp_address) or set(lookupd) & set(self.lookupd_http_address)
         if same and set(self.ways.values()) & set(self.ways):
@@ -287,7 +289,7 @@ class Destinations:
         )
         shared: dict[str, Any] = {
             "options": opts.connection,
-            "timeout": PUBLISH_TIMEOUT_S,
+            "timeout": ONCE_TIMEOUT_S if options.idempotent else PUBLISH_TIMEOUT_S,
             "idempotent": options.idempotent,
             "retry_unknown": options.idempotent,
             "max_bytes_in_flight": BYTES_IN_FLIGHT_MAX,
@@ -371,6 +373,8 @@ class Forwarding:
             topic, options.channel, opts, ordered=options.ordered, **more
         )
         self._keeps_partition = options.keep_partition or options.ordered
+        # NSQ's nsqd takes deferred messages one by one alone; these flags are for destinations that are not NSQ's
+        self._goes_singly = bool(options.defer_ns) and not (options.idempotent or options.keep_partition)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -437,7 +441,12 @@ class Forwarding:
                 log.error("message %r is given back: %s", message.id, error)
                 message.requeue()
                 continue
-            key = partition, bool(self._keeps_partition and message.trace_id), has_headers
+            if has_headers and self._options.defer_ns:
+                log.error("message %r is given back: %s", message.id, _NO_HEADERS)
+                message.requeue(backoff=False)
+                continue
+            is_traced = self._keeps_partition and bool(message.trace_id) and not self._options.defer_ns
+            key = partition, is_traced, has_headers
             groups.setdefault(key, []).append(number)
         for (partition, is_traced, has_headers), numbers in groups.items():
             chosen = [messages[number] for number in numbers]
@@ -468,6 +477,9 @@ class Forwarding:
 
     async def _send(self, name: str, piece: Piece) -> None:
         """Publish and finish; what cannot be published now is given back."""
+        if self._goes_singly and len(piece.messages) > 1:
+            await asyncio.gather(*(self._send(name, single) for single in piece.singles()))
+            return
         try:
             await self._destinations.publish(name, len(piece.messages), lambda producer: self._publish(producer, piece))
         except FlintError as error:
@@ -483,11 +495,11 @@ class Forwarding:
             finish_all(piece.messages)
 
     async def _publish(self, producer: Producer, piece: Piece) -> None:
-        if self._options.defer_ns:  # one by one: NSQ's nsqd knows no other way
-            delay_s = self._options.defer_ns / SECOND
-            await asyncio.gather(*(producer.dpub(self._topic, body, delay_s) for body in piece.bodies))
+        delay_s = self._options.defer_ns / SECOND
+        if self._goes_singly:
+            await producer.dpub(self._topic, piece.bodies[0], delay_s)
         else:
-            await producer.mpub(self._topic, piece.bodies, **piece.more)
+            await producer.mpub(self._topic, piece.bodies, delay=delay_s or None, **piece.more)
 
     def _give_back(self, name: str, piece: Piece, error: FlintError) -> None:
         count = len(piece.messages)
