@@ -101,6 +101,24 @@ def check_address(flag: str, address: str) -> None:
         raise OptionError(flag, address, f"HOST:PORT or https://HOST:PORT: {error}", "flag") from None
 
 
+def check_lookup_address(flag: str, address: str) -> None:
+    """Refuse what is neither ``HOST:PORT`` nor a URL of HTTP; NSQ's utilities that consume take either.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    try:
+        if "://" in address:
+            Request.to("GET", address).encode()
+        else:
+            Address(to_connect=True).check(address)
+    except (ValueError, NoAnswer) as error:
+        reason = error.reason if isinstance(error, NoAnswer) else str(error)
+        raise OptionError(
+            flag, address, f"HOST:PORT, http://HOST:PORT or https://HOST:PORT: {reason}", "flag"
+        ) from None
+
+
 class Asker:
     """Asks for JSON.
 

@@ -24,7 +24,7 @@ from flintmq.names import is_valid_name
 from flintmq.net.log import NsqFormatter
 from flintmq.net.loop import loop_factory
 from flintmq.options import Address, Integer, Items, Options, Repeated, Text, option
-from flintmq.tools.asking import check_one_kind
+from flintmq.tools.asking import check_lookup_address, check_one_kind
 from flintmq.tools.client_opts import ClientOpts, client_opts
 
 WHAT, WHERE, HOW = "What to consume", "Where", "How"
@@ -71,8 +71,11 @@ class ConsumingOptions(Options):
 
         Raises:
             UsageError: something is missing, or there is too much.
+            OptionError: an address is none.
         """
         check_one_kind(self.nsqd_tcp_address, self.lookupd_http_address, "nsqd-tcp-address")
+        for address in self.lookupd_http_address:
+            check_lookup_address("--lookupd-http-address", address)
 
     def client_opts(self) -> ClientOpts:
         """Return what ``--consumer-opt`` asks for.

@@ -42,6 +42,7 @@ from flintmq.options import (
     read_command,
     version_line,
 )
+from flintmq.tools.asking import check_lookup_address
 from flintmq.tools.client_opts import ClientOpts, client_opts
 from flintmq.tools.consuming import (
     HOW,
@@ -206,6 +207,8 @@ class ToNsqOptions(ConsumingOptions):
         nsqd, lookupd = self.destination_nsqd_tcp_address, self.destination_lookupd_http_address
         if not nsqd and not lookupd:
             raise UsageError("--destination-nsqd-tcp-address required")
+        for address in lookupd:
+            check_lookup_address("--destination-lookupd-http-address", address)
         if nsqd and lookupd:
             raise UsageError("use --destination-nsqd-tcp-address or --destination-lookupd-http-address not both")
         if self.require_json_value and not self.require_json_field:
