@@ -27,6 +27,7 @@ def test_the_page_is_sound(visitor: Visitor, deployment: Deployment, name: str):
     for theme, is_narrow in (("light", False), ("dark", True)):
         visitor.look(theme, is_narrow)  # type: ignore[arg-type]
         assert visitor.overflow() <= 0, f"{theme}: wider than the window by {visitor.overflow()} pixels"
+        assert visitor.spills() == []
         assert visitor.violations() == []
     assert page.locator("img[src=x]").count() == 0
 

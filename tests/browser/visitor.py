@@ -84,6 +84,16 @@ class Visitor:
             for rule in found["violations"]
         ]
 
+    def spills(self) -> list[str]:
+        """The titles of cards with a table that is wider than they are, and does not scroll in itself."""
+        found = self.page.evaluate(
+            """[...document.querySelectorAll(".card")].filter((card) =>
+              [...card.querySelectorAll("table")].some((table) => !table.closest(".table-responsive") &&
+                table.getBoundingClientRect().right > card.getBoundingClientRect().right + 1)
+            ).map((card) => card.innerText.slice(0, 40))"""
+        )
+        return [str(each) for each in found]
+
     def overflow(self) -> int:
         """By how many pixels the page is wider than the window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))

@@ -169,6 +169,13 @@ def test_dead_letters_are_looked_at_requeued_and_dropped(deployed: Deployment):
     assert found["messages"][0]["headers"]["##dead_letter_channel"] == "c"
     assert found["reasons"] == {"max_attempts": 3}
 
+    def listed() -> str:
+        body = deployed.nsqadmin.request("GET", "/dead-letters").body.decode()
+        return body if f"/dead-letters/{topic}" in body else ""
+
+    page = wait_until(listed, "it is listed")
+    assert f'href="/topics/{topic}.dead"' in page, "where they go, though no setting names it"
+
     first = found["messages"][0]["message_id"]
     assert deployed.act("requeue_dead_letters", topic=topic, message_id=first).status == 303
     assert deployed.nsqd.unfinished(topic, "c") == 1

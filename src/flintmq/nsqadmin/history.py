@@ -39,12 +39,14 @@ from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.tasks import kept_up
 from flintmq.nsqadmin.options import NsqadminOptions
-from flintmq.nsqadmin.snapshots import Snapshot, Snapshots
+from flintmq.nsqadmin.snapshots import FRESH_S, Snapshot, Snapshots
 from flintmq.nsqadmin.views import HistoryView, Percentile
 
 SeriesKind = Literal["total", "node", "topic", "channel"]
 
 STEP_S = 10
+_INTO_STEP_S = 0.5
+"""So far into it: a timer that is a little early must not find the step before, and leave this one out."""
 TIERS = ((STEP_S, 180), (60, 240), (300, 288), (3600, 168))
 """Seconds between blocks, and how many there are."""
 
@@ -336,18 +338,18 @@ class History:
 
     async def _record(self) -> None:
         while True:
-            now_ns = self._env.clock.wall_ns()
-            await asyncio.sleep(STEP_S - now_ns / _NS_PER_S % STEP_S)
-            await self.record(await self._snapshots.get())
+            await asyncio.sleep(until_next_s(self._env.clock.wall_ns()))
+            step_ns = self._env.clock.wall_ns()  # not that of the snapshot, which may be of just before this step
+            await self.record(await self._snapshots.get(FRESH_S), int(step_ns / _NS_PER_S))
 
-    async def record(self, snapshot: Snapshot) -> None:
-        """Write the figures of a snapshot."""
+    async def record(self, snapshot: Snapshot, at_s: int) -> None:
+        """Write the figures of a snapshot as those of a time."""
         if self._file is None:
             return
         file = self._file
 
         def write() -> int:
-            return file.write(int(snapshot.at_s), figures_of(snapshot))
+            return file.write(at_s, figures_of(snapshot))
 
         try:
             async with self._turn:
@@ -434,6 +436,11 @@ class History:
             in_flight=columns[3],
             latency_ms=columns[_LATENCY],
         )
+
+
+def until_next_s(wall_ns: int) -> float:
+    """Return in how many seconds the next step is to be recorded."""
+    return STEP_S - wall_ns / _NS_PER_S % STEP_S + _INTO_STEP_S
 
 
 def _shown(figures: tuple[float, ...] | None, number: int) -> float | None:

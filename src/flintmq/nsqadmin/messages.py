@@ -268,10 +268,15 @@ class Messages:
             name = found.effective.get("dead_letter_topic")
             if isinstance(name, str) and name:
                 return name.replace("{topic}", topic), answers.missing
-        return f"{topic}.dead", answers.missing
+        return usual_dead_topic(topic), answers.missing
 
     def _now_s(self) -> float:
         return self._env.clock.wall_ns() / _NS_PER_S
+
+
+def usual_dead_topic(topic: str) -> str:
+    """Return where dead letters of a topic go unless its settings say otherwise."""
+    return f"{topic}.dead"
 
 
 def dead_channel(known: Snapshot, dead_topic: str) -> str:
@@ -349,4 +354,4 @@ def _time_ns(text: str) -> int:
     return int(seconds * _NS_PER_S)
 
 
-__all__ = ["CHANNEL", "DEAD_PREFIX", "ORIGIN", "PEEK_COUNT_MAX", "Messages", "dead_channel"]
+__all__ = ["CHANNEL", "DEAD_PREFIX", "ORIGIN", "PEEK_COUNT_MAX", "Messages", "dead_channel", "usual_dead_topic"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
 from array import array
 from pathlib import Path
@@ -15,11 +16,13 @@ from flintmq.nsqadmin.history import (
     ELECTIONS_MAX,
     FIGURES,
     MEMBERS_MAX,
+    STEP_S,
     TIERS,
     HistoryFailed,
     HistoryFile,
     averaged,
     figures_of,
+    until_next_s,
 )
 from flintmq.nsqadmin.snapshots import Known, merge
 from flintmq.nsqadmin.views import Missing, NodeRow, NodeTopic
@@ -67,6 +70,16 @@ def test_a_step_that_nobody_was_there_for_is_no_zero():
     file.write(START_S + 660, {"topic/t": row(1.0)})
     assert depths(file, "topic/t", 1) == {START_S + 600: 8.0}
     file.close()
+
+
+def test_every_step_has_its_turn_though_timers_are_early_and_late():
+    chance = random.Random(1)
+    now_s = START_S + 3.0
+    steps = []
+    for _ in range(1000):
+        now_s += until_next_s(round(now_s * 1e9)) + chance.uniform(-0.01, 2.0)  # a round takes some of it
+        steps.append(int(now_s) // STEP_S)
+    assert steps == [*range(steps[0], steps[0] + 1000)]
 
 
 def test_the_file_stays_as_large_as_it_is(tmp_path: Path):

@@ -18,12 +18,13 @@ from flintmq.client.admin import cluster as cluster_questions
 from flintmq.nsqadmin.actions import change_order, expand_order, move_order, read_number
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.gather import is_another
+from flintmq.nsqadmin.messages import usual_dead_topic
 from flintmq.nsqadmin.pages.acts import ACTS, Act, Form, carry_out
 from flintmq.nsqadmin.pages.assets import assets
 from flintmq.nsqadmin.pages.shown import SPAN_S, SPANS, asked, asked_choice, asked_number, show
 from flintmq.nsqadmin.pages.told import Told
 from flintmq.nsqadmin.pages.wording import in_words, plural
-from flintmq.nsqadmin.views import TOPIC_SORTS, DoneView, PlanView, TopicsQuery
+from flintmq.nsqadmin.views import TOPIC_SORTS, DoneView, PartitionRow, PlanView, TopicsQuery
 
 _PAGE_MAX = 1_000_000
 _STATES = (
@@ -198,11 +199,12 @@ class Pages:
             return self._to(f"/dead-letters/{topic}")
         view = await self._gather.topics(TopicsQuery(page_size=_LISTED_MAX, sort="name"))
         count = {row.name: row.message_count for row in view.topics}
-        rows = [
-            (row.name, dead, count.get(dead, 0))
-            for row in view.topics
-            if (dead := str(row.settings.get("dead_letter_topic") or "").replace("{topic}", row.name))
-        ]
+        rows = []
+        for row in view.topics:
+            named = str(row.settings.get("dead_letter_topic") or "").replace("{topic}", row.name)
+            dead = named or usual_dead_topic(row.name)
+            if named or dead in count:
+                rows.append((row.name, dead, count.get(dead, 0)))
         return self._show(request, "dead_letters_index.html", view, "/dead-letters", rows=rows)
 
     async def _dead_letters(self, request: Request) -> Response:
@@ -249,15 +251,27 @@ class Pages:
             failed, status = failed or in_words(refused.text), 400
             if is_planned:
                 is_planned, fields = False, {name: given[name] for name in given if name not in asked_for}
-        nodes = [row.address for row in (await self._gather.cluster()).nodes] if act.asks_node else []
+        nodes, copies = await self._nodes_to_choose(act, given) if act.asks_node else ({}, None)
         subject = act.is_about
         section = f"/{subject.split('/')[1]}"
         return self._show(
             request, "confirm.html", None, section, status=status, act=act, fields=fields, stake=stake,
             missing=missing, failed=failed, when=form.get("when", ""), trail=_trail(subject, fields),
-            back=self._path(subject, fields), nodes=nodes, given=form, seen=seen, plan=plan,
+            back=self._path(subject, fields), nodes=nodes, copies=copies, given=form, seen=seen, plan=plan,
             is_first=act.is_planned and not is_planned,
         )  # fmt: skip
+
+    async def _nodes_to_choose(self, act: Act, given: Form) -> tuple[dict[str, list[str]], PartitionRow | None]:
+        """The nodes by the fields in which they are chosen, and the partition whose copies they have."""
+        live = [row.address for row in (await self._gather.cluster()).nodes]
+        try:
+            partitions = (await self._gather.topic(given.get("topic", ""))).partitions
+        except Refused:  # there is no such topic: what is asked for is refused as well, and says so
+            partitions = []
+        row = next((row for row in partitions if str(row.number) == given.get("partition")), None)
+        if row is None or not row.replicas:
+            return {each.name: live for each in act.asks if each.kind == "node"}, None
+        return {"source": row.replicas, "target": [node for node in live if node not in row.replicas]}, row
 
     async def _stake(self, request: Request, act: Act, fields: Form) -> tuple[str, list[Any]]:
         """The loss, as a sentence, and who did not answer when it was counted."""
