@@ -77,7 +77,6 @@ assert HEADER_BYTES == 72
 _FRAME_SIZE_ADDED = FRAME_OVERHEAD_BYTES - SIZE_FIELD_BYTES
 _RAW_FRAME_SIZE_ADDED = _FRAME_SIZE_ADDED - TRACE_ID_SIZE
 _TYPE_TIMESTAMP_ATTEMPTS = Struct(">IQH")
-_RECEIVED_HEAD = Struct(">IIQH")
 _LOW_DIGITS = [b"%03x" % low for low in range(4096)]
 _size_field = Struct(">I").pack
 _internal_id = Struct(">Q").pack
@@ -187,10 +186,9 @@ def encode_batch(
 def encode_received(
     first_id: int,
     offset_bytes: int,
+    frames: bytes,
+    sizes: Sequence[int],
     timestamps: Sequence[int],
-    attempts: Sequence[int],
-    ids: Sequence[bytes],
-    bodies: Sequence[bytes],
     *,
     synced_before: int = 0,
     layout: int = 0,
@@ -201,30 +199,17 @@ def encode_received(
 
     Args:
         first_id: internal id of the first message, by which it is read; the following get the next ones.
-        timestamps: of each message in ns; negative ones become 0.
-        ids: of each, 16 bytes as they came.
-        bodies: at least one; with EXTENDED each begins with its headers.
-        layout: RAW_IDS: the second half of each id is a trace id; EXTENDED.
+        frames: complete message frames one behind the other, as they came; at least one.
+        sizes: of each frame in bytes, see :func:`flintmq.message.frame_sizes`.
+        timestamps: of each message in ns.
+        layout: RAW_IDS: the second half of each id is a trace id; EXTENDED: each body begins with its headers.
     """
-    count = len(bodies)
-    sizes = list(map(len, bodies))
+    count = len(sizes)
     uniform = sizes.count(sizes[0]) == count
-    earliest, latest = min(timestamps), max(timestamps)
-    if earliest < 0:
-        timestamps = [max(0, timestamp_ns) for timestamp_ns in timestamps]
-        earliest, latest = 0, max(0, latest)
-    pack_head = _RECEIVED_HEAD.pack
-    heads = [
-        pack_head(size + _FRAME_SIZE_ADDED, FRAME_TYPE_MESSAGE, timestamp_ns, attempt)
-        for size, timestamp_ns, attempt in zip(sizes, timestamps, attempts, strict=True)
-    ]
-    parts: list[bytes] = [b""] * (3 * count)
-    parts[0::3], parts[1::3], parts[2::3] = heads, ids, bodies
-    frames = b"".join(parts)
-    table = b"" if uniform else pack(f">{count}I", *[size + FRAME_OVERHEAD_BYTES for size in sizes])
+    table = b"" if uniform else pack(f">{count}I", *sizes)
     header = HEADER.pack(
         MAGIC, VERSION, (UNIFORM if uniform else 0) | layout, 0, len(table) + len(frames), count, first_id,
-        offset_bytes, earliest, latest, synced_before, 0, 0, 0,
+        offset_bytes, min(timestamps), max(timestamps), synced_before, 0, 0, 0,
     )[:_CRC_POSITION]  # fmt: skip
     crc = zlib.crc32(frames, zlib.crc32(table, zlib.crc32(header)))
     return b"".join((header, _CRC.pack(crc), table, frames))

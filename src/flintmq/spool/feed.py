@@ -4,7 +4,8 @@ With ``is_kept`` the log is on disk and safe is what was synced; else it is in m
 passed, which Spark moves when a micro-batch is committed.
 
 The rules of this file: what cannot be stored is given back, and no more is asked for until it can be; a log whose disk
-failed ends the spool. Everything but syncs happens on the event loop.
+failed ends the spool. Everything but syncs happens on the event loop. Frames are stored as they came, and no step of
+Python is made for each.
 
 Source: docs/decisions/0032.
 """
@@ -14,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
-from typing import Any
+from itertools import accumulate, compress
+from typing import Any, NamedTuple
 
 from flintmq.batch import EXTENDED, RAW_IDS, BatchError, decode_batch, encode_received
 from flintmq.client.aio.consumer import BulkConsumer
@@ -23,10 +24,9 @@ from flintmq.client.core.message import Delivery, is_hex
 from flintmq.env import Env
 from flintmq.errors import DiskFull, FlintError, StorageError, WriteFailed
 from flintmq.limits import MESSAGE_ID_SIZE
-from flintmq.message import EMPTY_HEADERS, HEADERS, ID_POSITION, internal_id
+from flintmq.message import ID_POSITION, frame_sizes, internal_id
 from flintmq.spool.held import Held, Same
 from flintmq.storage import MemoryLog, PartitionLog
-from flintmq.wire.extended import Extension
 
 RETRY_S = 2.0
 """A full disk is looked at again after so long, and what was given back comes after it."""
@@ -38,6 +38,28 @@ MESSAGES_MAX = 16_384  # of one batch
 TIMESTAMP_POSITION = 8  # in a frame
 
 log = logging.getLogger("flintmq.spool")
+
+
+class _Run(NamedTuple):
+    """Messages that become one batch: ``frames`` has them as they came, of ``sizes`` in bytes."""
+
+    timestamps: Sequence[int]
+    attempts: Sequence[int]
+    ids: Sequence[bytes]
+    frames: bytes
+    sizes: Sequence[int]
+
+    def without(self, known: Sequence[bool]) -> _Run:
+        """Return the others."""
+        wanted = [not is_known for is_known in known]
+        frames = [self.frames[end - size : end] for end, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
+        return _Run(
+            list(compress(self.timestamps, wanted)),
+            list(compress(self.attempts, wanted)),
+            list(compress(self.ids, wanted)),
+            b"".join(compress(frames, wanted)),
+            list(compress(self.sizes, wanted)),
+        )
 
 
 class Feed:
@@ -88,7 +110,7 @@ class Feed:
         self._late_told = 0
         self._refused_told = 0
         self._refused_told_at = -REFUSED_TOLD_S
-        consumer.take_deliveries(self.take)
+        consumer.take_deliveries(self.take, with_frames=True)
         if is_kept:
             self._held.expect_again(_last_messages(partition_log, in_flight_max))
 
@@ -110,52 +132,43 @@ class Feed:
 
     def take(self, delivery: Delivery) -> None:
         """Store what nsqd has delivered."""
-        records = delivery.records
-        for first in range(0, len(records), MESSAGES_MAX):
-            timestamps, attempts, ids, bodies = zip(*records[first : first + MESSAGES_MAX], strict=True)
+        timestamps, attempts, ids, _bodies = zip(*delivery.records, strict=True)
+        frames, sizes = delivery.frames, frame_sizes(delivery.frames)
+        position = 0
+        for first in range(0, len(ids), MESSAGES_MAX):
+            part = slice(first, first + MESSAGES_MAX)
+            begin, position = position, position + sum(sizes[part])
+            run = _Run(timestamps[part], attempts[part], ids[part], frames[begin:position], sizes[part])
             try:
-                self._store(delivery, timestamps, attempts, ids, bodies)
+                self._store(delivery, run)
             except StorageError as error:
-                self._give_back(delivery, ids, error)
+                self._give_back(delivery, run.ids, error)
 
-    def _store(
-        self,
-        delivery: Delivery,
-        timestamps: Sequence[int],
-        attempts: Sequence[int],
-        ids: Sequence[bytes],
-        bodies: Sequence[bytes],
-    ) -> None:
+    def _store(self, delivery: Delivery, run: _Run) -> None:
         held, partition_log, link, now = self._held, self.log, delivery.link, self._loop.time()
         if self._retry is not None:
             raise DiskFull(self.topic, 0, 0)
         held.see(link)
-        if min(timestamps) < self._began_ns:
+        if min(run.timestamps) < self._began_ns:
             self._old_at = now
-        known = held.are_known(timestamps, attempts, ids)
-        all_timestamps, all_ids = timestamps, ids
-        if known is not None:
-            wanted = [not is_known for is_known in known]
-            timestamps, attempts = list(compress(timestamps, wanted)), list(compress(attempts, wanted))
-            ids, bodies = list(compress(ids, wanted)), list(compress(bodies, wanted))
-        if ids:
-            layout = 0 if is_hex(ids[0]) else RAW_IDS
+        known = held.are_known(run.timestamps, run.attempts, run.ids)
+        new = run if known is None else run.without(known)
+        if new.ids:
+            layout = 0 if is_hex(new.ids[0]) else RAW_IDS
             if delivery.extensions is not None:
                 layout |= EXTENDED
-                bodies = [_front(delivery.extensions[each]) + body for each, body in zip(ids, bodies, strict=True)]
             data = encode_received(
                 internal_id(partition_log.partition, partition_log.next_sequence),
                 partition_log.end_offset_bytes,
-                timestamps,
-                attempts,
-                ids,
-                bodies,
+                new.frames,
+                new.sizes,
+                new.timestamps,
                 synced_before=partition_log.synced_sequence,
                 layout=layout,
             )
-            partition_log.append_batch(data)
+            partition_log.append_batch(data, is_verified=True)
         # what is known already may be stored and not be safe yet: it is when everything before it is
-        held.add(partition_log.next_sequence, link, all_timestamps, all_ids, now)
+        held.add(partition_log.next_sequence, link, run.timestamps, run.ids, now)
         if not self._is_kept:
             partition_log.advance_committed(partition_log.next_sequence)
         elif self._sync_task is None:
@@ -267,13 +280,6 @@ class Feed:
         if isinstance(self.log, PartitionLog) and self.log.has_checkpoint_due:
             self.log.write_checkpoint()
         self.log.close()
-
-
-def _front(extension: Extension) -> bytes:
-    """Return headers as they stand in front of a stored body."""
-    if not extension.version:
-        return EMPTY_HEADERS
-    return HEADERS.pack(extension.version, len(extension.headers)) + extension.headers
 
 
 def _last_messages(partition_log: Any, count: int) -> Iterator[Same]:

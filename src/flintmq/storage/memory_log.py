@@ -88,8 +88,11 @@ class MemoryLog:
             self._budget.ephemeral_bytes += len(data)
         return first
 
-    def append_batch(self, data: bytes) -> int:
-        """Keep a whole batch that follows what is here, whatever the bounds of :meth:`append`; its first sequence."""
+    def append_batch(self, data: bytes, *, is_verified: bool = False) -> int:
+        """Keep a whole batch that follows what is here, whatever the bounds of :meth:`append`; its first sequence.
+
+        It stays in memory, so its CRC is not looked at, with ``is_verified`` or without.
+        """
         batch = Batch(data, decode_header(data))
         first = self.next_sequence
         assert batch.first == first, "it follows"

@@ -467,7 +467,14 @@ class PartitionLog:
         self._keep_in_tail(data, len(data) + _BATCH_OVERHEAD_BYTES)
         return first
 
-    def append_batch(self, data: bytes | memoryview, after_gap: bool = False, header: BatchHeader | None = None) -> int:
+    def append_batch(
+        self,
+        data: bytes | memoryview,
+        after_gap: bool = False,
+        header: BatchHeader | None = None,
+        *,
+        is_verified: bool = False,
+    ) -> int:
         """Write one batch as another log of this partition has it, byte for byte; the sequence of its first message.
 
         What it says of that log's synced sequence is not true of this one.
@@ -476,6 +483,7 @@ class PartitionLog:
             after_gap: the other log has nothing between the end of this one and the batch: it lost that, told of it,
                 and went on behind it. The batch begins a segment then, and what is missing is missing here as well.
             header: of the batch, where it was read already.
+            is_verified: its CRC was made or checked just now.
 
         It is not kept in memory: who copies a log is hardly ever asked for what was written last.
 
@@ -488,7 +496,8 @@ class PartitionLog:
             raise WriteFailed(self._active.path, self.failed)
         if header is None:
             header = decode_header(data)
-        verify(data, header)
+        if not is_verified:
+            verify(data, header)
         if len(data) != header.size:
             raise BatchError(f"{len(data)} bytes, the batch has {header.size}")
         wanted = (self._id_base | self.next_sequence, self.end_offset_bytes)

@@ -51,7 +51,7 @@ from flintmq.options import (
     read_command,
     version_line,
 )
-from flintmq.wire.client import MessageFailed, Record
+from flintmq.wire.client import MessageFailed, Messages
 
 PROGRAM = "flintmq doctor"
 CONCURRENT_MAX = 32
@@ -414,7 +414,7 @@ class Doctor:
 class _Owner:
     """Owns a connection that nothing is sent on."""
 
-    def on_messages(self, connection: Connection, records: list[Record]) -> None: ...
+    def on_messages(self, connection: Connection, messages: Messages) -> None: ...
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None: ...
     def on_settled(self, connection: Connection, finished: int, requeued: int, dropped: int) -> None: ...
     def on_lost(self, connection: Connection, error: FlintError) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,14 +11,17 @@ from typing import Any, cast
 import pytest
 from tests.unit.spool.links import FakeLink, ids
 
+from flintmq.batch import decode_batch
 from flintmq.client.core.message import Delivery
 from flintmq.env import Env
 from flintmq.errors import FlintError, WriteFailed
 from flintmq.limits import DISK_RESERVE_BYTES
+from flintmq.message import MESSAGE_HEADER
 from flintmq.spool import feed as module
 from flintmq.spool.feed import Feed
 from flintmq.storage import MemoryLog, PartitionLog, ReadCache
 from flintmq.testing import MemoryDisk
+from flintmq.wire.client import ClientConnection, Messages
 
 
 class FakeConsumer:
@@ -30,7 +34,8 @@ class FakeConsumer:
         self.late = 0
         self.take: Callable[[Delivery], None] | None = None
 
-    def take_deliveries(self, take):
+    def take_deliveries(self, take, *, with_frames):
+        assert with_frames, "they are stored as they came"
         self.take = take
 
     def pause(self):
@@ -74,10 +79,35 @@ class World:
         return function(*arguments)
 
     def deliver(self, first: int, end: int, attempts: int = 1, size: int = 10, link: Any = None) -> None:
-        records = [(number, attempts, message_id, b"b" * size) for number, message_id in zip(
-            range(first, end), ids(first, end), strict=True)]  # fmt: skip
-        owner: Any = None
-        self.feed.take(Delivery(link or self.link, owner, 0.0, records))
+        self.deliver_bodies(first, [b"b" * size] * (end - first), attempts, link)
+
+    def deliver_bodies(self, first: int, bodies: list[bytes], attempts: int = 1, link: Any = None) -> None:
+        end = first + len(bodies)
+        stream = b"".join(
+            MESSAGE_HEADER.pack(30 + len(body), 2, number, attempts, message_id) + body
+            for number, message_id, body in zip(range(first, end), ids(first, end), bodies, strict=True)
+        )
+        connection, owner = ClientConnection(), cast(Any, None)
+        for event in connection.receive(stream):
+            assert isinstance(event, Messages)
+            delivery = Delivery(link or self.link, owner, 0.0, event.records)
+            delivery.frames = event.frames
+            self.feed.take(delivery)
+
+    def stored(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Timestamp, attempts, id and body of all that is in the log."""
+        log, found, data = self.feed.log, [], b""
+        sequence = log.start_sequence
+        while sequence < log.next_sequence:
+            data, sequence = log.fetch(sequence, log.next_sequence, 1 << 20)
+            position = 0
+            while position < len(data):
+                batch = decode_batch(data, position)
+                for event in ClientConnection().receive(bytes(batch.frames(batch.first, batch.end))):
+                    assert isinstance(event, Messages)
+                    found += event.records
+                position += batch.header.size
+        return found
 
     async def settle(self) -> None:
         for _ in range(20):
@@ -119,6 +149,72 @@ async def test_what_another_process_has_stored_is_not_stored_again():
     await world.settle()
     assert world.feed.log.next_sequence == 16
     assert world.link.finished == ids(6, 16)
+    await world.feed.close()
+
+
+async def test_of_messages_that_come_again_the_others_are_stored_as_they_came():
+    disk = MemoryDisk()
+    world = World(disk)
+    world.deliver_bodies(1, [b"one", b"", b"three"])
+    await world.settle()
+    disk.release()
+    world = World(disk)
+    world.deliver_bodies(2, [b"", b"three", b"and four", b"five"], attempts=2)
+    await world.settle()
+    bodies = [b"one", b"", b"three", b"and four", b"five"]
+    assert world.stored() == [
+        (number, 1 if number < 4 else 2, message_id, body)
+        for number, message_id, body in zip(range(1, 6), ids(1, 6), bodies, strict=True)
+    ]
+    assert world.link.finished == ids(2, 6)
+    await world.feed.close()
+
+
+async def test_one_read_of_very_many_messages_becomes_several_batches(monkeypatch):
+    monkeypatch.setattr(module, "MESSAGES_MAX", 7)
+    world = World(MemoryDisk())
+    bodies = [b"b" * (number % 5) for number in range(30)]
+    world.deliver_bodies(1, bodies)
+    await world.settle()
+    assert [body for *_, body in world.stored()] == bodies
+    assert world.link.finished == ids(1, 31)
+    await world.feed.close()
+
+
+async def test_no_step_of_python_is_made_for_each_message():
+    """Of one size; what grows with their number is done by loops of C, without which a spool is a third as fast."""
+
+    def steps(world: World, first: int, count: int) -> int:
+        made = 0
+
+        def trace(_frame: object, event: str, _argument: object) -> Any:
+            nonlocal made
+            made += event == "line"
+            return trace
+
+        stream = b"".join(
+            MESSAGE_HEADER.pack(230, 2, n, 1, b"%016x" % n) + b"b" * 200 for n in range(first, first + count)
+        )
+        connection = ClientConnection()
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            (event,) = connection.receive(stream)
+            assert isinstance(event, Messages)
+            delivery = Delivery(world.link, cast(Any, None), 0.0, event.records)
+            delivery.frames = event.frames
+            world.feed.take(delivery)
+        finally:
+            sys.settrace(before)
+        return made
+
+    world = World(MemoryDisk())
+    steps(world, 1, 10)
+    few = steps(world, 11, 100)
+    many = steps(world, 111, 2000)
+    assert many - few < (2000 - 100) / 4
+    await world.settle()
+    assert world.link.finished == ids(1, 2111)
     await world.feed.close()
 
 

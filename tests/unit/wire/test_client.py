@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 import msgspec
 import pytest
@@ -94,6 +94,39 @@ def test_byte_by_byte():
     connection = subscribed()
     events = [event for byte in STREAM for event in connection.receive(bytes([byte]))]
     assert flat(events) == flat(subscribed().receive(STREAM))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 166, 422, 65702]), st.integers(1, 40)), max_size=6),
+    st.lists(st.integers(1, 5000), max_size=40),
+)
+def test_runs_of_one_size_are_taken_like_every_other_message(runs, reads):
+    """Sizes that differ in one byte of the size field alone as well (196, 452, 65732), wherever the reads are cut."""
+    bodies = [b"b" * size for size, count in runs for _ in range(count)]
+    stream = b"".join(message_frame(number, body, 1 + number % 3) for number, body in enumerate(bodies))
+    connection = subscribed()
+    records, frames, position = [], b"", 0
+    for count in chain(reads, repeat(1 << 20)):
+        for event in connection.receive(stream[position : position + count]):
+            assert isinstance(event, Messages)
+            records += event.records
+            frames += event.frames
+        position += count
+        if position >= len(stream):
+            break
+    assert records == [(1000 + n, 1 + n % 3, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    assert frames == stream
+
+
+def test_what_is_no_message_ends_a_run_of_one_size():
+    same = b"".join(message_frame(number) for number in range(100))
+    error = error_frame("E_FIN_FAILED", "1" * 17)  # of the size of these messages
+    assert len(error) == len(message_frame(1))
+    events = subscribed().receive(same + error + same + HEARTBEAT_FRAME + same[:-1])
+    assert [len(e.records) if isinstance(e, Messages) else type(e) for e in events] == [
+        100, MessageFailed, 100, Heartbeat, 99,
+    ]  # fmt: skip
+    assert isinstance(events[2], Messages) and events[2].frames == same
 
 
 def test_a_big_message_is_joined_once():

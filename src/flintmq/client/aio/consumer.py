@@ -400,7 +400,7 @@ def _nothing() -> None:
 class BulkConsumer(Consumer[bytes]):
     """A consumer for what passes messages on in bulk: it hands over what nsqd sends as it comes, a read at a time."""
 
-    def take_deliveries(self, take: Callable[[Delivery], None]) -> None:
+    def take_deliveries(self, take: Callable[[Delivery], None], *, with_frames: bool = False) -> None:
         """Have deliveries handed over. To be called before :meth:`start`.
 
         Whoever takes a delivery answers each of its messages on its link, and touches those that wait. Nothing is given
@@ -409,8 +409,10 @@ class BulkConsumer(Consumer[bytes]):
 
         Args:
             take: called on the event loop.
+            with_frames: deliveries have :attr:`Delivery.frames` as well, for whoever stores messages as they come.
         """
         if self._loop is not None or self._settings.handler is not None:
             raise RuntimeError("deliveries are taken of a consumer without a handler, before it is started")
         self._consuming.take_in = take
         self._consuming.tells_late = False
+        self._consuming.keeps_frames = with_frames

@@ -63,7 +63,7 @@ from flintmq.errors import (
     NoNsqd,
 )
 from flintmq.net.tasks import kept_up, tell
-from flintmq.wire.client import MessageFailed, Record
+from flintmq.wire.client import MessageFailed, Messages
 
 log = logging.getLogger("flintmq.client")
 
@@ -557,7 +557,7 @@ class _Owner:
         """Let a connection go; what waited for its answers was told already."""
         self._sender.leave(connection, error)
 
-    def on_messages(self, connection: Connection, records: list[Record]) -> None:
+    def on_messages(self, connection: Connection, messages: Messages) -> None:
         """Nothing is subscribed, so nsqd sends no messages."""
         connection.abort("it sent messages to a producer")
 

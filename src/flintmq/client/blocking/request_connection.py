@@ -16,7 +16,7 @@ from flintmq.client.blocking.stream import Stream, Time
 from flintmq.client.options import ConnectionOptions
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError
-from flintmq.wire.client import MessageFailed, Record
+from flintmq.wire.client import MessageFailed, Messages
 
 
 class _Nobody:
@@ -30,7 +30,7 @@ class _Nobody:
     def on_settled(self, connection: Connection, finished: int, requeued: int, dropped: int) -> None: ...
     def on_lost(self, connection: Connection, error: FlintError) -> None: ...
 
-    def on_messages(self, connection: Connection, records: list[Record]) -> None:
+    def on_messages(self, connection: Connection, messages: Messages) -> None:
         connection.abort("it sent messages to a connection that only asks")
 
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:

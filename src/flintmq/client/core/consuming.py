@@ -50,7 +50,7 @@ from flintmq.errors import (
     ReqFailed,
     TouchFailed,
 )
-from flintmq.wire.client import MessageFailed, Record
+from flintmq.wire.client import MessageFailed, Messages, Record
 
 log = logging.getLogger("flintmq.client")
 
@@ -84,6 +84,7 @@ class Consuming:
         lock: held by who touches any state.
         take_in: what becomes of the messages of one read: the inbox has them, or a handler at once.
         tells_late: each answer that came too late is logged, not only counted.
+        keeps_frames: deliveries have their messages as they came as well.
         trace: log every message.
     """
 
@@ -110,6 +111,7 @@ class Consuming:
         self.inbox = Inbox(make, settings.attempts_max, too_many or self.give_up, self._expired)
         self.take_in: Callable[[Delivery], None] = self.inbox.put
         self.tells_late = True
+        self.keeps_frames = False
         self.unreadables = Unreadable(settings.topic, settings.channel)
         following = None
         if settings.lookups:
@@ -231,13 +233,16 @@ class Consuming:
 
     # --- what connections tell (link.LinkOwner) ---
 
-    def on_messages(self, connection: Link, records: list[Record]) -> None:
+    def on_messages(self, connection: Link, messages: Messages) -> None:
         """Hand messages on."""
+        records = messages.records
         if self.inbox.count > self.flow.queue_count_max or not self.flow.has_joined(connection):
             connection.abort("it sends messages that were not asked for")
             return
         now = self.time()
         delivery = Delivery(connection, self, now, records)
+        if self.keeps_frames:
+            delivery.frames = messages.frames
         if connection.partition is not None or connection.is_extended or connection.is_located:
             delivery.partition = connection.partition
             if connection.is_ordered:

@@ -40,7 +40,6 @@ from flintmq.wire.client import (
     Heartbeat,
     MessageFailed,
     Messages,
-    Record,
     Refused,
     Reply,
 )
@@ -72,7 +71,7 @@ Some = TypeVar("Some", bound="Link", contravariant=True)
 class LinkOwner(Protocol[Some]):
     """The owner of a connection, who is told what happens on it."""
 
-    def on_messages(self, connection: Some, records: list[Record]) -> None: ...
+    def on_messages(self, connection: Some, messages: Messages) -> None: ...
     def on_message_failed(self, connection: Some, failure: MessageFailed) -> None: ...
     def on_settled(self, connection: Some, finished: int, requeued: int, dropped: int) -> None:
         """So many messages were finished, requeued, or dropped without an answer; called before that is written."""
@@ -214,7 +213,7 @@ class Link(ABC):
         self._heard_at = self._time()
         for event in self._wire.receive(data):
             if isinstance(event, Messages):
-                self._owner.on_messages(self, event.records)
+                self._owner.on_messages(self, event)
             elif isinstance(event, Reply):
                 answered: Any = event.token
                 answered(event.data)

@@ -87,10 +87,11 @@ class Delivery:
     Attributes:
         partition: they are of; None: NSQ's own ids, no partition.
         extensions: what stood in front of their bodies, by message id; None: nothing does.
+        frames: the messages as they came, whatever was taken off the bodies in ``records``; empty unless asked for.
         failed: told of the attempts of one whose handler failed, instead of the owner.
     """
 
-    __slots__ = ("link", "owner", "received_at", "expires_at", "records", "partition", "extensions", "failed")
+    __slots__ = ("link", "owner", "received_at", "expires_at", "records", "partition", "extensions", "frames", "failed")
 
     def __init__(self, link: Link, owner: Owner, received_at: float, records: Sequence[Record]) -> None:
         self.link = link
@@ -100,10 +101,11 @@ class Delivery:
         self.records = records
         self.partition: int | None = None
         self.extensions: dict[bytes, Extension] | None = None
+        self.frames = b""
         self.failed: Callable[[int], None] | None = None
 
     def with_records(self, records: Sequence[Record]) -> Delivery:
-        """The same with other messages."""
+        """The same with other messages, and without their frames."""
         other = Delivery(self.link, self.owner, self.received_at, records)
         other.partition = self.partition
         other.extensions = self.extensions

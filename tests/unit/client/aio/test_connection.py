@@ -38,8 +38,8 @@ class Owner:
         self.settled: list[tuple[int, int, int]] = []
         self.lost: list = []
 
-    def on_messages(self, connection, records):
-        self.messages += records
+    def on_messages(self, connection, messages):
+        self.messages += messages.records
 
     def on_message_failed(self, connection, failure):
         self.failures.append(failure)

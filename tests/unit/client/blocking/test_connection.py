@@ -17,7 +17,7 @@ from flintmq.client.options import ConnectionOptions
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError
 from flintmq.message import FRAME_HEADER, MESSAGE_HEADER
 from flintmq.testing import ManualClock
-from flintmq.wire.client import Features, MessageFailed, Record
+from flintmq.wire.client import Features, MessageFailed, Messages, Record
 
 OK = FRAME_HEADER.pack(6, 0) + b"OK"
 
@@ -95,8 +95,8 @@ class Owner:
         assert connection.fileno() == 7, "the selector still needs its number"
         self.watched.append(None)
 
-    def on_messages(self, connection: Connection, records: list[Record]) -> None:
-        self.records += records
+    def on_messages(self, connection: Connection, messages: Messages) -> None:
+        self.records += messages.records
 
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:
         self.failures.append(failure)
