@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from flintmq.limits import FETCH_BYTES_MAX
 from flintmq.nsqd.leadership import LedElsewhere, not_leader
 from flintmq.wire import server as wire
 from flintmq.wire.commands import FETCH_UNVERIFIED
-from flintmq.wire.frames import UINT32, response_frame
+from flintmq.wire.frames import fetched_frame, keep_room_for_fetched, response_frame
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ def fetch(broker: Broker, event: wire.Fetch) -> bytes:
     start, end = partition.log.start_sequence, partition.log.committed_sequence
     if not start <= event.start <= end or event.end < event.start:
         raise _refused("E_OFFSET_OUT_OF_RANGE", f"start={start} end={end}")
-    _make_room()
+    keep_room_for_fetched()
     read = partition.log.fetch_unverified if event.bytes_max & FETCH_UNVERIFIED else partition.log.fetch
     bytes_max = min(event.bytes_max & ~FETCH_UNVERIFIED, FETCH_BYTES_MAX)
     try:
@@ -133,17 +132,7 @@ def fetch(broker: Broker, event: wire.Fetch) -> bytes:
     except StorageError as error:
         log.error("FETCH %s: %s", event.topic, error)
         raise _refused("E_FETCH_FAILED", f"FETCH failed {error}") from error
-    return b"".join((UINT32.pack(len(data) + 12), b"\0\0\0\0", following.to_bytes(8, "big"), data))
-
-
-@cache
-def _make_room() -> None:
-    """Have the C library keep the memory of one answer for the next.
-
-    It returns blocks of 128 KiB and more to the kernel, which clears every page for the next answer anew: that took
-    longer than reading the file. Freeing one block of this size makes it keep up to twice as much.
-    """
-    bytearray(FETCH_BYTES_MAX)
+    return fetched_frame(data, following)
 
 
 def _refused(code: str, detail: str) -> RemoteProtocolError:

@@ -24,7 +24,8 @@ from flintmq.errors import RemoteProtocolError, StorageError
 from flintmq.limits import FETCH_BYTES_MAX
 from flintmq.spool.feed import Feed
 from flintmq.wire import server as wire
-from flintmq.wire.frames import UINT32, error_frame, response_frame
+from flintmq.wire.commands import FETCH_UNVERIFIED
+from flintmq.wire.frames import error_frame, fetched_frame, keep_room_for_fetched, response_frame
 
 CONNECTIONS_MAX = 1000
 EVENTS_MAX = 1024  # parsed and not answered, of one connection; then it is not read
@@ -100,12 +101,16 @@ class Service:
         start, end = of_topic.start_sequence, of_topic.committed_sequence
         if not start <= event.start <= end or event.end < event.start:
             raise RemoteProtocolError("E_OFFSET_OUT_OF_RANGE", f"start={start} end={end}", fatal=False)
+        keep_room_for_fetched()
+        read = of_topic.fetch_unverified if event.bytes_max & FETCH_UNVERIFIED else of_topic.fetch
         try:
-            data, following = of_topic.fetch(event.start, min(event.end, end), min(event.bytes_max, FETCH_BYTES_MAX))
+            data, following = read(
+                event.start, min(event.end, end), min(event.bytes_max & ~FETCH_UNVERIFIED, FETCH_BYTES_MAX)
+            )
         except StorageError as error:
             log.error("FETCH %s: %s", event.topic, error)
             raise RemoteProtocolError("E_FETCH_FAILED", f"FETCH failed {error}", fatal=False) from error
-        return b"".join((UINT32.pack(len(data) + 12), b"\0\0\0\0", following.to_bytes(8, "big"), data))
+        return fetched_frame(data, following)
 
     def _cursor(self, event: wire.Cursor) -> bytes:
         feed = self._feed("CURSOR", event.topic, event.partition)
