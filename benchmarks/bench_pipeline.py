@@ -10,7 +10,10 @@ case has a ceiling, or what it is compared with, of the same run, by turns; ``sh
   an empty trigger of ``rate-micro-batch`` by it.
 - ``session``: seconds from nothing to a session, beside Spark's without any settings; ``archive_s`` with the class
   archive of ``flintmq pipeline warm``, where that was written.
-- ``spool``: ``mode=spool`` from a channel's backlog to Spark's noop sink, beside the same by offset.
+- ``spool``: ``mode=spool`` from a channel's backlog to Spark's noop sink, beside the same by offset: from the start of
+  the first micro-batch to the end of the last. What comes before is ``start_s``, the start of the spool's process
+  included, and ``start_by_offset_s``. ``alone``: from nsqd to the disk and finished, without Spark; ``alone_waited`` is
+  the share of that time in which the spool was ready to run and had no core: with much of it the rate is the machine's.
 - ``memory``: most memory of JVM and Python workers while a micro-batch of all rows runs, shared pages counted once; the
   ceiling is what the JVM may have of it alone.
 """
@@ -26,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,9 @@ from benchmarks import harness
 from benchmarks.bench_spark import TRIGGER_MESSAGES, Bench, publish, started
 from flintmq.pipeline.archive import archive as archive_to
 from flintmq.spark.java import find_java_home
+from flintmq.spark.options import SPOOL, SourceOptions
 from flintmq.spark.session_settings import class_archive
+from flintmq.spark.spool import SpoolProcess
 from flintmq.sync import Producer
 
 LATENCY_RATE = 10_000
@@ -204,24 +210,69 @@ def session_start(bench: Bench) -> dict[str, Any]:
 
 def spool(bench: Bench) -> dict[str, Any]:
     numbers = iter(range(1000))
+    starts_s: dict[str, list[float]] = {"spool": [], "offset": []}
 
     def run(mode: str) -> float:
-        channel = f"{mode}-{next(numbers)}"
-        place = bench.directory / channel
-        for topic in bench.topics:
-            bench.daemon.call("POST", f"/channel/create?topic={topic}&channel={channel}")
-            bench.daemon.call("POST", f"/channel/setoffset?topic={topic}&channel={channel}", b"msgcount:0")
-        more = {"spoolLocation": str(place)} if mode == "spool" else {}
-        began = time.perf_counter()
-        done = bench.run_stream(bench.read_stream(bench.topics, mode=mode, channel=channel, **more))
-        seconds = time.perf_counter() - began
+        more = spooled(bench, f"{mode}-{next(numbers)}")
+        began = time.time()
+        done = bench.run_stream(bench.read_stream(bench.topics, mode=mode, **more if mode == "spool" else {}))
         rows = sum(each["numInputRows"] for each in done)
         if rows != bench.messages:
             raise harness.BenchmarkError(f"{rows} rows came by {mode}, {bench.messages} were published")
-        return bench.messages / seconds
+        first, last = (datetime.fromisoformat(each["timestamp"]).timestamp() for each in (done[0], done[-1]))
+        starts_s[mode].append(first - began)
+        return rows / (last + done[-1]["durationMs"]["triggerExecution"] / 1000 - first)
 
     rate, other, share = by_turns(bench, partial(run, "spool"), partial(run, "offset"))
-    return {"msg_per_s": rate, "by_offset_per_s": other, "share": share}
+    start_s, other_s = (harness.median(each[1:]) for each in starts_s.values())
+    row = {
+        "msg_per_s": rate,
+        "by_offset_per_s": other,
+        "share": share,
+        "start_s": start_s,
+        "start_by_offset_s": other_s,
+    }
+    alone = [spool_alone(bench, f"alone-{number}") for number in range(bench.runs)]
+    return row | {name: harness.median(each[name] for each in alone) for name in alone[0]}
+
+
+def spooled(bench: Bench, channel: str) -> dict[str, str]:
+    """Options that spool a new channel, with all messages waiting in it."""
+    for topic in bench.topics:
+        bench.daemon.call("POST", f"/channel/create?topic={topic}&channel={channel}")
+        bench.daemon.call("POST", f"/channel/setoffset?topic={topic}&channel={channel}", b"msgcount:0")
+    return {"channel": channel, "spoolLocation": str(bench.directory / channel)}
+
+
+def spool_alone(bench: Bench, channel: str) -> dict[str, float]:
+    """From nsqd to the disk and finished, without Spark."""
+    more = spooled(bench, channel)
+    process = SpoolProcess(
+        SourceOptions.parse({"nsqd": bench.address, "topics": ",".join(bench.topics), **more}), SPOOL
+    )
+    try:
+        process.running()
+        began, nsqd_s = time.perf_counter(), bench.daemon.cpu_s()
+        run_s, waited_s = harness.scheduled_s(process.process_id)
+        while any(unfinished(bench, topic, channel) for topic in bench.topics):
+            time.sleep(SAMPLED_EVERY_S)
+        seconds, nsqd_s = time.perf_counter() - began, bench.daemon.cpu_s() - nsqd_s
+        run_after_s, waited_after_s = harness.scheduled_s(process.process_id)
+    finally:
+        process.close()
+    return {
+        "alone_per_s": bench.messages / seconds,
+        "alone_cpu_s_per_M": (run_after_s - run_s) / bench.messages * 1e6,
+        "alone_nsqd_s_per_M": nsqd_s / bench.messages * 1e6,
+        "alone_waited": (waited_after_s - waited_s) / seconds,
+    }
+
+
+def unfinished(bench: Bench, topic: str, channel: str) -> int:
+    """Messages of a channel that are not finished."""
+    answer = json.loads(bench.daemon.call("GET", f"/stats?format=json&topic={topic}&channel={channel}"))
+    found = answer["topics"][0]["channels"][0]
+    return int(found["depth"] + found["in_flight_count"] + found["deferred_count"])
 
 
 def memory(bench: Bench) -> dict[str, Any]:

@@ -338,7 +338,8 @@ def started(messages: int, runs: int) -> Iterator[Bench]:
     directory = Path(tempfile.mkdtemp(prefix="flintmq-bench-"))
     try:
         with harness.nsqd("--durability=os") as daemon:
-            spark = session("bench", "local[2]", "throughput", **{"spark.ui.enabled": "false"})
+            kept = {"spark.ui.enabled": "false", "spark.sql.streaming.numRecentProgressUpdates": "10000"}
+            spark = session("bench", "local[2]", "throughput", **kept)
             spark.sparkContext.setLogLevel("ERROR")
             try:
                 bench = Bench(daemon, spark, directory, messages, runs)

@@ -95,11 +95,7 @@ class Daemon:
 
     def cpu_s(self) -> float:
         """CPU seconds of all its threads so far."""
-        total_ns = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            with suppress(FileNotFoundError):  # a thread may have ended since the directory was read
-                total_ns += int((task / "schedstat").read_text().split()[0])
-        return total_ns / 1e9
+        return scheduled_s(self.pid)[0]
 
     def memory_mib(self, which: str = "VmRSS") -> float:
         """Resident memory in MiB; ``VmHWM`` is the highest since its start."""
@@ -139,6 +135,16 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def scheduled_s(pid: int) -> tuple[float, float]:
+    """Seconds that the threads of a process have run so far, and that they were ready to and had no core."""
+    run_ns = waited_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread may have ended since the directory was read
+            run, waited, _ = (task / "schedstat").read_text().split()
+            run_ns, waited_ns = run_ns + int(run), waited_ns + int(waited)
+    return run_ns / 1e9, waited_ns / 1e9
 
 
 @contextmanager
