@@ -142,7 +142,7 @@ def test_killed_in_the_middle_of_coming_due(daemons: Daemons, flags: tuple[str, 
 
 
 def test_given_back_with_a_delay_by_the_thousand(daemons: Daemons):
-    nsqd = daemons.nsqd()
+    nsqd = daemons.nsqd("--msg-timeout=15m")
     with_channel(nsqd)
     publish(nsqd, "t", 0, MANY)
     due: dict[int, int] = {}

@@ -33,7 +33,7 @@ _TOPICS_MAX = 200
 _MEMORY_MAX = 500 * 1024 * 1024
 _CONTROL = "control"
 
-pytestmark = [[pytest.mark.timeout(SECONDS + 300)], pytest.mark.usefixtures("started_anew")]
+pytestmark = [pytest.mark.timeout(SECONDS + 300), pytest.mark.usefixtures("started_anew")]
 
 
 class Players:

@@ -108,7 +108,8 @@ class Subscribing:
             channel.depth or channel.end < topic.partitions[number].log.next_sequence
             for number, channel in channels.items()
         )
-        is_first = all(len(topic.partitions[number].channels) == 1 for number in channels)
+        # what is there waits for it after a kill as well, unless nsqlookupd's channels come before it then
+        is_first = not topic.is_starting and all(len(topic.partitions[number].channels) == 1 for number in channels)
         is_simple = (is_new or is_passing) and not event.is_ordered and (is_first or not is_owed) and start is None
         if leadership is not None and leadership.is_replicated(topic.name):
             is_simple = False  # another node may go on, which has to know the channel
