@@ -25,7 +25,12 @@ from flintmq.nsqlookupd.http_permissions import TABLE as NSQLOOKUPD_TABLE
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import example_file, reference_page
 from flintmq.sync import LookupdAdmin, NsqdAdmin
-from flintmq.tools import admin
+from flintmq.tools import admin, to_nsq
+from flintmq.tools.nsq_stat import StatOptions
+from flintmq.tools.nsq_tail import TailOptions
+from flintmq.tools.nsq_to_file import ToFileOptions
+from flintmq.tools.nsq_to_http import ToHttpOptions
+from flintmq.tools.nsq_to_nsq import ToNsqOptions
 from flintmq.wire.codes import CODES
 from flintmq.wire.commands import COMMANDS
 
@@ -36,6 +41,9 @@ def generated() -> dict[str, str]:
     """Return path -> text of every generated file, paths relative to the root of the project."""
     return {
         "docs/reference/options.md": reference_page([NsqdOptions, NsqlookupdOptions, NsqadminOptions]),
+        "docs/reference/utilities.md": reference_page(
+            [TailOptions, ToFileOptions, ToHttpOptions, ToNsqOptions, to_nsq.ToNsqOptions, StatOptions]
+        ),
         "docs/reference/protocol.md": protocol_page(),
         "docs/reference/http-permissions.md": http_permissions_page(),
         "docs/reference/admin.md": admin_page(),
