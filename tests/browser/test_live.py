@@ -193,11 +193,13 @@ def test_a_failover_is_watched(browser: Browser, tmp_path: Path):
             page = visitor.open("/topics/orders")
             leader = cluster.leader("orders")
             (row,) = visitor.table("Partitions")
-            assert row["Leader"].endswith(f":{leader.http[1]}") and row["In sync"].startswith("3 of 3")
+            assert row["Leader"].endswith(f":{leader.tcp[1]}") and row["Leader"] in row["In sync"]
+            assert row["In sync"].startswith("3 of 3")
             leader.kill()
             successor = cluster.leader("orders", but=leader)
             cell = page.get_by_role("region", name="Partitions").locator("tbody td").nth(1)
-            expect(cell).to_contain_text(f":{successor.http[1]}")  # nobody touched the page
+            expect(cell).to_contain_text(f":{successor.tcp[1]}")  # nobody touched the page
+            assert str(cell.locator("a").get_attribute("href")).endswith(f"{successor.http[1]}"), "to its page"
             assert int(visitor.table("Partitions")[0]["Epoch"]) > int(row["Epoch"])
             page = visitor.open("/cluster")
             expect(page.get_by_text("lives", exact=True)).to_have_count(2)
