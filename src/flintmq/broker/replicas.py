@@ -26,7 +26,7 @@ from itertools import islice
 
 import msgspec
 
-from flintmq.batch import BatchError, decode_header
+from flintmq.batch import BatchError, BatchHeader, decode_header
 from flintmq.broker.adoption import Adoption
 from flintmq.broker.channels import Channels, FloorKeeper
 from flintmq.broker.log_marks import LogMarks
@@ -86,6 +86,10 @@ Records = dict[_Key, list[Record]]
 """Records by topic and partition; those of a topic go with each of its partitions."""
 OnRecords = Callable[[Records, Waiter], None]
 StateDone = Callable[[list[Record], "SpilledState | None", BaseException | None], None]
+
+
+def _last_epoch(replica: Replica) -> int:
+    return replica.history[-1][0] if replica.history else -1
 
 
 class ReplicaConflict(FlintError):
@@ -680,31 +684,55 @@ class Replicas(Mapping[_Key, Replica]):
         """
         self._check_idle(replica)
         self._check_followed(replica)
-        log, history = replica.log, replica.history
-        position, size = 0, len(data)
+        log, batches = replica.log, memoryview(data)
+        begin = position = 0
+        run: list[BatchHeader] = []  # batches of one epoch, that are written together
+        refused: BatchError | ValueError | None = None
         self._marks.grown[replica] = None
         try:
-            while position < size:
-                header = decode_header(data, position)
-                end = position + header.size
-                if end > size:
-                    raise BatchError(f"cut short: {size - position} of {header.size} bytes")
-                last = history[-1][0] if history else -1
-                if not last <= header.epoch <= replica.epoch:
-                    raise ValueError(
-                        f"{replica.describe()}: a batch of epoch {header.epoch}: "
-                        f"epochs from {max(last, 0)} to {replica.epoch} may come"
-                    )
-                batch = data if not position and end == size else data[position:end]
-                first = log.append_batch(batch, after_gap and not position, header)
-                if header.epoch > last:
-                    self._enter(replica, header.epoch, first)
-                    self._put_row(replica, must_sync=False)
-                position = end
+            while position < len(batches):
+                try:
+                    header = self._checked(replica, batches, position, run[-1].epoch if run else _last_epoch(replica))
+                except (BatchError, ValueError) as error:
+                    refused = error
+                    break
+                if run and (header.epoch != run[0].epoch or after_gap):
+                    self._append_run(replica, batches[begin:position], run, after_gap)
+                    begin, run, after_gap = position, [], False
+                run.append(header)
+                position += header.size
+            if run:
+                self._append_run(replica, batches[begin:position], run, after_gap)
+            if refused is not None:
+                raise refused
         finally:
             if log.producers.is_snapshot_due:
                 self._publishes.snapshots_due[log] = None
         return log.next_sequence
+
+    def _checked(self, replica: Replica, batches: memoryview, position: int, last: int) -> BatchHeader:
+        """Read the header of a batch that is whole, and of an epoch that may come behind ``last``."""
+        header = decode_header(batches, position)
+        if position + header.size > len(batches):
+            raise BatchError(f"cut short: {len(batches) - position} of {header.size} bytes")
+        if not last <= header.epoch <= replica.epoch:
+            raise ValueError(
+                f"{replica.describe()}: a batch of epoch {header.epoch}: "
+                f"epochs from {max(last, 0)} to {replica.epoch} may come"
+            )
+        return header
+
+    def _append_run(self, replica: Replica, batches: memoryview, run: list[BatchHeader], after_gap: bool) -> None:
+        log, first, epoch = replica.log, run[0].first_sequence, run[0].epoch
+        try:
+            if len(run) == 1:
+                log.append_batch(batches, after_gap, run[0])
+            else:
+                log.append_batches(batches, run)
+        finally:
+            if log.next_sequence > first and epoch > _last_epoch(replica):
+                self._enter(replica, epoch, first)
+                self._put_row(replica, must_sync=False)
 
     def advance_committed(self, replica: Replica, sequence: int) -> None:
         """Take note that everything below ``sequence``, as far as the log has it, is on all replicas that count."""

@@ -238,6 +238,12 @@ class _Chunk:
         self.end = self.ends[-1]
 
 
+def _frames_at(flags: int, count: int, producer: tuple[bytes, int] | None) -> int:
+    """Return how many bytes of a batch stand before its first frame."""
+    frames_at = HEADER_BYTES if flags & UNIFORM else HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES * count
+    return frames_at if producer is None else frames_at + PREFIX_BYTES_MIN - 1 + len(producer[0])
+
+
 class PartitionLog:
     """The single owner of one partition's directory.
 
@@ -504,17 +510,84 @@ class PartitionLog:
         if (header.first_id, header.offset_bytes) != wanted:
             is_behind = header.first_id > wanted[0] and header.offset_bytes >= wanted[1]
             if not after_gap or not is_behind or header.first_id - self._id_base > SEQUENCE_MAX:
-                raise ValueError(
-                    f"{self.directory}: a batch with id {header.first_id} at offset {header.offset_bytes} does not "
-                    f"follow: the log goes on with {wanted[0]} at {wanted[1]}"
-                )
+                raise self._does_not_follow(header, *wanted)
             self._skip_to(header.first_sequence, header.offset_bytes)
         first = self.next_sequence
         self._write(data, first, header.count, header.timestamp_max, producer_of(data))
+        self._keep_nothing_in_tail()
+        return first
+
+    def append_batches(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
+        """Write batches as :meth:`append_batch` does each, one after the other: with one write for each segment.
+
+        Those before one that is refused are written.
+
+        Args:
+            data: the batches, with nothing between them and nothing behind.
+            headers: of them, at least one.
+
+        Raises:
+            DiskFull, WriteFailed: as for :meth:`append`; what went into the segments before stays.
+            BatchError: the bytes of one are damaged.
+            ValueError: one is of another partition, or does not follow.
+        """
+        if self.failed is not None:
+            raise WriteFailed(self._active.path, self.failed)
+        position = 0
+        refused: ValueError | None = None
+        run: list[tuple[int, BatchHeader, int]] = []  # where each begins, and its frames
+        next_id, offset_bytes = self._id_base | self.next_sequence, self.end_offset_bytes
+        for header in headers:
+            try:
+                verify(data, header, position)
+            except BatchError as error:
+                refused = error
+                break
+            if (header.first_id, header.offset_bytes) != (next_id, offset_bytes):
+                refused = self._does_not_follow(header, next_id, offset_bytes)
+                break
+            producer = producer_of(data, position)
+            frames_at = _frames_at(data[position + FLAGS_POSITION], header.count, producer)
+            run.append((position, header, frames_at))
+            next_id += header.count
+            offset_bytes += header.size - frames_at
+            position += header.size
+        self._write_run(data, run)
+        if refused is not None:
+            raise refused
+
+    def _does_not_follow(self, header: BatchHeader, next_id: int, offset_bytes: int) -> ValueError:
+        return ValueError(
+            f"{self.directory}: a batch with id {header.first_id} at offset {header.offset_bytes} does not "
+            f"follow: the log goes on with {next_id} at {offset_bytes}"
+        )
+
+    def _write_run(self, data: memoryview, run: Sequence[tuple[int, BatchHeader, int]]) -> None:
+        """Add whole batches to the active segment and to new ones."""
+        at = 0
+        while at < len(run):
+            begin, header, _ = run[at]
+            active = self._room_for(header.size)
+            end, stop = begin + header.size, at + 1
+            while stop < len(run):
+                size = run[stop][1].size
+                if active.size + end + size - begin > self._segment_bytes:
+                    break
+                end, stop = end + size, stop + 1
+            position = active.size - begin
+            self._write_bytes(active, data[begin:end])
+            for batch_at, header, frames_at in run[at:stop]:
+                producer = producer_of(data, batch_at)
+                self._written(
+                    active, position + batch_at, header.size, header.count, header.timestamp_max, frames_at, producer
+                )
+            at = stop
+        self._keep_nothing_in_tail()
+
+    def _keep_nothing_in_tail(self) -> None:
         if self._tail:
             self._cache.tail_changed(self, -self._forget_tail(len(self._tail)))
         self._tail_first = self.next_sequence
-        return first
 
     def _write(
         self, data: bytes | memoryview, first: int, count: int, timestamp_ns: int, producer: tuple[bytes, int] | None
@@ -525,19 +598,50 @@ class PartitionLog:
             timestamp_ns: of its latest message.
         """
         size = len(data)
+        active = self._room_for(size)
+        position = active.size
+        self._write_bytes(active, data)
+        frames_at = _frames_at(data[FLAGS_POSITION], count, producer)
+        self._written(active, position, size, count, timestamp_ns, frames_at, producer)
+
+    def _room_for(self, size: int) -> Segment:
+        """Return the segment that a batch goes to, where the disk has room for it."""
         if self._space_credit < size:
             self._sample_space(size)
         active = self._active
         if active.size + size > self._segment_bytes and not active.is_empty:
-            active = self._roll()
-        position = active.size
-        file, index = active.live_file, active.live_index
-        assert file is not None and index is not None, "the active segment is open and its index in memory"
+            return self._roll()
+        return active
+
+    def _write_bytes(self, active: Segment, data: bytes | memoryview) -> None:
+        size = len(data)
+        if self._space_credit < size:
+            self._sample_space(size)
+        file = active.live_file
+        assert file is not None, "the active segment is open"
         try:
-            file.write_at(position, data)
+            file.write_at(active.size, data)
         except OSError as error:
             raise self._write_failed(active, error) from error
         self._space_credit -= size
+
+    def _written(
+        self,
+        active: Segment,
+        position: int,
+        size: int,
+        count: int,
+        timestamp_ns: int,
+        frames_at: int,
+        producer: tuple[bytes, int] | None,
+    ) -> None:
+        """Take note of a batch that the active segment has at a position.
+
+        Args:
+            frames_at: bytes before its first frame.
+        """
+        first, index = self.next_sequence, active.live_index
+        assert index is not None, "the index of the active segment is in memory"
         if position >= index.next_position:
             index.add(Entry(first, position, self.end_offset_bytes), active.timestamp_max)
         if timestamp_ns > active.timestamp_max:
@@ -545,10 +649,8 @@ class PartitionLog:
         self.next_sequence = active.end = first + count
         active.size = position + size
         self.size_bytes += size
-        frames_at = HEADER_BYTES if data[FLAGS_POSITION] & UNIFORM else HEADER_BYTES + SIZE_TABLE_ENTRY_BYTES * count
         if producer is not None:
             producer_id, producer_sequence = producer
-            frames_at += PREFIX_BYTES_MIN - 1 + len(producer_id)
             active.has_producers = True
             self.producers.appended(producer_id, producer_sequence, producer_sequence + count - 1, size)
         self.end_offset_bytes = active.end_offset_bytes = self.end_offset_bytes + size - frames_at

@@ -70,6 +70,7 @@ STREAM_MAX = (1 << 31) - 1
 
 _SIZES = Struct(">II")
 _SIZE_FIELD = 4
+_PIECE_BYTES = 16 * 1024  # so much that came is kept as it is until its frame is whole; less is put together at once
 _TEXT_MAX = 1024
 
 Stream = Annotated[int, Meta(ge=0, le=STREAM_MAX)]
@@ -443,8 +444,11 @@ class PeerReader:
     def __init__(self, is_trusted: bool = False) -> None:
         self._body_bytes_max = BODY_BYTES_MAX if is_trusted else 0
         self._header_bytes_max = HEADER_BYTES_MAX if is_trusted else HANDSHAKE_BYTES_MAX
-        self._buffer: bytes | bytearray = b""
+        self._buffer = b""
         self._at = 0
+        self._later: list[bytes | bytearray] = []  # what came behind the buffer, joined to it when a frame is whole
+        self._later_bytes = 0
+        self._needed = 0  # bytes of the frame that is not whole, as far as is known
         self._error: PeerError | None = None
 
     def trust(self) -> None:
@@ -453,22 +457,22 @@ class PeerReader:
 
     def receive(self, data: bytes) -> None:
         """Take bytes; then take all frames before the next ones."""
-        buffer = self._buffer
-        if self._at == len(buffer):
-            self._buffer = data
-        elif self._at == 0 and isinstance(buffer, bytearray):  # no frame was given of it, so nobody holds a view
-            buffer += data
+        later = self._later
+        if not later and self._at == len(self._buffer):
+            self._buffer, self._at = data, 0
             return
+        self._later_bytes += len(data)
+        if len(data) >= _PIECE_BYTES:
+            later.append(data)
+        elif later and isinstance(later[-1], bytearray):
+            later[-1] += data
         else:
-            joined = bytearray(memoryview(buffer)[self._at :])
-            joined += data
-            self._buffer = joined
-        self._at = 0
+            later.append(bytearray(data))
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that is not complete."""
-        return len(self._buffer) - self._at
+        return len(self._buffer) - self._at + self._later_bytes
 
     def next_frame(self) -> tuple[Frame, memoryview] | None:
         """Return the next frame and its body, None when more bytes are needed.
@@ -478,8 +482,13 @@ class PeerReader:
         """
         if self._error is not None:
             raise self._error
+        if self._later:
+            if self.pending_bytes < self._needed:
+                return None
+            self._join()
         buffer, at = self._buffer, self._at
         if len(buffer) - at < _SIZES.size:
+            self._needed = _SIZES.size
             return None
         size, header_size = _SIZES.unpack_from(buffer, at)
         body_size = size - _SIZE_FIELD - header_size
@@ -489,6 +498,7 @@ class PeerReader:
         header_at = at + _SIZES.size
         end = header_at + header_size + body_size
         if len(buffer) < end:
+            self._needed = end - at
             return None
         view = memoryview(buffer)
         try:
@@ -500,9 +510,16 @@ class PeerReader:
         self._at = end
         return frame, view[end - body_size : end]
 
+    def _join(self) -> None:
+        self._buffer = b"".join((memoryview(self._buffer)[self._at :], *self._later))
+        self._at = self._later_bytes = self._needed = 0
+        self._later.clear()
+
     def _fail(self, reason: str) -> PeerError:
         self._error = PeerError(f"the peer sent {reason}")
         self._buffer, self._at = b"", 0
+        self._later.clear()
+        self._later_bytes = 0
         return self._error
 
 

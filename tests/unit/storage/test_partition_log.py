@@ -1200,6 +1200,92 @@ def test_after_a_power_loss_in_the_middle_the_rest_follows(seed):
     assert read_all(kit.open()) == expected
 
 
+def append_together(log, batches):
+    log.append_batches(memoryview(b"".join(batches)), [decode_header(data) for data in batches])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100])
+def test_batches_that_come_together_make_the_same_log(count):
+    leader, model = leader_log()
+    kit = Kit()
+    log = kit.open()
+    batches = batches_of(leader)
+    before, segments = kit.disk.operation_count, len(log.segments())
+    for at in range(0, len(batches), count):
+        append_together(log, batches[at : at + count])
+    if count == 100:
+        begun = len(log.segments()) - segments
+        assert begun > 1 and kit.disk.operation_count - before < len(batches) + 5 * begun
+    leader.drop_tail()
+    assert batches_of(log) == batches_of(leader)
+    assert read_all(log) == model
+    assert (log.next_sequence, log.end_offset_bytes) == (leader.next_sequence, leader.end_offset_bytes)
+    assert log.producers.table.last(b"me") == leader.producers.table.last(b"me") == 8
+    assert [log.sequence_at_offset(at) for at in range(0, 600, 7)] == [
+        leader.sequence_at_offset(at) for at in range(0, 600, 7)
+    ]
+    assert [segment.first_sequence for segment in log.segments()] == [
+        segment.first_sequence for segment in leader.segments()
+    ]
+    assert read_all(kit.open()) == model
+
+
+@pytest.mark.parametrize("change", ["gap", "again", "damaged", "other partition"])
+def test_those_before_one_that_is_refused_are_written(change):
+    leader, _ = leader_log()
+    first, second, third, *_ = batches_of(leader)
+    log = Kit().open()
+    end = decode_header(second).first_sequence + decode_header(second).count
+    wrong = {
+        "gap": [first, third],
+        "again": [first, first],
+        "damaged": [first, second[:-1] + bytes((second[-1] ^ 1,)), third],
+        "other partition": [first, encode_batch(internal_id(PARTITION + 1, 2), leader.end_offset_bytes, 1, [b"x"])],
+    }[change]
+    with pytest.raises(ValueError):
+        append_together(log, wrong)
+    assert log.next_sequence == decode_header(second).first_sequence
+    append_together(log, [second])
+    assert log.next_sequence == end and [*read_all(log)] == [*range(1, end)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_a_power_loss_in_the_middle_of_what_came_together_the_rest_follows(seed):
+    leader, model = leader_log()
+    kit = Kit()
+    log = kit.open()
+    batches = batches_of(leader)
+    append_together(log, batches[: 2 + seed])
+    sync(log)
+    append_together(log, batches[2 + seed : 5 + 3 * seed])
+    kept = log.synced_sequence
+    lose_power(kit, seed)
+    log = kit.open()
+    assert kept <= log.next_sequence and all(sequence >= kept for sequence in kit.lost())
+    append_together(log, batches_of(leader, log.next_sequence))
+    expected = {sequence: body for sequence, body in model.items() if sequence not in kit.lost()}
+    assert read_all(log) == read_all(kit.open()) == expected
+
+
+def test_what_came_together_and_finds_no_room_is_not_there_and_comes_again():
+    leader, model = leader_log()
+    kit = Kit()
+    log = kit.open()
+    batches = batches_of(leader)
+    append_together(log, batches[:3])
+    kit.disk.fail("write", nth=1, error=errno.ENOSPC)
+    before = log.next_sequence
+    with pytest.raises(DiskFull):
+        append_together(log, batches[3:])
+    kit.disk.heal()
+    assert log.next_sequence >= before and read_all(kit.open()) == {
+        sequence: body for sequence, body in model.items() if sequence < log.next_sequence
+    }
+    log = kit.open()
+    append_together(log, batches_of(leader, log.next_sequence))
+    assert read_all(log) == model
+
+
 @pytest.mark.parametrize("change", ["gap", "again", "damaged", "cut", "two", "other partition", "offset"])
 def test_a_batch_that_does_not_follow_is_refused(change):
     leader, _ = leader_log()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flintmq.wire import peer
@@ -98,17 +98,45 @@ def test_there_is_an_example_of_every_frame():
     assert {type(frame) for frame, _ in EXAMPLES} == set(peer.Frame.__args__)
 
 
-@settings(deadline=None)
+@pytest.mark.parametrize("piece_bytes", [1, 60, 1000])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(EXAMPLES)), st.data())
-def test_frames_arrive_in_whatever_pieces(frames, data):
+def test_frames_arrive_in_whatever_pieces(monkeypatch, piece_bytes, frames, data):
+    monkeypatch.setattr(peer, "_PIECE_BYTES", piece_bytes)
     stream = b"".join(bytes(piece) for frame in frames for piece in encode(*frame))
-    reader, found, at = reader_of(), list[Any](), 0
+    reader, found, at, taken = reader_of(), list[Any](), 0, 0
     while at < len(stream):
         size = data.draw(st.integers(1, 200))
         reader.receive(stream[at : at + size])
-        at += size
-        found += frames_of(reader)
+        at = min(at + size, len(stream))
+        if data.draw(st.booleans()) or at == len(stream):
+            found += frames_of(reader)
+            taken = sum(len(piece) for frame in found for piece in encode(*frame))
+        assert reader.pending_bytes == at - taken
     assert found == frames and reader.pending_bytes == 0
+
+
+def test_a_large_body_in_many_pieces_is_put_together_once():
+    body = bytes(range(256)) * 4096
+    stream = b"".join(encode(Append(1, 0, 0), body)) + b"".join(encode(Append(1, 5, 0), b"next"))
+    reader = reader_of()
+    for at in range(0, len(stream), 100_000):
+        assert reader.next_frame() is None
+        reader.receive(stream[at : at + 100_000])
+    _, found = reader.next_frame()
+    assert found == body
+    _, following = reader.next_frame()
+    assert following == b"next" and following.obj is found.obj
+
+
+def test_a_body_in_very_small_pieces_takes_no_more_memory_than_it_has():
+    stream = b"".join(encode(Append(1, 0, 0), b"x" * 10_000))
+    reader = reader_of()
+    for at in range(len(stream)):
+        reader.receive(stream[at : at + 1])
+        if at < 20:
+            reader.next_frame()
+    assert len(reader._later) <= 2 and reader.next_frame()[1] == b"x" * 10_000
 
 
 def test_bodies_that_arrive_in_one_piece_are_not_copied():
