@@ -43,6 +43,8 @@ class Disk:
         epoch: the highest that was noted.
         channels: the state, at ``progress``.
         floors: of channels in order, ahead of that.
+        stale_floors: larger ones of before, which a power loss may bring back.
+        syncs_floors: whether those that go back are synced, so that there are none.
         staged: parts of a whole state that is not complete.
         bad: first sequences of batches that cannot be read any more.
         lost_from: what of that is known: the first sequence that is missing; None: nothing is.
@@ -61,6 +63,8 @@ class Disk:
     progress: tuple[int, int] = (0, 0)
     channels: dict[str, int] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
+    stale_floors: dict[str, int] = field(default_factory=dict)
+    syncs_floors: bool = True
     needs_sync: bool = False
     later: Callable[[Callable[[], None]], None] = lambda action: action()
     on_bad: Callable[[], None] = lambda: None
@@ -231,7 +235,11 @@ class Disk:
         self.later(commit)
 
     def keep_floors(self, floors: list[tuple[str, int]]) -> None:
-        self.floors.update(floors)
+        for name, floor in floors:
+            before = self.floors.get(name, 0)
+            if floor < before and not self.syncs_floors:
+                self.stale_floors[name] = max(before, self.stale_floors.get(name, 0))
+            self.floors[name] = floor
 
     def drop_state(self) -> None:
         self.later(self.staged.clear)

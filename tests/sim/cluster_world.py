@@ -104,6 +104,7 @@ class Rules:
     h3: bool = True
     h4: bool = True
     h4_order: bool = True
+    h4_back: bool = True
     h5: bool = True
     h7: bool = True
 
@@ -326,6 +327,18 @@ class World:
             process.is_paused = True
             self.at(LAG_NS_MAX + S, process.resume)
 
+    def fault_rewind(self) -> None:
+        """An operator has what a channel in order has finished delivered again; perhaps all lose their power then."""
+        state = self.store.state()
+        process = self.nodes[state.leader].process if state is not None and state.leader in self.nodes else None
+        if process is None:
+            return
+        process.do(process.rewind)
+        if self.random.random() < 0.5:
+            delay_ns = self.random.randrange(S // 2)
+            for node in self.nodes.values():
+                self.at(delay_ns + self.random.randrange(MS), partial(self._darken, node))
+
     def fault_cut(self) -> None:
         ends = [*NODES, "store"]
         first = self.somebody().name
@@ -460,6 +473,7 @@ class Facts:
         self.dropped_end = 0  # that retention went over before it was delivered in order
         self._order_epoch = 0
         self.held_count = 0
+        self._delivered_in_order: list[int] = []
 
     def fail(self, reason: str) -> None:
         world = self.world
@@ -560,9 +574,21 @@ class Facts:
             if message in self.acked and message not in self.in_order:
                 self.fail(f"H4: {name} of epoch {leading.epoch} delivers {sequence} in order, and never {message}")
         self.in_order.add(disk.id_at(sequence))
+        self._delivered_in_order.append(disk.id_at(sequence))
         if sequence < self.last_in_order and not self.is_power_lost:
             self.fail(f"H2: {name} of epoch {leading.epoch} delivers {sequence} in order, behind {self.last_in_order}")
         self.last_in_order = max(self.last_in_order, sequence)
+
+    def rewinding(self, target: int) -> Callable[[], None]:
+        """An operator has a channel in order go back; what is returned is called when it gets its OK."""
+        finished = {message for message in self.in_order if self.acked.get(message, -1) >= target}
+        mark = len(self._delivered_in_order)
+        self.last_in_order = -1
+
+        def rewound() -> None:
+            self.in_order -= finished - set(self._delivered_in_order[mark:])
+
+        return rewound
 
     def stored(self, disk: Disk, name: str) -> None:
         """A copy has stored progress."""
@@ -820,7 +846,7 @@ class Node:
     def __init__(self, world: World, name: str, needs_sync: bool) -> None:
         self.world = world
         self.name = name
-        self.disk = Disk(needs_sync=needs_sync)
+        self.disk = Disk(needs_sync=needs_sync, syncs_floors=world.rules.h4_back)
         self.floors_left = Random(f"{world.seed} {name}")
         self.boot = 1
         self.start_count = 0
@@ -854,6 +880,9 @@ class Node:
                 self.world.facts.is_power_lost = True
             if ORDER in disk.floors:  # a file of its own, which is not synced
                 disk.floors[ORDER] = self.floors_left.randrange(disk.floors[ORDER] + 1)
+                stale = disk.stale_floors.pop(ORDER, 0)
+                if stale and self.floors_left.random() < 0.5:
+                    disk.floors[ORDER] = max(disk.floors[ORDER], stale)
             self.boot += 1
             self.is_without_power = True
             disk.lose_from(self.world.random.randrange(disk.synced_end, disk.end + 1))
@@ -1153,7 +1182,7 @@ class Process:
         if state.lossy_epoch == epoch:  # what channels have finished and the log has not is no more
             disk.channels = {channel: min(floor, disk.end) for channel, floor in disk.channels.items()}
             disk.progress, base = (epoch, 0), (0, 0)
-        self._cursors = dict(disk.channels)
+        self._cursors = {channel: floor for channel, floor in disk.channels.items() if channel != ORDER}
         self._changes = {}
         self.leading = kind(
             "t",
@@ -1170,7 +1199,7 @@ class Process:
             steadiness=self.steadiness,
         )
         self._deliver_from_ns = self.confirmed_ns + LEASE_NS
-        self._in_order = disk.floors.get(ORDER, 0)
+        self._in_order = max(disk.floors.get(ORDER, 0), disk.channels.get(ORDER, 0))
         if rules.h4_order:
             self._in_order = min(self._in_order, disk.end)
         self._keep_floor()
@@ -1307,6 +1336,7 @@ class Process:
     def _sync_all(self) -> None:
         """The kernel writes what it has, some time."""
         self.disk.synced_end = self.disk.end
+        self.disk.stale_floors.clear()
         self.at(self.world.random.randrange(S // 2, 3 * S), self._sync_all)
 
     def _sync_soon(self) -> None:
@@ -1444,6 +1474,26 @@ class Process:
 
         is_kept = leading.keep_floor(ORDER, floor, done)
         self._is_order_held = self.world.rules.h2_order and not is_kept
+
+    def rewind(self) -> None:
+        """Have the channel in order go back, as an operator says."""
+        leading, disk = self.leading, self.disk
+        if leading is None or leading.watermark is None or not self.may_act() or self.now() < self._deliver_from_ns:
+            return
+        target = self.world.random.randrange(disk.start, max(disk.start, self._in_order) + 1)
+        if target >= self._in_order:
+            return
+        rewound = self.world.facts.rewinding(target)
+        self._in_order = target
+        leading.keep_floor(ORDER, 0, lambda: None)
+        self._keep_floor()
+        self._changes[ORDER] = target
+
+        def done(error: Exception | None) -> None:
+            if error is None and self.may_act():
+                rewound()
+
+        leading.when_progress_replicated(self._write_progress(), done)
 
     def _drop(self) -> None:
         """Retention: what every channel has finished may go."""

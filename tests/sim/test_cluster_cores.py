@@ -16,6 +16,8 @@ SEEDS_MAX = 2000
 """Within so many each rule has to be missed."""
 INVARIANT = re.compile(r"seed \d+ at [0-9.]+ s: ([IH]\d+):")
 
+REWINDING = ("rewind", "rewind", "kill")
+
 MISSING = [  # rule, what goes wrong so that it shows, the seed that showed it first as the code stands
     ("new_incarnation_is_dead", ("power", "kill", "stumble"), 0),
     ("written_before_acknowledged", FAULTS, 2),
@@ -31,6 +33,7 @@ MISSING = [  # rule, what goes wrong so that it shows, the seed that showed it f
     ("h3", FAULTS, 1),
     ("h4", FAULTS, 3),
     ("h4_order", ("dark", "kill", "isolate"), 116),
+    ("h4_back", REWINDING, 22),
     ("h5", FAULTS, 4),
     ("h7", LOSING, 13),
 ]
@@ -57,6 +60,11 @@ def test_nothing_is_lost_when_the_same_happens_again_and_again(faults):
 def test_a_node_that_stops_again_and_again_holds_publishers_a_few_times():
     for seed in seeds(10):
         play(seed, faults=("flap",))
+
+
+def test_what_an_operator_has_delivered_again_is_delivered_whoever_leads():
+    for seed in seeds(25):
+        play(seed, faults=REWINDING)
 
 
 def test_who_has_most_leads_when_all_lost_their_power():
