@@ -140,7 +140,12 @@ class Session(Client, asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         self.peer = format_peer(transport.get_extra_info("peername"))
         if not self._clients.admit(self, transport):
-            self._transport.abort()
+            self._is_finished = True
+            if self._is_of_node:  # it may have sent publishes already: they are certainly not stored
+                self._transport.write(ENDS_FRAME)
+                self._transport.close()
+            else:
+                self._transport.abort()
             return
         self._start_timer = self.loop.call_later(MAGIC_DEADLINE_S, self._check_magic)
         self._arm_heartbeat()
