@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
-from tests.spark.processes import Driver, NsqdProcess, assert_each_once, numbered
+from tests.spark.processes import STARTS, Driver, NsqdProcess, assert_each_once, finished, numbered
 
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.options import SourceOptions
@@ -25,14 +25,18 @@ def logged(checkpoint: Path, name: str) -> int:
     return sum(path.name.isdecimal() for path in directory.iterdir()) if directory.is_dir() else 0
 
 
-def wait_until_between(driver: Driver, checkpoint: Path, committed: int) -> None:
-    """Wait until a micro-batch is planned and not finished, after so many finished ones."""
+def is_between(driver: Driver, checkpoint: Path, committed: int) -> bool:
+    """Wait until a micro-batch is planned and not finished, after so many that are; False when the driver starved."""
     deadline = time.monotonic() + SPARK_PATIENCE_S
     while time.monotonic() < deadline:
         done = logged(checkpoint, "commits")
         if done >= committed and logged(checkpoint, "offsets") > done:
-            return
+            return True
+        if not driver.is_running:
+            break
         time.sleep(0.005)
+    if driver.is_starved:
+        return False
     done = logged(checkpoint, "commits")
     raise AssertionError(f"{done} micro-batches finished, waited for {committed}:\n{''.join(driver.output)[-8000:]}")
 
@@ -46,16 +50,18 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
     checkpoint, copying = tmp_path / "checkpoint", tmp_path / "copy-checkpoint"
     unfinished = uncopied = 0
     for committed in (0, 3):
-        driver = Driver(JOB, *arguments, "continuous")
-        try:
-            wait_until_between(driver, checkpoint, committed)
-        finally:
-            driver.kill()
+        for _ in range(STARTS):
+            driver = Driver(JOB, *arguments, "continuous")
+            try:
+                if is_between(driver, checkpoint, committed):
+                    break
+            finally:
+                driver.kill()
         unfinished += logged(checkpoint, "offsets") > logged(checkpoint, "commits")
         uncopied += logged(copying, "offsets") > logged(copying, "commits")
     published.join(SPARK_PATIENCE_S)
     assert unfinished and uncopied, "no micro-batch was cut in two, the test proved nothing"
-    Driver(JOB, *arguments, "now").finish()
+    finished(JOB, *arguments, "now")
 
     rows = [line.split() for line in (tmp_path / "found.txt").read_text().splitlines()]
     assert_each_once((body.encode() for _, body in rows), MESSAGES)

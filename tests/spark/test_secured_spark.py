@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 from tests.integration.daemons import SPARK_PATIENCE_S
-from tests.spark.processes import Driver
+from tests.spark.processes import finished
 from tests.spark.secured import SECRETS, TOKEN, Secured, secured
 
 pytestmark = pytest.mark.spark
@@ -37,7 +37,7 @@ def test_a_whole_query_and_no_trace_of_a_secret(everything: Secured, tmp_path: P
         compression="snappy",
     )
     arguments = (json.dumps(options), "flights", str(tmp_path))
-    output = Driver(JOB, *arguments, SPARKS_SECRET=SECRETS[0], SPARKS_TOKEN=TOKEN).finish()
+    output = finished(JOB, *arguments, SPARKS_SECRET=SECRETS[0], SPARKS_TOKEN=TOKEN)
     (tmp_path / "output.txt").write_text(output)
     assert "counted 2000" in output
     assert " INFO org.apache.spark" in output
