@@ -45,7 +45,10 @@ def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> 
         .option("delivery", "once")
         .option("checkpointLocation", f"{directory}/copy-checkpoint")
     )
-    for query in [each.trigger(**when).start() for each in (writer, copied)]:
+    queries = [each.trigger(**when).start() for each in (writer, copied)]
+    if trigger != "now":
+        spark.streams.awaitAnyTermination()  # one that fails ends the driver, though the other would go on
+    for query in queries:
         query.awaitTermination()
     rows = spark.read.parquet(f"{directory}/archive").select("offset", "body").collect()
     Path(directory, "found.txt").write_text("\n".join(f"{row.offset} {row.body.decode()}" for row in rows))
