@@ -50,7 +50,8 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
     published.start()
     arguments = (nsqd.address, topic, str(tmp_path), "500")
     checkpoint, copying = tmp_path / "checkpoint", tmp_path / "copy-checkpoint"
-    for committed, watched in ((0, checkpoint), (3, copying)):
+    # not in the first micro-batch of either: Spark 4.3 starts no query whose first one was not planned to its end
+    for committed, watched in ((2, checkpoint), (4, copying)):
         for _ in range(STARTS):
             driver = Driver(JOB, *arguments, "continuous")
             try:
