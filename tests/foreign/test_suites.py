@@ -77,6 +77,7 @@ def run(directory: Path, suite: Suite, *options: str) -> subprocess.CompletedPro
         "PATH": os.pathsep.join(map(str, paths)),
         "PYTHONPATH": str(SOURCES),
         "SUITE_PATIENCE_S": f"{PATIENCE_S:g}",
+        "SLOW_TIMEOUT": f"{PATIENCE_S:.0f}",  # of gnsq's: 10 s for tests that start six processes
     }
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--rootdir={directory}", "--timeout=60"]
     command = [*_NETWORK, *pytest_run, "-W", "ignore", "-rfE", *suite.options, *options]

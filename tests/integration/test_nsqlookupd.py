@@ -742,7 +742,9 @@ class TestSessions:
 
     @pytest.fixture
     async def daemon(self):
-        return Nsqlookupd(Env(), options())
+        daemon = Nsqlookupd(Env(), options())
+        daemon._sessions.clock = ManualClock()  # so no slice is over before all that came is answered
+        return daemon
 
     def connect(self, sessions: Sessions, **fields) -> tuple[LookupSession, TestSessions.Transport]:
         session, transport = sessions.new(asyncio.get_running_loop()), self.Transport(**fields)

@@ -79,6 +79,7 @@ _TLS_RECORDS = b"\x15\x03", b"\x16\x03"  # how an alert and a handshake of TLS b
 _BUFFER_BYTES = 1024 * 1024  # that a transport holds
 _UNREAD_READS = 16  # of so many bytes: more than a kernel keeps for a connection
 _SIZE_BYTES = 4
+_UNWANTED = "whoever wanted it waits no longer"
 
 
 class _Handshake:
@@ -298,6 +299,14 @@ class _Connection(asyncio.Protocol):
             self.reason = self.reason or reason
             self._transport.abort()
 
+    def give_up(self, reason: str) -> None:
+        """Close what was not connected in time; it may have been, and greeted, in the very moment.
+
+        uvloop then closes the socket of whoever waited for ``create_connection``, and tells this protocol nothing.
+        """
+        self.abort(reason)
+        self.connection_lost(None)
+
     def _too_late(self) -> None:
         self.fail("the handshake took too long")
 
@@ -336,9 +345,11 @@ class _Outgoing(_Connection):
         self._peers = peers
         self._link = link
         self._is_connected = False
-        self._dialer = Dialer(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES), link.node)
+        self._dialer: Dialer
 
     def begin(self) -> None:
+        peers = self._peers
+        self._dialer = Dialer(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES), self._link.node)
         self.write(self._dialer.hello())
 
     def greeted(self, frame: Frame) -> None:
@@ -495,9 +506,12 @@ class Passage(_Connection):
     def __init__(self, peers: Peers, node: str, owner: PassageOwner, purpose: Purpose, tls: StandardTls | None) -> None:
         super().__init__(peers.env, tls)
         self.opened: asyncio.Future[None] = self._loop.create_future()
+        self._peers = peers
+        self._node = node
         self._owner = owner
-        nonce = peers.random_bytes(NONCE_BYTES)
-        self._dialer = Dialer(peers.me(), peers.secret, nonce, node, purpose)
+        self._purpose = purpose
+        self._is_wanted = True
+        self._dialer: Dialer
         self._unread: socket.socket | None = None  # the socket once more: a transport closes its own with all
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -517,12 +531,15 @@ class Passage(_Connection):
         super().connection_lost(exc)
 
     def begin(self) -> None:
+        peers = self._peers
+        nonce = peers.random_bytes(NONCE_BYTES)
+        self._dialer = Dialer(peers.me(), peers.secret, nonce, self._node, self._purpose)
         self.write(self._dialer.hello())
 
     def greeted(self, frame: Frame) -> None:
         _, proof = self._dialer.welcomed(frame)
-        if self.opened.cancelled():
-            self.abort("whoever wanted it waits no longer")  # it was given up while this answer was on its way
+        if self.opened.cancelled():  # it was given up while this answer was on its way
+            self.give_up(_UNWANTED)
             return
         self.write(proof)
         self.trusted()
@@ -531,11 +548,15 @@ class Passage(_Connection):
     def received(self, data: bytes) -> None:
         self._owner.received(data)
 
+    def give_up(self, reason: str) -> None:
+        self._is_wanted = False
+        super().give_up(reason)
+
     def lost(self) -> None:
         if not self.opened.done():
             self.opened.set_exception(PassageFailed(self.reason))
             self.opened.exception()  # whoever waited for it may have given up
-        elif not self.opened.cancelled():
+        elif self._is_wanted:
             self._owner.lost(self.reason)
 
 
@@ -735,47 +756,50 @@ class Peers:
             PassageFailed: it cannot be had.
         """
         loop = asyncio.get_running_loop()
-        passage: Passage | None = None
+        try:
+            tls = None if self.tls is None else self.tls.dialer(record.host)
+        except TlsSetupError as error:
+            raise PassageFailed(str(error)) from None
+        passage = Passage(self, record.node, owner, purpose, tls)
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S + HANDSHAKE_DEADLINE_S):
-                tls = None if self.tls is None else self.tls.dialer(record.host)
-                _, passage = await loop.create_connection(
-                    lambda: Passage(self, record.node, owner, purpose, tls), record.host, record.peer_port
-                )
+                await loop.create_connection(lambda: passage, record.host, record.peer_port)
                 await passage.opened
         except TimeoutError:
+            passage.give_up("it took too long")
             raise PassageFailed("it does not answer") from None
         except OSError as error:
             raise PassageFailed(error.strerror or str(error)) from None
-        except TlsSetupError as error:
-            raise PassageFailed(str(error)) from None
-        finally:
-            if passage is not None and not (passage.opened.done() and not passage.opened.cancelled()):
-                passage.abort("it took too long")
+        except BaseException:
+            passage.give_up(_UNWANTED)
+            raise
         return passage
 
     async def _connected(self, node: str, record: NodeRecord) -> str:
         """Dial a node and stay until the connection is gone; return why."""
         found = self._dialled[node]
         loop = asyncio.get_running_loop()
+        tls = None if self.tls is None else self.tls.dialer(record.host)
+        connection = _Outgoing(self, found.link, tls)
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S):
-                tls = None if self.tls is None else self.tls.dialer(record.host)
-                _, connection = await loop.create_connection(
-                    lambda: _Outgoing(self, found.link, tls), record.host, record.peer_port
-                )
+                await loop.create_connection(lambda: connection, record.host, record.peer_port)
         except TimeoutError:
+            connection.give_up("it took too long")
             return "it does not answer"
         except OSError as error:
             if error.errno == errno.ECONNREFUSED:
                 self._on_refused(record)
             return error.strerror or str(error)
+        except BaseException:
+            connection.give_up(_UNWANTED)
+            raise
         found.connection = connection
         try:
             await connection.closed
         finally:
             found.connection = None
-            connection.abort("it is not wanted any more")
+            connection.abort(_UNWANTED)
         return connection.reason
 
     # --- who dialled

@@ -452,3 +452,44 @@ def test_what_a_node_said_before_it_went_is_read_when_a_write_finds_out(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("kind", ["_Outgoing", "Passage"])
+def test_no_connection_outlives_that_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, turns: int
+) -> None:
+    """uvloop closes it without a word to its protocol, though it may be connected, and greeted, in that very turn."""
+    made: list[peers_module._Connection] = []
+    connection_made = getattr(peers_module, kind).connection_made
+
+    def noted(connection: peers_module._Connection, transport: asyncio.BaseTransport) -> None:
+        made.append(connection)
+        connection_made(connection, transport)
+
+    monkeypatch.setattr(getattr(peers_module, kind), "connection_made", noted)
+
+    async def run() -> None:
+        dialer, acceptor = End("a"), await End("b").listen()
+        record, told = node("b", host="127.0.0.1", peer_port=acceptor.port), Told()
+        if kind == "Passage":
+            dialling: asyncio.Task[Any] = asyncio.create_task(dialer.peers.open_passage(record, told))
+        else:
+            dialer.peers._dialled["b"] = peers_module._Dialling(LeaderLink("b", 0))
+            dialling = asyncio.create_task(dialer.peers._connected("b", record))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if dialling.cancel():  # it is not over yet
+            with pytest.raises(asyncio.CancelledError):
+                await dialling
+            assert not told.reasons
+        else:  # it is open, and that node serves no clients
+            await until(lambda: told.reasons, "closed")
+        assert all(connection.closed.done() for connection in made)
+        for connection in made:
+            connection.schedule()
+        await acceptor.peers.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert not [each for each in caplog.records if each.levelname == "ERROR"], caplog.text
