@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from flintmq.errors import FlintError, OptionError, UsageError
 from flintmq.options import Options, resolve
 from flintmq.pipeline import dedupe, mirror, rollup, streams, tail
 from flintmq.pipeline.bodies import read_schema
+from flintmq.pipeline.doctor import PROBLEM, checkpoint
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner
 
@@ -123,6 +125,17 @@ def test_rollup_into_a_topic_with_bad_rows_in_another(job: Job, nsqd: NsqdProces
     assert sum(row["price"] for row in found) == 15
 
 
+def cut_off_at_the_first_plan(place: Path, job: dict[str, str]) -> None:
+    """Leave what a driver leaves that is killed while it writes down its first micro-batch."""
+    with streams.claimed(str(place), job):
+        (place / "rows" / "offsets").mkdir(parents=True)
+        (place / "rows" / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        name = f".0.{uuid.uuid4()}.tmp"
+        (place / "rows" / "offsets" / name).write_text("v1\n")
+        (place / "rows" / "offsets" / f".{name}.crc").write_bytes(b"crc")
+    assert checkpoint(str(place / "rows")).state == PROBLEM
+
+
 def test_mirror_with_where_it_came_from(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
     nsqd.post(f"/topic/create?topic={topic}&partition_num=2")
     nsqd.publish(topic, numbered(0, 100))
@@ -130,6 +143,7 @@ def test_mirror_with_where_it_came_from(job: Job, nsqd: NsqdProcess, topic: str,
     flags = [f"--topic={topic}", "--prefix=copy-", "--keep-partition", f"--checkpoint={tmp_path / 'c'}"]
     plan = job(mirror, *flags, "--dry-run")
     assert plan[-1] == "100 messages would be mirrored"
+    cut_off_at_the_first_plan(tmp_path / "c", {"job": "mirror", "topics": topic, "to_topic": "", "prefix": "copy-"})
     assert job(mirror, *flags) == ["100 messages mirrored"]
     assert job(mirror, *flags) == ["0 messages mirrored"]
     there = {

@@ -23,6 +23,7 @@ from flintmq.errors import FlintError, UsageError
 from flintmq.options import Items, Switch, Text, option
 from flintmq.pipeline.options import LinkFlags, SparkFlags, Work
 from flintmq.pipeline.runner import Runner, run_command, spark_failures
+from flintmq.pipeline.streams import unfinished
 from flintmq.spark.java import JAVA_MAJOR_MIN, find_java_home, java_major
 from flintmq.spark.session_settings import COSTS, settings, unfit_pyspark
 
@@ -141,6 +142,9 @@ def checkpoint(directory: str) -> Finding:
     if not names:
         return Finding(OK, what, "is empty")
     if "metadata" in names and "offsets" in names:
+        if unfinished(path):
+            said = "of a query whose first micro-batch was not planned to its end: Spark 4.3 starts none there"
+            return Finding(PROBLEM, what, said, "remove the directory, nothing was read; a job does so by itself")
         return Finding(OK, what, "of a query of Spark's")
     return Finding(PROBLEM, what, f"has {', '.join(sorted(names)[:3])}: no checkpoint", "name a directory of its own")
 

@@ -23,6 +23,7 @@ from flintmq.options import Integer, Switch, Text, option
 from flintmq.pipeline.options import JobOptions, SparkFlags, Work
 from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
+from flintmq.pipeline.streams import forget_unfinished
 from flintmq.spark.broker import NotByOffset
 from flintmq.spark.options import OFFSET, SinkOptions, SourceOptions
 from flintmq.spark.survey import Surveyor
@@ -237,12 +238,14 @@ class _Build:
     def start(self) -> StreamingQuery:
         """Start the query of a stream."""
         sink = self.sink
+        place = os.path.join(self._plan.checkpoint, sink.name)
+        forget_unfinished(Path(place))
         with self._told(sink, "format"):
             query: StreamingQuery = (
                 self.frame.writeStream.format(sink.format)
                 .options(**sink.options)
                 .outputMode(sink.mode or "append")
-                .option("checkpointLocation", os.path.join(self._plan.checkpoint, sink.name))
+                .option("checkpointLocation", place)
                 .queryName(f"{self._plan.name}.{sink.name}")
                 .trigger(**self._plan.trigger)  # type: ignore[call-overload]
                 .start()

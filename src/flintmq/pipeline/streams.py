@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -38,6 +39,7 @@ NAME_BYTES = 8
 STARTS_MAX = 12
 LOCK = "job.lock"
 STARVED = "Python worker failed to connect back"  # within 10 s, which Spark has as a constant
+_UNFINISHED = re.compile(r"\.+\d+\.[0-9a-f-]+\.tmp(\.crc)?")  # as Spark names what it writes and then renames
 COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
 _BAD = ", ".join((*PLACE, "body", f"{REASON} AS reason"))
 
@@ -98,6 +100,25 @@ def _name(directory: Path, job: dict[str, str]) -> str:
     os.replace(staged, path)
     sync_directory(directory)
     return name
+
+
+def forget_unfinished(place: Path) -> None:
+    """Remove what is left of a first micro-batch that a driver was killed over while it wrote down what to read.
+
+    Nothing of it has run. Spark 4.3 would never start a query there again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
+
+    Args:
+        place: the query's ``checkpointLocation``.
+    """
+    for path in unfinished(place):
+        path.unlink(missing_ok=True)
+
+
+def unfinished(place: Path) -> list[Path]:
+    """Return the files of a first micro-batch that was not planned to its end, where there is no other."""
+    offsets = place / "offsets"
+    found = list(offsets.iterdir()) if offsets.is_dir() else []
+    return found if all(_UNFINISHED.fullmatch(path.name) for path in found) else []
 
 
 class BatchFiles:
@@ -267,11 +288,12 @@ class Queries:
                 log.warning("%s; this machine is busy, going on from the checkpoint", error)
 
     def _writer(self, frame: DataFrame, query: str) -> Any:
-        place = str(Path(self._flags.checkpoint).resolve() / query)
+        place = Path(self._flags.checkpoint).resolve() / query
+        forget_unfinished(place)
         writer: Any = frame.writeStream
         return (
             writer.queryName(f"{query}-{self._name}-{threading.get_ident()}")
-            .option("checkpointLocation", place)
+            .option("checkpointLocation", str(place))
             .trigger(**self._flags.trigger())
         )
 
