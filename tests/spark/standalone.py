@@ -17,6 +17,7 @@ from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
 from tests.ports import reserved_port
 from tests.spark.processes import environment
 
+from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
 
 _CLASSES = "org.apache.spark.deploy"
@@ -65,7 +66,7 @@ class Standalone:
     def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         found = find_spec("pyspark")
         assert found is not None and found.origin is not None
-        home = Path(found.origin).parent
+        home = linked_home(os.environ) or Path(found.origin).parent
         more = {
             "SPARK_HOME": str(home),
             "JAVA_HOME": str(find_java_home(os.environ)),

@@ -56,6 +56,21 @@ def test_the_settings_are_in_force(spark):
         assert spark.conf.get(name) == value, name
 
 
+def test_workers_do_not_compile_pyspark(spark):
+    import pyarrow as pa
+
+    def look(batches):
+        import os
+
+        import pyspark
+
+        for _ in batches:
+            yield pa.record_batch([[os.path.isfile(pyspark.__file__)]], ["is_file"])
+
+    (row,) = spark.range(1).mapInArrow(look, "is_file boolean").collect()
+    assert row.is_file, "not out of a zip, of which nothing compiled is kept"
+
+
 def test_all_columns(spark, nsqd, source, topic):
     before = time.time()
     nsqd.publish(topic, [b"one", b"two", b"a third one"])

@@ -37,6 +37,7 @@ from flintmq.options import SECOND, Duration, Integer, Options, Switch, Text, op
 from flintmq.pipeline.files import DirectoryError, take
 from flintmq.pipeline.options import SPARK
 from flintmq.spark.errors import SetupError
+from flintmq.spark.home import linked_home
 from flintmq.spark.java import cache_directory, find_java_home
 
 STATE, LOGS, WORK, LOCK = "cluster.json", "logs", "work", ".lock"
@@ -160,7 +161,8 @@ def up(options: UpOptions) -> Cluster:
         _clear(directory)
         for name in (LOGS, WORK):
             (directory / name).mkdir()
-        return _Start(options, directory, Path(found.origin).parent, java_home).run()
+        spark_home = linked_home(os.environ) or Path(found.origin).parent
+        return _Start(options, directory, spark_home, java_home).run()
 
 
 def down(directory: Path) -> Cluster | None:

@@ -25,6 +25,7 @@ from flintmq.clock import SystemClock
 from flintmq.options import SECOND, Duration, Options, Switch, option, read_command, version_line
 from flintmq.pipeline.options import SPARK
 from flintmq.spark.errors import SetupError
+from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session import session
 from flintmq.spark.session_settings import QUICK_JVM_FLAGS, class_archive
@@ -74,7 +75,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
         SetupError: Java or PySpark is missing, the session failed, or the file cannot be written.
     """
     java_home = find_java_home(os.environ)
-    path = class_archive(java_home)
+    path = class_archive(java_home, linked_home(os.environ))
     if path.is_file() and not force:
         return Warmed(path, False, path.stat().st_size, 0.0)
     began_ns = _clock.monotonic_ns()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from flintmq.errors import OptionError
 from flintmq.spark.errors import SetupError
+from flintmq.spark.home import linked_home, named
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session_settings import (
     COSTS,
@@ -73,6 +74,7 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
 
     running = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName(app)
+    home = None
     if running is not None:
         chosen = dict(conf)
     else:
@@ -81,12 +83,15 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
         _prepare_environment(master, has_jvm=bool(given))
         builder = builder.master(master)
         chosen = {name: value for name, value in settings(master, jvm).items() if name not in given}
+        if local_cores(master) is not None and not given:
+            home = linked_home(os.environ)
         if jvm == QUICK and not given:
-            chosen[JVM_FLAGS] = with_archive(chosen[JVM_FLAGS], Path(os.environ["JAVA_HOME"]))
+            chosen[JVM_FLAGS] = with_archive(chosen[JVM_FLAGS], Path(os.environ["JAVA_HOME"]), home)
         chosen |= conf
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with named(home):
+        spark = builder.getOrCreate()
     _register(spark)
     if running is not None:
         wanted = {**settings(str(running.sparkContext.master), jvm), **conf}

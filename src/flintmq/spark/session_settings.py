@@ -67,21 +67,25 @@ def local_cores(master: str) -> int | None:
     return int(match[1] or 1)
 
 
-def with_archive(flags: str, java_home: Path) -> str:
+def with_archive(flags: str, java_home: Path, spark_home: Path | None) -> str:
     """Return JVM flags with the class archive of ``flintmq pipeline warm``, if this Java and this PySpark have one."""
-    archive = class_archive(java_home)
+    archive = class_archive(java_home, spark_home)
     if not archive.is_file():
         return flags
     # an archive that does not fit is passed over by the JVM, and what it says of that helps nobody
     return f"{flags} {shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds*=off"
 
 
-def class_archive(java_home: Path) -> Path:
-    """Return where the class archive of this Java and this PySpark is, or would be."""
+def class_archive(java_home: Path, spark_home: Path | None) -> Path:
+    """Return where the class archive of this Java and this PySpark is, or would be.
+
+    Args:
+        spark_home: None: that of PySpark itself, or of the environment.
+    """
     import pyspark
 
     release = java_home / "release"
-    jars = Path(pyspark.__file__).parent / "jars"
+    jars = (spark_home or Path(pyspark.__file__).parent) / "jars"
     made_of = [str(java_home), release.read_text() if release.is_file() else "", pyspark.__version__, str(jars)]
     digest = hashlib.sha256("\0".join([*made_of, str(jars.stat().st_mtime_ns)]).encode()).hexdigest()[:16]
     return cache_directory(os.environ) / f"spark-{pyspark.__version__}-{digest}.jsa"

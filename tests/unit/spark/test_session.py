@@ -91,14 +91,16 @@ def test_a_class_archive_is_used_once_it_is_there(tmp_path, monkeypatch):
     """It is that of one Java and one PySpark."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     java, other = tmp_path / "java", tmp_path / "other"
-    archive = session_settings.class_archive(java)
-    assert session_settings.with_archive("-Xx", java) == "-Xx"
+    archive = session_settings.class_archive(java, None)
+    assert session_settings.with_archive("-Xx", java, None) == "-Xx"
     archive.parent.mkdir(parents=True)
     archive.touch()
-    assert shlex.split(session_settings.with_archive("-Xx", java)) == [
+    assert shlex.split(session_settings.with_archive("-Xx", java, None)) == [
         "-Xx", f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"
     ]  # fmt: skip
-    assert session_settings.with_archive("-Xx", other) == "-Xx"
+    assert session_settings.with_archive("-Xx", other, None) == "-Xx"
+    (other / "jars").mkdir(parents=True)
+    assert session_settings.with_archive("-Xx", java, other) == "-Xx"
 
 
 def test_spark_connect_wants_its_packages(monkeypatch):

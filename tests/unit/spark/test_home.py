@@ -1,0 +1,51 @@
+"""A SPARK_HOME of links: what it has, and when it is done without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+from flintmq.spark.home import linked_home, named
+
+PACKAGE = Path(pyspark.__file__).parent
+
+
+def test_a_worker_finds_the_installed_modules_there(tmp_path: Path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    home = linked_home(environment)
+    assert home is not None and linked_home(environment) == home
+    assert [path.name for path in (tmp_path / "flintmq").iterdir()] == [home.name], "nothing is left beside it"
+    for name in ("bin/spark-submit", "jars", "python/pyspark/shell.py"):
+        assert (home / name).resolve() == (PACKAGE / name).resolve()
+    on_path = [str(home / "python" / "lib" / path.name) for path in sorted((PACKAGE / "python" / "lib").iterdir())]
+    code = "import os, py4j, pyspark.daemon; print(pyspark.__file__, py4j.__file__, os.path.isfile(pyspark.__file__))"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", code],  # without the packages of this Python, which would do as well
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(on_path)}, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert found[0] == str(home / "python/lib/pyspark.zip/pyspark/__init__.py")
+    assert found[1].startswith(str(home / "python/lib/py4j-")) and found[2] == "True"
+
+
+def test_another_home_is_kept(tmp_path: Path):
+    assert linked_home({"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_done_without_where_nothing_can_be_written(tmp_path: Path):
+    (tmp_path / "flintmq").write_text("a file")
+    assert linked_home({"XDG_CACHE_HOME": str(tmp_path)}) is None
+
+
+def test_it_is_named_only_while_spark_is_started(monkeypatch, tmp_path: Path):
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with named(tmp_path):
+        assert os.environ["SPARK_HOME"] == str(tmp_path)
+    assert "SPARK_HOME" not in os.environ
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with named(None):
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
