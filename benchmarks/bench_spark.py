@@ -295,7 +295,7 @@ def trigger(bench: Bench, partitions: int, min_partitions: int = 1) -> dict[str,
 def logged(bench: Bench, topic: str) -> bool:
     connection = NsqdConnection(bench.address, 5, 30)
     try:
-        return bool(connection.offsets([topic])[0])
+        return connection.offsets([topic])[0].is_known
     finally:
         connection.close()
 
@@ -337,7 +337,7 @@ def started(messages: int, runs: int) -> Iterator[Bench]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(harness.ROOT / "src"), os.environ.get("PYTHONPATH"))))
     directory = Path(tempfile.mkdtemp(prefix="flintmq-bench-"))
     try:
-        with harness.nsqd("--durability=os") as daemon:
+        with harness.nsqd("--durability=os", "--retention-time=24h") as daemon:  # a spool finishes what others read
             kept = {"spark.ui.enabled": "false", "spark.sql.streaming.numRecentProgressUpdates": "10000"}
             spark = session("bench", "local[2]", "throughput", **kept)
             spark.sparkContext.setLogLevel("ERROR")
