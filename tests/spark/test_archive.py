@@ -195,6 +195,20 @@ def test_what_is_gone(fake, tmp_path, caplog):
     assert [n for _, n, _ in rows(tmp_path)] == sorted([*range(1, 101), *range(201, 301), *range(1, 6)])
 
 
+def test_one_that_cannot_be_read_holds_up_no_other(fake, tmp_path, caplog):
+    logs = [fake.topic(name, numbered(1, 11)) for name in "abcdefgh"]
+    given = {"nsqd": fake.address, "topics": "a,b,c,d,e,f,g,h"}
+    assert archive(tmp_path, **given).rows == 80
+    for log in logs:
+        log.append(numbered(11, 21))
+    logs[0].trim(15)
+    with pytest.raises(DataLost, match="topic 'a'.*messages 11 to 15"):
+        archive(tmp_path, **given)
+    assert len(rows(tmp_path)) == 80 + 7 * 10, "the first one is left where it was"
+    assert "the other logs are archived before this ends" in caplog.text
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 6
+
+
 def test_wrong_words(tmp_path, capsys):
     for words, said in (
         ([], "give --to"),

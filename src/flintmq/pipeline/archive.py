@@ -3,8 +3,10 @@
 It reads as Spark's source does, with the same options, and writes with Arrow in this process: no Spark is started, and
 no checkpoint is kept beside the files (:mod:`flintmq.pipeline.files`).
 
+Logs are read by a few threads, one log by one of them: while one waits for nsqd or for the disk, another compresses.
+
 The rules of this file: a channel is moved only when what is below it is durable; a log is left where it is when this
-ends early, at the end of a file.
+ends early, at the end of a file; what threads share they change with the lock held.
 
 Source: docs/decisions/0028.
 """
@@ -12,8 +14,10 @@ Source: docs/decisions/0028.
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +29,7 @@ from flintmq.pipeline.options import JobOptions, SourceFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.table_files import DAY, TableArchive
 from flintmq.pipeline.topics import await_topics
-from flintmq.spark.broker import NotByOffset
+from flintmq.spark.broker import NotByOffset, PartitionLog
 from flintmq.spark.errors import SOURCE, DataLost
 from flintmq.spark.fetch import RangeReader
 from flintmq.spark.lake.opening import open_table
@@ -40,6 +44,8 @@ from flintmq.spark.survey import Survey, Surveyor
 COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
 NEEDED = ("offset", "timestamp")
 ROWS_MAX = 1_000_000
+THREADS_MAX = 4
+"""Each gathers a row group, of 32 MiB, and what is compressed of it."""
 KINDS = (PARQUET, DELTA, ICEBERG)
 _WHAT, _HOW = "What to archive", "How"
 _BY_OFFSET = (
@@ -174,6 +180,8 @@ class _Job:
         self._positions = files.positions()
         self._looked: set[PartitionKey] = set()
         self._gone: set[PartitionKey] = set()
+        self._lock = threading.Lock()
+        self._is_ending = threading.Event()  # this round, at the next batch of each log
 
     @property
     def topics(self) -> set[str]:
@@ -200,12 +208,40 @@ class _Job:
         return True
 
     def _read(self, survey: Survey) -> None:
-        for key, entry in sorted(survey.logs.items()):
-            start = self._held(key, max(entry.start, 0))
+        self._is_ending.clear()
+        threads = min(len(survey.logs), THREADS_MAX, (os.cpu_count() or 1) + 1)
+        pool = ThreadPoolExecutor(max(1, threads), "archive")
+        try:
+            reading = [pool.submit(self._read_log, key, entry, threads) for key, entry in sorted(survey.logs.items())]
+            wait(reading)
+        except BaseException:
+            self._is_ending.set()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        for each in reading:
+            each.result()  # raises what the first one failed with
+
+    def _read_log(self, key: PartitionKey, entry: PartitionLog, threads: int) -> None:
+        try:
+            if self._must_end():
+                return
+            with self._lock:
+                start = self._held(key, max(entry.start, 0))
             if start < entry.end:
                 self._archive(FetchRange(key.topic, entry.nsqd, key.partition, start, entry.end, key.log_id))
-            if self.stop.is_set():
-                return
+        except FlintError as error:
+            if isinstance(error, TableError):
+                self._is_ending.set()  # no other log can be added either
+            elif threads > 1:
+                log.warning("%s; the other logs are archived before this ends", error)
+            raise
+        except BaseException:
+            self._is_ending.set()
+            raise
+
+    def _must_end(self) -> bool:
+        return self.stop.is_set() or self._is_ending.is_set()
 
     def _enter(self, survey: Survey) -> None:
         """Find where logs begin that have no files yet, and tell of those that have files and are gone."""
@@ -241,26 +277,31 @@ class _Job:
         is_whole = False
         try:
             for batch in RangeReader(wanted, self._options).record_batches():
-                self._named(wanted.key, writing.write(batch))
-                self._done.rows += batch.num_rows
-                self._done.lag = max(0, self._done.lag - batch.num_rows)
-                self._tell()
-                if self.stop.is_set():
+                finished = list(writing.write(batch))
+                with self._lock:
+                    self._named(wanted.key, finished)
+                    self._done.rows += batch.num_rows
+                    self._done.lag = max(0, self._done.lag - batch.num_rows)
+                    self._tell()
+                if self._must_end():
                     break
             else:
                 is_whole = True
-            self._named(wanted.key, writing.finish(wanted.end if is_whole else 0))
-            if is_whole:
-                self._positions[wanted.key] = wanted.end
+            finished = list(writing.finish(wanted.end if is_whole else 0))
+            with self._lock:
+                self._named(wanted.key, finished)
+                if is_whole:
+                    self._positions[wanted.key] = wanted.end
         except OSError as error:
             reason = f"{error}; what has its name stays, run it again when there is room"
             raise ArchiveError(self._files.directory, reason) from error
         finally:
             writing.abandon()
         if self._options.channel and not self._files.is_committed_later:
-            self._surveyor.try_cursors({wanted.key: self._positions[wanted.key]})
+            with self._lock:
+                self._surveyor.try_cursors({wanted.key: self._positions[wanted.key]})
 
-    def _named(self, key: PartitionKey, finished: Iterator[Finished]) -> None:
+    def _named(self, key: PartitionKey, finished: Iterable[Finished]) -> None:
         for path, end in finished:
             self._positions[key] = end
             self._done.files += 1

@@ -12,6 +12,7 @@ Source: docs/decisions/0034.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -44,6 +45,7 @@ class TableArchive(Archive):
         self._waiting: list[DataFile] = []
         self._waiting_bytes = 0
         self._is_unknown = False  # whether those that wait are of the table by now
+        self._changing = threading.Lock()  # what waits: several threads publish
 
     def __exit__(self, *_: object) -> None:
         if not self._is_unknown:
@@ -65,33 +67,37 @@ class TableArchive(Archive):
         path = self.directory / "data" / f"{DAY}={day}" / unused(stem)
         move(staged, path)
         partition = {DAY: day} if self._is_partitioned else {}
-        self._waiting.append(DataFile(str(path.relative_to(self.directory)), partition))
-        self._waiting_bytes += path.stat().st_size
-        self._ends[name.key] = name.end
+        with self._changing:
+            self._waiting.append(DataFile(str(path.relative_to(self.directory)), partition))
+            self._waiting_bytes += path.stat().st_size
+            self._ends[name.key] = name.end
         return path
 
     def commit(self, *, is_due: bool = True) -> dict[PartitionKey, int]:
         """Add the files that wait in one transaction; return to where their logs are by that.
 
+        Nothing more is added once it is not known what became of a transaction.
+
         Raises:
             TableError: the table cannot be written, or another archive of a topic writes to it.
         """
-        is_much = len(self._waiting) >= FILES_MAX or self._waiting_bytes >= BYTES_MAX
-        if not self._waiting or not (is_due or is_much):
-            return {}
-        ends, self._is_unknown = self._ends, True
-        marks = {key_mark(key): Mark(self._positions.get(key), end) for key, end in ends.items()}
-        try:
-            self._table.add(self._waiting, marks)
-        except TableError as error:
-            self._is_unknown = not error.is_unchanged
-            raise
-        self._is_unknown = False
-        self._positions |= ends
-        self._ends = {}
-        self._waiting = []
-        self._waiting_bytes = 0
-        return ends
+        with self._changing:
+            is_much = len(self._waiting) >= FILES_MAX or self._waiting_bytes >= BYTES_MAX
+            if self._is_unknown or not self._waiting or not (is_due or is_much):
+                return {}
+            ends, self._is_unknown = self._ends, True
+            marks = {key_mark(key): Mark(self._positions.get(key), end) for key, end in ends.items()}
+            try:
+                self._table.add(self._waiting, marks)
+            except TableError as error:
+                self._is_unknown = not error.is_unchanged
+                raise
+            self._is_unknown = False
+            self._positions |= ends
+            self._ends = {}
+            self._waiting = []
+            self._waiting_bytes = 0
+            return ends
 
 
 def key_mark(key: PartitionKey) -> str:

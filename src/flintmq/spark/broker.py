@@ -323,7 +323,10 @@ class ConnectionPool:
             self._idle, self._process_id = {}, os.getpid()
         idle = self._idle.get((address, link))
         while idle:
-            connection = idle.pop()
+            try:
+                connection = idle.pop()
+            except IndexError:  # another thread was quicker
+                break
             if connection.is_usable():
                 return connection
             connection.close()
