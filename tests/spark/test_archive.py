@@ -202,7 +202,7 @@ def test_one_that_cannot_be_read_holds_up_no_other(fake, tmp_path, caplog):
     for log in logs:
         log.append(numbered(11, 21))
     logs[0].trim(15)
-    with pytest.raises(DataLost, match="topic 'a'.*messages 11 to 15"):
+    with pytest.raises(DataLost, match=r"topic 'a'.*messages 11 to 15"):
         archive(tmp_path, **given)
     assert len(rows(tmp_path)) == 80 + 7 * 10, "the first one is left where it was"
     assert "the other logs are archived before this ends" in caplog.text

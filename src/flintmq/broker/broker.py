@@ -496,8 +496,9 @@ class Broker:
 
         Returns:
             False when something of the topic is under way: it may be acknowledged before them, and nothing is held.
+            Neither is it while the disk fails, as they probably will not survive.
         """
-        if any(partition.is_under_way for partition in topic.partitions.values()):
+        if self.write_error is not None or any(partition.is_under_way for partition in topic.partitions.values()):
             return False
 
         def ended(error: BaseException | None) -> None:

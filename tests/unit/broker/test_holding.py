@@ -1,5 +1,7 @@
 """A topic is held until the database knows a new channel, so that who subscribed to it can be answered before."""
 
+import errno
+
 import msgspec
 import pytest
 from tests.unit.broker.world import BrokerWorld
@@ -274,3 +276,17 @@ def test_a_partition_held_twice_is_open_when_both_have_let_go():
     world.broker.delete_topic("t")
     partition.release()
     assert not partition.is_open
+
+
+def test_not_while_the_disk_fails():
+    """It would be answered now and dismissed in a moment."""
+    world, topic = new_world()
+    world.disk.fail("write", times=1, error=errno.ENOSPC)
+    world.broker.publish(topic, [b"a"])
+    turn(world)
+    assert world.broker.write_error is not None
+    world.broker.channel(topic, "c")
+    assert not world.broker.hold_until_durable(topic, print)
+    world.publish("t", [b"b"])
+    world.broker.channel(topic, "d")
+    assert world.broker.hold_until_durable(topic, print)
