@@ -116,7 +116,7 @@ def archive(
         table: of Iceberg, its name in the catalog.
         catalog: of Iceberg, by its name in PyIceberg's configuration; empty: one in SQLite, in ``directory``.
         follow: go on with what is published, in rounds of ``interval_s``, until ``stop`` is set.
-        on_progress: called now and then, with each file and behind each round.
+        on_progress: called now and then, with each file and behind each round, by one thread at a time: any of them.
         stop: ends it when set: what was read by then is in files.
         wait_for_topic_s: how long a topic may be missing of which there are no files; 0: it is refused at once.
         options: of format nsq, as for ``spark.readStream``: ``nsqd`` or ``lookupd``, ``topic``, ``channel`` and more.
