@@ -430,8 +430,7 @@ class Daemon:
         """Start the process without waiting for it."""
         assert self._process is None, "it runs already"
         if not (self.tcp[1] or self.http[1]):
-            self._reserved = [reserved_port(), reserved_port()]
-            self.tcp, self.http = (each.getsockname() for each in self._reserved)
+            self.move()
         places = (("tcp", self.tcp), ("http", self.http))
         addresses = [f"--{what}-address={host}:{port}" for what, (host, port) in places if what in self.protocols]
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
@@ -451,6 +450,11 @@ class Daemon:
                 env=environment,
                 cwd=directory,
             )
+
+    def move(self) -> None:
+        """Listen on other ports from the next start on."""
+        self._reserved += [reserved_port(), reserved_port()]
+        self.tcp, self.http = (each.getsockname() for each in self._reserved[-2:])
 
     def start(self) -> Daemon:
         """Start the process and wait until it listens."""

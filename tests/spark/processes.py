@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -14,14 +13,12 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S
-from tests.ports import reserved_port
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Nsqd
 
 import flintmq
 from flintmq.pipeline.streams import STARVED
@@ -30,7 +27,6 @@ from flintmq.spark.options import SinkOptions
 from flintmq.spark.publish import Publisher
 
 SOURCE_ROOT = str(Path(flintmq.__file__).resolve().parents[1])
-_LISTENING = re.compile(r"(TCP|HTTP): listening on (\S+)")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -40,87 +36,60 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class NsqdProcess:
-    """``python -m flintmq nsqd`` on free ports, which it keeps over restarts."""
+    """A running nsqd, which keeps its ports over restarts."""
 
     def __init__(self, data_path: Path, durability: str = "os", *flags: str) -> None:
-        data_path.mkdir(parents=True, exist_ok=True)
-        self._data_path = data_path
-        self._program = [sys.executable, "-m", "flintmq", "nsqd", f"--durability={durability}"]
-        self._flags = flags
-        self._reserved = [reserved_port(), reserved_port()]
-        self.address, self.http_address = (f"127.0.0.1:{each.getsockname()[1]}" for each in self._reserved)
-        self._process: subprocess.Popen[str] | None = None
-        self.log: list[str] = []
+        self._run(Nsqd, data_path, f"--durability={durability}", *flags)
+
+    def _run(self, program: type[Nsqd], data_path: Path, *flags: str) -> None:
+        self._daemon = program(data_path, data_path.with_name(f"{data_path.name}.nsqd.txt"), flags)
         self.start()
 
-    def start(self) -> None:
-        """Start, and return when both ports listen."""
-        self._process = subprocess.Popen(
-            [
-                *self._program,
-                *(f"--tcp-address={self.address}", f"--http-address={self.http_address}"),
-                f"--data-path={self._data_path}",
-                *self._flags,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        ready = threading.Event()
-        threading.Thread(target=self._read_log, args=(self._process, ready), daemon=True).start()
-        assert ready.wait(PATIENCE_S), "nsqd does not listen:\n" + "".join(self.log)
+    @property
+    def address(self) -> str:
+        """Where it speaks NSQ's protocol: ``host:port``."""
+        return "{}:{}".format(*self._daemon.tcp)
 
-    def _read_log(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
-        assert process.stderr is not None
-        found = set()
-        for line in process.stderr:
-            self.log.append(line)
-            if match := _LISTENING.search(line):
-                found.add(match[1])
-                if match[1] == "TCP":
-                    self.address = match[2]
-                else:
-                    self.http_address = match[2]
-                if len(found) == 2:
-                    ready.set()
+    @property
+    def http_address(self) -> str:
+        return "{}:{}".format(*self._daemon.http)
 
     @property
     def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        return self._daemon.pid
 
     @property
     def is_running(self) -> bool:
         """Whether it has not ended; a process that is stopped runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._daemon.is_running
+
+    def start(self) -> None:
+        """Start, and return when both ports listen."""
+        self._daemon.start()
 
     def kill(self) -> None:
         """kill -9."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
+        self._daemon.kill()
 
     def move(self) -> None:
         """Start again with the same data directory and other ports."""
-        self._reserved += [reserved_port(), reserved_port()]
-        self.address, self.http_address = (f"127.0.0.1:{each.getsockname()[1]}" for each in self._reserved[-2:])
+        self._daemon.move()
         self.start()
 
     def stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        """Have it end by itself, and see that it logged no error of its own; it may have ended before."""
+        if self.is_running:
+            self._daemon.stop()
+        crashes = self._daemon.crashes()
+        assert not crashes, crashes[:3]
 
     def post(self, path: str, data: bytes = b"") -> bytes:
-        with urllib.request.urlopen(f"http://{self.http_address}{path}", data=data, timeout=PATIENCE_S) as answer:
-            return bytes(answer.read())
+        return self._daemon.post(path, data).body
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://{self.http_address}{path}", timeout=PATIENCE_S) as answer:
-            return bytes(answer.read())
+        answer = self._daemon.request("GET", path)
+        assert answer.status == 200, (path, answer)
+        return answer.body
 
     def publish(self, topic: str, bodies: Sequence[bytes], per_mpub: int = 200) -> None:
         """Publish and wait until all are stored."""
@@ -133,16 +102,18 @@ class NsqdProcess:
             publisher.close()
 
 
+class _OfNsqAlone(Nsqd):
+    @property
+    def command(self) -> list[str]:
+        other = shlex.split(os.environ.get("SPARK_NSQD", ""))
+        return other or [sys.executable, str(Path(__file__).with_name("plain_nsqd.py"))]
+
+
 class PlainNsqd(NsqdProcess):
     """One that knows no more than NSQ's: the program in ``SPARK_NSQD``, or one of ours that has forgotten the rest."""
 
     def __init__(self, data_path: Path, *flags: str) -> None:
-        self._other = shlex.split(os.environ.get("SPARK_NSQD", ""))
-        super().__init__(data_path, "os", *flags)
-
-    def start(self) -> None:
-        self._program = self._other or [sys.executable, str(Path(__file__).with_name("plain_nsqd.py"))]
-        super().start()
+        self._run(_OfNsqAlone, data_path, *flags)
 
     def channel(self, topic: str, channel: str) -> dict[str, Any]:
         """Return what ``/stats`` says of a channel; nothing before it is there."""

@@ -161,7 +161,7 @@ def test_kill_while_messages_are_given_up_loses_none(shared_daemons: Daemons, du
     bodies = [b"%d" % number for number in range(3000)]
     nsqd.post("/topic/create?topic=t")
     nsqd.post("/channel/create?topic=t&channel=c")
-    nsqd.publish("t", *bodies)
+    nsqd.publish("t", *bodies[:1000])
     finished: list[bytes] = []
     stopping = threading.Event()
 
@@ -184,10 +184,13 @@ def test_kill_while_messages_are_given_up_loses_none(shared_daemons: Daemons, du
     thread.start()
     unwritten = 0
     try:
-        for count in (300, 900):
+        for count, more in ((300, bodies[1000:2000]), (900, bodies[2000:])):
             wait_until(lambda count=count: dead_count(nsqd) >= count, f"{count} dead letters")  # type: ignore[misc]
             written = dead_count(nsqd)
             nsqd.write_progress()
+            nsqd.publish(
+                "t", *more
+            )  # however fast the consumer is, what is given up after the writing is still to come
             wait_until(lambda written=written: dead_count(nsqd) > written, "more dead letters")  # type: ignore[misc]
             nsqd.kill()
             nsqd.start()
