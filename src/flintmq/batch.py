@@ -34,13 +34,13 @@ Source: docs/decisions/0001, docs/decisions/0002.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack_from
 
+from flintmq.checksum import crc32
 from flintmq.limits import BATCH_SIZE_MAX, PRODUCER_ID_SIZE_MAX, SEQUENCE_MAX
 from flintmq.message import (
     FRAME_OVERHEAD_BYTES,
@@ -177,10 +177,10 @@ def encode_batch(
         epoch,
         0,
     )[:_CRC_POSITION]
-    crc = zlib.crc32(header)
+    crc = crc32(header)
     if prefix:
-        crc = zlib.crc32(prefix, crc)
-    return b"".join((header, _CRC.pack(zlib.crc32(payload, crc)), prefix, payload))
+        crc = crc32(prefix, crc)
+    return b"".join((header, _CRC.pack(crc32(payload, crc)), prefix, payload))
 
 
 def encode_received(
@@ -211,7 +211,7 @@ def encode_received(
         MAGIC, VERSION, (UNIFORM if uniform else 0) | layout, 0, len(table) + len(frames), count, first_id,
         offset_bytes, min(timestamps), max(timestamps), synced_before, 0, 0, 0,
     )[:_CRC_POSITION]  # fmt: skip
-    crc = zlib.crc32(frames, zlib.crc32(table, zlib.crc32(header)))
+    crc = crc32(frames, crc32(table, crc32(header)))
     return b"".join((header, _CRC.pack(crc), table, frames))
 
 
@@ -281,7 +281,7 @@ def with_stamps(data: bytes, stamps: Sequence[tuple[int, int]]) -> bytes:
     timestamps = [timestamp_ns for timestamp_ns, _attempts in stamps]
     _TIMESTAMPS.pack_into(copy, _TIMESTAMPS_POSITION, min(timestamps), max(timestamps))
     view = memoryview(copy)
-    _CRC.pack_into(copy, _CRC_POSITION, zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[:_CRC_POSITION])))
+    _CRC.pack_into(copy, _CRC_POSITION, crc32(view[HEADER_BYTES:], crc32(view[:_CRC_POSITION])))
     return bytes(copy)
 
 
@@ -317,7 +317,7 @@ def verify(data: bytes | memoryview, header: BatchHeader, position: int = 0) -> 
     if len(data) < end:
         raise BatchError(f"cut short: {len(data) - position} of {header.size} bytes")
     view = memoryview(data)
-    crc = zlib.crc32(view[position + HEADER_BYTES : end], zlib.crc32(view[position : position + _CRC_POSITION]))
+    crc = crc32(view[position + HEADER_BYTES : end], crc32(view[position : position + _CRC_POSITION]))
     if crc != header.crc:
         raise BatchError(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
 

@@ -15,10 +15,10 @@ leaves the one before as it was.
 from __future__ import annotations
 
 import os
-from zlib import crc32
 
 import msgspec
 
+from flintmq.checksum import crc32
 from flintmq.errors import FlintError
 from flintmq.storage import Files, replace_file
 

@@ -11,12 +11,12 @@ compared with the list on the way.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from zlib import crc32
 
 import msgspec
 
 from flintmq.backup.manifest import BackupError, Manifest, StoredFile, is_empty, read_manifest
 from flintmq.broker.adoption import clamp_cursor
+from flintmq.checksum import crc32
 from flintmq.settings import decode_settings
 from flintmq.storage import ChannelStore, Files, OsFiles, packs
 from flintmq.storage.channel_list import LIST_NAME

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from zlib import crc32
 
 from flintmq import __version__
 from flintmq.backup.live import LiveDirectory, LiveFile
@@ -33,6 +32,7 @@ from flintmq.backup.manifest import (
     write_manifest,
 )
 from flintmq.broker.logs import TOPICS_DIRECTORY, log_directory
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.limits import SEQUENCE_BITS
 from flintmq.names import topic_of_directory

@@ -896,17 +896,24 @@ class FollowerLink:
         peer: that node.
         owner: of the copies.
         on_output: is called when there may be something to take; it must not take it before it returns.
+        spare: memory for all links of a loop to receive into; see :class:`flintmq.wire.peer.PeerReader`.
 
     Attributes:
         confirmed_ns: when its last ping was answered; 0: none was.
     """
 
-    def __init__(self, peer: Identity, owner: FollowerOwner, on_output: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        peer: Identity,
+        owner: FollowerOwner,
+        on_output: Callable[[], None] = lambda: None,
+        spare: list[bytearray] | None = None,
+    ) -> None:
         self.peer = peer
         self.confirmed_ns = 0
         self._owner = owner
         self._on_output = on_output
-        self._reader = PeerReader(is_trusted=True)
+        self._reader = PeerReader(is_trusted=True, spare=spare)
         self._streams: dict[int, _FollowerStream] = {}
         self._replies: list[Piece] = []
         self._replies_bytes = 0
@@ -919,11 +926,19 @@ class FollowerLink:
 
     # --- what comes in
 
+    def space(self) -> memoryview:
+        """Return where the next bytes may be put instead of being passed to :meth:`receive`; then :meth:`filled`."""
+        return self._reader.space()
+
+    def filled(self, count: int) -> None:
+        """Take so many bytes that were put into the space; :meth:`receive` goes on with them."""
+        self._reader.filled(count)
+
     def receive(self, data: bytes, opens_max: int = STREAMS_MAX) -> bool:
         """Take what the leader sent; return whether there is more of that to take.
 
         Args:
-            data: behind what is left of the last call; empty: go on with that.
+            data: behind what is left of the last call; empty: go on with that, and with what was put into the space.
             opens_max: streams that are opened before it is left for another turn.
 
         Raises:

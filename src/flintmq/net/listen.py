@@ -25,7 +25,7 @@ connection it goes on failing, and reporting it, as often: with thousands it doe
 PATH_PORT = -1
 """The port that NSQ shows for a unix socket."""
 
-_NewProtocol = Callable[[], asyncio.Protocol]
+_NewProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.storage import File, Files, replace_file
 

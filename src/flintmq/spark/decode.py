@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +41,7 @@ from flintmq.batch import (
     is_possible_prefix,
     verify,
 )
+from flintmq.checksum import crc32
 from flintmq.limits import SEQUENCE_MAX
 from flintmq.message import ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES, HEADERS, ID_POSITION, NO_HEADERS, TRACE_ID_SIZE
 from flintmq.spark.broker import PAD_BYTES

@@ -33,10 +33,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import msgspec
 
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.storage.files import File, Files, replace_file
 

@@ -36,8 +36,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
-from zlib import crc32
 
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.storage.files import Files, replace_file
 from flintmq.storage.producers import SNAPSHOT_NAME

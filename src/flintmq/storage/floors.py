@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from struct import Struct
-from zlib import crc32
 
+from flintmq.checksum import crc32
 from flintmq.errors import WriteFailed
 from flintmq.storage.files import File, Files, replace_file
 

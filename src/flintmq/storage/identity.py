@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from zlib import crc32
 
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.storage.files import Files, replace_file
 

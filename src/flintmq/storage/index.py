@@ -32,8 +32,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
+from flintmq.checksum import crc32
 from flintmq.limits import INDEX_ENTRIES_MAX, INDEX_INTERVAL_BYTES
 from flintmq.storage.scan import Run, claim_at
 

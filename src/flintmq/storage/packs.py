@@ -39,10 +39,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby, repeat
 from struct import Struct, pack, unpack
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import msgspec
 
+from flintmq.checksum import crc32
 from flintmq.errors import DamagedDatabase
 from flintmq.storage.rows import Query, Statement, Table
 

@@ -32,9 +32,9 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import chain, islice
 from struct import Struct
-from zlib import crc32
 
 from flintmq.batch import producer_of
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.limits import (
     PRODUCER_ID_SIZE_MAX,

@@ -11,7 +11,6 @@ something about all of their messages.
 from __future__ import annotations
 
 from struct import Struct
-from zlib import crc32
 
 from flintmq.batch import (
     DEFERRED,
@@ -25,6 +24,7 @@ from flintmq.batch import (
     BatchHeader,
     decode_header,
 )
+from flintmq.checksum import crc32
 from flintmq.limits import JOIN_SIZE_MAX, JOIN_TIME_NS
 from flintmq.storage.scan import SIZE_TABLE_ENTRY_BYTES
 

@@ -37,9 +37,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from struct import Struct
-from zlib import crc32
 
 from flintmq.batch import HEADER_BYTES
+from flintmq.checksum import crc32
 from flintmq.errors import DiskFull, StorageError, WriteFailed
 from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
 from flintmq.storage.cut import CUT_NAME, finish_cut

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from zlib import crc32
 
 import msgspec
+
+from flintmq.checksum import crc32
 
 Statement = tuple[str, Sequence[Sequence[Any]]]
 Query = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]

@@ -23,7 +23,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from struct import Struct
-from zlib import crc32
 
 from flintmq.batch import (
     FLAGS_POSITION,
@@ -36,6 +35,7 @@ from flintmq.batch import (
     VERSION,
     is_possible_prefix,
 )
+from flintmq.checksum import crc32
 from flintmq.limits import BATCH_SIZE_MAX, RESYNC_CRC_BYTES_MAX, SEQUENCE_BITS
 from flintmq.message import FRAME_OVERHEAD_BYTES
 

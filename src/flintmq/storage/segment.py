@@ -36,9 +36,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
 from flintmq.batch import HEADER_BYTES
+from flintmq.checksum import crc32
 from flintmq.errors import StorageError
 from flintmq.limits import BAD_FILES_MAX, DISK_RESERVE_BYTES, PAGE_BYTES, SCAN_WINDOW_BYTES, SEQUENCE_BITS, SEQUENCE_MAX
 from flintmq.storage.cache import ReadCache

@@ -67,10 +67,15 @@ FLOORS_MAX = 1024
 FLOORS_VERSION = 2
 """Of peers, from which on they know :class:`Floors`."""
 STREAM_MAX = (1 << 31) - 1
+BLOCK_BYTES = 1024 * 1024 + 64 * 1024
+"""Of a block that a reader has the kernel fill: a chunk of a log, as leaders send it at most, with what is around it.
+Where less comes at a time only its beginning is touched, which stays in the cache of the core."""
+SPARE_MAX = 2
+"""Blocks that are kept for the next reader that needs one."""
+_SPACE_MIN = 16 * 1024
 
 _SIZES = Struct(">II")
 _SIZE_FIELD = 4
-_PIECE_BYTES = 16 * 1024  # so much that came is kept as it is until its frame is whole; less is put together at once
 _TEXT_MAX = 1024
 
 Stream = Annotated[int, Meta(ge=0, le=STREAM_MAX)]
@@ -437,17 +442,20 @@ def encode_one(frame: Frame) -> bytes:
 class PeerReader:
     """Takes bytes in whatever pieces, gives frames. After an error it gives the same error again.
 
+    What comes is put into one block of memory, where the frames are read; whoever can have it put there by the kernel
+    (:meth:`space`) copies nothing. While nothing waits for its end, the block is with ``spare``.
+
     Args:
         is_trusted: the peer has shown who it is; until then frames are small (:meth:`trust`).
+        spare: blocks of ``BLOCK_BYTES`` for all readers of a loop, of which it keeps ``SPARE_MAX``; default: none.
     """
 
-    def __init__(self, is_trusted: bool = False) -> None:
+    def __init__(self, is_trusted: bool = False, spare: list[bytearray] | None = None) -> None:
         self._body_bytes_max = BODY_BYTES_MAX if is_trusted else 0
         self._header_bytes_max = HEADER_BYTES_MAX if is_trusted else HANDSHAKE_BYTES_MAX
-        self._buffer = b""
-        self._at = 0
-        self._later: list[bytes | bytearray] = []  # what came behind the buffer, joined to it when a frame is whole
-        self._later_bytes = 0
+        self._spare = spare
+        self._block = bytearray()
+        self._at = self._end = 0  # what has come and is not read yet stands between them
         self._needed = 0  # bytes of the frame that is not whole, as far as is known
         self._error: PeerError | None = None
 
@@ -457,69 +465,93 @@ class PeerReader:
 
     def receive(self, data: bytes) -> None:
         """Take bytes; then take all frames before the next ones."""
-        later = self._later
-        if not later and self._at == len(self._buffer):
-            self._buffer, self._at = data, 0
-            return
-        self._later_bytes += len(data)
-        if len(data) >= _PIECE_BYTES:
-            later.append(data)
-        elif later and isinstance(later[-1], bytearray):
-            later[-1] += data
-        else:
-            later.append(bytearray(data))
+        self._make_room(len(data))
+        self._block[self._end : self._end + len(data)] = data
+        self._end += len(data)
+
+    def space(self) -> memoryview:
+        """Return where the next bytes may be put; tell then how many were (:meth:`filled`), and take all frames."""
+        missing = self._needed - self.pending_bytes
+        self._make_room(missing if missing > 0 else _SPACE_MIN)
+        return memoryview(self._block)[self._end :]
+
+    def filled(self, count: int) -> None:
+        """Take so many bytes that were put into the space."""
+        self._end += count
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that is not complete."""
-        return len(self._buffer) - self._at + self._later_bytes
+        return self._end - self._at
 
     def next_frame(self) -> tuple[Frame, memoryview] | None:
         """Return the next frame and its body, None when more bytes are needed.
+
+        The body is there until the next call of anything here.
 
         Raises:
             PeerError: it is no frame, or larger than one may be.
         """
         if self._error is not None:
             raise self._error
-        if self._later:
-            if self.pending_bytes < self._needed:
-                return None
-            self._join()
-        buffer, at = self._buffer, self._at
-        if len(buffer) - at < _SIZES.size:
-            self._needed = _SIZES.size
+        at, waiting = self._at, self._end - self._at
+        if waiting < max(self._needed, _SIZES.size):
+            if not waiting:
+                self._leave_block()
             return None
-        size, header_size = _SIZES.unpack_from(buffer, at)
+        size, header_size = _SIZES.unpack_from(self._block, at)
         body_size = size - _SIZE_FIELD - header_size
         if header_size > self._header_bytes_max or not 0 <= body_size <= self._body_bytes_max:
             limits = f"at most {self._header_bytes_max} and {self._body_bytes_max}"
             raise self._fail(f"a frame with a header of {header_size} and a body of {body_size} bytes, {limits}")
         header_at = at + _SIZES.size
         end = header_at + header_size + body_size
-        if len(buffer) < end:
+        if self._end < end:
             self._needed = end - at
             return None
-        view = memoryview(buffer)
+        view = memoryview(self._block)
         try:
             frame: Frame = _decode_header(view[header_at : header_at + header_size])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._fail(f"a frame that cannot be read: {str(error)[:200]}") from None
         if body_size and not isinstance(frame, _WITH_BODY):
             raise self._fail(f"{type(frame).__name__} with a body of {body_size} bytes")
-        self._at = end
+        self._at, self._needed = end, 0
         return frame, view[end - body_size : end]
 
-    def _join(self) -> None:
-        self._buffer = b"".join((memoryview(self._buffer)[self._at :], *self._later))
-        self._at = self._later_bytes = self._needed = 0
-        self._later.clear()
+    def _make_room(self, count: int) -> None:
+        """Have room for so many bytes behind what waits, and for the rest of a frame whose size is known."""
+        waiting = self._end - self._at
+        wanted = max(waiting + count, self._needed)
+        if self._at + wanted <= len(self._block):
+            return
+        here = memoryview(self._block)[self._at : self._end]
+        if wanted <= len(self._block):
+            self._block[:waiting] = here
+        else:
+            grown = self._new_block(wanted)
+            grown[:waiting] = here
+            self._leave_block()
+            self._block = grown
+        self._at, self._end = 0, waiting
+
+    def _new_block(self, wanted: int) -> bytearray:
+        if self._spare is None:
+            return bytearray(wanted)
+        if self._spare and wanted <= BLOCK_BYTES:
+            return self._spare.pop()
+        return bytearray(max(wanted, BLOCK_BYTES))
+
+    def _leave_block(self) -> None:
+        spare, block = self._spare, self._block
+        if spare is not None and len(block) == BLOCK_BYTES and len(spare) < SPARE_MAX:
+            spare.append(block)
+        self._block = bytearray()
+        self._at = self._end = 0
 
     def _fail(self, reason: str) -> PeerError:
         self._error = PeerError(f"the peer sent {reason}")
-        self._buffer, self._at = b"", 0
-        self._later.clear()
-        self._later_bytes = 0
+        self._leave_block()
         return self._error
 
 

@@ -121,7 +121,7 @@ class _Handshake:
         return data
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BaseProtocol):
     """One end of a connection.
 
     Attributes:
@@ -337,7 +337,7 @@ class _Connection(asyncio.Protocol):
     def lost(self) -> None: ...
 
 
-class _Outgoing(_Connection):
+class _Outgoing(_Connection, asyncio.Protocol):
     """The end that dialled: this node leads something."""
 
     def __init__(self, peers: Peers, link: LeaderLink, tls: StandardTls | None) -> None:
@@ -402,7 +402,7 @@ class _Incoming(_Connection):
         if self._acceptor.purpose != Purpose.REPLICATION:
             self._serve(self._acceptor.purpose)
             return
-        self.link = FollowerLink(identity, self._peers.owner, self.schedule)
+        self.link = FollowerLink(identity, self._peers.owner, self.schedule, self._peers.spare)
         self._peers.accepted(self, identity)
 
     def _serve(self, purpose: int) -> None:
@@ -463,6 +463,27 @@ class _Incoming(_Connection):
         self._peers.forget(self)
 
 
+class _SecuredIncoming(_Incoming, asyncio.Protocol):
+    """With TLS, which has what comes first."""
+
+
+class _PlainIncoming(_Incoming, asyncio.BufferedProtocol):
+    """Without TLS: the kernel puts what comes where the frames are read."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.link is None:
+            self._greeting = memoryview(bytearray(HANDSHAKE_BYTES_MAX))
+            return self._greeting
+        return self.link.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.link is None:
+            self.data_received(bytes(self._greeting[:nbytes]))
+        else:
+            self.link.filled(nbytes)
+            self.data_received(b"")
+
+
 class _Encrypting:
     """The transport that a session sees of a connection with TLS."""
 
@@ -493,7 +514,7 @@ class PassageOwner(Protocol):
         ...
 
 
-class Passage(_Connection):
+class Passage(_Connection, asyncio.Protocol):
     """The end that dialled for clients: behind the handshake it is a client of the other node.
 
     What the other node said before it went is taken first, also when a write finds out that it is gone: it may be the
@@ -588,6 +609,7 @@ class Peers:
 
     Attributes:
         new_session: makes what serves clients of another node, for a :class:`Purpose`.
+        spare: memory that connections receive into, while none of them has it.
     """
 
     def __init__(
@@ -620,6 +642,7 @@ class Peers:
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
         self.new_session: Callable[[int], asyncio.Protocol] = _no_session
+        self.spare: list[bytearray] = []
 
     async def listen(self, address: str) -> tuple[str, int]:
         """Listen; return where.
@@ -627,7 +650,8 @@ class Peers:
         Raises:
             ListenFailed: it cannot be listened there.
         """
-        self._listener = await listen(lambda: _Incoming(self), address)
+        incoming = _PlainIncoming if self.tls is None else _SecuredIncoming
+        self._listener = await listen(lambda: incoming(self), address)
         assert self._listener.address is not None
         return self._listener.address
 

@@ -147,7 +147,7 @@ class Closed:
 
 async def test_a_connection_that_is_gone_unnoticed_is_forgotten() -> None:
     peers = End("a").peers
-    incoming = peers_module._Incoming(peers)
+    incoming = peers_module._PlainIncoming(peers)
     incoming.connection_made(cast(Any, Closed()))
     assert list(peers._incoming) == [incoming]
     incoming.fail("the handshake took too long")
