@@ -305,9 +305,10 @@ def discovers(stage: Stage, nsqd_names: list[str], nsqlookupd_names: list[str], 
     run.wait(lambda: len(run.messages) == len(nsqds), "a message from each", stage.patience_s)
     run.end()
     assert sorted(run.messages) == sorted((f"from {name}", 1) for name in nsqd_names)
-    assert all(servers.nsqlookupd(name).channels(stage.topic) == [CHANNEL] for name in names)
     for nsqd in nsqds:
         see_drained(nsqd, stage.topic)
+    known_to = [servers.nsqlookupd(name) for name in names]
+    until(lambda: all(each.channels(stage.topic) == [CHANNEL] for each in known_to), "the channel is registered")
 
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------

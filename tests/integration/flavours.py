@@ -311,6 +311,15 @@ class PublishLoad:
         self._waiting.pop(future, None)
         self._room.release()
 
+    @contextlib.contextmanager
+    def widened(self, count: int) -> Iterator[None]:
+        """Have so many more at a time meanwhile, whatever becomes of those that are on their way."""
+        for _ in range(count):
+            self._room.release()
+        yield
+        for _ in range(count):
+            assert self._room.acquire(timeout=self._timeout_s), "what was on its way never ends"
+
     def wait_for(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many more messages are acknowledged."""
         wanted = len(self.acked) + count

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.protocol_helpers import consumer, fatal, fatal_on
 from tests.conformance.redesigned_helpers import create, extended, headed, one, placed, several, stored, traced
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, Connection, Daemons, Nsqd, pub, req, sized, wait_until
+from tests.integration.daemons import PATIENCE_S, Connection, Daemons, Message, Nsqd, pub, req, sized, wait_until
 
 from flintmq.sync import Consumer, Producer
 
@@ -199,15 +199,15 @@ def test_delays_that_find_no_room_in_memory(nsqd: Nsqd):
             for first in range(0, count, 1000):
                 bodies = [headed({"##trace_id": str(n + 1)}, b"%d" % n) for n in range(first, first + 1000)]
                 connection.ok(several("MPUB_EXT", name, 0, bodies))
+        again: list[Message] = []
         with consumer(nsqd, name, rdy_count=2500, extend_support=name == "parted") as waiting:
-            for _ in range(0, count, 2000):
-                waiting.send(b"".join(req(message.id, 1000) for message in waiting.messages(2000)))
-            again = waiting.messages(2500)
-            waiting.finish(*again)
             while len(again) < count:
-                some = waiting.messages(min(500, count - len(again)))
-                waiting.finish(*some)
-                again += some
+                message = waiting.message()
+                if message.attempts == 1:
+                    waiting.send(req(message.id, 1000))
+                else:
+                    waiting.finish(message)
+                    again.append(message)
         assert {message.attempts for message in again} == {2}
         if name == "plain":
             assert sorted(int(message.body) for message in again) == list(range(count))
