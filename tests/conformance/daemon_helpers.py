@@ -14,6 +14,7 @@ import socket
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
-from tests.integration.daemons import PATIENCE_S, Nsqlookupd, sized, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemon, Nsqlookupd, sized, wait_until
+from tests.integration.forked import Forked, template
 
 PEER: dict[str, Any] = {
     "version": "1.2.1",
@@ -279,17 +281,22 @@ def run_to_end(
 ) -> Ended:
     """Run a daemon that ends by itself: one that prints something, or cannot start."""
     other = shlex.split(os.environ.get(f"CONFORMANCE_{program.upper()}", ""))
-    done = subprocess.run(
-        [*(other or (sys.executable, "-m", "flintmq", program)), *flags],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONPATH": str(_SOURCES), **(environment or {})},
-        cwd=cwd,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Ended(done.returncode, done.stdout, done.stderr)
+    whole = {**os.environ, "PYTHONPATH": str(_SOURCES), **(environment or {})}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process: subprocess.Popen[bytes] | Forked
+        if Daemon.is_forked and not other and template().is_like(whole):
+            files = out.fileno(), err.fileno()
+            process = template().start([program, *flags], whole, cwd or Path.cwd(), *files)
+        else:
+            command = [*(other or (sys.executable, "-m", "flintmq", program)), *flags]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=whole, cwd=cwd)
+        try:
+            code = process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+        ended = Ended(code, *(os.pread(file.fileno(), 1 << 20, 0).decode() for file in (out, err)))
+    assert "Traceback" not in ended.err, ended.err
+    return ended
 
 
 def wait_for_lines(fake: FakeNsqlookupd, *lines: str) -> None:

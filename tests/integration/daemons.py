@@ -440,7 +440,8 @@ class Daemon:
         with self._log_path.open("ab") as log:
             is_ours = not self._limits and command == [*_OURS, self.program]
             if self.is_forked and is_ours and template().is_like(environment):
-                self._process = template().start([self.program, *arguments], environment, directory, log.fileno())
+                files = log.fileno(), log.fileno()
+                self._process = template().start([self.program, *arguments], environment, directory, *files)
                 return
             self._process = subprocess.Popen(
                 [*self._limits, *command, *arguments],

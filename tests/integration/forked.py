@@ -2,7 +2,7 @@
 
 ::
 
-    test --argv, environment, directory; log, pipe--> template --fork--> python -m flintmq nsqd ...
+    test --argv, environment, directory; out, err, pipe--> template --fork--> python -m flintmq nsqd ...
          <-------------------- process id ----------'    '--exit status into the pipe--> test
 
 Rules of this file: a fork runs ``python -m flintmq`` from its first line on, and ends as the interpreter ends. Tests of
@@ -101,13 +101,13 @@ class Template:
         """Whether a fork of it can have this environment."""
         return _read_at_start(environment) == self._environment
 
-    def start(self, arguments: list[str], environment: dict[str, str], directory: Path, log: int) -> Forked:
-        """Start ``python -m flintmq`` with these arguments; what it prints goes to the file ``log``."""
+    def start(self, arguments: list[str], environment: dict[str, str], directory: Path, out: int, err: int) -> Forked:
+        """Start ``python -m flintmq`` with these arguments; what it prints goes to the files ``out`` and ``err``."""
         status, theirs = os.pipe()
         request = json.dumps([arguments, environment, str(directory)]).encode()
         try:
             with self._lock:
-                socket.send_fds(self._connection, [request], [log, theirs])
+                socket.send_fds(self._connection, [request], [out, err, theirs])
                 answer = self._connection.recv(16)
         finally:
             os.close(theirs)
@@ -149,10 +149,10 @@ def _serve(connection: socket.socket) -> list[Any] | None:
             _tell_ended(pipes)
         if connection not in ready:
             continue
-        request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES_MAX, 2)
+        request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES_MAX, 3)
         if not request:
             return None
-        log, pipe = descriptors
+        out, err, pipe = descriptors
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -160,13 +160,15 @@ def _serve(connection: socket.socket) -> list[Any] | None:
             connection.close()
             for descriptor in (woken, waking, pipe, *pipes.values()):
                 os.close(descriptor)
-            for number in (1, 2):
-                os.dup2(log, number)
-            os.close(log)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.close(out)
+            os.close(err)
             asked: list[Any] = json.loads(request)
             return asked
         pipes[pid] = pipe
-        os.close(log)
+        os.close(out)
+        os.close(err)
         connection.send(b"%d" % pid)
 
 
