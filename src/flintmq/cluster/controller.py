@@ -435,7 +435,7 @@ class Controller:
             return None  # nodes know of no such topic
         if record is not None and record.is_deleting:
             return self.swap_to(key, None, f"partition {topic}/{number} is deleted with its topic")
-        chosen = self._chosen(state)
+        chosen = self._elect(state)
         if chosen is None:
             return None
         now, reason = chosen
@@ -445,7 +445,7 @@ class Controller:
             self._gains[now.leader] += 1
         return self.swap_to(key, now, f"partition {topic}/{number}: {reason}")
 
-    def _chosen(self, state: PartitionState) -> tuple[PartitionState, str] | None:
+    def _elect(self, state: PartitionState) -> tuple[PartitionState, str] | None:
         """Return what a partition's state has to become and why; None: it stays."""
         live = self.live
         leader = live.get(state.leader)

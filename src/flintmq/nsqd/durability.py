@@ -7,8 +7,8 @@
 
 A policy gives each group that has been written the conditions that it waits for
 (:meth:`flintmq.broker.partition.PublishGroup.add_condition`). A group is answered and delivered when it has none left
-and those before it in its partition have none either; so a policy that wants more, for example that other nodes have
-the batch, adds a condition of its own to what another policy says, and tells the engine when it is met.
+and those before it in its partition have none either. In a cluster it also waits until the in-sync replicas have the
+batch, which no policy says: the partition's watermark does (:meth:`flintmq.broker.broker.Broker.set_watermark`).
 
 Rules of this file: decisions alone; who writes, syncs and sets timers is :class:`flintmq.nsqd.engine.Engine`.
 

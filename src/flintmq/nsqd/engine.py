@@ -247,12 +247,6 @@ class Engine:
             self._sync_timer = self.loop.call_later(self._sync_timeout_s, self._start_sync)
         self.broker.commit_groups([group for group in groups if not group.conditions])
 
-    def condition_met(self, group: PublishGroup) -> None:
-        """One of the conditions is met that a group waits for; with the last one it is answered and delivered."""
-        if group.meet_condition() and not group.ended:
-            self.broker.commit_groups([group])
-            self.schedule()
-
     def sync_soon(self, log: Any) -> None:
         """Sync a log although nobody here waits for it."""
         self._logs_due[log] = None

@@ -25,8 +25,7 @@ from flintmq.limits import PRODUCER_SEQUENCE_MAX
 from flintmq.wire.bodies import HEADED, PLAIN, TRACED, Body, Kind
 from flintmq.wire.codes import is_fatal
 from flintmq.wire.frames import UINT32
-from flintmq.wire.refusals import Refused
-from flintmq.wire.words import (
+from flintmq.wire.params import (
     ONLY_PARTITION,
     Channel,
     Delay,
@@ -42,6 +41,7 @@ from flintmq.wire.words import (
     Topic,
     Word,
 )
+from flintmq.wire.refusals import Refused
 
 MAGIC_V2 = b"  V2"
 FETCH_BODY = Struct(">QQII")

@@ -40,13 +40,13 @@ from flintmq.wire.commands import COMMANDS, FETCH_BODY, MAGIC_V2, Command, reade
 from flintmq.wire.commands import INIT as INIT
 from flintmq.wire.commands import SUBSCRIBED as SUBSCRIBED
 from flintmq.wire.frames import INT32
+from flintmq.wire.params import NOT_A_NUMBER as NOT_A_NUMBER
+from flintmq.wire.params import FirstSequence
+from flintmq.wire.params import go_quote as go_quote
+from flintmq.wire.params import shown as _shown
 from flintmq.wire.refusals import Incomplete as _Incomplete
 from flintmq.wire.refusals import Refused as _Refused
 from flintmq.wire.size_walk import SizeWalk, uniform_run
-from flintmq.wire.words import NOT_A_NUMBER as NOT_A_NUMBER
-from flintmq.wire.words import FirstSequence
-from flintmq.wire.words import go_quote as go_quote
-from flintmq.wire.words import shown as _shown
 
 COMMANDS_MAX = 512
 """Parsed by one call: under a millisecond. A run of FINs counts as one."""

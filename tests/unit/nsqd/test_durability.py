@@ -1,10 +1,9 @@
-"""When what was published is answered and delivered: the policies, and one that wants more than another."""
+"""When what was published is answered and delivered: the policies."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,51 +13,12 @@ from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.partition import PublishGroup
 from flintmq.env import run_in_thread
 from flintmq.errors import WriteFailed
-from flintmq.nsqd.durability import Durability, FsyncDurability, IntervalDurability, Written, durability_of
+from flintmq.nsqd.durability import Durability, FsyncDurability, IntervalDurability, durability_of
 from flintmq.storage import ChannelStore
 from flintmq.testing import MemoryDisk
 from flintmq.topic_meta import TopicMeta
 
 KINDS = ("fsync", "os", "interval")
-
-
-class AndCopies(FsyncDurability):
-    """What another node has, too."""
-
-    def written(self, groups: Sequence[PublishGroup]) -> Written:
-        for group in groups:
-            group.add_condition()
-        return super().written(groups)
-
-
-async def test_a_publish_waits_for_all_conditions_in_either_order():
-    may_sync = asyncio.Event()
-
-    async def run(function: Callable[..., Any], /, *args: Any) -> Any:
-        if function.__name__ == "run_tickets":
-            await may_sync.wait()
-        return await run_in_thread(function, *args)
-
-    running = new_engine(run, "fsync")
-    running.durability = AndCopies()
-    may_sync.set()
-    partition = running.broker.topic("t", 1).first_partition
-    synced_first = running.broker.publish_to(partition, [b"x"])
-    running.schedule()
-    await until(lambda: synced_first.conditions == 1)
-    assert (synced_first.ended, partition.log.synced_sequence, partition.log.committed_sequence) == (False, 2, 1)
-    running.condition_met(synced_first)
-    assert (synced_first.ended, synced_first.error, partition.log.committed_sequence) == (True, None, 2)
-    may_sync.clear()
-    copied_first = running.broker.publish_to(partition, [b"y"])
-    running.schedule()
-    await until(lambda: copied_first.conditions == 2)
-    running.condition_met(copied_first)
-    assert not copied_first.ended
-    may_sync.set()
-    await until(lambda: copied_first.ended)
-    assert (copied_first.error, partition.log.committed_sequence) == (None, 3)
-    await running.close()
 
 
 async def test_nothing_overtakes_what_was_published_before_it():
@@ -71,7 +31,8 @@ async def test_nothing_overtakes_what_was_published_before_it():
     running.schedule()
     await until(lambda: second.end_sequence)
     assert (first.ended, second.ended, partition.log.committed_sequence) == (False, False, 1)
-    running.condition_met(first)
+    assert written.meet_condition()
+    running.broker.commit_groups([written])
     assert (first.ended, second.ended, partition.log.committed_sequence) == (True, True, 3)
     await running.close()
 

@@ -491,23 +491,6 @@ def test_memory_is_looked_at_when_a_turn_finds_it_short(monkeypatch):
     run(scenario, "os")
 
 
-def test_a_condition_that_is_met_delivers_without_any_other_event():
-    async def scenario(world: World) -> None:
-        world.topic()
-        consumer = world.consumer()
-        await a_while()
-        world.broker.publish_to(world.partition(), [b"x"])
-        (group,) = world.broker.write_pending(1)
-        group.add_condition()
-        group.add_condition()
-        for expected in ([], [b"x"]):
-            world.engine.condition_met(group)
-            await turn()
-            assert consumer.bodies == expected
-
-    run(scenario, "os")
-
-
 # -- deadlines and clocks ----------------------------------------------------------------------------------------------
 
 

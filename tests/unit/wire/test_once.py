@@ -12,8 +12,8 @@ from flintmq.errors import LocalProtocolError, RemoteProtocolError
 from flintmq.wire.client import ClientConnection, Refused, Reply, parse_features
 from flintmq.wire.frames import error_frame, response_frame
 from flintmq.wire.identify import IdentifyRequest, OnceIdentifyRequest, ServerFeatures, negotiate, parse_request
+from flintmq.wire.params import is_producer_id, parse_sequence
 from flintmq.wire.server import Publish, ServerConnection, ServerLimits, Violation
-from flintmq.wire.words import is_producer_id, parse_sequence
 
 LIMITS = ServerLimits(max_msg_size=100, max_body_size=400)
 ids = st.text("abcXYZ019._:-", min_size=1, max_size=64)

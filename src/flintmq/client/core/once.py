@@ -27,7 +27,7 @@ from flintmq.client.options import SOURCE
 from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.limits import PRODUCER_ID_SIZE_MAX
-from flintmq.wire.words import is_producer_id
+from flintmq.wire.params import is_producer_id
 
 WRITERS_MAX = 4
 """Of one producer for one log: nsqd remembers a thousand for each partition."""

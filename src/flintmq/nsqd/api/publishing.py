@@ -45,8 +45,8 @@ from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import Receipt
 from flintmq.wire.bodies import HEADERS_SIZE, Kind
 from flintmq.wire.commands import COMMANDS, Command
+from flintmq.wire.params import is_producer_id, parse_sequence
 from flintmq.wire.server import Publish, RefusedBody, ServerLimits, parse_mpub_body
-from flintmq.wire.words import is_producer_id, parse_sequence
 
 _HEADER_PREFIX = b"x-nsqext-"
 _OK = text_response("OK")

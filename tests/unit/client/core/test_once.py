@@ -14,7 +14,7 @@ from flintmq.client.core.once import NAME_SIZE_MAX, Home, WriterKey, Writers, ne
 from flintmq.client.options import system_env
 from flintmq.errors import OptionError, PublishRefused, PublishUnknown
 from flintmq.wire.identify import ServerFeatures
-from flintmq.wire.words import is_producer_id
+from flintmq.wire.params import is_producer_id
 
 SPOT = WriterKey(Home("a:1", "", "t", None))
 OTHER = WriterKey(Home("a:1", "", "t", None), True)

@@ -1,4 +1,4 @@
-"""The words of a command's line: how the server reads each kind, and how the client writes it.
+"""The parameters of a command: how the server reads each kind, and how the client writes it.
 
 Rules of this file:
 
