@@ -18,6 +18,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flintmq.version import __version__
+
 if TYPE_CHECKING:
     from flintmq import errors, sync
     from flintmq.client.admin.clients import LookupdAdmin, NsqdAdmin
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
         ReqFailed,
         TouchFailed,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "App",

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from flintmq import __version__
 from flintmq.errors import FlintError, OptionError, UsageError
 from flintmq.options import Options, StartRefused, nearest, read_command, version_line
+from flintmq.version import __version__
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

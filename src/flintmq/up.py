@@ -22,7 +22,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
-from flintmq import __version__
 from flintmq.env import Env
 from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError, UsageError
 from flintmq.net import log as logs
@@ -45,6 +44,7 @@ from flintmq.options import (
     version_line,
 )
 from flintmq.storage import Files, OsFiles
+from flintmq.version import __version__
 
 DATA_PATH = "flintmq-data"
 LOOKUPD_TCP_PORT = 4160

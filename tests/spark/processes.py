@@ -68,8 +68,11 @@ class NsqdProcess:
         self._daemon.start()
 
     def kill(self) -> None:
-        """kill -9."""
-        self._daemon.kill()
+        """kill -9, unless it has ended already."""
+        if self.is_running:
+            self._daemon.kill()
+        else:
+            self._daemon.wait()
 
     def move(self) -> None:
         """Start again with the same data directory and other ports."""

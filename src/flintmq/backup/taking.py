@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from flintmq import __version__
 from flintmq.backup.live import LiveDirectory, LiveFile
 from flintmq.backup.manifest import (
     FORMAT,
@@ -53,6 +52,7 @@ from flintmq.storage.segment import (
     segment_name,
 )
 from flintmq.storage.tables import STATE
+from flintmq.version import __version__
 
 ROUNDS_MAX = 20
 """Times that everything is looked at again because topics came and went meanwhile, 0.25 s apart."""

@@ -23,11 +23,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flintmq import __version__
 from flintmq.client.core.handlers import is_async
 from flintmq.client.core.message import Discard, Message, Requeue
 from flintmq.client.options import SOURCE
 from flintmq.errors import OptionError
+from flintmq.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from flintmq import __version__
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import FLIGHT_COUNT
 from flintmq.net.loop import loop_factory
 from flintmq.options import Integer, Options, Switch, Text, option, read_command, version_line
+from flintmq.version import __version__
 
 if TYPE_CHECKING:
     from flintmq.demo.story import Story

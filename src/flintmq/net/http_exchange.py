@@ -29,10 +29,10 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from flintmq import __version__
 from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
 from flintmq.net.address import format_address
 from flintmq.net.tls_engine import reason_of
+from flintmq.version import __version__
 
 ANSWER_BYTES_MAX = 1024 * 1024
 """Size of a body, unless the caller says otherwise."""

@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from flintmq import __version__
 from flintmq.nsqadmin.pages import prepare
+from flintmq.version import __version__
 
 
 class Render:

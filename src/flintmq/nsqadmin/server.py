@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from flintmq import __version__
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net import early_stop, supervisor
@@ -31,6 +30,7 @@ from flintmq.net.tls import ServerTls, server_context
 from flintmq.nsqadmin.admin import Admin
 from flintmq.nsqadmin.app import create_app
 from flintmq.nsqadmin.options import NsqadminOptions
+from flintmq.version import __version__
 
 CONNECTION_COUNT_MAX = 1000
 REQUEST_HEAD_BYTES_MAX = 64 * 1024

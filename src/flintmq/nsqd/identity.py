@@ -11,10 +11,10 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from flintmq import __version__
 from flintmq.env import Env
 from flintmq.net.address import format_address
 from flintmq.nsqd.options import NsqdOptions, node_id_of
+from flintmq.version import __version__
 from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import PeerInfo
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from flintmq import __version__
 from flintmq.clock import Clock
 from flintmq.cluster.registration import (
     Lookup,
@@ -40,6 +39,7 @@ from flintmq.topic_meta import (
     meta_of_query,
     parse_partition,
 )
+from flintmq.version import __version__
 from flintmq.wire.identify import NSQ_VERSION
 
 _log = logging.getLogger(__name__)

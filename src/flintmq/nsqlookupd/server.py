@@ -13,7 +13,6 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flintmq import __version__
 from flintmq.cluster.registration import RegistrationDatabase
 from flintmq.cluster.state import LookupdRecord
 from flintmq.env import Env
@@ -37,6 +36,7 @@ from flintmq.nsqlookupd.http_permissions import TABLE as HTTP_PERMISSIONS
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.session import Sessions
 from flintmq.nsqlookupd.topics import TopicAdmin
+from flintmq.version import __version__
 from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import LookupdInfo
 

@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from flintmq import __version__
 from flintmq.clock import SystemClock
 from flintmq.errors import UNREADABLE_JSON, FlintError, UsageError
 from flintmq.net import http_blocking
@@ -39,6 +38,7 @@ from flintmq.pipeline.options import SPARK
 from flintmq.spark.errors import SetupError
 from flintmq.spark.home import linked_home
 from flintmq.spark.java import cache_directory, find_java_home
+from flintmq.version import __version__
 
 STATE, LOGS, WORK, LOCK = "cluster.json", "logs", "work", ".lock"
 WORKERS_MAX = 64

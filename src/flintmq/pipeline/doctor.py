@@ -17,7 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flintmq import __version__
 from flintmq.clock import SystemClock
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import Items, Switch, Text, option
@@ -26,6 +25,7 @@ from flintmq.pipeline.runner import Runner, run_command, spark_failures
 from flintmq.pipeline.streams import unfinished
 from flintmq.spark.java import JAVA_MAJOR_MIN, find_java_home, java_major
 from flintmq.spark.session_settings import COSTS, settings, unfit_pyspark
+from flintmq.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

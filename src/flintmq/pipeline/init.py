@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from flintmq import __version__
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import Options, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.options import TO, WHERE
+from flintmq.version import __version__
 
 SPEC = "spark-pipeline.yml"
 DEFAULTS = "conf/spark-defaults.conf"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from flintmq import __version__
 from flintmq.clock import SystemClock
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import SECOND, Duration, Repeated, Switch, Text, option, read_command, version_line
@@ -22,6 +21,7 @@ from flintmq.spark.offsets import Offsets
 from flintmq.spark.options import DIRECT, OFFSET, SPOOL, SourceOptions
 from flintmq.spark.spool import spooled_lag
 from flintmq.spark.survey import Surveyor
+from flintmq.version import __version__
 
 _WHAT, _HOW = "What to look at", "How it is shown"
 _HEADER = f"{'topic':<24} {'partition':>9} {'nsqd':<22} {'read':>13} {'end':>13} {'messages':>11} {'seconds':>9}"

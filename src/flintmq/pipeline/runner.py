@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flintmq import __version__
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import UNREADABLE_JSON, FlintError
 from flintmq.options import SECOND, read_command, version_line
 from flintmq.pipeline.options import JobOptions, SparkFlags, Work
+from flintmq.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import flintmq
-from flintmq import __version__
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import Choice, Options, Repeated, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.options import SPARK, pairs
 from flintmq.spark.errors import SetupError
 from flintmq.spark.java import cache_directory, find_java_home
 from flintmq.spark.session_settings import settings
+from flintmq.version import __version__
 
 ENVIRONMENT = "flintmqenv"
 SMALL = ("msgspec", "httptools", "typing_extensions")

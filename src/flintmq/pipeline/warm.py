@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flintmq import __version__
 from flintmq.clock import SystemClock
 from flintmq.options import SECOND, Duration, Options, Switch, option, read_command, version_line
 from flintmq.pipeline.options import SPARK
@@ -29,6 +28,7 @@ from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session import session
 from flintmq.spark.session_settings import QUICK_JVM_FLAGS, class_archive
+from flintmq.version import __version__
 
 _TAIL = 1500
 

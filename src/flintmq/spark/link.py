@@ -15,13 +15,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-from flintmq import __version__
 from flintmq.client.blocking.pipeline import SilentOptions
 from flintmq.client.options import ConnectionOptions, system_env
 from flintmq.client.security import SECRET_BYTES_MAX, Secret
 from flintmq.errors import ConnectionFailed, NsqdError, OptionError
 from flintmq.spark.errors import SOURCE
 from flintmq.spark.options import LinkOptions, camel
+from flintmq.version import __version__
 
 log = logging.getLogger("flintmq.spark")
 

@@ -19,10 +19,10 @@ from typing import Any, cast
 
 import msgspec
 
-from flintmq import __version__
 from flintmq.errors import RemoteProtocolError, StorageError
 from flintmq.limits import FETCH_BYTES_MAX
 from flintmq.spool.feed import Feed
+from flintmq.version import __version__
 from flintmq.wire import server as wire
 from flintmq.wire.commands import FETCH_UNVERIFIED
 from flintmq.wire.frames import error_frame, fetched_frame, keep_room_for_fetched, response_frame

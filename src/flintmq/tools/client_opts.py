@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flintmq import __version__
 from flintmq.client.options import ConnectionOptions
 from flintmq.client.security import Secret
 from flintmq.env import Env
@@ -22,6 +21,7 @@ from flintmq.net.http_auth import TokenFile
 from flintmq.options import Duration, Integer, Switch, Text, nearest
 from flintmq.options.kinds import Kind, Number
 from flintmq.tools.secret import RenewedSecret
+from flintmq.version import __version__
 from flintmq.wire.identify import NSQ_VERSION
 
 _NS_PER_S = 1_000_000_000

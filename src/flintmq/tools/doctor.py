@@ -25,7 +25,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from flintmq import __version__
 from flintmq.client.admin.health import troubles
 from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.aio.connection import Connection
@@ -51,6 +50,7 @@ from flintmq.options import (
     read_command,
     version_line,
 )
+from flintmq.version import __version__
 from flintmq.wire.client import MessageFailed, Messages
 
 PROGRAM = "flintmq doctor"

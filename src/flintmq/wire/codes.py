@@ -74,8 +74,15 @@ _ROWS = (
     Code("E_STALE_EPOCH", False, "refresh_then_retry", "flintmq", "FETCH names an epoch that is not the log's"),
 )
 
+MOVED_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST")
+"""Answers of an nsqd that is not, or not now, the one to ask about a partition."""
+
+LED_ELSEWHERE_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE")
+"""The answers of a node of a cluster, also where no partition is named, until somebody else leads."""
+
 CODES = {row.name: row for row in _ROWS}
 assert len(CODES) == len(_ROWS), "duplicate error code"
+assert CODES.keys() >= {*MOVED_CODES, *LED_ELSEWHERE_CODES}
 
 
 def is_fatal(code: str) -> bool:

@@ -70,7 +70,7 @@ class Connection(Link, asyncio.BufferedProtocol):
         host, port = split_address(address)
         timeout_s = seconds(options.connect_timeout, "connect_timeout")
         connection = cls(address, owner, options, loop)
-        handshake = connection._new_handshake(env, extended, desired_tag, once)
+        handshake = connection.new_handshake(env, extended, desired_tag, once)
         opening = Opening(handshake, partial(connection._take_over, handshake), loop, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):

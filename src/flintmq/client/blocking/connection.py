@@ -110,7 +110,7 @@ class Connection(Link):
         return connection
 
     def _open(self, env: Env, extended: bool, desired_tag: str, once: bool) -> None:
-        handshake = self._new_handshake(env, extended, desired_tag, once)
+        handshake = self.new_handshake(env, extended, desired_tag, once)
         self._stream = open_stream(handshake, self._options, self._time)
         self._begin(handshake)
 

@@ -26,12 +26,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from flintmq import __version__
 from flintmq.client.core.handshake import Handshake, refusal
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.options import MS_PER_S, ConnectionOptions, seconds, split_address
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, OptionError, TouchFailed
+from flintmq.version import __version__
 from flintmq.wire.client import (
     BROKEN,
     Broken,
@@ -152,7 +152,7 @@ class Link(ABC):
 
     # --- opening ---
 
-    def _new_handshake(self, env: Env, extended: bool = False, desired_tag: str = "", once: bool = False) -> Handshake:
+    def new_handshake(self, env: Env, extended: bool = False, desired_tag: str = "", once: bool = False) -> Handshake:
         """Return what the shell carries out before :meth:`_begin`.
 
         Args:

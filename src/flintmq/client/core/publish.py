@@ -57,12 +57,6 @@ DEADLINE_GRAIN_S = 0.05
 """Publishes whose deadlines differ by less are gathered; the earlier deadline holds for all."""
 
 BAD_MESSAGE_CODES = ("E_BAD_MESSAGE", "E_BAD_BODY")
-MOVED_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST")
-"""Answers of an nsqd that is not, or not now, the one to publish to."""
-
-LED_ELSEWHERE_CODES = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE")
-"""The answers of a node of a cluster, also where no partition is named, until somebody else leads."""
-
 CONGESTED_CODE = "E_PUB_TOO_MUCH_WAITING"
 CONGESTED_FACTOR = 10
 

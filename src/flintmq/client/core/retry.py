@@ -28,8 +28,6 @@ from flintmq.client.core.once import GAP_CODE, Writers
 from flintmq.client.core.publish import (
     CONGESTED_CODE,
     CONGESTED_FACTOR,
-    LED_ELSEWHERE_CODES,
-    MOVED_CODES,
     STALLED_SHARE,
     Failure,
     Publish,
@@ -43,6 +41,7 @@ from flintmq.client.core.routing import Routes
 from flintmq.client.security import Refusals
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NoNsqd, NsqdError, RemoteProtocolError
+from flintmq.wire.codes import LED_ELSEWHERE_CODES, MOVED_CODES
 
 _cached_partition = lru_cache(maxsize=8192, typed=True)(sharding.partition_of)
 

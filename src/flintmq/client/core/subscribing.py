@@ -23,7 +23,6 @@ from typing import Protocol
 from flintmq.client.core.flow import Flow
 from flintmq.client.core.following import Following
 from flintmq.client.core.link import Answered, Link
-from flintmq.client.core.publish import MOVED_CODES
 from flintmq.client.core.routing import Target
 from flintmq.client.core.settings import Settings
 from flintmq.client.core.start import NS_PER_S
@@ -31,6 +30,7 @@ from flintmq.client.core.timers import Timers
 from flintmq.client.core.topology import Topology
 from flintmq.client.security import Refusals
 from flintmq.errors import DiscoveryError, FlintError, NsqdError
+from flintmq.wire.codes import MOVED_CODES
 from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 
 log = logging.getLogger("flintmq.client")

@@ -32,9 +32,10 @@ from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.isolation import for_each
 from flintmq.net.tasks import tell
 from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
-from flintmq.nsqd.leadership import NOT_LEADER, NOT_WRITABLE
+from flintmq.nsqd.leadership import NOT_WRITABLE
 from flintmq.nsqd.pending_reply import PendingReply, RemoteReply
 from flintmq.wire.bodies import Kind
+from flintmq.wire.codes import MOVED_CODES
 from flintmq.wire.commands import COMMANDS, MAGIC_V2, NOP
 from flintmq.wire.extended import Stored, parse_stored
 from flintmq.wire.frames import ENDS_FRAME, ERROR, HEARTBEAT, RESPONSE, error_frame
@@ -51,7 +52,6 @@ IDLE_NS = 60_000_000_000
 """Before a connection that nothing is handed on over is closed."""
 AGAIN_S = 0.05
 """Before somebody is asked again who just refused."""
-_MOVED = frozenset((NOT_LEADER, NOT_WRITABLE, "E_TOPIC_NOT_EXIST"))
 _DELAYED = {"PUB": "DPUB", "MPUB": "MDPUB"}  # over HTTP these take a delay as well
 _FRAME = Struct(">II")
 _SIZE = Struct(">I")
@@ -327,7 +327,7 @@ class HandOn:
         try:
             return self._publish_here(event), ""
         except RemoteProtocolError as error:
-            if error.code not in _MOVED:
+            if error.code not in MOVED_CODES:
                 raise
             return None, error.detail
         except FlintError as error:
@@ -412,7 +412,7 @@ class _Run:
         left, why = [], ""
         for index, frame in zip(self.left, answers, strict=True):
             code, detail = _error_of(frame)
-            if code in _MOVED:
+            if code in MOVED_CODES:
                 left.append(index)
                 why = f"node {courier.record.node} answers {code} {detail}"
             self._found[index] = frame

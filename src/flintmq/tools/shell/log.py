@@ -22,12 +22,13 @@ from flintmq.message import FRAME_OVERHEAD_BYTES, MESSAGE_HEADER
 from flintmq.tools.shell.lines import Line, headers_of, id_text
 from flintmq.tools.shell.link import Link, NothingThere, NotOurs
 from flintmq.wire import commands
+from flintmq.wire.codes import MOVED_CODES
 from flintmq.wire.extended import split_body, split_id
 
 FETCH_BYTES = 1024 * 1024
 _ANSWER_BYTES_MAX = 80 * 1024 * 1024
 _NEXT = Struct(">Q")
-_MOVED = ("E_STALE_EPOCH", "E_TOPIC_NOT_EXIST", "E_FAILED_ON_NOT_LEADER")
+_MOVED = (*MOVED_CODES, "E_STALE_EPOCH")
 
 
 @dataclass(frozen=True, slots=True)
