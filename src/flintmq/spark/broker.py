@@ -93,7 +93,7 @@ class BatchBuffer:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._memory = memoryview(bytearray(capacity + PAD_BYTES))
+        self._memory = _uninitialised(capacity + PAD_BYTES)
         self.size = 0
 
     def clear(self) -> None:
@@ -104,7 +104,7 @@ class BatchBuffer:
         """Make room for ``size`` more bytes and return it."""
         end = self.size + size
         if end + PAD_BYTES > len(self._memory):
-            larger = memoryview(bytearray(end + PAD_BYTES))
+            larger = _uninitialised(end + PAD_BYTES)
             larger[: self.size] = self._memory[: self.size]
             self._memory = larger
         room = self._memory[self.size : end]
@@ -120,6 +120,13 @@ class BatchBuffer:
     def padded(self) -> memoryview:
         """The content followed by at least ``PAD_BYTES`` bytes of any content."""
         return self._memory[: self.size + PAD_BYTES]
+
+
+def _uninitialised(size: int) -> memoryview:
+    """Return memory that is not touched before it is used: zeroing 8 MiB costs each task 0.4 ms and more."""
+    import numpy as np  # executors have it; who only plans does without
+
+    return np.empty(size, np.uint8).data
 
 
 class NotByOffset(NsqdError):

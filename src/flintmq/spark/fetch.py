@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -65,9 +66,14 @@ class RangeReader:
         self._decoder: Decoder | None = None
         self._decodes_of = ""
         self._has_failed = False
+        self._sleep = sleep
+
+    @cached_property
+    def _surveyor(self) -> Surveyor:
+        """Finds the log again; made when it is not where it was planned, as few tasks need it."""
         # nsqlookupd is asked once for each of our own attempts
-        only = replace(options, topic=wanted.topic, topics=(), topic_pattern="", retries=0)
-        self._surveyor = Surveyor(only, sleep=sleep)
+        only = replace(self._options, topic=self._wanted.topic, topics=(), topic_pattern="", retries=0)
+        return Surveyor(only, sleep=self._sleep)
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages of the range in order.
