@@ -68,10 +68,11 @@ FLOORS_VERSION = 2
 """Of peers, from which on they know :class:`Floors`."""
 STREAM_MAX = (1 << 31) - 1
 BLOCK_BYTES = 1024 * 1024 + 64 * 1024
-"""Of a block that a reader has the kernel fill: a chunk of a log, as leaders send it at most, with what is around it.
-Where less comes at a time only its beginning is touched, which stays in the cache of the core."""
+"""Of the largest block that is used again: a chunk of a log, as leaders send it at most, with what is around it. Where
+less comes at a time only its beginning is touched, which stays in the cache of the core."""
 SPARE_MAX = 2
 """Blocks that are kept for the next reader that needs one."""
+_BLOCK_BYTES_MIN = 64 * 1024
 _SPACE_MIN = 16 * 1024
 
 _SIZES = Struct(">II")
@@ -447,7 +448,7 @@ class PeerReader:
 
     Args:
         is_trusted: the peer has shown who it is; until then frames are small (:meth:`trust`).
-        spare: blocks of ``BLOCK_BYTES`` for all readers of a loop, of which it keeps ``SPARE_MAX``; default: none.
+        spare: blocks for all readers of a loop, of which the ``SPARE_MAX`` largest are kept; None: none is.
     """
 
     def __init__(self, is_trusted: bool = False, spare: list[bytearray] | None = None) -> None:
@@ -472,7 +473,7 @@ class PeerReader:
     def space(self) -> memoryview:
         """Return where the next bytes may be put; tell then how many were (:meth:`filled`), and take all frames."""
         missing = self._needed - self.pending_bytes
-        self._make_room(missing if missing > 0 else _SPACE_MIN)
+        self._make_room(min(missing, _SPACE_MIN) if missing > 0 else _SPACE_MIN)
         return memoryview(self._block)[self._end :]
 
     def filled(self, count: int) -> None:
@@ -520,32 +521,41 @@ class PeerReader:
         return frame, view[end - body_size : end]
 
     def _make_room(self, count: int) -> None:
-        """Have room for so many bytes behind what waits, and for the rest of a frame whose size is known."""
+        """Have room for so many bytes behind what waits; for the rest of a frame whose size is known as soon as may be.
+
+        A block is never more than twice as large as what has come: a size may be a lie.
+        """
         waiting = self._end - self._at
-        wanted = max(waiting + count, self._needed)
-        if self._at + wanted <= len(self._block):
+        least = waiting + count
+        best = max(least, self._needed)
+        if self._at + best <= len(self._block):
             return
-        here = memoryview(self._block)[self._at : self._end]
-        if wanted <= len(self._block):
-            self._block[:waiting] = here
+        view = memoryview(self._block)
+        if best <= len(self._block):
+            view[:waiting] = view[self._at : self._end]  # a view's slices may overlap, a bytearray's may not
+        elif self._at + least <= len(self._block):
+            return
         else:
-            grown = self._new_block(wanted)
-            grown[:waiting] = here
+            grown = self._new_block(least, best)
+            grown[:waiting] = view[self._at : self._end]
             self._leave_block()
             self._block = grown
         self._at, self._end = 0, waiting
 
-    def _new_block(self, wanted: int) -> bytearray:
+    def _new_block(self, least: int, best: int) -> bytearray:
         if self._spare is None:
-            return bytearray(wanted)
-        if self._spare and wanted <= BLOCK_BYTES:
+            return bytearray(min(best, 2 * least))
+        if self._spare and len(self._spare[-1]) >= least:
             return self._spare.pop()
-        return bytearray(max(wanted, BLOCK_BYTES))
+        return bytearray(min(max(best, BLOCK_BYTES), max(2 * least, _BLOCK_BYTES_MIN)))
 
     def _leave_block(self) -> None:
-        spare, block = self._spare, self._block
-        if spare is not None and len(block) == BLOCK_BYTES and len(spare) < SPARE_MAX:
-            spare.append(block)
+        """Hold no memory any more; the largest blocks are kept for the next reader."""
+        spare = self._spare
+        if spare is not None and 0 < len(self._block) <= BLOCK_BYTES:
+            spare.append(self._block)
+            spare.sort(key=len)
+            del spare[:-SPARE_MAX]
         self._block = bytearray()
         self._at = self._end = 0
 
